@@ -1,0 +1,58 @@
+"""Kafka's error codes that the proxy speaks, and what may go wrong with bytes from a peer."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ErrorCode(IntEnum):
+    """Kafka's numbers (`org.apache.kafka.common.protocol.Errors`), those that this project names."""
+
+    UNKNOWN_SERVER_ERROR = -1
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
+    REPLICA_NOT_AVAILABLE = 9
+    COORDINATOR_LOAD_IN_PROGRESS = 14
+    COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
+    TOPIC_AUTHORIZATION_FAILED = 29
+    UNSUPPORTED_VERSION = 35
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_CONFIG = 40
+    INVALID_REQUEST = 42
+    POLICY_VIOLATION = 44
+    KAFKA_STORAGE_ERROR = 56
+    FETCH_SESSION_ID_NOT_FOUND = 70
+    INVALID_FETCH_SESSION_EPOCH = 71
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 75
+    UNSUPPORTED_COMPRESSION_TYPE = 76
+    OFFSET_NOT_AVAILABLE = 78
+    UNKNOWN_TOPIC_ID = 100
+    INCONSISTENT_TOPIC_ID = 103
+    FETCH_SESSION_TOPIC_ID_ERROR = 106
+
+
+class ProtocolError(Exception):
+    """The bytes break the protocol; the connection that sent them cannot go on."""
+
+
+class TruncatedError(ProtocolError):
+    """A field runs past the end of its message."""
+
+
+class FrameSizeError(ProtocolError):
+    """A frame's length is negative or above the limit."""
+
+
+class LimitExceededError(ProtocolError):
+    """An array or a tagged section announces more entries than Kafka accepts, or than bytes remain for."""
+
+
+class CorruptBatchError(ProtocolError):
+    """A record batch whose length, magic or CRC is wrong. Its bytes must not travel on."""

@@ -1,0 +1,1 @@
+"""Sockets, order and policy: the Kafka-protocol proxy and its command `tidegate`."""

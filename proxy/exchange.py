@@ -1,0 +1,91 @@
+"""The seam between a connection and the handlers: one request, what goes upstream for it, what the client gets.
+
+The connection keeps order and back-pressure; a handler keeps Kafka's semantics. A handler's two calls are synchronous,
+so that frames leave in the order they came and the common case costs no task; only an answer that must wait is a
+coroutine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from protocol.primitives import Buffer
+
+Buffers = Sequence[Buffer]
+
+
+@dataclass(slots=True)
+class Request:
+    """A client's request frame. `frame` is the payload without the length prefix; the connection gives up ownership."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    frame: bytes
+    received_at_ms: int
+    """The injected clock's monotonic milliseconds."""
+
+
+class ResponsePatcher(Protocol):
+    """Patches a response while it streams, by equal length."""
+
+    def feed(self, data: memoryview) -> Buffers:
+        """Bytes of the payload as they arrive; returns what may leave now. Buffers may alias `data`."""
+
+
+class Exchange(Protocol):
+    """What a handler may ask of the connection while it works on one request."""
+
+    request: Request
+    connection_id: int
+    node_id: int | None
+    """The broker at the other end; None on the bootstrap port."""
+
+    def try_forward(self, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
+        """Sends one more request of ours on this connection; awaits its response payload (the correlation id is ours).
+
+        None when later requests of the client were sent upstream already: their responses would have to be overtaken.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The client is answered without the broker; `payload` starts with the response header."""
+
+    payload: Buffers
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """`frame` (payload without length) goes upstream.
+
+    `hold_bytes`: responses up to this size are collected and given to `on_response`; larger ones stream through
+    `patcher`, or untouched when there is none. `None` holds whatever its size. `no_response`: Produce with acks=0.
+    """
+
+    frame: Buffer
+    hold_bytes: int | None = 0
+    patcher: ResponsePatcher | None = None
+    no_response: bool = False
+
+
+class Handler(Protocol):
+    """One decoded API. Stateless but for what its constructor was given; per-request state is in `HandlerState`."""
+
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+        """What to do with the request. Raises `ProtocolError` for bytes that cannot be read: the connection closes."""
+
+
+class HandlerState(Protocol):
+    """One request under way."""
+
+    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
+        """The broker's held response payload in, the client's out.
+
+        A coroutine is run as a task, cancelled on disconnect; `response` stays valid until it ends."""
+
+    def on_abandoned(self) -> None:
+        """The client or the broker went away before the response: release what the request holds. Called at most once,
+        and never after `on_response` returned buffers."""

@@ -1,0 +1,68 @@
+"""What may go wrong with the remote log. `retriable` says whether the same call may succeed later, unchanged."""
+
+from __future__ import annotations
+
+
+class RemoteLogError(Exception):
+    """The root of this layer's errors."""
+
+    retriable = False
+
+
+class RemoteStorageError(RemoteLogError):
+    """The store refused or failed."""
+
+
+class RetriableRemoteStorageError(RemoteStorageError):
+    """The store is slow, throttling or unreachable: try again with backoff."""
+
+    retriable = True
+
+
+class RemoteResourceNotFoundError(RemoteStorageError):
+    """The object does not exist, or a store that is eventually consistent does not show it yet."""
+
+    retriable = True
+
+
+class CorruptSegmentError(RemoteStorageError):
+    """Stored bytes do not match their checksum. They are never served."""
+
+
+class RemoteLogMetadataError(RemoteLogError):
+    """A metadata record could not be written or read."""
+
+
+class RemoteLogMetadataNotReadyError(RemoteLogMetadataError):
+    """The metadata topic has not been read far enough to answer."""
+
+    retriable = True
+
+
+class OwnershipLostError(RemoteLogMetadataError):
+    """This process no longer owns the metadata partition: a newer member or a newer producer epoch exists."""
+
+
+class InvalidTransitionError(RemoteLogMetadataError):
+    """A segment's or partition's state cannot move this way (semantics 11.2)."""
+
+
+class CustomMetadataTooLargeError(RemoteLogError):
+    """Custom metadata above remote.log.metadata.custom.metadata.max.bytes (KIP-917)."""
+
+
+class LogDivergedError(RemoteLogError):
+    """The leader's log does not continue what has been copied (semantics 6.5). Nothing may be deleted."""
+
+
+class OffsetGapError(RemoteLogError):
+    """Offsets between the remote end and the local log start exist nowhere any more (DESIGN, safety rule 5)."""
+
+
+class BrokerError(RemoteLogError):
+    """A broker answered with an error code, or could not be reached."""
+
+    def __init__(self, message: str, code: int | None = None, *, retriable: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.retriable = retriable

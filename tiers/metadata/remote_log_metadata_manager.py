@@ -1,0 +1,97 @@
+"""`RemoteLogMetadataManager` (KIP-405): strongly consistent metadata of remote segments. Third parties may add one.
+
+Reads are local and synchronous (the materialised state), writes go to the metadata topic. Rules:
+
+* A write returns after this process's own read_committed reader has seen it: read your writes.
+* A write by a process that lost the partition's ownership raises `OwnershipLostError` and is not visible to anybody.
+* Offsets: `start_offset` and `end_offset` are inclusive. Only COPY_SEGMENT_FINISHED segments answer offset look-ups.
+* Every process reads every metadata partition; `ensure_fresh` says how old the answer may be (DESIGN, safety rule 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+from uuid import UUID
+
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import (
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    RemotePartitionDeleteMetadata,
+)
+
+
+class RemoteLogMetadataReader(Protocol):
+    """The reading half: what followers, handlers and the reader need."""
+
+    async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
+        """Returns once the partition's metadata was read to its high watermark at most `max_age_ms` ago.
+
+        Raises `RemoteLogMetadataNotReadyError` after `timeout_ms`. Returns at once when it is fresh already.
+        """
+
+    def is_fresh(self, partition: TopicIdPartition, max_age_ms: int) -> bool:
+        """The same question without waiting."""
+
+    def remote_log_segment_metadata(
+        self, partition: TopicIdPartition, offset: int, leader_epoch: int | None = None
+    ) -> RemoteLogSegmentMetadata | None:
+        """The readable segment that holds `offset` (of that leader epoch, if given), else None."""
+
+    def next_segment(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
+        """The readable segment with the smallest `end_offset` >= `offset`, else None: it may start above `offset`."""
+
+    def remote_log_segment_metadata_by_id(self, segment_id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
+        """The segment in whatever state, None when unknown or DELETE_SEGMENT_FINISHED."""
+
+    def list_remote_log_segments(
+        self, partition: TopicIdPartition, min_offset: int = 0
+    ) -> Iterator[RemoteLogSegmentMetadata]:
+        """Segments in the states 0, 1 and 2 with `end_offset` >= `min_offset`, by ascending start offset."""
+
+    def earliest_offset(self, partition: TopicIdPartition) -> int | None:
+        """The start offset of the first readable segment, None when there is none."""
+
+    def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
+        """The inclusive end of the last readable segment (Ry), None when there is none."""
+
+    def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
+        """The highest end offset that was ever COPY_SEGMENT_FINISHED in `leader_epoch`; deletes do not lower it."""
+
+    def log_start_offset(self, partition: TopicIdPartition) -> int | None:
+        """The tier's log start offset: the maximum of what was recorded, None when the partition was never tiered."""
+
+    def is_tiered(self, topic_id: UUID) -> bool:
+        """Whether any metadata of this topic is known."""
+
+    def partitions(self) -> list[TopicIdPartition]:
+        """Every user partition with metadata."""
+
+
+class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
+    """The writing half: the owner's tasks, and any proxy for the log start offset."""
+
+    async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
+        """Writes a new segment; its state must be COPY_SEGMENT_STARTED."""
+
+    async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
+        """Moves a known segment to a later state; `InvalidTransitionError` when it cannot move there."""
+
+    async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
+        """Moves the deletion of a partition forward."""
+
+    async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
+        """Records that nothing below `offset` exists for clients; never lowers. Needs no ownership."""
+
+    def owns(self, partition: TopicIdPartition) -> bool:
+        """Whether this process is the owner now: caught up, not fenced, its membership confirmed less than 2 s ago."""
+
+    def seen_at_ms(self, segment_id: RemoteLogSegmentId) -> int | None:
+        """When (monotonic clock, ms) this process's reader saw the segment become COPY_SEGMENT_FINISHED; None: not yet.
+
+        A segment read from the saved state counts as seen when the state was opened."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...

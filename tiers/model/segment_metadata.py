@@ -1,0 +1,77 @@
+"""What the metadata topic says of a remote log segment (KIP-405, KIP-917): the events and the folded value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderEpochEntry:
+    """Leader epoch `epoch` begins at `start_offset`; the first of a segment is clipped to the segment's start."""
+
+    epoch: int
+    start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteLogSegmentMetadata:
+    """One segment. `end_offset` is inclusive. `segment_leader_epochs` is ascending and not empty."""
+
+    segment_id: RemoteLogSegmentId
+    start_offset: int
+    end_offset: int
+    broker_id: int
+    max_timestamp_ms: int
+    event_timestamp_ms: int
+    segment_leader_epochs: tuple[LeaderEpochEntry, ...]
+    segment_size_bytes: int
+    state: RemoteLogSegmentState
+    custom_metadata: bytes | None = None
+    txn_index_empty: bool = False
+
+    @property
+    def topic_id_partition(self) -> TopicIdPartition:
+        return self.segment_id.topic_id_partition
+
+    def with_update(self, update: RemoteLogSegmentMetadataUpdate) -> RemoteLogSegmentMetadata:
+        return replace(
+            self,
+            state=update.state,
+            broker_id=update.broker_id,
+            event_timestamp_ms=update.event_timestamp_ms,
+            custom_metadata=update.custom_metadata if update.custom_metadata is not None else self.custom_metadata,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteLogSegmentMetadataUpdate:
+    """A later state of a known segment; repeats the custom metadata, for the record before it may be compacted away."""
+
+    segment_id: RemoteLogSegmentId
+    broker_id: int
+    event_timestamp_ms: int
+    state: RemoteLogSegmentState
+    custom_metadata: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePartitionDeleteMetadata:
+    """The deletion of a whole partition: its topic was deleted."""
+
+    topic_id_partition: TopicIdPartition
+    broker_id: int
+    event_timestamp_ms: int
+    state: RemotePartitionDeleteState
+
+
+@dataclass(frozen=True, slots=True)
+class LogStartOffsetUpdate:
+    """Our own record type: nothing below `log_start_offset` exists for clients any more. Folded by maximum."""
+
+    topic_id_partition: TopicIdPartition
+    writer: str
+    event_timestamp_ms: int
+    log_start_offset: int

@@ -1,0 +1,83 @@
+"""`RemoteStorageManager` (KIP-405, KIP-917): the life of a segment's objects in a store. Third parties may add one.
+
+Rules that every implementation keeps, and the contract test checks:
+
+* A segment has two objects, `<key>.log` and `<key>.indexes`; the second is written last. Nothing else is written.
+* The key holds the segment's uuid, new for every attempt, so no copy ever overwrites another's objects.
+* Ranges are positions in the stored `.log` object; both ends are inclusive; an end past the object is clamped.
+* A missing object is `RemoteResourceNotFoundError`, a refusal for good (credentials, bucket) `RemoteStorageError`, all
+  else that may heal `RetriableRemoteStorageError`. No other exception leaves an implementation.
+* Not promised: a listing right after a write. Nothing on the copy, read or delete path lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class LogSegmentData:
+    """What `copy_log_segment_data` stores: a file of concatenated record batches, and the `.indexes` object's bytes."""
+
+    log_segment: Path
+    indexes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """One line of a listing; `key` is relative to the store's prefix."""
+
+    key: str
+    size_bytes: int
+
+
+class RemoteStorageManager(Protocol):
+    """Constructed with its settings, found by entry point `tidegate.remote_storage_manager`."""
+
+    async def open(self) -> None:
+        """Connects; called once, on the loop that will use it."""
+
+    async def check(self) -> None:
+        """Proves that objects can be written, read and deleted; raises an error that names what to change."""
+
+    async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+        """Stores both objects durably, `.log` first. Idempotent per uuid: a second call with the same data succeeds.
+
+        Returns custom metadata (KIP-917) to be kept with the segment, or None.
+        """
+
+    async def fetch_log_segment(
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+    ) -> memoryview:
+        """The stored bytes `[start_position, end_position]` of `.log`; the caller owns the buffer.
+
+        `start_position` at or past the end gives an empty view; `end_position` is clamped to the object.
+        """
+
+    async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
+        """The whole `.indexes` object."""
+
+    async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
+        """Removes both objects, `.indexes` first, and multipart leftovers of this uuid. True when nothing is left,
+        also when nothing was there; False when the store did not confirm it."""
+
+    async def put_object(self, key: str, data: bytes) -> None:
+        """Writes or replaces a small object (partition manifests)."""
+
+    async def get_object(self, key: str) -> bytes:
+        """Reads a small object."""
+
+    def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
+        """Every object under `prefix`; costs money: for `rebuild` and `orphans` alone."""
+
+    async def close(self) -> None:
+        """Releases connections; safe to call twice."""
+
+
+class RemoteStorageManagerFactory(Protocol):
+    def __call__(self, settings: Mapping[str, str]) -> RemoteStorageManager: ...
