@@ -20,6 +20,7 @@ from tiers.model.segment_metadata import (
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
 )
+from tiers.model.segment_state import RemotePartitionDeleteState
 
 
 class RemoteLogMetadataReader(Protocol):
@@ -40,7 +41,7 @@ class RemoteLogMetadataReader(Protocol):
         """The readable segment that holds `offset` (of that leader epoch, if given), else None."""
 
     def next_segment(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
-        """The readable segment with the smallest `end_offset` >= `offset`, else None: it may start above `offset`."""
+        """The readable segment that holds `offset`, else the first one above it, else None."""
 
     def remote_log_segment_metadata_by_id(self, segment_id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
         """The segment in whatever state, None when unknown or DELETE_SEGMENT_FINISHED."""
@@ -60,7 +61,10 @@ class RemoteLogMetadataReader(Protocol):
         """The highest end offset that was ever COPY_SEGMENT_FINISHED in `leader_epoch`; deletes do not lower it."""
 
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
-        """The tier's log start offset: the maximum of what was recorded, None when the partition was never tiered."""
+        """The tier's log start offset: the maximum of what was recorded; when nothing was, `earliest_offset`."""
+
+    def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
+        """How far the deletion of the whole partition has come, None when it was never asked for."""
 
     def is_tiered(self, topic_id: UUID) -> bool:
         """Whether any metadata of this topic is known."""

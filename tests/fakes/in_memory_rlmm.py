@@ -1,0 +1,198 @@
+"""`RemoteLogMetadataManager` in plain dictionaries: for unit tests, and the naive model of the materialised state.
+
+Every answer is computed from the list of all segments, in the obvious way. Knobs: `fresh`, `owned`, `fail_writes`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogMetadataNotReadyError
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import (
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    RemotePartitionDeleteMetadata,
+)
+from tiers.model.segment_state import (
+    RemoteLogSegmentState,
+    RemotePartitionDeleteState,
+    is_valid_partition_transition,
+    is_valid_transition,
+)
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+@dataclass
+class InMemoryRemoteLogMetadataManager:
+    clock_ms: Callable[[], int] = _monotonic_ms
+    wall_clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    fresh: bool = True
+    owned: bool = True
+    fail_writes: Exception | None = None
+    segments: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = field(default_factory=dict)
+    finish_order: dict[RemoteLogSegmentId, int] = field(default_factory=dict)
+    highest_offsets: dict[tuple[TopicIdPartition, int], int] = field(default_factory=dict)
+    log_starts: dict[TopicIdPartition, int] = field(default_factory=dict)
+    deletions: dict[TopicIdPartition, RemotePartitionDeleteState] = field(default_factory=dict)
+    seen: dict[RemoteLogSegmentId, int] = field(default_factory=dict)
+    written: int = 0
+
+    async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
+        if not self.fresh:
+            raise RemoteLogMetadataNotReadyError(f"metadata of {partition} is not fresh")
+
+    def is_fresh(self, partition: TopicIdPartition, max_age_ms: int) -> bool:
+        return self.fresh
+
+    def _readable(self, partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
+        return [
+            segment
+            for segment in self.segments.values()
+            if segment.topic_id_partition == partition and segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+        ]
+
+    def remote_log_segment_metadata(
+        self, partition: TopicIdPartition, offset: int, leader_epoch: int | None = None
+    ) -> RemoteLogSegmentMetadata | None:
+        holders = [
+            segment
+            for segment in self._readable(partition)
+            if segment.start_offset <= offset <= segment.end_offset
+            and (leader_epoch is None or _epoch_at(segment, offset) == leader_epoch)
+        ]
+        return max(holders, key=lambda segment: self.finish_order[segment.segment_id], default=None)
+
+    def next_segment(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
+        later = [segment.start_offset for segment in self._readable(partition) if segment.end_offset >= offset]
+        if not later:
+            return None
+        return self.remote_log_segment_metadata(partition, max(offset, min(later)))
+
+    def remote_log_segment_metadata_by_id(self, segment_id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
+        return self.segments.get(segment_id)
+
+    def list_remote_log_segments(
+        self, partition: TopicIdPartition, min_offset: int = 0
+    ) -> Iterator[RemoteLogSegmentMetadata]:
+        found = [
+            segment
+            for segment in self.segments.values()
+            if segment.topic_id_partition == partition and segment.end_offset >= min_offset
+        ]
+        return iter(sorted(found, key=lambda segment: (segment.start_offset, segment.segment_id.id.bytes)))
+
+    def earliest_offset(self, partition: TopicIdPartition) -> int | None:
+        return min((segment.start_offset for segment in self._readable(partition)), default=None)
+
+    def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
+        return max((segment.end_offset for segment in self._readable(partition)), default=None)
+
+    def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
+        return self.highest_offsets.get((partition, leader_epoch))
+
+    def log_start_offset(self, partition: TopicIdPartition) -> int | None:
+        recorded = self.log_starts.get(partition)
+        return self.earliest_offset(partition) if recorded is None else recorded
+
+    def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
+        return self.deletions.get(partition)
+
+    def is_tiered(self, topic_id: UUID) -> bool:
+        return any(partition.topic_id == topic_id for partition in self.partitions())
+
+    def partitions(self) -> list[TopicIdPartition]:
+        known = {segment.topic_id_partition for segment in self.segments.values()} | set(self.log_starts)
+        known |= {
+            partition
+            for partition, state in self.deletions.items()
+            if state is not RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
+        }
+        return sorted(known, key=lambda partition: (partition.topic_id.bytes, partition.partition))
+
+    async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
+        if metadata.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+            raise InvalidTransitionError(f"a new segment cannot be {metadata.state.name}")
+        known = self.segments.get(metadata.segment_id)
+        if known is not None and known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+            raise InvalidTransitionError(f"the segment is {known.state.name} already")
+        self._write(metadata.topic_id_partition)
+        self.segments[metadata.segment_id] = replace(metadata, event_timestamp_ms=self.wall_clock_ms())
+
+    async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
+        known = self.segments.get(update.segment_id)
+        if (
+            update.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
+            or known is None
+            or not is_valid_transition(known.state, update.state)
+        ):
+            source = None if known is None else known.state.name
+            raise InvalidTransitionError(f"from {source} to {update.state.name}")
+        self._write(update.segment_id.topic_id_partition)
+        moved = known.with_update(replace(update, event_timestamp_ms=self.wall_clock_ms()))
+        if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
+            del self.segments[update.segment_id]
+            return
+        self.segments[update.segment_id] = moved
+        if update.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+            self.finish_order[update.segment_id] = self.written
+            self.seen.setdefault(update.segment_id, self.clock_ms())
+            for epoch, end_offset in _epoch_ends(moved):
+                key = (moved.topic_id_partition, epoch)
+                self.highest_offsets[key] = max(end_offset, self.highest_offsets.get(key, -1))
+
+    async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
+        partition = metadata.topic_id_partition
+        known = self.deletions.get(partition)
+        if not is_valid_partition_transition(known, metadata.state):
+            raise InvalidTransitionError(f"from {known} to {metadata.state.name}")
+        self._write(partition)
+        self.deletions[partition] = metadata.state
+        if metadata.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
+            self.segments = {
+                key: segment for key, segment in self.segments.items() if segment.topic_id_partition != partition
+            }
+            self.highest_offsets = {key: end for key, end in self.highest_offsets.items() if key[0] != partition}
+            self.log_starts.pop(partition, None)
+
+    async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
+        if self.fail_writes is not None:
+            raise self.fail_writes
+        self.written += 1
+        self.log_starts[partition] = max(offset, self.log_starts.get(partition, offset))
+
+    def owns(self, partition: TopicIdPartition) -> bool:
+        return self.owned
+
+    def seen_at_ms(self, segment_id: RemoteLogSegmentId) -> int | None:
+        return self.seen.get(segment_id)
+
+    async def open(self) -> None:
+        return
+
+    async def close(self) -> None:
+        return
+
+    def _write(self, partition: TopicIdPartition) -> None:
+        if self.fail_writes is not None:
+            raise self.fail_writes
+        if not self.owned:
+            raise OwnershipLostError(f"{partition} is owned by another member")
+        self.written += 1
+
+
+def _epoch_at(segment: RemoteLogSegmentMetadata, offset: int) -> int:
+    return max(entry.epoch for entry in segment.segment_leader_epochs if entry.start_offset <= offset)
+
+
+def _epoch_ends(segment: RemoteLogSegmentMetadata) -> Iterator[tuple[int, int]]:
+    epochs = segment.segment_leader_epochs
+    for index, entry in enumerate(epochs):
+        last = index + 1 == len(epochs)
+        yield entry.epoch, segment.end_offset if last else epochs[index + 1].start_offset - 1
