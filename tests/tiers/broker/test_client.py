@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+import pytest
+from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
+
+from protocol.errors import ErrorCode
+from tests.fakes.fake_broker import FakeBroker
+from tiers.broker.client import BrokerClient
+from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
+from tiers.errors import BrokerError
+from tiers.model.ids import TopicIdPartition
+
+TOPIC_ID = UUID(int=7)
+ORDERS = TopicMetadata(
+    "orders",
+    TOPIC_ID,
+    {0: PartitionMetadata(0, 1, 5, (1, 2), (1,)), 1: PartitionMetadata(1, -1, 3, (2,), (), error=5)},
+)
+
+
+def client_of(*brokers: FakeBroker, **settings: Any) -> BrokerClient:
+    addresses = [("127.0.0.1", broker.port) for broker in brokers]
+    return BrokerClient(addresses, client_id="test", request_timeout_ms=5000, jitter=lambda: 0.0, **settings)
+
+
+async def test_metadata_is_read_as_the_broker_says() -> None:
+    async with FakeBroker() as broker:
+        broker.topics = [ORDERS]
+        client = client_of(broker)
+        await client.open()
+        metadata = await client.metadata()
+        await client.close()
+    assert metadata.cluster_id == "cluster"
+    assert metadata.brokers[1].port == broker.port
+    assert metadata.topics == {"orders": ORDERS}
+    assert metadata.partition(TopicIdPartition(TOPIC_ID, 0)) == ORDERS.partitions[0]
+    assert metadata.partition(TopicIdPartition(UUID(int=8), 0, "orders")) is None
+
+
+async def test_callers_share_one_refresh() -> None:
+    async with FakeBroker() as broker:
+        client = client_of(broker, clock_ms=lambda: 1000)
+        answers = await asyncio.gather(*(client.metadata(0) for _ in range(5)))
+        await client.close()
+    assert len({id(answer) for answer in answers}) == 1
+    assert len(broker.received(MetadataRequest)) == 1
+
+
+async def test_leader_is_found_by_topic_id() -> None:
+    async with FakeBroker() as broker:
+        broker.topics = [ORDERS]
+        client = client_of(broker)
+        assert await client.leader_of(TopicIdPartition(TOPIC_ID, 0)) == (1, 5)
+        with pytest.raises(BrokerError) as no_leader:
+            await client.leader_of(TopicIdPartition(TOPIC_ID, 1))
+        with pytest.raises(BrokerError) as recreated:
+            await client.leader_of(TopicIdPartition(UUID(int=8), 0, "orders"))
+        await client.close()
+    assert (no_leader.value.code, no_leader.value.retriable) == (ErrorCode.LEADER_NOT_AVAILABLE, True)
+    assert recreated.value.code == ErrorCode.UNKNOWN_TOPIC_ID
+
+
+async def test_an_old_broker_is_asked_again_in_the_version_it_knows() -> None:
+    async with FakeBroker() as broker:
+        broker.versions[ApiVersionsRequest.API_KEY] = (0, 2)
+        client = client_of(broker)
+        await client.open()
+        await client.close()
+    assert [request.version for request in broker.received(ApiVersionsRequest)] == [2]
+
+
+async def test_a_version_that_the_broker_lacks_is_an_error_for_good() -> None:
+    async with FakeBroker() as broker:
+        broker.versions[MetadataRequest.API_KEY] = (0, 9)
+        client = client_of(broker)
+        with pytest.raises(BrokerError) as error:
+            await client.open()
+        await client.close()
+    assert (error.value.code, error.value.retriable) == (ErrorCode.UNSUPPORTED_VERSION, False)
+
+
+async def test_a_lost_connection_fails_what_is_under_way_and_the_next_request_opens_another() -> None:
+    async with FakeBroker() as broker:
+        client = client_of(broker)
+        await client.open()
+        answer, asked = broker.answers[MetadataRequest.API_KEY], asyncio.Event()
+
+        async def never(request: Any) -> Any:
+            asked.set()
+            await asyncio.Event().wait()
+
+        broker.answers[MetadataRequest.API_KEY] = never
+        async with asyncio.TaskGroup() as tasks:
+            pending = [tasks.create_task(failure_of(client.request(1, MetadataRequest(topics=None)))) for _ in range(3)]
+            await asked.wait()
+            broker.drop_connections()
+        assert [(await error).retriable for error in pending] == [True] * 3
+
+        broker.answers[MetadataRequest.API_KEY] = answer
+        response = await client.request(1, MetadataRequest(topics=None))
+        await client.close()
+    assert response.cluster_id == "cluster"
+    assert broker.connections == 2
+
+
+async def test_an_abandoned_request_keeps_its_place_and_its_late_answer_is_dropped() -> None:
+    async with FakeBroker() as broker:
+        client = client_of(broker)
+        await client.open()
+        answer, asked, go_on = broker.answers[MetadataRequest.API_KEY], asyncio.Event(), asyncio.Event()
+
+        async def late(request: Any) -> Any:
+            asked.set()
+            await go_on.wait()
+            return await answer(request)
+
+        broker.answers[MetadataRequest.API_KEY] = late
+        async with asyncio.TaskGroup() as tasks:
+            abandoned = tasks.create_task(client.request(1, MetadataRequest(topics=None)))
+            await asked.wait()
+            second = tasks.create_task(client.request(1, MetadataRequest(topics=None), max_version=10))
+            abandoned.cancel()
+            go_on.set()
+        assert (await second).cluster_id == "cluster"
+        await client.close()
+    assert broker.connections == 1
+
+
+async def test_a_silent_broker_is_given_up_at_the_deadline() -> None:
+    async with FakeBroker() as broker:
+        client = client_of(broker)
+        await client.open()
+
+        async def never(request: Any) -> Any:
+            await asyncio.Event().wait()
+
+        broker.answers[MetadataRequest.API_KEY] = never
+        error = await failure_of(client.request(1, MetadataRequest(topics=None), 20))
+        await client.close()
+    assert error.retriable
+
+
+async def test_a_long_poll_has_a_lane_of_its_own() -> None:
+    async with FakeBroker() as broker:
+        client = client_of(broker)
+        await client.open()
+        answer, asked, go_on = broker.answers[MetadataRequest.API_KEY], asyncio.Event(), asyncio.Event()
+
+        async def slow(request: Any) -> Any:
+            asked.set()
+            await go_on.wait()
+            return await answer(request)
+
+        broker.answers[MetadataRequest.API_KEY] = slow
+        async with asyncio.TaskGroup() as tasks:
+            poll = tasks.create_task(client.request(1, MetadataRequest(topics=None), lane="poll"))
+            await asked.wait()
+            broker.answers[MetadataRequest.API_KEY] = answer
+            await client.request(1, MetadataRequest(topics=None))
+            assert not poll.done()
+            go_on.set()
+        await client.close()
+    assert broker.connections == 2
+
+
+async def test_any_broker_will_do_when_the_first_is_down() -> None:
+    async with FakeBroker(1) as down, FakeBroker(2) as up:
+        await down.stop()
+        client = client_of(down, up)
+        await client.open()
+        metadata = await client.metadata()
+        await client.close()
+        await down.start()
+    assert metadata.controller_id == 2
+
+
+async def test_no_broker_at_all_is_retriable() -> None:
+    async with FakeBroker() as down:
+        await down.stop()
+        client = client_of(down)
+        assert (await failure_of(client.open())).retriable
+        await client.close()
+        await down.start()
+
+
+async def test_bytes_that_are_no_response_end_the_connection() -> None:
+    async with FakeBroker() as broker:
+        client = client_of(broker)
+        await client.open()
+        broker.correlation_skew = 1
+        error = await failure_of(client.request(1, MetadataRequest(topics=None)))
+        await client.close()
+    assert error.retriable
+    assert "out of order" in str(error)
+
+
+async def failure_of(call: Any) -> BrokerError:
+    with pytest.raises(BrokerError) as error:
+        await call
+    return error.value

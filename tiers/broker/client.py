@@ -1,0 +1,280 @@
+"""`BrokerClient`: requests of our own to the cluster's brokers, by node id, each with a deadline.
+
+* One connection per broker and *lane*. A broker answers one request of a connection at a time, so a long poll (Fetch
+  with a wait, JoinGroup) takes a lane of its own; everything short shares the default one.
+* Nothing is retried here but the choice of a broker when `node_id` is None: a caller knows whether its request may be
+  sent twice. `BrokerError.retriable` says whether the trouble may pass; error codes inside responses are the caller's.
+* Connecting backs off per address, full jitter, 50 ms to 1 s. There is no background task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kafka.protocol.api_header import ResponseClassRegistry
+from kafka.protocol.metadata import MetadataRequest
+
+from protocol.errors import ErrorCode, ProtocolError
+from tiers.broker.cluster_metadata import ClusterMetadata, from_response
+from tiers.broker.connection import BrokerConnection
+from tiers.errors import BrokerError
+from tiers.model.ids import TopicIdPartition
+
+DEFAULT_LANE = ""
+DEFAULT_METADATA_MAX_AGE_MS = 30_000
+_BACKOFF_BASE_MS = 50
+_BACKOFF_CAP_MS = 1000
+_METADATA_WITH_TOPIC_IDS = 10
+
+Address = tuple[str, int]
+
+
+def monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class Leader(NamedTuple):
+    node_id: int
+    leader_epoch: int
+
+
+@dataclass(slots=True)
+class _Link:
+    """A connection that may come and go."""
+
+    lock: asyncio.Lock
+    connection: BrokerConnection | None = None
+    failures: int = 0
+    not_before_ms: int = 0
+
+
+class BrokerClient:
+    """`bootstrap` is asked until Metadata named the brokers, and again when none of those can be reached."""
+
+    def __init__(
+        self,
+        bootstrap: Sequence[Address],
+        *,
+        client_id: str,
+        ssl_context: ssl.SSLContext | None = None,
+        request_timeout_ms: int = 30_000,
+        clock_ms: Callable[[], int] = monotonic_ms,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        if not bootstrap:
+            raise ValueError("no bootstrap address")
+        self._bootstrap = tuple(bootstrap)
+        self._client_id = client_id
+        self._ssl_context = ssl_context
+        self._request_timeout_ms = request_timeout_ms
+        self._clock_ms = clock_ms
+        self._jitter = jitter
+        self._links: dict[tuple[Address, str], _Link] = {}
+        self._metadata: ClusterMetadata | None = None
+        self._metadata_lock = asyncio.Lock()
+        self._is_closed = False
+
+    async def open(self) -> None:
+        """Reads the cluster's metadata; `BrokerError` when no bootstrap address answers in time."""
+        await self.metadata(0, self._request_timeout_ms)
+
+    async def close(self) -> None:
+        """Ends every connection; safe to call twice. Requests under way fail."""
+        self._is_closed = True
+        links, self._links = self._links, {}
+        for link in links.values():
+            if link.connection is not None:
+                await link.connection.close()
+
+    @property
+    def cached_metadata(self) -> ClusterMetadata | None:
+        """What was read last, of whatever age."""
+        return self._metadata
+
+    async def metadata(
+        self, max_age_ms: int = DEFAULT_METADATA_MAX_AGE_MS, timeout_ms: int | None = None
+    ) -> ClusterMetadata:
+        """All topics of the cluster, read at most `max_age_ms` before this call; callers share one refresh."""
+        not_before_ms = self._clock_ms() - max_age_ms
+        if self._metadata is not None and self._metadata.fetched_at_ms >= not_before_ms:
+            return self._metadata
+        deadline = _Deadline(self._clock_ms, timeout_ms or self._request_timeout_ms)
+        try:
+            async with asyncio.timeout(deadline.remaining_ms() / 1000), self._metadata_lock:
+                if self._metadata is None or self._metadata.fetched_at_ms < not_before_ms:
+                    self._metadata = await self._fetch_metadata(deadline)
+                return self._metadata
+        except TimeoutError as error:
+            raise BrokerError("the cluster's metadata was not read in time", retriable=True) from error
+
+    async def _fetch_metadata(self, deadline: _Deadline) -> ClusterMetadata:
+        fetched_at_ms = self._clock_ms()
+        message = MetadataRequest(topics=None, allow_auto_topic_creation=False)
+        response = await self.request(None, message, deadline.remaining_ms(), min_version=_METADATA_WITH_TOPIC_IDS)
+        metadata = from_response(response, fetched_at_ms)
+        if not metadata.brokers:
+            raise BrokerError("the cluster names no broker yet", retriable=True)
+        return metadata
+
+    async def leader_of(
+        self,
+        partition: TopicIdPartition,
+        timeout_ms: int | None = None,
+        max_age_ms: int = DEFAULT_METADATA_MAX_AGE_MS,
+    ) -> Leader:
+        """`BrokerError` with UNKNOWN_TOPIC_ID when no topic has this id, with LEADER_NOT_AVAILABLE while none leads."""
+        metadata = await self.metadata(max_age_ms, timeout_ms)
+        found = metadata.partition(partition)
+        if found is None:
+            raise BrokerError(f"no partition {partition} with its topic id", ErrorCode.UNKNOWN_TOPIC_ID)
+        if found.leader_id < 0:
+            raise BrokerError(f"{partition} has no leader", ErrorCode.LEADER_NOT_AVAILABLE, retriable=True)
+        return Leader(found.leader_id, found.leader_epoch)
+
+    async def request(
+        self,
+        node_id: int | None,
+        message: Any,
+        timeout_ms: int | None = None,
+        *,
+        min_version: int = 0,
+        max_version: int | None = None,
+        lane: str = DEFAULT_LANE,
+    ) -> Any:
+        """Sends kafka-python's request object, returns its response object.
+
+        `node_id` None: any broker. The version is the highest that the broker, kafka-python and `max_version` know; if
+        that is below `min_version`, `BrokerError` with UNSUPPORTED_VERSION. The request must expect a response."""
+        body, version = await self.request_raw(
+            node_id, message, timeout_ms, min_version=min_version, max_version=max_version, lane=lane
+        )
+        message.API_VERSION = version
+        response_class = ResponseClassRegistry.get_response_class(message.header)
+        try:
+            return response_class.decode(body, version=version)
+        except Exception as error:  # the decoder raises whatever the bytes lead it to
+            raise BrokerError(f"a response to {message.name} v{version} cannot be read: {error!r}") from error
+
+    async def request_raw(
+        self,
+        node_id: int | None,
+        message: Any,
+        timeout_ms: int | None = None,
+        *,
+        min_version: int = 0,
+        max_version: int | None = None,
+        lane: str = DEFAULT_LANE,
+    ) -> tuple[memoryview, int]:
+        """As `request`, but returns the response's body after its header, not decoded, and the version."""
+        deadline = _Deadline(self._clock_ms, timeout_ms or self._request_timeout_ms)
+        connection = await self._connection(node_id, lane, deadline)
+        version = self._version(connection, message, min_version, max_version)
+        try:
+            return await connection.request(message, version, deadline.remaining_ms()), version
+        except ProtocolError as error:
+            connection.abort("sent bytes that are no Kafka response")
+            raise BrokerError(f"{connection.address} sent bytes that are no Kafka response: {error}") from error
+
+    @staticmethod
+    def _version(connection: BrokerConnection, message: Any, min_version: int, max_version: int | None) -> int:
+        lowest, highest = connection.api_versions.get(message.API_KEY, (0, -1))
+        highest = min(highest, int(message.max_version))
+        if max_version is not None:
+            highest = min(highest, max_version)
+        if highest < max(lowest, min_version):
+            raise BrokerError(
+                f"{connection.address} knows no version of {message.name} that we can use",
+                ErrorCode.UNSUPPORTED_VERSION,
+            )
+        return highest
+
+    async def _connection(self, node_id: int | None, lane: str, deadline: _Deadline) -> BrokerConnection:
+        if node_id is not None:
+            return await self._connect(await self._address_of(node_id, deadline), lane, deadline)
+        candidates = self._candidates(lane)
+        for number, address in enumerate(candidates, 1):
+            try:
+                return await self._connect(address, lane, deadline.share(1 + len(candidates) - number))
+            except BrokerError:
+                if number == len(candidates):
+                    raise
+        raise AssertionError("there is always a bootstrap address")
+
+    def _candidates(self, lane: str) -> list[Address]:
+        """Every known address: those with a live connection first, then the least recently failed."""
+        known = () if self._metadata is None else [(b.host, b.port) for b in self._metadata.brokers.values()]
+        addresses = dict.fromkeys([*known, *self._bootstrap])
+
+        def rank(address: Address) -> tuple[int, int]:
+            link = self._links.get((address, lane))
+            if link is None:
+                return 1, 0
+            alive = link.connection is not None and not link.connection.is_closed
+            return (0, 0) if alive else (1, link.failures)
+
+        return sorted(addresses, key=rank)
+
+    async def _address_of(self, node_id: int, deadline: _Deadline) -> Address:
+        metadata = self._metadata
+        if metadata is None or node_id not in metadata.brokers:
+            metadata = await self.metadata(0, deadline.remaining_ms())
+        broker = metadata.brokers.get(node_id)
+        if broker is None:
+            raise BrokerError(f"the cluster names no broker {node_id}", retriable=True)
+        return broker.host, broker.port
+
+    async def _connect(self, address: Address, lane: str, deadline: _Deadline) -> BrokerConnection:
+        if self._is_closed:
+            raise BrokerError("the client is closed")
+        link = self._links.setdefault((address, lane), _Link(asyncio.Lock()))
+        if link.connection is not None and not link.connection.is_closed:
+            return link.connection
+        try:
+            async with asyncio.timeout(deadline.remaining_ms() / 1000), link.lock:
+                if link.connection is not None and not link.connection.is_closed:
+                    return link.connection
+                if (wait_ms := link.not_before_ms - self._clock_ms()) > 0:
+                    await asyncio.sleep(wait_ms / 1000)
+                return await self._connect_now(link, address, deadline)
+        except TimeoutError as error:
+            raise BrokerError(f"no connection to {address[0]}:{address[1]} in time", retriable=True) from error
+
+    async def _connect_now(self, link: _Link, address: Address, deadline: _Deadline) -> BrokerConnection:
+        try:
+            connection = await BrokerConnection.connect(
+                address[0],
+                address[1],
+                client_id=self._client_id,
+                clock_ms=self._clock_ms,
+                timeout_ms=deadline.remaining_ms(),
+                ssl_context=self._ssl_context,
+            )
+        except BrokerError:
+            link.failures += 1
+            cap_ms = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(link.failures, 10))
+            link.not_before_ms = self._clock_ms() + int(cap_ms * self._jitter())
+            raise
+        if self._is_closed:
+            await connection.close()
+            raise BrokerError("the client is closed")
+        link.connection, link.failures, link.not_before_ms = connection, 0, 0
+        return connection
+
+
+class _Deadline:
+    def __init__(self, clock_ms: Callable[[], int], timeout_ms: int) -> None:
+        self._clock_ms = clock_ms
+        self._at_ms = clock_ms() + timeout_ms
+
+    def remaining_ms(self) -> int:
+        return max(1, self._at_ms - self._clock_ms())
+
+    def share(self, parts: int) -> _Deadline:
+        """A deadline that leaves the other parts their time."""
+        return _Deadline(self._clock_ms, max(1, self.remaining_ms() // parts))

@@ -1,0 +1,91 @@
+"""`ClusterMetadata`: one answer to Metadata, as frozen values. Errors of topics and partitions stay codes here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from tiers.model.ids import TopicIdPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionMetadata:
+    """`leader_id` is -1 while there is none; `leader_epoch` is -1 when the broker does not tell (Metadata below v7)."""
+
+    index: int
+    leader_id: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    error: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMetadata:
+    name: str
+    topic_id: UUID
+    partitions: Mapping[int, PartitionMetadata]
+    is_internal: bool = False
+    error: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMetadata:
+    """What the cluster said at `fetched_at_ms` (the client's monotonic clock, when the request left)."""
+
+    cluster_id: str
+    controller_id: int
+    brokers: Mapping[int, Broker]
+    topics: Mapping[str, TopicMetadata]
+    fetched_at_ms: int
+    topics_by_id: Mapping[UUID, TopicMetadata] = field(default_factory=dict)
+
+    def partition(self, partition: TopicIdPartition) -> PartitionMetadata | None:
+        """By topic id: a topic that was recreated under the same name is another one."""
+        topic = self.topics_by_id.get(partition.topic_id)
+        return None if topic is None else topic.partitions.get(partition.partition)
+
+
+def from_response(response: Any, fetched_at_ms: int) -> ClusterMetadata:
+    """From kafka-python's MetadataResponse, version 10 or later (topic ids)."""
+    topics = {
+        topic.name: TopicMetadata(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            partitions={
+                partition.partition_index: PartitionMetadata(
+                    index=partition.partition_index,
+                    leader_id=partition.leader_id,
+                    leader_epoch=partition.leader_epoch,
+                    replicas=tuple(partition.replica_nodes),
+                    isr=tuple(partition.isr_nodes),
+                    error=partition.error_code,
+                )
+                for partition in topic.partitions
+            },
+            is_internal=topic.is_internal,
+            error=topic.error_code,
+        )
+        for topic in response.topics
+        if topic.name is not None
+    }
+    return ClusterMetadata(
+        cluster_id=response.cluster_id or "",
+        controller_id=response.controller_id,
+        brokers={
+            broker.node_id: Broker(broker.node_id, broker.host, broker.port, broker.rack) for broker in response.brokers
+        },
+        topics=topics,
+        fetched_at_ms=fetched_at_ms,
+        topics_by_id={topic.topic_id: topic for topic in topics.values() if topic.topic_id.int != 0},
+    )

@@ -1,0 +1,179 @@
+"""`BrokerConnection`: one connection to a broker, requests pipelined, responses matched in order.
+
+* A broker answers in request order (semantics 1.4): a response whose correlation id is not the oldest request's ends
+  the connection.
+* A lost connection fails everything under way with a retriable `BrokerError`; it is never opened again, a new one is.
+* An abandoned request (deadline, cancellation) keeps its place in the order; its response is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
+
+from protocol.errors import ErrorCode
+from protocol.primitives import INT32, skip_tagged_section
+from tiers.errors import BrokerError
+
+MAX_RESPONSE_BYTES = 128 * 1024 * 1024
+_API_VERSIONS_KEY = 18
+
+
+class _Pending(NamedTuple):
+    correlation_id: int
+    response: asyncio.Future[memoryview]
+
+
+class BrokerConnection(asyncio.BufferedProtocol):
+    def __init__(self, address: str, client_id: str, clock_ms: Callable[[], int]) -> None:
+        self.address = address
+        self.api_versions: dict[int, tuple[int, int]] = {}
+        self._client_id = client_id
+        self._clock_ms = clock_ms
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self._pending: deque[_Pending] = deque()
+        self._last_correlation_id = 0
+        self._last_received_ms = clock_ms()
+        self._length = memoryview(bytearray(4))
+        self._buffer = self._length
+        self._filled = 0
+
+    @classmethod
+    async def connect(
+        cls,
+        host: str,
+        port: int,
+        *,
+        client_id: str,
+        clock_ms: Callable[[], int],
+        timeout_ms: int,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> BrokerConnection:
+        """Opens and negotiates; `BrokerError` when it fails or takes too long; retriable unless refused."""
+        address = f"{host}:{port}"
+        connection: BrokerConnection | None = None
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: cls(address, client_id, clock_ms), host, port, ssl=ssl_context
+                )
+                await connection._negotiate(timeout_ms)
+        except TimeoutError as error:
+            raise BrokerError(f"{address} did not accept a connection in {timeout_ms} ms", retriable=True) from error
+        except OSError as error:
+            raise BrokerError(f"{address} is not reachable: {error}", retriable=True) from error
+        finally:
+            if connection is not None and not connection.api_versions:
+                connection.abort("the connection was not negotiated")
+        return connection
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed.done()
+
+    async def request(self, message: Any, version: int, timeout_ms: int) -> memoryview:
+        """Sends kafka-python's `message` as `version`; returns the response's body, its header taken off.
+
+        The body is the caller's. After `timeout_ms` a retriable `BrokerError`; a peer that was silent all that time
+        is taken for dead and the connection ends."""
+        if self._transport is None or self.is_closed:
+            raise BrokerError(f"the connection to {self.address} is closed", retriable=True)
+        self._last_correlation_id = (self._last_correlation_id + 1) & 0x7FFFFFFF
+        message.API_VERSION = version
+        message.with_header(correlation_id=self._last_correlation_id, client_id=self._client_id)
+        frame = message.encode(header=True, framed=True)
+        pending = _Pending(self._last_correlation_id, self._loop.create_future())
+        self._pending.append(pending)
+        sent_at_ms = self._clock_ms()
+        self._transport.write(frame)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                payload = await pending.response
+        except TimeoutError as error:
+            if self._last_received_ms < sent_at_ms:
+                self.abort(f"silent for {timeout_ms} ms")
+            raise BrokerError(f"{self.address} did not answer in {timeout_ms} ms", retriable=True) from error
+        position = 4
+        if message.API_KEY != _API_VERSIONS_KEY and message.flexible_version_q(version):
+            position = skip_tagged_section(payload, position)
+        return payload[position:]
+
+    async def _negotiate(self, timeout_ms: int) -> None:
+        version = int(ApiVersionsRequest.max_version)
+        while True:
+            message = ApiVersionsRequest(client_software_name="tidegate", client_software_version="1")
+            body = await self.request(message, version, timeout_ms)
+            response = ApiVersionsResponse.decode(body, version=version)
+            ranges = {api.api_key: (api.min_version, api.max_version) for api in response.api_keys}
+            if response.error_code == ErrorCode.NONE:
+                self.api_versions = ranges
+                return
+            if response.error_code != ErrorCode.UNSUPPORTED_VERSION or version == 0:
+                raise BrokerError(f"{self.address} refuses ApiVersions", response.error_code)
+            known = ranges.get(_API_VERSIONS_KEY, (0, 0))[1]
+            version = known if known < version else 0
+
+    def abort(self, reason: str) -> None:
+        """Ends the connection now; everything under way fails. Safe to call twice."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._fail(reason)
+
+    async def close(self) -> None:
+        """Ends the connection and waits until the transport is gone."""
+        self.abort("closed by us")
+        if self._transport is not None:
+            await asyncio.shield(self._closed)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._last_received_ms = self._clock_ms()
+        self._filled += nbytes
+        if self._filled < len(self._buffer):
+            return
+        if self._buffer is self._length:
+            size = INT32.unpack_from(self._length)[0]
+            if not 4 <= size <= MAX_RESPONSE_BYTES:
+                self.abort(f"announced a response of {size} bytes")
+                return
+            self._buffer = memoryview(bytearray(size))
+        else:
+            payload, self._buffer = self._buffer, self._length
+            self._on_response(payload)
+        self._filled = 0
+
+    def _on_response(self, payload: memoryview) -> None:
+        correlation_id = INT32.unpack_from(payload)[0]
+        if not self._pending or self._pending[0].correlation_id != correlation_id:
+            self.abort(f"answered request {correlation_id} out of order")
+            return
+        response = self._pending.popleft().response
+        if not response.done():
+            response.set_result(payload)
+
+    def eof_received(self) -> None:
+        return None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail("closed by the broker" if exc is None else str(exc))
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def _fail(self, reason: str) -> None:
+        pending, self._pending = self._pending, deque()
+        for entry in pending:
+            if not entry.response.done():
+                entry.response.set_exception(BrokerError(f"{self.address}: {reason}", retriable=True))

@@ -1,0 +1,109 @@
+"""Fetch by topic id, sessionless, on `BrokerClient`: partitions with their record batches undecoded (semantics 13)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from kafka.protocol.consumer import FetchRequest
+
+from protocol.errors import ErrorCode
+from protocol.primitives import Buffer
+from tiers.broker.client import DEFAULT_LANE, BrokerClient
+from tiers.errors import BrokerError
+from tiers.log.log_source import AbortedTransaction
+
+READ_UNCOMMITTED = 0
+READ_COMMITTED = 1
+_TOPIC_IDS_SINCE = 13
+_SESSIONLESS_EPOCH = -1
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPosition:
+    """`leader_epoch` -1 asks no leader epoch check."""
+
+    topic_id: UUID
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    max_bytes: int = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedPartition:
+    """One partition of the answer. `records` may end in a part of a batch; a view into the response."""
+
+    topic_id: UUID
+    partition: int
+    error: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    aborted_transactions: tuple[AbortedTransaction, ...]
+    records: Buffer
+
+
+async def fetch_raw(
+    client: BrokerClient,
+    node_id: int,
+    positions: Sequence[FetchPosition],
+    *,
+    max_bytes: int,
+    max_wait_ms: int = 0,
+    min_bytes: int = 1,
+    isolation_level: int = READ_COMMITTED,
+    timeout_ms: int | None = None,
+    lane: str = DEFAULT_LANE,
+) -> list[FetchedPartition]:
+    """A throttled broker answers without partitions: the list may be shorter than `positions`.
+
+    A wait blocks what follows on its lane: give it one of its own. `BrokerError` for an error of the whole response."""
+    message = FetchRequest(
+        max_wait_ms=max_wait_ms,
+        min_bytes=min_bytes,
+        max_bytes=max_bytes,
+        isolation_level=isolation_level,
+        session_id=0,
+        session_epoch=_SESSIONLESS_EPOCH,
+        topics=_topics(positions),
+        forgotten_topics_data=[],
+        rack_id="",
+    )
+    response = await client.request(node_id, message, timeout_ms, min_version=_TOPIC_IDS_SINCE, lane=lane)
+    if response.error_code != ErrorCode.NONE:
+        raise BrokerError("the broker refused a Fetch", response.error_code, retriable=True)
+    return [_partition(topic.topic_id, partition) for topic in response.responses for partition in topic.partitions]
+
+
+def _topics(positions: Sequence[FetchPosition]) -> list[Any]:
+    by_topic: dict[UUID, list[Any]] = {}
+    for position in positions:
+        by_topic.setdefault(position.topic_id, []).append(
+            FetchRequest.FetchTopic.FetchPartition(
+                partition=position.partition,
+                current_leader_epoch=position.leader_epoch,
+                fetch_offset=position.offset,
+                last_fetched_epoch=-1,
+                log_start_offset=-1,
+                partition_max_bytes=position.max_bytes,
+            )
+        )
+    return [FetchRequest.FetchTopic(topic_id=topic_id, partitions=parts) for topic_id, parts in by_topic.items()]
+
+
+def _partition(topic_id: UUID, data: Any) -> FetchedPartition:
+    return FetchedPartition(
+        topic_id=topic_id,
+        partition=data.partition_index,
+        error=data.error_code,
+        high_watermark=data.high_watermark,
+        last_stable_offset=data.last_stable_offset,
+        log_start_offset=data.log_start_offset,
+        aborted_transactions=tuple(
+            AbortedTransaction(aborted.producer_id, aborted.first_offset) for aborted in data.aborted_transactions or ()
+        ),
+        records=data.records if data.records is not None else b"",
+    )
