@@ -50,6 +50,10 @@ class FrameSizeError(ProtocolError):
     """A frame's length is negative or above the limit."""
 
 
+class TlsHandshakeError(FrameSizeError):
+    """The peer speaks TLS on a port that does not: its first bytes are a TLS record's, not a frame's length."""
+
+
 class LimitExceededError(ProtocolError):
     """An array or a tagged section announces more entries than Kafka accepts, or than bytes remain for."""
 

@@ -1,0 +1,164 @@
+"""Frames on a byte stream: an int32 length, then as many bytes of payload (semantics 1.1).
+
+`FrameTracker` follows a stream without buffering bodies, so that opaque frames are cut through; all it ever keeps is
+the head of a frame that arrives in pieces. `FrameDecoder` collects whole payloads on top of it. Both take bytes in any
+split, and both are of no use after an error: the stream has lost its frame borders.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from protocol.errors import FrameSizeError, TlsHandshakeError
+from protocol.primitives import INT32, Buffer
+
+LENGTH_BYTES = 4
+REQUEST_HEAD_BYTES = 8
+"""Of a request payload: api key, api version, correlation id."""
+RESPONSE_HEAD_BYTES = 4
+"""Of a response payload: the correlation id."""
+MAX_REQUEST_BYTES = 104_857_600
+"""Kafka's default of `socket.request.max.bytes`."""
+MAX_INT32 = 0x7FFF_FFFF
+
+
+class FramePart(NamedTuple):
+    """Consecutive bytes of one frame, as on the wire."""
+
+    data: memoryview
+    """Aliases what was fed, but for a head that came in pieces. The first part begins with the length prefix."""
+    is_start: bool
+    remaining: int
+    """Payload bytes of this frame that come after this part; 0 when the frame ends here."""
+    size: int
+    """Of the whole payload."""
+
+
+class FrameTracker:
+    """Cuts a stream into parts of frames.
+
+    The first part of a frame holds the length and at least `head_bytes` of the payload, or all of a shorter one.
+    """
+
+    __slots__ = ("_head_bytes", "_max_frame_bytes", "_pending", "_remaining", "_size", "_started")
+
+    def __init__(self, head_bytes: int, max_frame_bytes: int = MAX_INT32) -> None:
+        self._head_bytes = head_bytes
+        self._max_frame_bytes = max_frame_bytes
+        self._pending = bytearray()
+        self._remaining = 0
+        self._size = 0
+        self._started = False
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether the stream may end here."""
+        return not self._remaining and not self._pending
+
+    def feed(self, data: Buffer) -> list[FramePart]:
+        """The parts in `data`, in order; without an empty one. Raises `FrameSizeError`.
+
+        Frames before a bad length are lost with it: the connection closes.
+        """
+        view = data if type(data) is memoryview else memoryview(data)
+        available = len(view)
+        if available <= self._remaining:
+            if not available:
+                return []
+            self._remaining -= available
+            return [FramePart(view, False, self._remaining, self._size)]
+        parts: list[FramePart] = []
+        pos = 0
+        if self._remaining:
+            pos = self._remaining
+            parts.append(FramePart(view[:pos], False, 0, self._size))
+            self._remaining = 0
+        elif self._pending:
+            pos = self._complete_head(view, parts)
+        while pos < available and not self._remaining:
+            body = pos + LENGTH_BYTES
+            if body > available:
+                self._pending += view[pos:]
+                break
+            size = self._checked_size(INT32.unpack_from(view, pos)[0])
+            end = min(body + size, available)
+            if end - body < min(self._head_bytes, size):
+                self._size = size
+                self._pending += view[pos:]
+                break
+            self._begin(view[pos:end], size, body + size - end, parts)
+            pos = end
+        return parts
+
+    def _complete_head(self, view: memoryview, parts: list[FramePart]) -> int:
+        pending = self._pending
+        pos = 0
+        if len(pending) < LENGTH_BYTES:
+            pos = min(LENGTH_BYTES - len(pending), len(view))
+            pending += view[:pos]
+            if len(pending) < LENGTH_BYTES:
+                return pos
+            self._size = self._checked_size(INT32.unpack_from(pending)[0])
+        head = min(self._head_bytes, self._size)
+        take = min(LENGTH_BYTES + head - len(pending), len(view) - pos)
+        pending += view[pos : pos + take]
+        pos += take
+        if len(pending) < LENGTH_BYTES + head:
+            return pos
+        self._begin(memoryview(bytes(pending)), self._size, self._size - head, parts)
+        pending.clear()
+        if self._remaining and pos < len(view):
+            take = min(self._remaining, len(view) - pos)
+            self._remaining -= take
+            parts.append(FramePart(view[pos : pos + take], False, self._remaining, self._size))
+            pos += take
+        return pos
+
+    def _begin(self, data: memoryview, size: int, remaining: int, parts: list[FramePart]) -> None:
+        self._size = size
+        self._remaining = remaining
+        parts.append(FramePart(data, True, remaining, size))
+
+    def _checked_size(self, size: int) -> int:
+        if not self._started:
+            self._started = True
+            if size >> 16 == 0x1603:
+                raise TlsHandshakeError("a TLS handshake on a plain-text port")
+        if size < 0:
+            raise FrameSizeError(f"a frame of {size} bytes")
+        if size > self._max_frame_bytes:
+            raise FrameSizeError(f"a frame of {size} bytes; the limit is {self._max_frame_bytes}")
+        return size
+
+
+class FrameDecoder:
+    """Collects whole payloads. Copies what it is fed; allocates only for bytes that have arrived."""
+
+    __slots__ = ("_payload", "_tracker")
+
+    def __init__(self, max_frame_bytes: int = MAX_REQUEST_BYTES) -> None:
+        self._tracker = FrameTracker(0, max_frame_bytes)
+        self._payload = bytearray()
+
+    @property
+    def is_between_frames(self) -> bool:
+        return self._tracker.is_between_frames
+
+    def feed(self, data: Buffer) -> list[bytes]:
+        """The payloads that `data` completes, in order. Raises `FrameSizeError`."""
+        payloads: list[bytes] = []
+        for part in self._tracker.feed(data):
+            body = part.data[LENGTH_BYTES:] if part.is_start else part.data
+            if part.is_start and not part.remaining:
+                payloads.append(bytes(body))
+                continue
+            self._payload += body
+            if not part.remaining:
+                payloads.append(bytes(self._payload))
+                self._payload = bytearray()
+        return payloads
+
+
+def frame_length(*payload: Buffer) -> bytes:
+    """The length prefix of a frame whose payload is these buffers."""
+    return INT32.pack(sum(map(len, payload)))

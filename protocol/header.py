@@ -1,0 +1,107 @@
+"""Request and response headers of every API and version (semantics 1.1).
+
+Only the first eight bytes of a request and the first four of a response are needed to pass a message on; the rest of
+the header is read when the body is. Client ids are never compact, and the ApiVersions response header is always version
+0, so that a client can read it whatever it asked for (KIP-511).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from protocol.api_keys import ApiKey, is_flexible
+from protocol.errors import TruncatedError
+from protocol.primitives import (
+    EMPTY_TAGGED_SECTION,
+    INT32,
+    Buffer,
+    read_string_bounds,
+    skip_tagged_section,
+    write_string,
+)
+
+_REQUEST_HEAD = struct.Struct(">hhi")
+_REQUEST_CORRELATION_ID_POSITION = 4
+
+
+class RequestHead(NamedTuple):
+    """The first eight bytes of a request payload."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+
+
+class RequestHeader(NamedTuple):
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    body_position: int
+
+
+def parse_request_head(frame: Buffer) -> RequestHead:
+    """Raises `TruncatedError` for a payload shorter than eight bytes; says nothing about the key or the version."""
+    try:
+        return RequestHead._make(_REQUEST_HEAD.unpack_from(frame))
+    except struct.error as error:
+        raise TruncatedError(f"a request of {len(frame)} bytes") from error
+
+
+def parse_request_header(frame: Buffer) -> RequestHeader:
+    """Raises `ProtocolError` for an unknown API key as well: where its header ends cannot be known."""
+    api_key, api_version, correlation_id = parse_request_head(frame)
+    flexible = is_flexible(api_key, api_version)
+    start, end = read_string_bounds(frame, _REQUEST_HEAD.size, compact=False)
+    # Brokers replace what is not UTF-8 as well: a client id is for logs and quotas.
+    client_id = None if end < 0 else str(frame[start:end], "utf-8", "replace")
+    pos = start if end < 0 else end
+    if flexible:
+        pos = skip_tagged_section(frame, pos)
+    return RequestHeader(api_key, api_version, correlation_id, client_id, pos)
+
+
+def request_header_version(api_key: int, api_version: int) -> int:
+    return 2 if is_flexible(api_key, api_version) else 1
+
+
+def response_header_version(api_key: int, api_version: int) -> int:
+    return 1 if api_key != ApiKey.API_VERSIONS and is_flexible(api_key, api_version) else 0
+
+
+def parse_response_correlation_id(payload: Buffer) -> int:
+    try:
+        correlation_id: int = INT32.unpack_from(payload)[0]
+    except struct.error as error:
+        raise TruncatedError(f"a response of {len(payload)} bytes") from error
+    return correlation_id
+
+
+def response_body_position(api_key: int, api_version: int, payload: Buffer) -> int:
+    """Where the body begins in a response payload."""
+    if len(payload) < INT32.size:
+        raise TruncatedError(f"a response of {len(payload)} bytes")
+    if response_header_version(api_key, api_version) == 0:
+        return INT32.size
+    return skip_tagged_section(payload, INT32.size)
+
+
+def build_request_header(api_key: int, api_version: int, correlation_id: int, client_id: str | None) -> bytes:
+    header = _REQUEST_HEAD.pack(api_key, api_version, correlation_id) + write_string(client_id, compact=False)
+    return header + EMPTY_TAGGED_SECTION if is_flexible(api_key, api_version) else header
+
+
+def build_response_header(api_key: int, api_version: int, correlation_id: int) -> bytes:
+    header = INT32.pack(correlation_id)
+    return header + EMPTY_TAGGED_SECTION if response_header_version(api_key, api_version) else header
+
+
+def set_request_correlation_id(frame: bytearray | memoryview, correlation_id: int) -> None:
+    """In place, in a request payload of at least eight bytes."""
+    INT32.pack_into(frame, _REQUEST_CORRELATION_ID_POSITION, correlation_id)
+
+
+def set_response_correlation_id(payload: bytearray | memoryview, correlation_id: int) -> None:
+    """In place, in a response payload of at least four bytes."""
+    INT32.pack_into(payload, 0, correlation_id)

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import itertools
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import FrameSizeError, TlsHandshakeError
+from protocol.frame import FrameDecoder, FramePart, FrameTracker, frame_length
+
+payloads = st.lists(st.binary(max_size=40), max_size=8)
+
+
+def wire(frames: list[bytes]) -> bytes:
+    return b"".join(frame_length(frame) + frame for frame in frames)
+
+
+@st.composite
+def split_stream(draw: st.DrawFn) -> tuple[list[bytes], list[bytes]]:
+    frames = draw(payloads)
+    stream = wire(frames)
+    cuts = sorted(draw(st.lists(st.integers(0, len(stream)), max_size=20)))
+    borders = [0, *cuts, len(stream)]
+    return frames, [stream[a:b] for a, b in itertools.pairwise(borders)]
+
+
+@given(split_stream())
+def test_decoder_gives_the_same_frames_for_every_split(case: tuple[list[bytes], list[bytes]]) -> None:
+    frames, chunks = case
+    decoder = FrameDecoder()
+    assert [payload for chunk in chunks for payload in decoder.feed(chunk)] == frames
+    assert decoder.is_between_frames
+
+
+@given(split_stream(), st.sampled_from([0, 4, 8, 30]))
+def test_tracker_parts_are_the_stream_and_begin_with_the_head(
+    case: tuple[list[bytes], list[bytes]], head_bytes: int
+) -> None:
+    frames, chunks = case
+    tracker = FrameTracker(head_bytes)
+    parts = [part for chunk in chunks for part in tracker.feed(chunk)]
+    assert b"".join(part.data for part in parts) == wire(frames)
+    assert all(parts_of.data for parts_of in parts)
+    assert tracker.is_between_frames
+
+    seen: list[list[FramePart]] = []
+    for part in parts:
+        if part.is_start:
+            seen.append([])
+        seen[-1].append(part)
+    assert len(seen) == len(frames)
+    for frame, frame_parts in zip(frames, seen, strict=True):
+        assert len(frame_parts[0].data) >= 4 + min(head_bytes, len(frame))
+        assert [part.size for part in frame_parts] == [len(frame)] * len(frame_parts)
+        left = 4 + len(frame)
+        for part in frame_parts:
+            left -= len(part.data)
+            assert part.remaining == left
+        assert left == 0
+
+
+def test_a_body_chunk_is_passed_on_without_a_copy() -> None:
+    tracker = FrameTracker(4)
+    tracker.feed(struct.pack(">ii", 1000, 7))
+    chunk = bytearray(100)
+    (part,) = tracker.feed(chunk)
+    assert part.data.obj is chunk
+    assert (part.is_start, part.remaining, part.size) == (False, 896, 1000)
+    assert not tracker.is_between_frames
+
+
+def test_frames_before_a_body_that_is_still_to_come_are_complete() -> None:
+    tracker = FrameTracker(4)
+    stream = wire([b"aaaa", b"bbbbbb"]) + struct.pack(">i", 9) + b"cc"
+    first, second = tracker.feed(stream)
+    assert (bytes(first.data[4:]), first.remaining) == (b"aaaa", 0)
+    assert (bytes(second.data[4:]), second.remaining) == (b"bbbbbb", 0)
+    third, rest = tracker.feed(b"cccdddd")
+    assert (bytes(third.data), third.is_start, third.remaining) == (b"\0\0\0\x09cccc", True, 5)
+    assert (bytes(rest.data), rest.is_start, rest.remaining) == (b"cdddd", False, 0)
+
+
+@pytest.mark.parametrize("size", [-1, -(2**31), 101, 2**31 - 1])
+@pytest.mark.parametrize("cut", [1, 2, 3, 4])
+def test_a_length_that_is_negative_or_above_the_limit_is_refused(size: int, cut: int) -> None:
+    prefix = struct.pack(">i", size)
+    decoder = FrameDecoder(max_frame_bytes=100)
+    with pytest.raises(FrameSizeError):
+        decoder.feed(prefix[:cut]), decoder.feed(prefix[cut:])
+
+
+def test_a_frame_of_exactly_the_limit_is_taken() -> None:
+    assert FrameDecoder(max_frame_bytes=100).feed(wire([b"x" * 100])) == [b"x" * 100]
+
+
+@pytest.mark.parametrize("cut", [1, 3, 4, 20])
+def test_a_tls_client_hello_is_told_apart(cut: int) -> None:
+    hello = bytes.fromhex("16030102000100 01fc0303") + bytes(32)
+    tracker = FrameTracker(8)
+    with pytest.raises(TlsHandshakeError):
+        tracker.feed(hello[:cut]), tracker.feed(hello[cut:])
+
+
+def test_a_later_frame_may_have_a_length_that_looks_like_tls() -> None:
+    tracker = FrameTracker(4)
+    tracker.feed(wire([b"abcd"]))
+    (part,) = tracker.feed(bytes.fromhex("16030100") + b"abcd")
+    assert part.size == 0x16030100
+
+
+@given(st.binary(max_size=60))
+def test_arbitrary_bytes_raise_nothing_but_a_frame_size_error(noise: bytes) -> None:
+    decoder = FrameDecoder(max_frame_bytes=1000)
+    try:
+        payloads_seen = decoder.feed(noise)
+    except FrameSizeError:
+        return
+    assert wire(payloads_seen) == noise[: len(wire(payloads_seen))]
+
+
+def test_frame_length_counts_every_buffer() -> None:
+    assert frame_length(b"abc", memoryview(b"de")) == b"\0\0\0\x05"
