@@ -1,0 +1,69 @@
+"""Jars by Maven: what a pom names lands in one folder of `.cache`, once, for every process of this machine.
+
+A folder that exists is complete: it is filled under another name and renamed. Java and Maven are asked for by one
+sentence that says what to install.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / ".cache"
+OLDEST_JAVA = 17
+
+
+class ServerUnavailable(RuntimeError):
+    """A real server cannot be started here; the message is one line that says what to install or where to look."""
+
+
+def java() -> str:
+    """The `java` to run: `$JAVA_HOME/bin/java`, else the one on the path."""
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
+    if found is None:
+        raise ServerUnavailable(f"Java is missing: install a JDK, {OLDEST_JAVA} or newer (openjdk-17-jdk-headless).")
+    version = subprocess.run([found, "-version"], capture_output=True, text=True, check=False).stderr
+    major = re.search(r'version "(\d+)', version)
+    if major is None or int(major[1]) < OLDEST_JAVA:
+        raise ServerUnavailable(f"{found} is too old: install a JDK, {OLDEST_JAVA} or newer (openjdk-17-jdk-headless).")
+    return found
+
+
+def pom_property(pom: Path, name: str) -> str:
+    """A property of the pom, such as `kafka.version`."""
+    found = ET.parse(pom).find(f".//{{*}}properties/{{*}}{name}")
+    if found is None or found.text is None:
+        raise ValueError(f"{pom} has no property {name}")
+    return found.text
+
+
+def jars(pom: Path, name: str, properties: Mapping[str, str] | None = None) -> Path:
+    """The folder `.cache/<name>/libs` with every jar that the pom names, and what those need."""
+    libs = CACHE / name / "libs"
+    if libs.is_dir():
+        return libs
+    if shutil.which("mvn") is None:
+        raise ServerUnavailable("Maven is missing: install it (apt-get install maven), it fetches the Java servers.")
+    libs.parent.mkdir(parents=True, exist_ok=True)
+    with (libs.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if libs.is_dir():
+            return libs
+        partial = libs.with_name("libs.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        command = ["mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={partial}"]
+        command += [f"-D{key}={value}" for key, value in (properties or {}).items()]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            last = (done.stdout + done.stderr).strip().splitlines()[-1:] or ["no output"]
+            raise ServerUnavailable(f"Maven could not fetch the jars of {pom.name}: {last[0]}")
+        partial.rename(libs)
+    return libs

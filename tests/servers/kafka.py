@@ -1,0 +1,386 @@
+"""A real Apache Kafka for tests, benchmark and demo: KRaft brokers as processes, each with a folder of its own.
+
+* Node ids are 1 to N, every node is broker and controller. Ports stay the same over a restart.
+* A started broker has answered ApiVersions and Metadata, and named every running broker.
+* A process is stopped by its own pid and process group, at the latest when Python exits.
+* The folder is removed when all went well; it stays when starting failed or `keep()` was called.
+
+`python -m tests.servers.kafka` fetches the jars and says where they are.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.servers.jars import ServerUnavailable, jars, java, pom_property
+
+POM = Path(__file__).with_name("pom.xml")
+LOG4J = Path(__file__).with_name("log4j2.properties")
+KAFKA_VERSION = os.environ.get("KAFKA_VERSION") or pom_property(POM, "kafka.version")
+
+START_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 30.0
+PORT_CLASHES_BORNE = 3
+
+# Below the range from which the kernel picks ports of outgoing connections, so that a stopped broker's stay free.
+PORTS = range(20_000, 32_000)
+
+SHRINKS_SOON: Mapping[str, str] = {
+    "log.segment.bytes": str(1 << 20),  # the smallest that Kafka 4 takes
+    "log.retention.check.interval.ms": "500",
+    "log.segment.delete.delay.ms": "500",
+    "log.initial.task.delay.ms": "500",
+}
+"""Settings for a test that wants the local log to shrink soon: segments of 1 MiB, retention checked twice a second."""
+
+CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+CONSOLE_PRODUCER = "org.apache.kafka.tools.ConsoleProducer"
+TOPIC_COMMAND = "org.apache.kafka.tools.TopicCommand"
+CONFIG_COMMAND = "kafka.admin.ConfigCommand"
+CONSUMER_PERFORMANCE = "org.apache.kafka.tools.ConsumerPerformance"
+PRODUCER_PERFORMANCE = "org.apache.kafka.tools.ProducerPerformance"
+
+
+def kafka_libs() -> Path:
+    """The folder of Kafka's jars, fetched at the first use."""
+    return jars(POM, f"kafka-{KAFKA_VERSION}", {"kafka.version": KAFKA_VERSION})
+
+
+def java_command(main: str, *, heap_mib: int, options: Sequence[str] = (), log_level: str = "INFO") -> list[str]:
+    """The command line of a class of Kafka's jars, up to its own arguments."""
+    opts = [f"-Xmx{heap_mib}m", "-XX:+UseSerialGC", f"-Dlog4j2.configurationFile={LOG4J}"]
+    opts += [f"-Dtidegate.log.level={log_level}", *options]
+    return [java(), *opts, "-cp", f"{kafka_libs()}/*", main]
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Ports on which nothing listens now, all different."""
+    held: list[socket.socket] = []
+    try:
+        while len(held) < count:
+            probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                probe.bind((host, random.choice(PORTS)))
+            except OSError:
+                probe.close()
+            else:
+                held.append(probe)
+        return [int(probe.getsockname()[1]) for probe in held]
+    finally:
+        for probe in held:
+            probe.close()
+
+
+def kafka_uuid() -> str:
+    """A random id as Kafka writes it: url-safe base64, never led by a dash, which tools take for an option."""
+    while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        pass
+    return text
+
+
+def running_brokers(host: str, port: int, timeout_s: float = 2.0) -> dict[int, tuple[str, int]]:
+    """Asks a broker: the addresses by node id that its Metadata names. Raises OSError while it does not answer."""
+    with socket.create_connection((host, port), timeout=timeout_s) as peer:
+        _call(peer, api_key=18, version=0, body=b"")
+        # Metadata v1 of no topic: brokers of (node id, host, port, rack), controller id, topics.
+        answer = _call(peer, api_key=3, version=1, body=struct.pack(">i", 0))
+    (count,) = struct.unpack_from(">i", answer)
+    at, brokers = 4, {}
+    for _ in range(count):
+        node_id, length = struct.unpack_from(">ih", answer, at)
+        name = answer[at + 6 : at + 6 + length].decode()
+        broker_port, rack = struct.unpack_from(">ih", answer, at + 6 + length)
+        at += 6 + length + 6 + max(rack, 0)
+        brokers[node_id] = (name, broker_port)
+    return brokers
+
+
+def _call(peer: socket.socket, *, api_key: int, version: int, body: bytes) -> bytes:
+    header = struct.pack(">hhih", api_key, version, 0, -1)
+    peer.sendall(struct.pack(">i", len(header) + len(body)) + header + body)
+    (length,) = struct.unpack(">i", _receive(peer, 4))
+    return _receive(peer, length)[4:]
+
+
+def _receive(peer: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        if not (piece := peer.recv(length - len(data))):
+            raise ConnectionResetError("the broker closed the connection")
+        data += piece
+    return bytes(data)
+
+
+class Broker:
+    """One node: its folder, its ports and, while it runs, its process."""
+
+    def __init__(self, node_id: int, folder: Path, host: str, port: int, controller_port: int) -> None:
+        self.node_id = node_id
+        self.folder = folder
+        self.host = host
+        self.port = port
+        self.controller_port = controller_port
+        self.directory_id = kafka_uuid()
+        self.properties = folder / "server.properties"
+        self.logs = folder / "logs"
+        self.output = folder / "broker.out"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        if self.process is None:
+            raise RuntimeError(f"broker {self.node_id} was not started")
+        return self.process.pid
+
+    def spawn(self, options: Sequence[str]) -> None:
+        command = java_command("kafka.Kafka", heap_mib=512, options=options)
+        with self.output.open("ab") as output:
+            self.process = subprocess.Popen(
+                [*command, str(self.properties)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def send(self, number: signal.Signals) -> None:
+        if self.running:
+            os.killpg(self.pid, number)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Ends the process; a clean stop that takes too long becomes a kill."""
+        if self.process is None:
+            return
+        self.send(signal.SIGCONT)
+        self.send(number)
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.send(signal.SIGKILL)
+            self.process.wait(STOP_TIMEOUT_S)
+        self.process = None
+
+    def last_output(self, lines: int = 15) -> str:
+        text = self.output.read_text(errors="replace") if self.output.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+
+class KafkaCluster:
+    """A cluster of one to three brokers; a context manager, or `start()` and `stop()`.
+
+    `settings` go to every broker on top of what a small test cluster needs. `advertised_host` is a name or address of
+    this machine that the brokers bind and advertise: with one of its own (`127.0.0.2`), a test can scan bytes for it.
+    """
+
+    def __init__(
+        self,
+        *,
+        brokers: int = 1,
+        settings: Mapping[str, str] | None = None,
+        advertised_host: str = "127.0.0.1",
+        java_options: Sequence[str] = (),
+    ) -> None:
+        self.advertised_host = advertised_host
+        self.cluster_id = kafka_uuid()
+        self.brokers: dict[int, Broker] = {}
+        self.folder = Path()
+        self._count = brokers
+        self._settings = dict(settings or {})
+        self._java_options = list(java_options)
+        self._keep = False
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """`host:port` of every broker, running or not, joined by commas."""
+        return ",".join(f"{broker.host}:{broker.port}" for broker in self.brokers.values())
+
+    def address(self, node_id: int = 1) -> tuple[str, int]:
+        return self.brokers[node_id].host, self.brokers[node_id].port
+
+    def start(self) -> Self:
+        """Formats and starts every broker; returns when each has named all of them."""
+        kafka_libs()
+        atexit.register(self.stop)
+        for clashes_left in reversed(range(PORT_CLASHES_BORNE)):
+            self._lay_out()
+            try:
+                self._format()
+                for broker in self.brokers.values():
+                    broker.spawn(self._java_options)
+                self.wait_until_ready()
+            except BaseException as error:
+                clash = any("Address already in use" in broker.last_output(200) for broker in self.brokers.values())
+                if isinstance(error, ServerUnavailable) and clash and clashes_left:
+                    self.stop()
+                    continue
+                self.keep()
+                self.stop()
+                raise
+            return self
+        raise AssertionError("unreachable: the last round returns or raises")
+
+    def stop(self) -> None:
+        """Stops what runs and removes the folder, unless `keep()` was called. May be called twice."""
+        for broker in self.brokers.values():  # all at once: a controlled shutdown waits for the others
+            broker.send(signal.SIGCONT)
+            broker.send(signal.SIGTERM if self._count == 1 else signal.SIGKILL)
+        for broker in self.brokers.values():
+            broker.stop()
+        if not self._keep and self.brokers:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.brokers = {}
+        atexit.unregister(self.stop)
+
+    def keep(self) -> None:
+        """Leaves the folder, with `broker.out` of every broker, where it is."""
+        self._keep = True
+
+    def stop_broker(self, node_id: int) -> None:
+        """A clean stop: leaders move first."""
+        self.brokers[node_id].stop()
+
+    def kill_broker(self, node_id: int) -> None:
+        self.brokers[node_id].stop(signal.SIGKILL)
+
+    def start_broker(self, node_id: int) -> None:
+        """Starts a stopped broker again, on its ports and with its log."""
+        self.brokers[node_id].spawn(self._java_options)
+        self.wait_until_ready()
+
+    def pause_broker(self, node_id: int) -> None:
+        """The process stands still, its connections stay open."""
+        self.brokers[node_id].send(signal.SIGSTOP)
+
+    def resume_broker(self, node_id: int) -> None:
+        self.brokers[node_id].send(signal.SIGCONT)
+
+    def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Until every started broker names every started broker."""
+        deadline = time.monotonic() + timeout_s
+        started = {node_id: broker for node_id, broker in self.brokers.items() if broker.process is not None}
+        for node_id, broker in started.items():
+            while True:
+                with contextlib.suppress(OSError, struct.error):
+                    if set(started) <= set(running_brokers(broker.host, broker.port)):
+                        break
+                if not broker.running:
+                    raise ServerUnavailable(f"broker {node_id} ended: see {broker.output}\n{broker.last_output()}")
+                if time.monotonic() > deadline:
+                    raise ServerUnavailable(f"broker {node_id} is not ready after {timeout_s:.0f} s: {broker.output}")
+                time.sleep(0.1)
+
+    def log_folder(self, topic: str, partition: int, node_id: int = 1) -> Path:
+        """Where a broker keeps a partition's segment files."""
+        return self.brokers[node_id].logs / f"{topic}-{partition}"
+
+    def run_tool(
+        self, main: str, *args: str, stdin: str = "", timeout_s: float = 90.0, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a Java tool (`CONSOLE_CONSUMER`, ...) to its end; one that hangs is killed (TimeoutExpired)."""
+        command = [*java_command(main, heap_mib=256, log_level="WARN"), *args]
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False)
+        if check and done.returncode != 0:
+            raise RuntimeError(f"{main} ended with {done.returncode}: {done.stderr[-2000:]}{done.stdout[-2000:]}")
+        return done
+
+    def start_tool(self, main: str, *args: str) -> subprocess.Popen[str]:
+        """Starts a Java tool; the caller reads its output and ends it."""
+        command = [*java_command(main, heap_mib=256, log_level="WARN"), *args]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+    def _lay_out(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="tidegate-kafka-"))
+        ports = free_ports(2 * self._count, self.advertised_host)
+        self.brokers = {}
+        for node_id in range(1, self._count + 1):
+            folder = self.folder / str(node_id)
+            folder.mkdir()
+            self.brokers[node_id] = Broker(node_id, folder, self.advertised_host, ports.pop(), ports.pop())
+        for broker in self.brokers.values():
+            lines = "".join(f"{key}={value}\n" for key, value in self._properties(broker).items())
+            broker.properties.write_text(lines)
+
+    def _properties(self, broker: Broker) -> dict[str, str]:
+        replicas = str(min(3, self._count))
+        in_sync = str(min(2, self._count))
+        controllers = ",".join(f"{each.host}:{each.controller_port}" for each in self.brokers.values())
+        return {
+            "process.roles": "broker,controller",
+            "node.id": str(broker.node_id),
+            "controller.quorum.bootstrap.servers": controllers,
+            "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "listeners": f"PLAINTEXT://{broker.host}:{broker.port},CONTROLLER://{broker.host}:{broker.controller_port}",
+            "log.dirs": str(broker.logs),
+            "auto.create.topics.enable": "false",
+            "group.initial.rebalance.delay.ms": "0",
+            "default.replication.factor": replicas,
+            "min.insync.replicas": in_sync,
+            "offsets.topic.num.partitions": "3",
+            "offsets.topic.replication.factor": replicas,
+            "transaction.state.log.num.partitions": "3",
+            "transaction.state.log.replication.factor": replicas,
+            "transaction.state.log.min.isr": in_sync,
+            "share.coordinator.state.topic.num.partitions": "3",
+            "share.coordinator.state.topic.replication.factor": replicas,
+            "share.coordinator.state.topic.min.isr": in_sync,
+            **self._settings,
+        }
+
+    def _format(self) -> None:
+        voters = ",".join(
+            f"{each.node_id}@{each.host}:{each.controller_port}:{each.directory_id}" for each in self.brokers.values()
+        )
+        quick = ["-XX:TieredStopAtLevel=1"]
+        tool = java_command("kafka.tools.StorageTool", heap_mib=128, options=quick, log_level="WARN")
+        runs = {
+            node_id: subprocess.Popen(
+                [*tool, "format", "-t", self.cluster_id, "-c", str(broker.properties), "--initial-controllers", voters],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for node_id, broker in self.brokers.items()
+        }
+        for node_id, run in runs.items():
+            _, errors = run.communicate(timeout=START_TIMEOUT_S)
+            if run.returncode != 0:
+                raise ServerUnavailable(f"the log folder of broker {node_id} could not be formatted: {errors.strip()}")
+
+
+if __name__ == "__main__":
+    try:
+        print(kafka_libs())
+    except ServerUnavailable as missing:
+        sys.exit(str(missing))
