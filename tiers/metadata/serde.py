@@ -1,0 +1,317 @@
+"""Values and keys of the records in the remote log metadata topic.
+
+* Values 0 to 2 are Kafka's own, byte for byte (semantics 11.1): uvarint frame version, uvarint api key, uvarint
+  version, then a flexible message, nothing behind it. `LogStartOffsetUpdate` is ours: its api key is far from Kafka's.
+* Kafka writes no keys. We do, so that the topic can be compacted: what a record says of is its key, and a segment has
+  one for being added and one for its updates, for an update cannot be read without the add.
+* A null value says that what the key names is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from protocol.errors import ProtocolError, TruncatedError
+from protocol.primitives import (
+    EMPTY_TAGGED_SECTION,
+    INT8,
+    INT32,
+    INT64,
+    Buffer,
+    read_array_length,
+    read_bytes_bounds,
+    read_int8,
+    read_int32,
+    read_int64,
+    read_string,
+    read_uuid,
+    read_uvarint,
+    skip_tagged_section,
+    write_array_length,
+    write_bytes_length,
+    write_string,
+    write_uvarint,
+)
+from tiers.errors import RemoteLogMetadataError
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import (
+    LeaderEpochEntry,
+    LogStartOffsetUpdate,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    RemotePartitionDeleteMetadata,
+)
+from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
+
+SEGMENT_METADATA_API_KEY = 0
+SEGMENT_METADATA_UPDATE_API_KEY = 1
+PARTITION_DELETE_API_KEY = 2
+LOG_START_OFFSET_API_KEY = 1000
+
+_FRAME_VERSION = 1
+_MESSAGE_VERSION = 0
+_TXN_INDEX_EMPTY_TAG = 0
+
+MetadataRecord = (
+    RemoteLogSegmentMetadata | RemoteLogSegmentMetadataUpdate | RemotePartitionDeleteMetadata | LogStartOffsetUpdate
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordKey:
+    """What a record says of. `name` is the segment's uuid, the writer of a log start, or empty for a partition."""
+
+    api_key: int
+    topic_id_partition: TopicIdPartition
+    name: bytes = b""
+
+
+def key_of(record: MetadataRecord) -> RecordKey:
+    match record:
+        case RemoteLogSegmentMetadata():
+            return RecordKey(SEGMENT_METADATA_API_KEY, record.topic_id_partition, record.segment_id.id.bytes)
+        case RemoteLogSegmentMetadataUpdate():
+            partition = record.segment_id.topic_id_partition
+            return RecordKey(SEGMENT_METADATA_UPDATE_API_KEY, partition, record.segment_id.id.bytes)
+        case RemotePartitionDeleteMetadata():
+            return RecordKey(PARTITION_DELETE_API_KEY, record.topic_id_partition)
+        case LogStartOffsetUpdate():
+            return RecordKey(LOG_START_OFFSET_API_KEY, record.topic_id_partition, record.writer.encode())
+
+
+def segment_keys(segment_id: RemoteLogSegmentId) -> tuple[RecordKey, RecordKey]:
+    """Both keys of a segment: what is to be tombstoned after DELETE_SEGMENT_FINISHED, in the order of writing."""
+    partition, name = segment_id.topic_id_partition, segment_id.id.bytes
+    return (
+        RecordKey(SEGMENT_METADATA_API_KEY, partition, name),
+        RecordKey(SEGMENT_METADATA_UPDATE_API_KEY, partition, name),
+    )
+
+
+def encode_key(key: RecordKey) -> bytes:
+    partition = key.topic_id_partition
+    return write_uvarint(key.api_key) + partition.topic_id.bytes + INT32.pack(partition.partition) + key.name
+
+
+def decode_key(buf: Buffer) -> RecordKey:
+    """The topic's name is not in a key. Raises `RemoteLogMetadataError`."""
+    try:
+        api_key, pos = read_uvarint(buf, 0)
+        topic_id, pos = read_uuid(buf, pos)
+        partition, pos = read_int32(buf, pos)
+    except ProtocolError as error:
+        raise RemoteLogMetadataError(f"a metadata record's key cannot be read: {error}") from error
+    return RecordKey(api_key, TopicIdPartition(topic_id, partition), bytes(buf[pos:]))
+
+
+def encode_value(record: MetadataRecord) -> bytes:
+    match record:
+        case RemoteLogSegmentMetadata():
+            api_key, message = SEGMENT_METADATA_API_KEY, _write_metadata(record)
+        case RemoteLogSegmentMetadataUpdate():
+            api_key, message = SEGMENT_METADATA_UPDATE_API_KEY, _write_update(record)
+        case RemotePartitionDeleteMetadata():
+            api_key, message = PARTITION_DELETE_API_KEY, _write_partition_delete(record)
+        case LogStartOffsetUpdate():
+            api_key, message = LOG_START_OFFSET_API_KEY, _write_log_start(record)
+    return write_uvarint(_FRAME_VERSION) + write_uvarint(api_key) + write_uvarint(_MESSAGE_VERSION) + message
+
+
+def decode_value(buf: Buffer) -> MetadataRecord | None:
+    """None for an api key that is not known here. Torn or otherwise unreadable bytes: `RemoteLogMetadataError`."""
+    try:
+        frame_version, pos = read_uvarint(buf, 0)
+        api_key, pos = read_uvarint(buf, pos)
+        version, pos = read_uvarint(buf, pos)
+        if frame_version != _FRAME_VERSION:
+            raise RemoteLogMetadataError(f"a metadata record of frame version {frame_version}")
+        read = _READERS.get(api_key)
+        if read is None:
+            return None
+        if version != _MESSAGE_VERSION:
+            raise RemoteLogMetadataError(f"a metadata record of api key {api_key}, version {version}")
+        record, pos = read(buf, pos)
+    except (ProtocolError, ValueError) as error:
+        raise RemoteLogMetadataError(f"a metadata record of {len(buf)} bytes cannot be read: {error}") from error
+    if pos != len(buf):
+        raise RemoteLogMetadataError(f"{len(buf) - pos} bytes behind a metadata record")
+    return record
+
+
+def _write_partition(partition: TopicIdPartition) -> bytes:
+    return (
+        write_string(partition.topic, compact=True)
+        + partition.topic_id.bytes
+        + INT32.pack(partition.partition)
+        + EMPTY_TAGGED_SECTION
+    )
+
+
+def _read_partition(buf: Buffer, pos: int) -> tuple[TopicIdPartition, int]:
+    topic, pos = read_string(buf, pos, compact=True)
+    topic_id, pos = read_uuid(buf, pos)
+    partition, pos = read_int32(buf, pos)
+    return TopicIdPartition(topic_id, partition, topic or ""), skip_tagged_section(buf, pos)
+
+
+def _write_segment_id(segment_id: RemoteLogSegmentId) -> bytes:
+    return _write_partition(segment_id.topic_id_partition) + segment_id.id.bytes + EMPTY_TAGGED_SECTION
+
+
+def _read_segment_id(buf: Buffer, pos: int) -> tuple[RemoteLogSegmentId, int]:
+    partition, pos = _read_partition(buf, pos)
+    uuid, pos = read_uuid(buf, pos)
+    return RemoteLogSegmentId(partition, uuid), skip_tagged_section(buf, pos)
+
+
+def _write_nullable_bytes(value: bytes | None) -> bytes:
+    return b"\x00" if value is None else write_bytes_length(len(value), compact=True) + value
+
+
+def _read_nullable_bytes(buf: Buffer, pos: int) -> tuple[bytes | None, int]:
+    start, end = read_bytes_bounds(buf, pos, compact=True)
+    return (None, start) if end < 0 else (bytes(buf[start:end]), end)
+
+
+def _write_metadata(metadata: RemoteLogSegmentMetadata) -> bytes:
+    return b"".join(
+        (
+            _write_segment_id(metadata.segment_id),
+            INT64.pack(metadata.start_offset),
+            INT64.pack(metadata.end_offset),
+            INT32.pack(metadata.broker_id),
+            INT64.pack(metadata.max_timestamp_ms),
+            INT64.pack(metadata.event_timestamp_ms),
+            write_array_length(len(metadata.segment_leader_epochs), compact=True),
+            *(
+                INT32.pack(entry.epoch) + INT64.pack(entry.start_offset) + EMPTY_TAGGED_SECTION
+                for entry in metadata.segment_leader_epochs
+            ),
+            INT32.pack(metadata.segment_size_bytes),
+            _write_nullable_bytes(metadata.custom_metadata),
+            INT8.pack(metadata.state),
+            b"\x01\x00\x01\x01" if metadata.txn_index_empty else EMPTY_TAGGED_SECTION,
+        )
+    )
+
+
+def _read_metadata(buf: Buffer, pos: int) -> tuple[RemoteLogSegmentMetadata, int]:
+    segment_id, pos = _read_segment_id(buf, pos)
+    start_offset, pos = read_int64(buf, pos)
+    end_offset, pos = read_int64(buf, pos)
+    broker_id, pos = read_int32(buf, pos)
+    max_timestamp_ms, pos = read_int64(buf, pos)
+    event_timestamp_ms, pos = read_int64(buf, pos)
+    count, pos = read_array_length(buf, pos, compact=True)
+    epochs = []
+    for _ in range(count):
+        epoch, pos = read_int32(buf, pos)
+        epoch_start, pos = read_int64(buf, pos)
+        epochs.append(LeaderEpochEntry(epoch, epoch_start))
+        pos = skip_tagged_section(buf, pos)
+    segment_size_bytes, pos = read_int32(buf, pos)
+    custom_metadata, pos = _read_nullable_bytes(buf, pos)
+    state, pos = read_int8(buf, pos)
+    txn_index_empty, pos = _read_txn_index_empty(buf, pos)
+    if not epochs or start_offset > end_offset:
+        raise RemoteLogMetadataError(f"segment {segment_id.id} holds no offsets or no leader epoch")
+    metadata = RemoteLogSegmentMetadata(
+        segment_id=segment_id,
+        start_offset=start_offset,
+        end_offset=end_offset,
+        broker_id=broker_id,
+        max_timestamp_ms=max_timestamp_ms,
+        event_timestamp_ms=event_timestamp_ms,
+        segment_leader_epochs=tuple(epochs),
+        segment_size_bytes=segment_size_bytes,
+        state=RemoteLogSegmentState(state),
+        custom_metadata=custom_metadata,
+        txn_index_empty=txn_index_empty,
+    )
+    return metadata, pos
+
+
+def _read_txn_index_empty(buf: Buffer, pos: int) -> tuple[bool, int]:
+    end = skip_tagged_section(buf, pos)
+    count, pos = read_uvarint(buf, pos)
+    for _ in range(count):
+        tag, pos = read_uvarint(buf, pos)
+        size, pos = read_uvarint(buf, pos)
+        if tag == _TXN_INDEX_EMPTY_TAG:
+            if size != 1:
+                raise TruncatedError(f"a flag of {size} bytes")
+            return buf[pos] != 0, end
+        pos += size
+    return False, end
+
+
+def _write_update(update: RemoteLogSegmentMetadataUpdate) -> bytes:
+    return (
+        _write_segment_id(update.segment_id)
+        + INT32.pack(update.broker_id)
+        + INT64.pack(update.event_timestamp_ms)
+        + _write_nullable_bytes(update.custom_metadata)
+        + INT8.pack(update.state)
+        + EMPTY_TAGGED_SECTION
+    )
+
+
+def _read_update(buf: Buffer, pos: int) -> tuple[RemoteLogSegmentMetadataUpdate, int]:
+    segment_id, pos = _read_segment_id(buf, pos)
+    broker_id, pos = read_int32(buf, pos)
+    event_timestamp_ms, pos = read_int64(buf, pos)
+    custom_metadata, pos = _read_nullable_bytes(buf, pos)
+    state, pos = read_int8(buf, pos)
+    update = RemoteLogSegmentMetadataUpdate(
+        segment_id, broker_id, event_timestamp_ms, RemoteLogSegmentState(state), custom_metadata
+    )
+    return update, skip_tagged_section(buf, pos)
+
+
+def _write_partition_delete(metadata: RemotePartitionDeleteMetadata) -> bytes:
+    return (
+        _write_partition(metadata.topic_id_partition)
+        + INT32.pack(metadata.broker_id)
+        + INT64.pack(metadata.event_timestamp_ms)
+        + INT8.pack(metadata.state)
+        + EMPTY_TAGGED_SECTION
+    )
+
+
+def _read_partition_delete(buf: Buffer, pos: int) -> tuple[RemotePartitionDeleteMetadata, int]:
+    partition, pos = _read_partition(buf, pos)
+    broker_id, pos = read_int32(buf, pos)
+    event_timestamp_ms, pos = read_int64(buf, pos)
+    state, pos = read_int8(buf, pos)
+    metadata = RemotePartitionDeleteMetadata(
+        partition, broker_id, event_timestamp_ms, RemotePartitionDeleteState(state)
+    )
+    return metadata, skip_tagged_section(buf, pos)
+
+
+def _write_log_start(update: LogStartOffsetUpdate) -> bytes:
+    return (
+        _write_partition(update.topic_id_partition)
+        + write_string(update.writer, compact=True)
+        + INT64.pack(update.event_timestamp_ms)
+        + INT64.pack(update.log_start_offset)
+        + EMPTY_TAGGED_SECTION
+    )
+
+
+def _read_log_start(buf: Buffer, pos: int) -> tuple[LogStartOffsetUpdate, int]:
+    partition, pos = _read_partition(buf, pos)
+    writer, pos = read_string(buf, pos, compact=True)
+    event_timestamp_ms, pos = read_int64(buf, pos)
+    log_start_offset, pos = read_int64(buf, pos)
+    update = LogStartOffsetUpdate(partition, writer or "", event_timestamp_ms, log_start_offset)
+    return update, skip_tagged_section(buf, pos)
+
+
+_READERS: dict[int, Callable[[Buffer, int], tuple[MetadataRecord, int]]] = {
+    SEGMENT_METADATA_API_KEY: _read_metadata,
+    SEGMENT_METADATA_UPDATE_API_KEY: _read_update,
+    PARTITION_DELETE_API_KEY: _read_partition_delete,
+    LOG_START_OFFSET_API_KEY: _read_log_start,
+}
