@@ -1,0 +1,135 @@
+"""Fetch answers of the proxy's own: entries for remote data, and whole responses without a broker (semantics 2.2).
+
+Records are never null, since librdkafka fails the whole response on null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from struct import Struct
+
+from protocol.api_keys import ApiKey
+from protocol.apis.fetch_request import FLEXIBLE_FROM, FetchRequest
+from protocol.apis.fetch_response import (
+    DIVERGING_EPOCH_TAG,
+    LOG_START_OFFSET_FROM,
+    NO_PREFERRED_READ_REPLICA,
+    PREFERRED_READ_REPLICA_FROM,
+    SESSION_FROM,
+    UNKNOWN_OFFSET,
+    AbortedTransaction,
+    EpochEndOffset,
+)
+from protocol.apis.topic_reference import TOPIC_ID_FROM, TopicReference, write_topic_reference
+from protocol.header import build_response_header
+from protocol.primitives import (
+    EMPTY_TAGGED_SECTION,
+    INT32,
+    INT64,
+    Buffer,
+    write_array_length,
+    write_bytes_length,
+    write_uvarint,
+)
+
+_HEAD = Struct(">ihqq")
+_TOP = Struct(">ihi")
+_PRODUCER_ID_AND_FIRST_OFFSET = Struct(">qq")
+_EPOCH_AND_END_OFFSET = Struct(">iq")
+_NULL_ARRAY = {False: INT32.pack(-1), True: b"\x00"}
+
+
+def encode_partition(
+    version: int,
+    partition: int,
+    *,
+    error_code: int = 0,
+    high_watermark: int = UNKNOWN_OFFSET,
+    last_stable_offset: int = UNKNOWN_OFFSET,
+    log_start_offset: int = UNKNOWN_OFFSET,
+    aborted_transactions: Sequence[AbortedTransaction] | None = None,
+    records: Sequence[Buffer] = (),
+    diverging_epoch: EpochEndOffset | None = None,
+) -> list[Buffer]:
+    """One partition entry; `records` are handed on uncopied as the last buffers but for the tagged section.
+
+    `aborted_transactions` is None under read_uncommitted, else sorted by first offset without duplicates (semantics 7):
+    that order is the caller's. A diverging epoch needs version 12.
+    """
+    compact = version >= FLEXIBLE_FROM
+    head = bytearray(_HEAD.pack(partition, error_code, high_watermark, last_stable_offset))
+    if version >= LOG_START_OFFSET_FROM:
+        head += INT64.pack(log_start_offset)
+    if aborted_transactions is None:
+        head += _NULL_ARRAY[compact]
+    else:
+        head += write_array_length(len(aborted_transactions), compact)
+        for producer_id, first_offset in aborted_transactions:
+            head += _PRODUCER_ID_AND_FIRST_OFFSET.pack(producer_id, first_offset)
+            if compact:
+                head += EMPTY_TAGGED_SECTION
+    if version >= PREFERRED_READ_REPLICA_FROM:
+        head += INT32.pack(NO_PREFERRED_READ_REPLICA)
+    head += write_bytes_length(sum(len(buffer) for buffer in records), compact)
+    if not compact:
+        if diverging_epoch is not None:
+            raise ValueError(f"Fetch version {version} has no diverging epoch")
+        return [head, *records]
+    tail = EMPTY_TAGGED_SECTION
+    if diverging_epoch is not None:
+        content = _EPOCH_AND_END_OFFSET.pack(*diverging_epoch) + EMPTY_TAGGED_SECTION
+        tail = b"\x01" + write_uvarint(DIVERGING_EPOCH_TAG) + write_uvarint(len(content)) + content
+    return [head, *records, tail]
+
+
+def encode_response(
+    version: int,
+    correlation_id: int,
+    topics: Sequence[tuple[TopicReference, Sequence[Sequence[Buffer]]]],
+    *,
+    throttle_time_ms: int = 0,
+    error_code: int = 0,
+    session_id: int = 0,
+) -> list[Buffer]:
+    """A payload, header included, of `(topic, [entry])` where an entry is what `encode_partition` made.
+
+    Versions before 7 have neither a top-level error nor a session.
+    """
+    compact = version >= FLEXIBLE_FROM
+    head = bytearray(build_response_header(ApiKey.FETCH, version, correlation_id))
+    if version >= SESSION_FROM:
+        head += _TOP.pack(throttle_time_ms, error_code, session_id)
+    else:
+        head += INT32.pack(throttle_time_ms)
+    head += write_array_length(len(topics), compact)
+    out: list[Buffer] = [head]
+    for topic, entries in topics:
+        out.append(write_topic_reference(topic, version) + write_array_length(len(entries), compact))
+        for entry in entries:
+            out.extend(entry)
+        if compact:
+            out.append(EMPTY_TAGGED_SECTION)
+    if compact:
+        out.append(EMPTY_TAGGED_SECTION)
+    return out
+
+
+def encode_error_response(request: FetchRequest, correlation_id: int, error_code: int) -> bytes:
+    """The whole request failed: at the top from version 7 on, and in every partition before 13, as brokers do."""
+    topics = _answer_all(request, error_code) if request.version < TOPIC_ID_FROM else ()
+    return b"".join(encode_response(request.version, correlation_id, tuple(topics), error_code=error_code))
+
+
+def encode_empty_response(request: FetchRequest, correlation_id: int) -> bytes:
+    """No error, no records, session id 0: every partition that a full request names, none for an incremental one.
+
+    Offsets are unknown (-1). Clients poll again, with a full request.
+    """
+    topics = _answer_all(request, 0) if request.is_full else ()
+    return b"".join(encode_response(request.version, correlation_id, tuple(topics)))
+
+
+def _answer_all(request: FetchRequest, error_code: int) -> Iterable[tuple[TopicReference, Sequence[Sequence[Buffer]]]]:
+    for topic in request.topics:
+        asked = request.partitions[topic.first_partition : topic.end_partition]
+        yield topic.topic, [encode_partition(request.version, p.partition, error_code=error_code) for p in asked]

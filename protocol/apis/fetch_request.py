@@ -1,0 +1,368 @@
+"""Fetch requests, versions 4 to 18, read by position and changed by bytes (semantics 2.1).
+
+The limits and the session fields stand at fixed places before the topics, so they are patched in place. A request for
+fewer partitions is rebuilt from the bytes of the entries that stay. Nothing is re-encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+from struct import Struct
+from typing import NamedTuple
+
+from protocol.apis.topic_reference import TopicReference, read_topic_reference
+from protocol.errors import LimitExceededError, ProtocolError, TruncatedError
+from protocol.primitives import (
+    INT32,
+    MAX_TAGGED_FIELDS,
+    Buffer,
+    read_array_length,
+    read_int32,
+    read_string_bounds,
+    read_uvarint,
+    skip_tagged_section,
+    write_array_length,
+)
+
+FLEXIBLE_FROM = 12
+MIN_VERSION = 4
+MAX_VERSION = 18
+
+CONSUMER_REPLICA_ID = -1
+NO_SESSION_ID = 0
+INITIAL_SESSION_EPOCH = 0
+"""A full request that asks for a session."""
+FINAL_SESSION_EPOCH = -1
+"""A full request that wants no session, and closes the one that it names."""
+
+_SESSION_FROM = 7
+_RACK_FROM = 11
+_REPLICA_STATE_FROM = 15
+_REPLICA_STATE_TAG = 1
+
+_ENTRY_V4 = Struct(">iqi")
+_ENTRY_V5 = Struct(">iqqi")
+_ENTRY_V9 = Struct(">iiqqi")
+_ENTRY_V12 = Struct(">iiqiqi")
+_ENTRY_V12_WITHOUT_TAGS = Struct(">iiqiqix")
+_LIMITS_V7 = Struct(">iiibii")
+_LIMITS_V4 = Struct(">iiib")
+
+
+class FetchPartition(NamedTuple):
+    """One partition entry at `[start, end)` of the payload, its tagged section included."""
+
+    topic: TopicReference
+    partition: int
+    current_leader_epoch: int
+    fetch_offset: int
+    last_fetched_epoch: int
+    partition_max_bytes: int
+    start: int
+    end: int
+
+
+class FetchTopic(NamedTuple):
+    """A topic entry at `[start, end)`; its partitions are `[first_partition, end_partition)` of the request's."""
+
+    topic: TopicReference
+    start: int
+    partitions_position: int
+    """Of the partition array's length."""
+    tail_position: int
+    """Where the last partition entry ends."""
+    end: int
+    first_partition: int
+    end_partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """A parsed request; positions are absolute in `payload`, which is referenced, not copied."""
+
+    payload: Buffer
+    version: int
+    body_position: int
+    replica_id: int
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    isolation_level: int
+    session_id: int
+    session_epoch: int
+    topics: list[FetchTopic]
+    partitions: list[FetchPartition]
+    """In wire order, which is also the order of the byte budget."""
+    forgotten: list[tuple[TopicReference, tuple[int, ...]]]
+    topics_position: int
+    forgotten_position: int
+    """Of the forgotten topics array; equals `forgotten_end` before version 7, which has none."""
+    forgotten_end: int
+
+    @property
+    def is_read_committed(self) -> bool:
+        return self.isolation_level == 1
+
+    @property
+    def is_from_follower(self) -> bool:
+        """Asked by a broker or for a future replica (semantics 2.1): never answered from the remote tier."""
+        return self.replica_id >= 0 or self.replica_id == -3
+
+    @property
+    def is_full(self) -> bool:
+        """Names all partitions that the client wants, rather than changes to a session."""
+        return self.session_epoch <= INITIAL_SESSION_EPOCH
+
+    def with_only(self, kept: Container[int]) -> bytearray:
+        """The request (header included) for the partitions with those indexes, entries verbatim, none forgotten.
+
+        May be patched further by `patch_fetch_request`: everything before the topics keeps its place.
+        """
+        compact = self.version >= FLEXIBLE_FROM
+        view = memoryview(self.payload)
+        body = bytearray()
+        topic_count = 0
+        for topic in self.topics:
+            entries = [p for p in range(topic.first_partition, topic.end_partition) if p in kept]
+            if not entries:
+                continue
+            topic_count += 1
+            body += view[topic.start : topic.partitions_position]
+            body += write_array_length(len(entries), compact)
+            for index in entries:
+                body += view[self.partitions[index].start : self.partitions[index].end]
+            body += view[topic.tail_position : topic.end]
+        out = bytearray(view[: self.topics_position])
+        out += write_array_length(topic_count, compact)
+        out += body
+        if self.version >= _SESSION_FROM:
+            out += write_array_length(0, compact)
+        out += view[self.forgotten_end :]
+        return out
+
+
+def parse_fetch_request(payload: Buffer, body_position: int, version: int) -> FetchRequest:
+    """Raises `ProtocolError` for what is no request of that version, trailing bytes included."""
+    _check_version(version)
+    compact = version >= FLEXIBLE_FROM
+    pos = body_position
+    replica_id = CONSUMER_REPLICA_ID
+    session_id = NO_SESSION_ID
+    session_epoch = FINAL_SESSION_EPOCH
+    if version < _REPLICA_STATE_FROM:
+        replica_id, pos = read_int32(payload, pos)
+    limits = _LIMITS_V7 if version >= _SESSION_FROM else _LIMITS_V4
+    if pos + limits.size > len(payload):
+        raise TruncatedError(f"a Fetch request of {len(payload)} bytes")
+    if version >= _SESSION_FROM:
+        max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch = _LIMITS_V7.unpack_from(
+            payload, pos
+        )
+    else:
+        max_wait_ms, min_bytes, max_bytes, isolation_level = _LIMITS_V4.unpack_from(payload, pos)
+    pos += limits.size
+
+    topics_position = pos
+    topics: list[FetchTopic] = []
+    partitions: list[FetchPartition] = []
+    topic_count, pos = read_array_length(payload, pos, compact)
+    for _ in range(topic_count):
+        start = pos
+        topic, pos = read_topic_reference(payload, pos, version)
+        partitions_position = pos
+        first_partition = len(partitions)
+        pos = _read_partitions(payload, pos, version, topic, partitions)
+        tail_position = pos
+        if compact:
+            pos = skip_tagged_section(payload, pos)
+        topics.append(
+            FetchTopic(topic, start, partitions_position, tail_position, pos, first_partition, len(partitions))
+        )
+
+    forgotten_position = pos
+    forgotten: list[tuple[TopicReference, tuple[int, ...]]] = []
+    if version >= _SESSION_FROM:
+        pos = _read_forgotten(payload, pos, version, forgotten)
+    forgotten_end = pos
+    if version >= _RACK_FROM:
+        start, end = read_string_bounds(payload, pos, compact)
+        pos = start if end < 0 else end
+    if compact:
+        tagged_replica_id, pos = _read_tags(payload, pos)
+        if version >= _REPLICA_STATE_FROM:
+            replica_id = tagged_replica_id
+    if pos != len(payload):
+        raise ProtocolError(f"{len(payload) - pos} bytes after a Fetch request")
+    return FetchRequest(
+        payload,
+        version,
+        body_position,
+        replica_id,
+        max_wait_ms,
+        min_bytes,
+        max_bytes,
+        isolation_level,
+        session_id,
+        session_epoch,
+        topics,
+        partitions,
+        forgotten,
+        topics_position,
+        forgotten_position,
+        forgotten_end,
+    )
+
+
+def topics_of(payload: Buffer, body_position: int, version: int) -> list[TopicReference]:
+    """The topics that the request names, forgotten ones aside: what decides whether to parse it at all."""
+    _check_version(version)
+    compact = version >= FLEXIBLE_FROM
+    pos = topics_position(body_position, version)
+    topics: list[TopicReference] = []
+    topic_count, pos = read_array_length(payload, pos, compact)
+    for _ in range(topic_count):
+        topic, pos = read_topic_reference(payload, pos, version)
+        topics.append(topic)
+        partition_count, pos = read_array_length(payload, pos, compact)
+        if not compact:
+            pos += max(partition_count, 0) * _entry_struct(version).size
+            continue
+        end = _end_of_untagged_entries(payload, pos, partition_count)
+        if end is None:
+            for _ in range(partition_count):
+                pos = skip_tagged_section(payload, pos + _ENTRY_V12.size)
+        else:
+            pos = end
+        pos = skip_tagged_section(payload, pos)
+    if pos > len(payload):
+        raise TruncatedError(f"a Fetch request of {len(payload)} bytes")
+    return topics
+
+
+def topics_position(body_position: int, version: int) -> int:
+    """Where the topics array begins: everything before it has a fixed size."""
+    replica_id_size = 0 if version >= _REPLICA_STATE_FROM else INT32.size
+    limits = _LIMITS_V7 if version >= _SESSION_FROM else _LIMITS_V4
+    return body_position + replica_id_size + limits.size
+
+
+def patch_fetch_request(
+    payload: bytearray,
+    body_position: int,
+    version: int,
+    *,
+    max_wait_ms: int | None = None,
+    min_bytes: int | None = None,
+    max_bytes: int | None = None,
+    session_id: int | None = None,
+    session_epoch: int | None = None,
+) -> None:
+    """Overwrites fields in place; None leaves one alone. Versions before 7 have no session fields to overwrite."""
+    start = body_position + (0 if version >= _REPLICA_STATE_FROM else INT32.size)
+    fields = [(0, max_wait_ms), (4, min_bytes), (8, max_bytes)]
+    if version >= _SESSION_FROM:
+        fields += [(13, session_id), (17, session_epoch)]
+    for offset, value in fields:
+        if value is not None:
+            INT32.pack_into(payload, start + offset, value)
+
+
+def _check_version(version: int) -> None:
+    if not MIN_VERSION <= version <= MAX_VERSION:
+        raise ProtocolError(f"Fetch version {version}")
+
+
+def _entry_struct(version: int) -> Struct:
+    if version >= 12:
+        return _ENTRY_V12
+    if version >= 9:
+        return _ENTRY_V9
+    return _ENTRY_V5 if version >= 5 else _ENTRY_V4
+
+
+def _end_of_untagged_entries(payload: Buffer, pos: int, count: int) -> int | None:
+    """Where `count` flexible entries end if none of them has tagged fields, as consumers send them."""
+    size = _ENTRY_V12_WITHOUT_TAGS.size
+    end = pos + max(count, 0) * size
+    if end > len(payload):
+        return None
+    return None if any(payload[pos + size - 1 : end : size]) else end
+
+
+def _read_partitions(
+    payload: Buffer, pos: int, version: int, topic: TopicReference, partitions: list[FetchPartition]
+) -> int:
+    compact = version >= FLEXIBLE_FROM
+    count, pos = read_array_length(payload, pos, compact)
+    if count <= 0:
+        return pos
+    entry = _entry_struct(version)
+    size = entry.size
+    if pos + count * size > len(payload):
+        raise TruncatedError(f"{count} partitions at {pos} of {len(payload)} bytes")
+    append = partitions.append
+    if compact:
+        end_of_all = _end_of_untagged_entries(payload, pos, count)
+        if end_of_all is not None:
+            size += 1
+            for partition, leader_epoch, offset, fetched_epoch, _, max_bytes in _ENTRY_V12_WITHOUT_TAGS.iter_unpack(
+                memoryview(payload)[pos:end_of_all]
+            ):
+                append(
+                    FetchPartition(topic, partition, leader_epoch, offset, fetched_epoch, max_bytes, pos, pos + size)
+                )
+                pos += size
+            return end_of_all
+        for _ in range(count):
+            start = pos
+            if pos + size > len(payload):
+                raise TruncatedError(f"a partition at {pos} of {len(payload)} bytes")
+            partition, leader_epoch, offset, fetched_epoch, _, max_bytes = entry.unpack_from(payload, pos)
+            pos = skip_tagged_section(payload, pos + size)
+            append(FetchPartition(topic, partition, leader_epoch, offset, fetched_epoch, max_bytes, start, pos))
+        return pos
+    for values in entry.iter_unpack(memoryview(payload)[pos : pos + count * size]):
+        leader_epoch = -1
+        if version >= 9:
+            partition, leader_epoch, offset, _, max_bytes = values
+        elif version >= 5:
+            partition, offset, _, max_bytes = values
+        else:
+            partition, offset, max_bytes = values
+        append(FetchPartition(topic, partition, leader_epoch, offset, -1, max_bytes, pos, pos + size))
+        pos += size
+    return pos
+
+
+def _read_forgotten(
+    payload: Buffer, pos: int, version: int, forgotten: list[tuple[TopicReference, tuple[int, ...]]]
+) -> int:
+    compact = version >= FLEXIBLE_FROM
+    count, pos = read_array_length(payload, pos, compact)
+    for _ in range(count):
+        topic, pos = read_topic_reference(payload, pos, version)
+        partition_count, pos = read_array_length(payload, pos, compact)
+        end = pos + max(partition_count, 0) * INT32.size
+        if end > len(payload):
+            raise TruncatedError(f"{partition_count} forgotten partitions at {pos} of {len(payload)} bytes")
+        forgotten.append((topic, tuple(p for (p,) in INT32.iter_unpack(memoryview(payload)[pos:end]))))
+        pos = skip_tagged_section(payload, end) if compact else end
+    return pos
+
+
+def _read_tags(payload: Buffer, pos: int) -> tuple[int, int]:
+    """`(replica id, position after the section)` of the request's own tagged fields."""
+    replica_id = CONSUMER_REPLICA_ID
+    count, pos = read_uvarint(payload, pos)
+    if count > MAX_TAGGED_FIELDS:
+        raise LimitExceededError(f"a tagged section of {count} fields; the limit is {MAX_TAGGED_FIELDS}")
+    for _ in range(count):
+        tag, pos = read_uvarint(payload, pos)
+        size, pos = read_uvarint(payload, pos)
+        if pos + size > len(payload):
+            raise TruncatedError(f"a tagged field of {size} bytes at {pos} of {len(payload)}")
+        if tag == _REPLICA_STATE_TAG:
+            replica_id, _ = read_int32(payload, pos)
+        pos += size
+    return replica_id, pos
