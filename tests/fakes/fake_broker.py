@@ -99,7 +99,7 @@ class FakeBroker:
             self.requests.append(request)
             response = await self.answers[key](request)
         tags = b"\x00" if key != ApiVersionsRequest.API_KEY and request_class.flexible_version_q(version) else b""
-        payload = (header.correlation_id + self.correlation_skew).to_bytes(4, "big") + tags
+        payload: bytes = (header.correlation_id + self.correlation_skew).to_bytes(4, "big") + tags
         payload += bytes(response.encode(version=version))
         return len(payload).to_bytes(4, "big") + payload
 

@@ -1,0 +1,274 @@
+"""`BrokerLogSource`: the log as its leader holds it, by Fetch v13+ and the few requests beside it (semantics 13).
+
+* Fetch and its errors are by topic id; ListOffsets, OffsetForLeaderEpoch and DeleteRecords take names: the name is what
+  the cluster calls the id now, and a Fetch by id on the same connection stands beside each of them.
+* Every request names the leader epoch of the metadata that found the leader, so a deposed one refuses it.
+* Whatever a moved leader answers is retried with fresh metadata until the deadline; the rest is the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from kafka.protocol.admin import DeleteRecordsRequest
+from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
+
+from protocol.errors import CorruptBatchError, ErrorCode
+from protocol.primitives import Buffer
+from protocol.records.record_batch import verify_batches
+from tiers.broker.client import DEFAULT_METADATA_MAX_AGE_MS, BrokerClient, Leader, monotonic_ms
+from tiers.broker.fetch import READ_COMMITTED, FetchedPartition, FetchPosition, fetch_raw
+from tiers.errors import BrokerError, LogDivergedError, OffsetGapError
+from tiers.log.log_source import EpochEndOffset, LocalLogBounds, LogRead
+from tiers.model.ids import TopicIdPartition
+
+_LATEST_TIMESTAMP = -1
+_CONSUMER_REPLICA_ID = -1
+_BACKOFF_BASE_MS = 50
+_BACKOFF_CAP_MS = 1000
+_LANE = "log"
+
+_LEADER_MAY_HAVE_MOVED = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.INCONSISTENT_TOPIC_ID,
+    }
+)
+
+Answer = TypeVar("Answer")
+
+
+class BrokerLogSource:
+    """`LogSource` on a `BrokerClient` that somebody else opens and closes."""
+
+    def __init__(
+        self,
+        client: BrokerClient,
+        *,
+        clock_ms: Callable[[], int] = monotonic_ms,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._client = client
+        self._clock_ms = clock_ms
+        self._jitter = jitter
+
+    async def bounds(self, partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
+        async def ask(leader: Leader, remaining_ms: int) -> LocalLogBounds:
+            # A fetch at the log's end names all bounds and carries no records, or the one batch that just came.
+            end = await self._last_stable_offset(partition, leader, remaining_ms)
+            fetched = await self._fetch(partition, leader, end, 1, remaining_ms)
+            _raise_for(fetched.error, partition)
+            return LocalLogBounds(
+                log_start_offset=fetched.log_start_offset,
+                last_stable_offset=fetched.last_stable_offset,
+                high_watermark=fetched.high_watermark,
+                leader_epoch=leader.leader_epoch,
+            )
+
+        return await self._with_leader(partition, timeout_ms, ask)
+
+    async def read(self, partition: TopicIdPartition, offset: int, max_bytes: int, timeout_ms: int) -> LogRead:
+        async def ask(leader: Leader, remaining_ms: int) -> LogRead | None:
+            fetched = await self._fetch(partition, leader, offset, max_bytes, remaining_ms)
+            if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
+                return None
+            _raise_for(fetched.error, partition)
+            return LogRead(
+                records=_verified(fetched.records, offset, fetched.last_stable_offset, partition),
+                log_start_offset=fetched.log_start_offset,
+                last_stable_offset=fetched.last_stable_offset,
+                high_watermark=fetched.high_watermark,
+                leader_epoch=leader.leader_epoch,
+                aborted_transactions=fetched.aborted_transactions,
+            )
+
+        deadline_ms = self._clock_ms() + timeout_ms
+        read = await self._with_leader(partition, timeout_ms, ask)
+        if read is not None:
+            return read
+        bounds = await self.bounds(partition, max(1, deadline_ms - self._clock_ms()))
+        if offset < bounds.log_start_offset:
+            raise OffsetGapError(f"{partition}: offset {offset} is below the log start {bounds.log_start_offset}")
+        if offset > bounds.high_watermark:
+            raise LogDivergedError(f"{partition}: offset {offset} is above the log's end {bounds.high_watermark}")
+        raise BrokerError(f"{partition}: offset {offset} was out of range a moment ago", retriable=True)
+
+    async def end_offset_for_epoch(
+        self, partition: TopicIdPartition, leader_epoch: int, timeout_ms: int
+    ) -> EpochEndOffset:
+        request = OffsetForLeaderEpochRequest
+
+        async def ask(leader: Leader, remaining_ms: int) -> EpochEndOffset:
+            topic = request.OffsetForLeaderTopic(
+                topic=self._name(partition),
+                partitions=[
+                    request.OffsetForLeaderTopic.OffsetForLeaderPartition(
+                        partition=partition.partition,
+                        current_leader_epoch=leader.leader_epoch,
+                        leader_epoch=leader_epoch,
+                    )
+                ],
+            )
+            message = request(replica_id=_CONSUMER_REPLICA_ID, topics=[topic])
+            response = await self._client.request(leader.node_id, message, remaining_ms, min_version=2, lane=_LANE)
+            answer = _only_partition(response.topics, partition)
+            _raise_for(answer.error_code, partition)
+            return EpochEndOffset(answer.leader_epoch, answer.end_offset)
+
+        return await self._with_leader(partition, timeout_ms, ask)
+
+    async def delete_records(self, partition: TopicIdPartition, offset: int, leader_epoch: int, timeout_ms: int) -> int:
+        request = DeleteRecordsRequest
+
+        async def ask(leader: Leader, remaining_ms: int) -> int:
+            if leader.leader_epoch != leader_epoch:
+                raise _ForGood(
+                    f"{partition} is led in epoch {leader.leader_epoch}, not {leader_epoch}",
+                    ErrorCode.FENCED_LEADER_EPOCH,
+                )
+            # The Fetch is what checks topic id, leader epoch and end offset where the trim will happen.
+            fetched = await self._fetch(partition, leader, offset, 1, remaining_ms)
+            if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
+                return await self._start_if_below(partition, offset, leader, remaining_ms)
+            if fetched.error in (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH):
+                raise _ForGood(f"{partition} is not led in epoch {leader_epoch} any more", fetched.error)
+            _raise_for(fetched.error, partition)
+            if offset > fetched.last_stable_offset:
+                raise _ForGood(f"{partition}: {offset} lies above the LSO {fetched.last_stable_offset}")
+            topic = request.DeleteRecordsTopic(
+                name=self._name(partition),
+                partitions=[
+                    request.DeleteRecordsTopic.DeleteRecordsPartition(
+                        partition_index=partition.partition, offset=offset
+                    )
+                ],
+            )
+            message = request(topics=[topic], timeout_ms=remaining_ms)
+            response = await self._client.request(leader.node_id, message, remaining_ms, lane=_LANE)
+            answer = _only_partition(response.topics, partition)
+            _raise_for(answer.error_code, partition)
+            return int(answer.low_watermark)
+
+        return await self._with_leader(partition, timeout_ms, ask)
+
+    async def _start_if_below(self, partition: TopicIdPartition, offset: int, leader: Leader, timeout_ms: int) -> int:
+        end = await self._last_stable_offset(partition, leader, timeout_ms)
+        fetched = await self._fetch(partition, leader, end, 1, timeout_ms)
+        _raise_for(fetched.error, partition)
+        if fetched.log_start_offset >= offset:
+            return fetched.log_start_offset
+        raise _ForGood(f"{partition}: {offset} lies above the log's end", ErrorCode.OFFSET_OUT_OF_RANGE)
+
+    async def _last_stable_offset(self, partition: TopicIdPartition, leader: Leader, timeout_ms: int) -> int:
+        request = ListOffsetsRequest
+        topic = request.ListOffsetsTopic(
+            name=self._name(partition),
+            partitions=[
+                request.ListOffsetsTopic.ListOffsetsPartition(
+                    partition_index=partition.partition,
+                    current_leader_epoch=leader.leader_epoch,
+                    timestamp=_LATEST_TIMESTAMP,
+                )
+            ],
+        )
+        message = request(replica_id=_CONSUMER_REPLICA_ID, isolation_level=READ_COMMITTED, topics=[topic])
+        response = await self._client.request(leader.node_id, message, timeout_ms, min_version=4, lane=_LANE)
+        answer = _only_partition(response.topics, partition)
+        _raise_for(answer.error_code, partition)
+        return int(answer.offset)
+
+    async def _fetch(
+        self, partition: TopicIdPartition, leader: Leader, offset: int, max_bytes: int, timeout_ms: int
+    ) -> FetchedPartition:
+        position = FetchPosition(
+            partition.topic_id, partition.partition, offset, leader.leader_epoch, max_bytes=max_bytes
+        )
+        answer = await fetch_raw(
+            self._client, leader.node_id, [position], max_bytes=max_bytes, timeout_ms=timeout_ms, lane=_LANE
+        )
+        for fetched in answer:
+            if fetched.topic_id == partition.topic_id and fetched.partition == partition.partition:
+                return fetched
+        raise BrokerError(f"{partition}: the broker throttles", retriable=True)
+
+    def _name(self, partition: TopicIdPartition) -> str:
+        metadata = self._client.cached_metadata
+        topic = None if metadata is None else metadata.topics_by_id.get(partition.topic_id)
+        if topic is None:
+            raise BrokerError(f"no topic has the id of {partition}", ErrorCode.UNKNOWN_TOPIC_ID)
+        return topic.name
+
+    async def _with_leader(
+        self, partition: TopicIdPartition, timeout_ms: int, ask: Callable[[Leader, int], Awaitable[Answer]]
+    ) -> Answer:
+        deadline_ms = self._clock_ms() + timeout_ms
+        max_age_ms, backoff_ms = DEFAULT_METADATA_MAX_AGE_MS, _BACKOFF_BASE_MS
+        while True:
+            remaining_ms = max(1, deadline_ms - self._clock_ms())
+            try:
+                leader = await self._client.leader_of(partition, remaining_ms, max_age_ms)
+            except BrokerError as error:
+                # Fresh metadata without the id means that the topic is gone, not that its leader moved.
+                if not error.retriable and max_age_ms == 0:
+                    raise
+                trouble = error
+            else:
+                try:
+                    return await ask(leader, max(1, deadline_ms - self._clock_ms()))
+                except _ForGood as error:
+                    raise BrokerError(str(error), error.code) from error
+                except BrokerError as error:
+                    if not error.retriable:
+                        raise
+                    trouble = error
+            pause_ms = int(backoff_ms * self._jitter())
+            if self._clock_ms() + pause_ms >= deadline_ms:
+                raise trouble
+            await asyncio.sleep(pause_ms / 1000)
+            max_age_ms, backoff_ms = 0, min(_BACKOFF_CAP_MS, backoff_ms * 2)
+
+
+class _ForGood(BrokerError):
+    """Not to be retried, whatever its code."""
+
+
+def _raise_for(code: int, partition: TopicIdPartition) -> None:
+    if code != ErrorCode.NONE:
+        raise BrokerError(f"{partition}: the leader answered {code}", code, retriable=code in _LEADER_MAY_HAVE_MOVED)
+
+
+def _only_partition(topics: Any, partition: TopicIdPartition) -> Any:
+    for topic in topics:
+        for answer in topic.partitions:
+            index = answer.partition if hasattr(answer, "partition") else answer.partition_index
+            if index == partition.partition:
+                return answer
+    raise BrokerError(f"{partition}: the broker's answer leaves it out", retriable=True)
+
+
+def _verified(records: Buffer, offset: int, last_stable_offset: int, partition: TopicIdPartition) -> bytes:
+    """The whole, verified batches below the last stable offset."""
+    try:
+        batches = verify_batches(records, offset)
+    except CorruptBatchError as error:
+        raise BrokerError(f"{partition}: {error}", ErrorCode.CORRUPT_MESSAGE) from error
+    end = 0
+    for batch in batches:
+        if batch.next_offset > last_stable_offset:
+            break
+        end = batch.end
+    if end == len(records) and isinstance(records, bytes):
+        return records
+    return bytes(memoryview(records)[:end])
