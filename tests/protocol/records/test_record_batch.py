@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.record import MemoryRecords
+
+from protocol.errors import CorruptBatchError
+from protocol.records.record_batch import (
+    CODEC_GZIP,
+    crc32c,
+    crc_matches,
+    cut_at_batches,
+    iterate_batches,
+    skip_to_offset,
+    verify_batches,
+    verify_crc,
+)
+from tests.fakes.record_batches import batch_of, build_batch, control_batch, legacy_message, legacy_wrapper, record
+
+ABORT_AT_25 = bytes.fromhex(
+    "0000000000000019"  # base offset 25
+    "00000042"  # length: 66 bytes follow
+    "00000005"  # leader epoch 5
+    "02"  # magic
+    "0d18561a"  # CRC-32C
+    "0030"  # transactional, control
+    "00000000"  # last offset delta
+    "00000174876e8000 00000174876e8000"  # base and max timestamp
+    "0000000000000fa0 0003 ffffffff"  # producer 4000, epoch 3, no sequence
+    "00000001"  # one record
+    "20 00 00 00 08 00000000 0c 00000000 0007 00"  # key: version 0, ABORT; value: version 0, coordinator epoch 7
+)
+
+batch_sizes = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 60)), max_size=8)
+
+
+def log_of(sizes: list[tuple[int, int]], first_offset: int = 100, gap: int = 0) -> list[bytes]:
+    batches = []
+    offset = first_offset
+    for count, value_bytes in sizes:
+        batches.append(batch_of(offset, count, value_bytes=value_bytes))
+        offset += count + gap
+    return batches
+
+
+def test_an_abort_marker() -> None:
+    (batch,) = verify_batches(ABORT_AT_25)
+    assert (batch.start, batch.end, batch.base_offset, batch.last_offset, batch.next_offset) == (0, 78, 25, 25, 26)
+    assert (batch.leader_epoch, batch.producer_id, batch.producer_epoch, batch.base_sequence) == (5, 4000, 3, -1)
+    assert batch.is_control
+    assert batch.is_transactional
+    assert not batch.is_log_append_time
+    assert batch.max_timestamp == 1_600_000_000_000
+    assert batch.records_count == 1
+    assert control_batch(25, commit=False, producer_id=4000, producer_epoch=3, leader_epoch=5) == ABORT_AT_25
+
+
+def test_crc32c_check_value() -> None:
+    assert crc32c(b"..123456789..", 2, 11) == 0xE3069283
+
+
+def test_crc32c_of_more_than_one_piece_is_that_of_the_whole() -> None:
+    data = bytes(range(256)) * 4096
+    whole = crc32c(data, 0, len(data))
+    assert whole == crc32c(memoryview(bytearray(data)), 0, len(data))
+    assert whole != crc32c(data, 0, len(data) - 1)
+
+
+@given(batch_sizes)
+def test_headers_are_what_kafka_python_reads(sizes: list[tuple[int, int]]) -> None:
+    log = b"".join(log_of(sizes))
+    theirs = MemoryRecords(log)
+    for batch in iterate_batches(log):
+        their_batch = theirs.next_batch()
+        assert batch.base_offset == their_batch.base_offset
+        assert batch.last_offset == their_batch.last_offset
+        assert batch.leader_epoch == their_batch.leader_epoch
+        assert batch.max_timestamp == their_batch.max_timestamp
+        assert batch.codec == their_batch.compression_type
+        assert batch.records_count == their_batch.records_count
+        assert batch.crc == their_batch.crc
+        assert batch.size_bytes == their_batch.size_in_bytes
+        assert crc_matches(log, batch)
+    assert not theirs.has_next()
+
+
+@given(batch_sizes, st.integers(0, 80), st.data())
+def test_an_incomplete_last_batch_is_left_out(sizes: list[tuple[int, int]], before: int, data: st.DataObject) -> None:
+    batches = log_of(sizes)
+    log = b"".join(batches)
+    length = data.draw(st.integers(0, len(log)))
+    buf = b"\xee" * before + log[:length] + b"\xee" * before
+    whole = list(iterate_batches(memoryview(buf), before, before + length))
+    ends = [before + sum(map(len, batches[: i + 1])) for i in range(len(batches))]
+    assert [b.end for b in whole] == [end for end in ends if end <= before + length]
+    assert [b.start for b in whole] == [before, *ends][: len(whole)]
+
+
+@given(batch_sizes.filter(bool), st.data())
+def test_a_flipped_bit_under_the_crc_is_found(sizes: list[tuple[int, int]], data: st.DataObject) -> None:
+    log = bytearray(b"".join(log_of(sizes)))
+    batches = list(iterate_batches(log))
+    batch = data.draw(st.sampled_from(batches))
+    position = data.draw(st.integers(batch.start + 17, batch.end - 1))
+    log[position] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(CorruptBatchError):
+        verify_batches(log)
+
+
+def test_the_leader_epoch_is_outside_the_crc() -> None:
+    log = bytearray(batch_of(5, 2))
+    struct.pack_into(">i", log, 12, 77)
+    (batch,) = verify_batches(log)
+    assert batch.leader_epoch == 77
+
+
+@given(batch_sizes.filter(bool), st.data())
+def test_damage_anywhere_raises_nothing_but_corrupt_batch(sizes: list[tuple[int, int]], data: st.DataObject) -> None:
+    log = bytearray(b"".join(log_of(sizes)))
+    for position in data.draw(st.lists(st.integers(0, len(log) - 1), min_size=1, max_size=4)):
+        log[position] = data.draw(st.integers(0, 255))
+    try:
+        verify_batches(log)
+        skip_to_offset(log, 103)
+        cut_at_batches(log, 200, min_one=True)
+    except CorruptBatchError:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("position", "layout", "value"),
+    [
+        (8, ">i", 13),
+        (8, ">i", -1),
+        (8, ">i", 48),
+        (16, ">b", 3),
+        (16, ">b", -1),
+        (23, ">i", -1),
+        (57, ">i", -1),
+        (0, ">q", -1),
+    ],
+)
+def test_a_header_that_cannot_be(position: int, layout: str, value: int) -> None:
+    log = bytearray(batch_of(5, 2))
+    struct.pack_into(layout, log, position, value)
+    with pytest.raises(CorruptBatchError):
+        list(iterate_batches(log))
+
+
+def test_offsets_must_ascend_and_epochs_must_not_fall() -> None:
+    verify_batches(batch_of(0, 3) + batch_of(3, 1) + batch_of(9, 1))
+    with pytest.raises(CorruptBatchError, match="offset 2 after 2"):
+        verify_batches(batch_of(0, 3) + batch_of(2, 3))
+    with pytest.raises(CorruptBatchError, match="leader epoch 3 after 4"):
+        verify_batches(batch_of(0, 3, leader_epoch=4) + batch_of(3, 1, leader_epoch=3))
+
+
+def test_the_first_batch_must_reach_the_expected_offset() -> None:
+    assert len(verify_batches(batch_of(10, 5), expected_next_offset=14)) == 1
+    assert len(verify_batches(batch_of(10, 5), expected_next_offset=3)) == 1
+    with pytest.raises(CorruptBatchError):
+        verify_batches(batch_of(10, 5), expected_next_offset=15)
+
+
+@given(batch_sizes, st.integers(0, 900), st.booleans(), st.integers(0, 30))
+def test_cutting_keeps_the_longest_prefix_of_whole_batches(
+    sizes: list[tuple[int, int]], max_bytes: int, min_one: bool, tail: int
+) -> None:
+    batches = log_of(sizes)
+    log = b"".join(batches) + batch_of(10_000, 3, value_bytes=30)[:tail]
+    cut = cut_at_batches(log, max_bytes, min_one)
+    ends = [sum(map(len, batches[:i])) for i in range(len(batches) + 1)]
+    expected = max(end for end in ends if end <= max_bytes)
+    if expected == 0 and min_one and batches:
+        expected = ends[1]
+    assert cut == expected
+
+
+@given(batch_sizes, st.integers(95, 150), st.integers(0, 2))
+def test_skipping_finds_the_first_batch_that_reaches_the_offset(
+    sizes: list[tuple[int, int]], offset: int, gap: int
+) -> None:
+    log = b"".join(log_of(sizes, gap=gap))
+    expected = next((b.start for b in iterate_batches(log) if b.last_offset >= offset), len(log))
+    assert skip_to_offset(log, offset) == expected
+
+
+def test_an_empty_batch_that_compaction_left_still_covers_its_offsets() -> None:
+    log = batch_of(0, 2) + build_batch(2, [], last_offset=8) + batch_of(9, 1)
+    assert [(b.base_offset, b.last_offset, b.records_count) for b in verify_batches(log)] == [
+        (0, 1, 2),
+        (2, 8, 0),
+        (9, 9, 1),
+    ]
+    assert skip_to_offset(log, 5) == len(batch_of(0, 2))
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_legacy_messages_stand_beside_new_batches(magic: int) -> None:
+    plain = legacy_message(magic, 6, 1000, b"k", b"v")
+    empty = legacy_message(magic, 7, 1000, None, None)
+    wrapper = legacy_wrapper(magic, 8, [record(8, 1000), record(9, 2000)], CODEC_GZIP)
+    log = plain + empty + wrapper + batch_of(10, 2)
+    batches = verify_batches(log, expected_next_offset=6)
+    assert [(b.magic, b.last_offset, b.codec) for b in batches] == [
+        (magic, 6, 0),
+        (magic, 7, 0),
+        (magic, 9, 1),
+        (2, 11, 0),
+    ]
+    assert [b.max_timestamp for b in batches[:3]] == ([-1, -1, -1] if magic == 0 else [1000, 1000, 2000])
+    assert not batches[0].is_control
+    assert skip_to_offset(log, 8) == len(plain + empty)
+    assert cut_at_batches(log, len(plain) + 1, min_one=False) == len(plain)
+    damaged = bytearray(log)
+    damaged[len(plain) - 1] ^= 1
+    with pytest.raises(CorruptBatchError):
+        verify_crc(damaged, batches[0])
+
+
+def test_a_log_that_ends_with_a_legacy_message_cut_short() -> None:
+    message = legacy_message(0, 6, -1, None, b"value")
+    for length in range(len(message)):
+        assert list(iterate_batches(message[:length])) == []
+    assert len(list(iterate_batches(message))) == 1
