@@ -237,7 +237,7 @@ Skip = Callable[[Buffer, int], int]
 
 
 def _merge_fixed(nodes: Iterable[_Node]) -> tuple[tuple[tuple[int, Skip], ...], int]:
-    """Runs of fixed-size fields become one addition: `(bytes before, skip)` per field that varies, and the bytes after."""
+    """Runs of fixed-size fields become one addition: `(bytes before, skip)` per field that varies; bytes after them."""
     steps: list[tuple[int, Skip]] = []
     size = 0
     for node in nodes:
@@ -399,9 +399,12 @@ def _visit_tagged(struct: _Struct, wanted: int, inner: _Visit) -> _Visit:
         for size, skip in steps:
             pos = skip(buf, pos + size)
         count, pos = read_tag_count(buf, pos + tail)
+        first = pos
         for _ in range(count):
             tag, size_at, start, end = read_tag(buf, pos)
             if tag == wanted:
+                if selection.tag_sizes and selection.tag_sizes[-1].start >= first:
+                    raise ProtocolError(f"tag {tag} twice in one section")
                 selection.tag_sizes.append(TagSize(size_at, start, end))
                 if inner(buf, start, selection) != end:
                     raise ProtocolError(f"tagged field {tag} at {start} is not of the size that its tag says")

@@ -1,0 +1,106 @@
+"""Broker addresses in responses: which fields carry them, and how they are replaced (semantics 8).
+
+Node ids, racks and everything else stay verbatim. A node id below 0 is an error entry without a broker and stays as it
+is; so do the controllers that DescribeCluster lists on request (endpoint type 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import NamedTuple
+
+from protocol.api_keys import ApiKey, VersionRange
+from protocol.header import response_body_position
+from protocol.primitives import INT32, Buffer, read_int8, read_int32, read_string, write_string, write_uvarint
+from protocol.schema import Selector, compile_message
+from protocol.splice import Splice, splice
+
+Address = tuple[str, int]
+"""Host and port."""
+
+AddressOf = Callable[[int], Address | None]
+"""The address to advertise for a node id; None keeps the broker's own."""
+
+_LATEST = 32767
+_BROKER_ENDPOINTS = 1
+
+
+class AddressFields(NamedTuple):
+    """Where a range of versions keeps addresses: the path of a struct, and its node id; Host and Port follow that."""
+
+    versions: VersionRange
+    path: tuple[str, ...]
+    node_id: str
+
+
+ADDRESS_FIELDS: Mapping[int, tuple[AddressFields, ...]] = {
+    ApiKey.PRODUCE: (AddressFields(VersionRange(10, _LATEST), ("NodeEndpoints",), "NodeId"),),
+    ApiKey.FETCH: (AddressFields(VersionRange(16, _LATEST), ("NodeEndpoints",), "NodeId"),),
+    ApiKey.METADATA: (AddressFields(VersionRange(0, _LATEST), ("Brokers",), "NodeId"),),
+    ApiKey.FIND_COORDINATOR: (
+        AddressFields(VersionRange(0, 3), (), "NodeId"),
+        AddressFields(VersionRange(4, _LATEST), ("Coordinators",), "NodeId"),
+    ),
+    ApiKey.DESCRIBE_CLUSTER: (AddressFields(VersionRange(0, _LATEST), ("Brokers",), "BrokerId"),),
+    ApiKey.SHARE_FETCH: (AddressFields(VersionRange(1, _LATEST), ("NodeEndpoints",), "NodeId"),),
+    ApiKey.SHARE_ACKNOWLEDGE: (AddressFields(VersionRange(1, _LATEST), ("NodeEndpoints",), "NodeId"),),
+}
+
+
+def carries_addresses(api_key: int, api_version: int) -> bool:
+    return any(api_version in fields.versions for fields in ADDRESS_FIELDS.get(api_key, ()))
+
+
+def rewrite_addresses(api_key: int, api_version: int, payload: Buffer, address_of: AddressOf) -> Buffer:
+    """A response payload, header included, with the addresses replaced; `payload` itself when nothing changes.
+
+    Raises `ProtocolError` for a payload that cannot be read, or a version that has no schema.
+    """
+    splices = address_splices(api_key, api_version, payload, address_of)
+    return splice(payload, splices) if splices else payload
+
+
+def address_splices(api_key: int, api_version: int, payload: Buffer, address_of: AddressOf) -> list[Splice]:
+    """What `rewrite_addresses` replaces, in ascending order, for those who patch more than addresses."""
+    if not carries_addresses(api_key, api_version):
+        return []
+    selector, compact = _address_selector(api_key, api_version)
+    body = response_body_position(api_key, api_version, payload)
+    structs, tag_sizes = selector(payload, body)
+    splices: list[Splice] = []
+    growth = 0
+    for node_id_at, host_at, port_at in structs:
+        node_id = read_int32(payload, node_id_at.start)[0]
+        address = address_of(node_id) if node_id >= 0 else None
+        if address is None:
+            continue
+        host, port = address
+        current_host = read_string(payload, host_at.start, compact)[0]
+        if host != current_host:
+            replacement = write_string(host, compact)
+            growth += len(replacement) - (host_at.end - host_at.start)
+            splices.append(Splice(host_at.start, host_at.end, replacement))
+        if port != read_int32(payload, port_at.start)[0]:
+            splices.append(Splice(port_at.start, port_at.end, INT32.pack(port)))
+    if not splices or not _lists_brokers(api_key, api_version, payload, body):
+        return []
+    if growth:
+        # All the endpoints lie in the one tagged field, so that what they grow by is what its size grows by.
+        splices[:0] = [Splice(tag.start, tag.end, write_uvarint(tag.value_end - tag.end + growth)) for tag in tag_sizes]
+    return splices
+
+
+def _lists_brokers(api_key: int, api_version: int, payload: Buffer, body: int) -> bool:
+    if api_key != ApiKey.DESCRIBE_CLUSTER or api_version < 1:
+        return True
+    plan = compile_message(api_key, api_version, "Response")
+    ((endpoint_type,),) = plan.selector((), ("EndpointType",))(payload, body).structs
+    return read_int8(payload, endpoint_type.start)[0] == _BROKER_ENDPOINTS
+
+
+@cache
+def _address_selector(api_key: int, api_version: int) -> tuple[Selector, bool]:
+    (fields,) = (fields for fields in ADDRESS_FIELDS[api_key] if api_version in fields.versions)
+    plan = compile_message(api_key, api_version, "Response")
+    return plan.selector(fields.path, (fields.node_id, "Host", "Port")), plan.is_flexible
