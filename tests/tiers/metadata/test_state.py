@@ -1,0 +1,395 @@
+"""The materialised state: against the naive model, through restarts, and out of files that cannot be trusted."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tiers.errors import InvalidTransitionError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.metadata.serde import RecordKey, key_of, segment_keys
+from tiers.metadata.state import RemoteLogMetadataState
+from tiers.metadata.state_layout import STATE_FILE, StateIdentity
+from tiers.metadata.state_writer import MetadataEvent, RemoteLogMetadataStateWriter
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import (
+    LeaderEpochEntry,
+    LogStartOffsetUpdate,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    RemotePartitionDeleteMetadata,
+)
+from tiers.model.segment_state import RemoteLogSegmentState as State
+from tiers.model.segment_state import RemotePartitionDeleteState as DeleteState
+
+TOPIC_ID = UUID(int=7)
+PARTITION = TopicIdPartition(TOPIC_ID, 3, "orders")
+NEIGHBOUR = TopicIdPartition(TOPIC_ID, 4, "orders")
+IDENTITY = StateIdentity("cluster", UUID(int=99), 50)
+NOW_MS = 1_700_000_000_000
+
+Record = (
+    RemoteLogSegmentMetadata | RemoteLogSegmentMetadataUpdate | RemotePartitionDeleteMetadata | LogStartOffsetUpdate
+)
+
+
+def open_state(
+    folder: Path, identity: StateIdentity = IDENTITY, max_age_ms: int | None = None
+) -> RemoteLogMetadataStateWriter:
+    return RemoteLogMetadataStateWriter.open(
+        folder, identity, wall_clock_ms=lambda: NOW_MS, max_age_ms=max_age_ms, map_size_bytes=1 << 24
+    )
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[RemoteLogMetadataStateWriter]:
+    writer = open_state(tmp_path)
+    yield writer
+    writer.close()
+
+
+class Topic:
+    """Numbers events as a metadata partition would, and replays them."""
+
+    def __init__(self, state: RemoteLogMetadataStateWriter) -> None:
+        self.state = state
+        self.next_offset = 0
+
+    def put(self, *records: Record) -> list[RemoteLogSegmentId]:
+        return self.events(*((key_of(record), record) for record in records))
+
+    def bury(self, *keys: RecordKey) -> list[RemoteLogSegmentId]:
+        return self.events(*((key, None) for key in keys))
+
+    def events(self, *pairs: tuple[RecordKey, Record | None]) -> list[RemoteLogSegmentId]:
+        events = [
+            MetadataEvent(self.next_offset + index, NOW_MS + index, key, record)
+            for index, (key, record) in enumerate(pairs)
+        ]
+        self.next_offset += len(events)
+        return self.state.apply(0, events, self.next_offset)
+
+
+def segment(
+    number: int, start: int, end: int, epoch: int = 0, partition: TopicIdPartition = PARTITION
+) -> RemoteLogSegmentMetadata:
+    return RemoteLogSegmentMetadata(
+        RemoteLogSegmentId(partition, UUID(int=number)),
+        start,
+        end,
+        1,
+        NOW_MS,
+        NOW_MS,
+        (LeaderEpochEntry(epoch, start),),
+        1000,
+        State.COPY_SEGMENT_STARTED,
+    )
+
+
+def to(metadata: RemoteLogSegmentMetadata, state: State) -> RemoteLogSegmentMetadataUpdate:
+    return RemoteLogSegmentMetadataUpdate(metadata.segment_id, 1, NOW_MS, state)
+
+
+def test_a_segment_answers_only_while_it_is_finished(state: RemoteLogMetadataStateWriter) -> None:
+    topic = Topic(state)
+    first = segment(1, 0, 99)
+    assert topic.put(first) == []
+    assert state.remote_log_segment_metadata(PARTITION, 50) is None
+    assert [s.state for s in state.list_remote_log_segments(PARTITION)] == [State.COPY_SEGMENT_STARTED]
+
+    assert topic.put(to(first, State.COPY_SEGMENT_FINISHED)) == [first.segment_id]
+    found = state.remote_log_segment_metadata(PARTITION, 99)
+    assert found is not None
+    assert found.state is State.COPY_SEGMENT_FINISHED
+    assert state.remote_log_segment_metadata(PARTITION, 100) is None
+    assert (state.earliest_offset(PARTITION), state.remote_end_offset(PARTITION)) == (0, 99)
+
+    topic.put(to(first, State.DELETE_SEGMENT_STARTED))
+    assert state.remote_log_segment_metadata(PARTITION, 50) is None
+    assert [s.state for s in state.list_remote_log_segments(PARTITION)] == [State.DELETE_SEGMENT_STARTED]
+
+    topic.put(to(first, State.DELETE_SEGMENT_FINISHED))
+    assert list(state.list_remote_log_segments(PARTITION)) == []
+    assert state.remote_log_segment_metadata_by_id(first.segment_id) is None
+    assert state.highest_offset_for_epoch(PARTITION, 0) == 99
+    assert not state.is_tiered(TOPIC_ID)
+
+
+def test_the_time_of_an_event_is_the_topics(state: RemoteLogMetadataStateWriter) -> None:
+    Topic(state).put(replace(segment(1, 0, 99), event_timestamp_ms=1))
+    assert next(state.list_remote_log_segments(PARTITION)).event_timestamp_ms == NOW_MS
+
+
+def test_replay_takes_forward_jumps_and_drops_the_rest(state: RemoteLogMetadataStateWriter) -> None:
+    topic = Topic(state)
+    first, second = segment(1, 0, 99), segment(2, 100, 199)
+    topic.put(to(second, State.COPY_SEGMENT_FINISHED))
+    assert state.partitions() == []
+
+    topic.put(first, to(first, State.DELETE_SEGMENT_STARTED), to(first, State.COPY_SEGMENT_FINISHED), first)
+    assert [s.state for s in state.list_remote_log_segments(PARTITION)] == [State.DELETE_SEGMENT_STARTED]
+
+    topic.put(to(first, State.DELETE_SEGMENT_FINISHED), to(first, State.DELETE_SEGMENT_STARTED))
+    assert list(state.list_remote_log_segments(PARTITION)) == []
+    topic.put(replace(second, state=State.COPY_SEGMENT_FINISHED))
+    assert list(state.list_remote_log_segments(PARTITION)) == []
+
+
+def test_custom_metadata_outlives_an_update_that_has_none(state: RemoteLogMetadataStateWriter) -> None:
+    first = segment(1, 0, 99)
+    finished = replace(to(first, State.COPY_SEGMENT_FINISHED), custom_metadata=b"where")
+    Topic(state).put(first, finished, to(first, State.DELETE_SEGMENT_STARTED))
+    assert next(state.list_remote_log_segments(PARTITION)).custom_metadata == b"where"
+
+
+def test_either_tombstone_removes_a_segment(state: RemoteLogMetadataStateWriter) -> None:
+    topic = Topic(state)
+    for number, key in enumerate(segment_keys(segment(1, 0, 9).segment_id)):
+        first = segment(1, 0, 9)
+        topic.put(first, to(first, State.COPY_SEGMENT_FINISHED))
+        assert state.earliest_offset(PARTITION) == 0, number
+        topic.bury(key)
+        assert state.earliest_offset(PARTITION) is None, number
+
+
+def test_the_log_start_is_the_maximum_over_all_writers(state: RemoteLogMetadataStateWriter) -> None:
+    topic = Topic(state)
+    assert state.log_start_offset(PARTITION) is None
+    topic.put(LogStartOffsetUpdate(PARTITION, "a", 0, 50), LogStartOffsetUpdate(PARTITION, "b", 0, 40))
+    topic.put(LogStartOffsetUpdate(PARTITION, "a", 0, 20))
+    assert state.log_start_offset(PARTITION) == 50
+    assert state.log_starts(PARTITION) == [("a", 50), ("b", 40)]
+    assert state.is_tiered(TOPIC_ID)
+    assert state.log_start_offset(NEIGHBOUR) is None
+
+
+def test_a_deleted_partition_leaves_its_neighbours(state: RemoteLogMetadataStateWriter) -> None:
+    topic = Topic(state)
+    mine, other = segment(1, 0, 99), segment(2, 0, 99, partition=NEIGHBOUR)
+    topic.put(mine, other, to(mine, State.COPY_SEGMENT_FINISHED), to(other, State.COPY_SEGMENT_FINISHED))
+    topic.put(LogStartOffsetUpdate(PARTITION, "a", 0, 5))
+    for deletion in DeleteState:
+        topic.put(RemotePartitionDeleteMetadata(PARTITION, 1, NOW_MS, deletion))
+        assert state.remote_partition_delete_state(PARTITION) is deletion
+    assert state.partitions() == [NEIGHBOUR]
+    assert state.highest_offset_for_epoch(PARTITION, 0) is None
+    assert state.log_start_offset(PARTITION) is None
+    assert state.remote_end_offset(NEIGHBOUR) == 99
+    topic.bury(RecordKey(2, PARTITION), RecordKey(1000, PARTITION, b"a"))
+    assert state.remote_partition_delete_state(PARTITION) is DeleteState.DELETE_PARTITION_FINISHED
+    assert state.partitions() == [NEIGHBOUR]
+
+
+def test_a_leader_epoch_picks_among_overlapping_segments(state: RemoteLogMetadataStateWriter) -> None:
+    topic = Topic(state)
+    old, new = segment(1, 0, 99, epoch=4), segment(2, 50, 149, epoch=6)
+    topic.put(old, new, to(old, State.COPY_SEGMENT_FINISHED), to(new, State.COPY_SEGMENT_FINISHED))
+
+    def at(offset: int, epoch: int | None) -> int | None:
+        found = state.remote_log_segment_metadata(PARTITION, offset, epoch)
+        return None if found is None else found.segment_id.id.int
+
+    assert [at(60, None), at(60, 6), at(60, 4), at(60, 5), at(120, 4)] == [2, 2, 1, None, None]
+
+
+def test_next_segment_skips_a_hole(state: RemoteLogMetadataStateWriter) -> None:
+    topic = Topic(state)
+    low, high = segment(1, 0, 99), segment(2, 200, 299)
+    topic.put(low, high, to(low, State.COPY_SEGMENT_FINISHED), to(high, State.COPY_SEGMENT_FINISHED))
+    starts = [None if s is None else s.start_offset for s in (state.next_segment(PARTITION, o) for o in (99, 100, 300))]
+    assert starts == [0, 200, None]
+
+
+def test_long_lists_are_read_in_pieces(state: RemoteLogMetadataStateWriter) -> None:
+    Topic(state).put(*(segment(number + 1, number * 10, number * 10 + 9) for number in range(600)))
+    assert [s.start_offset for s in state.list_remote_log_segments(PARTITION)] == list(range(0, 6000, 10))
+    assert [s.start_offset for s in state.list_remote_log_segments(PARTITION, 3005)] == list(range(3000, 6000, 10))
+    assert list(state.list_remote_log_segments(NEIGHBOUR)) == []
+
+
+ranges = st.tuples(st.integers(0, 30), st.integers(0, 12))
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), ranges, st.integers(0, 2)),
+        st.tuples(st.just("move"), st.integers(0, 11), st.sampled_from(list(State)[1:])),
+        st.tuples(st.just("start"), st.integers(0, 30), st.sampled_from(["a", "b"])),
+    ),
+    max_size=24,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=steps)
+def test_every_answer_is_the_naive_models(steps: list[tuple[str, object, object]]) -> None:
+    asyncio.run(_compare_with_model(steps))
+
+
+async def _compare_with_model(steps: list[tuple[str, object, object]]) -> None:
+    model = InMemoryRemoteLogMetadataManager(wall_clock_ms=lambda: NOW_MS)
+    with tempfile.TemporaryDirectory() as folder:
+        state = open_state(Path(folder))
+        topic = Topic(state)
+        added: list[RemoteLogSegmentMetadata] = []
+        for step in steps:
+            match step:
+                case ("add", (int(start), int(length)), int(epoch)):
+                    added.append(segment(len(added) + 1, start, start + length, epoch))
+                    await model.add_remote_log_segment_metadata(added[-1])
+                    topic.put(added[-1])
+                case ("move", int(index), State() as target) if index < len(added):
+                    update = to(added[index], target)
+                    try:
+                        await model.update_remote_log_segment_metadata(update)
+                    except InvalidTransitionError:
+                        continue
+                    topic.put(update)
+                case ("start", int(offset), str(writer)):
+                    await model.raise_log_start_offset(PARTITION, offset)
+                    topic.put(LogStartOffsetUpdate(PARTITION, writer, NOW_MS, offset))
+        try:
+            for offset in range(45):
+                for wanted in (None, 0, 1, 2):
+                    expected = model.remote_log_segment_metadata(PARTITION, offset, wanted)
+                    assert state.remote_log_segment_metadata(PARTITION, offset, wanted) == expected
+                assert state.next_segment(PARTITION, offset) == model.next_segment(PARTITION, offset)
+                listed = list(model.list_remote_log_segments(PARTITION, offset))
+                assert list(state.list_remote_log_segments(PARTITION, offset)) == listed
+            for epoch in (0, 1, 2):
+                highest = model.highest_offset_for_epoch(PARTITION, epoch)
+                assert state.highest_offset_for_epoch(PARTITION, epoch) == highest
+            assert state.earliest_offset(PARTITION) == model.earliest_offset(PARTITION)
+            assert state.remote_end_offset(PARTITION) == model.remote_end_offset(PARTITION)
+            assert state.log_start_offset(PARTITION) == model.log_start_offset(PARTITION)
+            assert state.partitions() == model.partitions()
+            assert state.is_tiered(TOPIC_ID) == model.is_tiered(TOPIC_ID)
+        finally:
+            state.close()
+
+
+def fill(folder: Path) -> None:
+    state = open_state(folder)
+    first = segment(1, 0, 99)
+    Topic(state).put(first, to(first, State.COPY_SEGMENT_FINISHED))
+    state.mark_read_to_end(NOW_MS - 1000)
+    state.close()
+
+
+def test_a_restart_goes_on_where_the_last_process_stopped(tmp_path: Path) -> None:
+    fill(tmp_path)
+    state = open_state(tmp_path, max_age_ms=1000)
+    assert (state.next_offset(0), state.next_offset(1)) == (2, 0)
+    assert state.remote_end_offset(PARTITION) == 99
+    assert state.fresh_at_ms(0) is None
+    state.close()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(IDENTITY, cluster_id="another"),
+        replace(IDENTITY, topic_id=UUID(int=98)),
+        replace(IDENTITY, partition_count=51),
+    ],
+)
+def test_a_foreign_state_is_thrown_away(tmp_path: Path, other: StateIdentity) -> None:
+    fill(tmp_path)
+    state = open_state(tmp_path, other)
+    assert state.next_offset(0) == 0
+    assert state.partitions() == []
+    assert state.identity() == other
+    state.close()
+
+
+def test_an_old_state_is_thrown_away(tmp_path: Path) -> None:
+    fill(tmp_path)
+    state = open_state(tmp_path, max_age_ms=999)
+    assert state.next_offset(0) == 0
+    state.close()
+
+
+def test_another_schema_version_is_thrown_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path)
+    monkeypatch.setattr("tiers.metadata.state_layout.SCHEMA_VERSION", 2)
+    state = open_state(tmp_path)
+    assert state.next_offset(0) == 0
+    state.close()
+
+
+@pytest.mark.parametrize("kept", [0, 100, 4096, 8192, 20000])
+def test_a_torn_file_is_thrown_away(tmp_path: Path, kept: int) -> None:
+    fill(tmp_path)
+    path = tmp_path / STATE_FILE
+    assert path.stat().st_size > kept
+    with path.open("r+b") as file:
+        file.truncate(kept)
+    state = open_state(tmp_path)
+    assert state.next_offset(0) == 0
+    assert state.partitions() == []
+    state.close()
+
+
+def test_bytes_that_are_no_lmdb_file_are_thrown_away(tmp_path: Path) -> None:
+    (tmp_path / STATE_FILE).write_bytes(b"not a database" * 4096)
+    state = open_state(tmp_path)
+    assert state.next_offset(0) == 0
+    state.close()
+
+
+def test_a_folder_has_one_writer(tmp_path: Path) -> None:
+    state = open_state(tmp_path)
+    with pytest.raises(RemoteLogMetadataError, match="another process"):
+        open_state(tmp_path)
+    state.close()
+    open_state(tmp_path).close()
+
+
+def test_a_reader_waits_for_the_first_writer(tmp_path: Path) -> None:
+    with pytest.raises(RemoteLogMetadataNotReadyError):
+        RemoteLogMetadataState.open_shared(tmp_path)
+
+
+_READER = """
+import sys
+from pathlib import Path
+from uuid import UUID
+from tiers.metadata.state import RemoteLogMetadataState
+from tiers.model.ids import TopicIdPartition
+
+state = RemoteLogMetadataState.open_shared(Path(sys.argv[1]))
+partition = TopicIdPartition(UUID(int=7), 3)
+for _ in sys.stdin:
+    print(state.remote_end_offset(partition), state.fresh_at_ms(0), flush=True)
+"""
+
+
+def test_other_processes_see_each_transaction(tmp_path: Path) -> None:
+    fill(tmp_path)
+    state = open_state(tmp_path)
+    topic = Topic(state)
+    topic.next_offset = state.next_offset(0)
+    command = [sys.executable, "-c", _READER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+
+        def ask() -> str:
+            assert reader.stdin is not None
+            assert reader.stdout is not None
+            print(file=reader.stdin, flush=True)
+            return reader.stdout.readline().strip()
+
+        assert ask() == "99 None"
+        second = segment(2, 100, 199)
+        topic.put(second, to(second, State.COPY_SEGMENT_FINISHED))
+        assert ask() == "199 None"
+        state.mark_fresh({0: 4711})
+        assert ask() == "199 4711"
+    state.close()

@@ -1,0 +1,247 @@
+"""Reading the materialised state: synchronous, a few microseconds, from any process that shares the folder by mmap.
+
+A handle must be opened after fork. Read transactions are short: nothing here yields inside one, and long lists are read
+in pieces, each in a transaction of its own, so that no reader keeps the writer from reusing pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+import lmdb
+
+from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.metadata.state_layout import (
+    FRESHNESS_FILE,
+    I32,
+    I64,
+    PARTITION_KEY_BYTES,
+    STATE_FILE,
+    U64,
+    Databases,
+    StateIdentity,
+    decode_partition,
+    decode_segment,
+    partition_key,
+    partition_of,
+    start_key,
+)
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
+
+MAX_READERS = 1024
+_LIST_PIECE = 256
+
+
+class RemoteLogMetadataState:
+    """The look-ups of `RemoteLogMetadataReader` and what a follower needs to go on where it stopped."""
+
+    def __init__(self, env: lmdb.Environment, freshness: lmdb.Environment) -> None:
+        self._env = env
+        self._freshness = freshness
+        self._db = Databases.open(env)
+
+    @classmethod
+    def open_shared(cls, folder: Path) -> RemoteLogMetadataState:
+        """For another process than the writer's. `RemoteLogMetadataNotReadyError` while there is nothing to read."""
+        opened: list[lmdb.Environment] = []
+        try:
+            for name in (STATE_FILE, FRESHNESS_FILE):
+                path = str(folder / name)
+                opened.append(
+                    lmdb.open(path, subdir=False, readonly=True, create=False, max_dbs=16, max_readers=MAX_READERS)
+                )
+            return cls(*opened)
+        except lmdb.Error as error:
+            for env in opened:
+                env.close()
+            raise RemoteLogMetadataNotReadyError(f"the state in {folder} cannot be read yet: {error}") from error
+
+    def close(self) -> None:
+        self._env.close()
+        self._freshness.close()
+
+    def identity(self) -> StateIdentity | None:
+        with self._env.begin() as txn:
+            raw = txn.get(b"identity", db=self._db.meta)
+        return None if raw is None else StateIdentity.decode(raw)
+
+    def next_offset(self, metadata_partition: int) -> int:
+        """Where to go on reading; 0 when nothing was read."""
+        with self._env.begin() as txn:
+            raw = txn.get(I32.pack(metadata_partition), db=self._db.consumed)
+        return 0 if raw is None else int(I64.unpack(raw)[0])
+
+    def fresh_at_ms(self, metadata_partition: int) -> int | None:
+        """When (monotonic) what was read last reached the high watermark; None: not since the writer opened."""
+        with self._freshness.begin() as txn:
+            raw = txn.get(I32.pack(metadata_partition))
+        return None if raw is None else int(I64.unpack(raw)[0])
+
+    def remote_log_segment_metadata(
+        self, partition: TopicIdPartition, offset: int, leader_epoch: int | None = None
+    ) -> RemoteLogSegmentMetadata | None:
+        key = partition_key(partition)
+        with self._env.begin() as txn:
+            segment = self._covering(txn, key, offset)
+            if segment is None or segment.start_offset > offset:
+                return None
+            if leader_epoch is None or leader_epoch_at(segment, offset) == leader_epoch:
+                return segment
+            holders = [
+                (order, other)
+                for order, other in self.overlapping(txn, key, offset, offset)
+                if other.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+                and leader_epoch_at(other, offset) == leader_epoch
+            ]
+        return max(holders, key=lambda holder: holder[0])[1] if holders else None
+
+    def next_segment(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
+        with self._env.begin() as txn:
+            return self._covering(txn, partition_key(partition), offset)
+
+    def _covering(self, txn: lmdb.Transaction, key: bytes, offset: int) -> RemoteLogSegmentMetadata | None:
+        """Of the first run of offsets that ends at or above `offset`: it holds it, if any readable segment does."""
+        if offset < 0:
+            offset = 0
+        cursor = txn.cursor(db=self._db.cover)
+        if not cursor.set_range(key + U64.pack(offset)) or cursor.key()[:PARTITION_KEY_BYTES] != key:
+            return None
+        return self._entry(txn, key, bytes(cursor.value()[8:]))[1]
+
+    def _entry(self, txn: lmdb.Transaction, key: bytes, uuid: bytes) -> tuple[int, RemoteLogSegmentMetadata]:
+        raw = txn.get(key + uuid, db=self._db.segments)
+        if raw is None:
+            raise RemoteLogMetadataError("the saved state names a segment that it does not hold")
+        return decode_segment(raw)
+
+    def overlapping(
+        self, txn: lmdb.Transaction, key: bytes, first: int, last: int
+    ) -> Iterator[tuple[int, RemoteLogSegmentMetadata]]:
+        """`(finish order, segment)` of every listable segment that has an offset in [first, last]."""
+        raw = txn.get(key, db=self._db.partitions)
+        if raw is None:
+            return
+        lowest_start = max(0, first - decode_partition(raw)[0])
+        cursor = txn.cursor(db=self._db.starts)
+        found = cursor.set_range(start_key(key, lowest_start, b""))
+        while found:
+            entry, value = cursor.item()
+            if entry[:PARTITION_KEY_BYTES] != key or U64.unpack_from(entry, PARTITION_KEY_BYTES)[0] > last:
+                return
+            if U64.unpack(value)[0] >= first:
+                yield self._entry(txn, key, bytes(entry[28:]))
+            found = cursor.next()
+
+    def remote_log_segment_metadata_by_id(self, segment_id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
+        with self._env.begin() as txn:
+            raw = txn.get(partition_key(segment_id.topic_id_partition) + segment_id.id.bytes, db=self._db.segments)
+        return None if raw is None else decode_segment(raw)[1]
+
+    def list_remote_log_segments(
+        self, partition: TopicIdPartition, min_offset: int = 0
+    ) -> Iterator[RemoteLogSegmentMetadata]:
+        key = partition_key(partition)
+        position: bytes | None = None
+        while True:
+            piece, position = self._list_piece(key, min_offset, position)
+            yield from piece
+            if position is None:
+                return
+
+    def _list_piece(
+        self, key: bytes, min_offset: int, position: bytes | None
+    ) -> tuple[list[RemoteLogSegmentMetadata], bytes | None]:
+        """Segments from `position` (exclusive) on, and the position to go on from, None at the end."""
+        piece: list[RemoteLogSegmentMetadata] = []
+        with self._env.begin() as txn:
+            cursor = txn.cursor(db=self._db.starts)
+            if position is None:
+                raw = txn.get(key, db=self._db.partitions)
+                lowest_start = 0 if raw is None else max(0, min_offset - decode_partition(raw)[0])
+                found = cursor.set_range(start_key(key, lowest_start, b""))
+            else:
+                found = cursor.set_range(position)
+                if found and cursor.key() == position:
+                    found = cursor.next()
+            for _ in range(_LIST_PIECE):
+                if not found or cursor.key()[:PARTITION_KEY_BYTES] != key:
+                    return piece, None
+                position, value = cursor.item()
+                if U64.unpack(value)[0] >= min_offset:
+                    piece.append(self._entry(txn, key, position[28:])[1])
+                found = cursor.next()
+        return piece, position
+
+    def earliest_offset(self, partition: TopicIdPartition) -> int | None:
+        key = partition_key(partition)
+        with self._env.begin() as txn:
+            cursor = txn.cursor(db=self._db.cover)
+            if not cursor.set_range(key) or cursor.key()[:PARTITION_KEY_BYTES] != key:
+                return None
+            return int(U64.unpack_from(cursor.value())[0])
+
+    def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
+        key = partition_key(partition)
+        with self._env.begin() as txn:
+            cursor = txn.cursor(db=self._db.cover)
+            found = cursor.prev() if cursor.set_range(key + b"\xff" * 8) else cursor.last()
+            if not found or cursor.key()[:PARTITION_KEY_BYTES] != key:
+                return None
+            return int(U64.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0])
+
+    def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
+        with self._env.begin() as txn:
+            raw = txn.get(partition_key(partition) + I32.pack(leader_epoch), db=self._db.epochs)
+        return None if raw is None else int(I64.unpack(raw)[0])
+
+    def log_start_offset(self, partition: TopicIdPartition) -> int | None:
+        recorded = max((offset for _, offset in self.log_starts(partition)), default=None)
+        return self.earliest_offset(partition) if recorded is None else recorded
+
+    def log_starts(self, partition: TopicIdPartition) -> list[tuple[str, int]]:
+        """What each writer recorded."""
+        key = partition_key(partition)
+        recorded = []
+        with self._env.begin() as txn:
+            cursor = txn.cursor(db=self._db.log_starts)
+            found = cursor.set_range(key)
+            while found and cursor.key()[:PARTITION_KEY_BYTES] == key:
+                recorded.append((cursor.key()[PARTITION_KEY_BYTES:].decode(), I64.unpack(cursor.value())[0]))
+                found = cursor.next()
+        return recorded
+
+    def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
+        with self._env.begin() as txn:
+            raw = txn.get(partition_key(partition), db=self._db.deletions)
+        return None if raw is None else RemotePartitionDeleteState(raw[0])
+
+    def is_tiered(self, topic_id: UUID) -> bool:
+        with self._env.begin() as txn:
+            cursor = txn.cursor(db=self._db.partitions)
+            return bool(cursor.set_range(topic_id.bytes)) and cursor.key()[:16] == topic_id.bytes
+
+    def partitions(self) -> list[TopicIdPartition]:
+        with self._env.begin() as txn:
+            return [partition_of(key, decode_partition(value)[1]) for key, value in txn.cursor(db=self._db.partitions)]
+
+
+def leader_epoch_at(segment: RemoteLogSegmentMetadata, offset: int) -> int | None:
+    """The leader epoch that wrote `offset`, None when the segment's epochs begin above it."""
+    epoch = None
+    for entry in segment.segment_leader_epochs:
+        if entry.start_offset > offset:
+            break
+        epoch = entry.epoch
+    return epoch
+
+
+def leader_epoch_ends(segment: RemoteLogSegmentMetadata) -> Iterator[tuple[int, int]]:
+    """`(leader epoch, its inclusive end in this segment)`."""
+    epochs = segment.segment_leader_epochs
+    for index, entry in enumerate(epochs):
+        is_last = index + 1 == len(epochs)
+        yield entry.epoch, segment.end_offset if is_last else epochs[index + 1].start_offset - 1

@@ -1,0 +1,118 @@
+"""How the materialised state lies in LMDB: sub-databases, keys and values.
+
+Keys are big-endian, so that the order of bytes is the order of offsets. Every key of a user partition begins with its
+20 bytes of topic id and partition.
+
+    partitions   partition                 -> widest span of its segments, topic name
+    segments     partition, uuid           -> finish order, the folded record as `serde` writes it
+    starts       partition, start, uuid    -> end: every listable segment
+    cover        partition, last offset    -> first offset, uuid: which segment answers for these offsets
+    epochs       partition, leader epoch   -> highest end offset that was ever finished
+    log_starts   partition, writer         -> log start offset
+    deletions    partition                 -> RemotePartitionDeleteState
+    consumed     metadata partition        -> next offset to read
+    meta         name                      -> identity, time of the last read to the end
+
+The cover is disjoint. Finished segments may overlap (two owners copied the same range, which is legal): each offset is
+answered by the one that finished last, in the order of the metadata topic. Kafka's rule (semantics 6.4) replaces
+what a later segment wholly covers and otherwise goes by start offset; both answers are copies of the same log, but
+this one needs no second look: the look-up is one seek to the first last offset that is not below the one sought.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from uuid import UUID
+
+import lmdb
+
+from tiers.errors import RemoteLogMetadataError
+from tiers.metadata.serde import decode_value, encode_value
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+
+SCHEMA_VERSION = 1
+STATE_FILE = "remote-log-metadata.mdb"
+FRESHNESS_FILE = "freshness.mdb"
+LOCK_FILE = "writer.lock"
+DATABASES = ("partitions", "segments", "starts", "cover", "epochs", "log_starts", "deletions", "consumed", "meta")
+NOT_FINISHED = -1
+PARTITION_KEY_BYTES = 20
+
+U64 = struct.Struct(">Q")
+I64 = struct.Struct(">q")
+I32 = struct.Struct(">i")
+_IDENTITY = struct.Struct(">H16si")
+
+
+@dataclass(frozen=True, slots=True)
+class StateIdentity:
+    """Whose state this is. One of another identity is not read."""
+
+    cluster_id: str
+    topic_id: UUID
+    partition_count: int
+
+    def encode(self) -> bytes:
+        return _IDENTITY.pack(SCHEMA_VERSION, self.topic_id.bytes, self.partition_count) + self.cluster_id.encode()
+
+    @classmethod
+    def decode(cls, raw: bytes) -> StateIdentity | None:
+        """None when another schema version wrote it."""
+        if len(raw) < _IDENTITY.size:
+            return None
+        schema_version, topic_id, partition_count = _IDENTITY.unpack_from(raw)
+        if schema_version != SCHEMA_VERSION:
+            return None
+        return cls(raw[_IDENTITY.size :].decode(), UUID(bytes=topic_id), partition_count)
+
+
+@dataclass(slots=True)
+class Databases:
+    """The handles of the sub-databases of one environment."""
+
+    partitions: lmdb._Database
+    segments: lmdb._Database
+    starts: lmdb._Database
+    cover: lmdb._Database
+    epochs: lmdb._Database
+    log_starts: lmdb._Database
+    deletions: lmdb._Database
+    consumed: lmdb._Database
+    meta: lmdb._Database
+
+    @classmethod
+    def open(cls, env: lmdb.Environment) -> Databases:
+        return cls(*(env.open_db(name.encode()) for name in DATABASES))
+
+
+def partition_key(partition: TopicIdPartition) -> bytes:
+    return partition.topic_id.bytes + I32.pack(partition.partition)
+
+
+def partition_of(key: bytes, topic: str) -> TopicIdPartition:
+    return TopicIdPartition(UUID(bytes=key[:16]), I32.unpack_from(key, 16)[0], topic)
+
+
+def start_key(partition: bytes, start_offset: int, uuid: bytes) -> bytes:
+    return partition + U64.pack(start_offset) + uuid
+
+
+def encode_partition(widest_span: int, topic: str) -> bytes:
+    return I64.pack(widest_span) + topic.encode()
+
+
+def decode_partition(raw: bytes | memoryview) -> tuple[int, str]:
+    return I64.unpack_from(raw)[0], str(raw[8:], "utf-8")
+
+
+def encode_segment(finish_order: int, metadata: RemoteLogSegmentMetadata) -> bytes:
+    return I64.pack(finish_order) + encode_value(metadata)
+
+
+def decode_segment(raw: bytes | memoryview) -> tuple[int, RemoteLogSegmentMetadata]:
+    metadata = decode_value(memoryview(raw)[8:])
+    if not isinstance(metadata, RemoteLogSegmentMetadata):
+        raise RemoteLogMetadataError("the saved state holds something else where a segment should be")
+    return I64.unpack_from(raw)[0], metadata
