@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.protocol.consumer import FetchRequest as KafkaPythonFetchRequest
+
+from protocol.apis.fetch_request import (
+    FetchRequest,
+    parse_fetch_request,
+    patch_fetch_request,
+    topics_of,
+    topics_position,
+)
+from protocol.errors import ProtocolError
+from protocol.schema import compile_message
+from tests.fakes.schema_messages import Message, messages
+
+FETCH = 1
+VERSIONS = st.integers(4, 18)
+
+
+@st.composite
+def requests(draw: st.DrawFn, unknown_tags: bool = True) -> tuple[int, Message]:
+    version = draw(VERSIONS)
+    return version, draw(messages("FetchRequest", version, unknown_tags=unknown_tags))
+
+
+def topic_key(tree: dict[str, Any]) -> Any:
+    return tree["TopicId"] if "TopicId" in tree else tree["Topic"]
+
+
+def assert_reads(request: FetchRequest, tree: dict[str, Any], version: int) -> None:
+    replica_id = tree.get("ReplicaState", {}).get("ReplicaId", -1) if version >= 15 else tree["ReplicaId"]
+    assert request.replica_id == replica_id
+    assert request.max_wait_ms == tree["MaxWaitMs"]
+    assert request.min_bytes == tree["MinBytes"]
+    assert request.max_bytes == tree["MaxBytes"]
+    assert request.isolation_level == tree["IsolationLevel"]
+    assert request.session_id == tree.get("SessionId", 0)
+    assert request.session_epoch == tree.get("SessionEpoch", -1)
+    assert [t.topic for t in request.topics] == [topic_key(t) for t in tree["Topics"]]
+    assert [
+        (p.topic, p.partition, p.current_leader_epoch, p.fetch_offset, p.last_fetched_epoch, p.partition_max_bytes)
+        for p in request.partitions
+    ] == [
+        (
+            topic_key(topic),
+            p["Partition"],
+            p.get("CurrentLeaderEpoch", -1),
+            p["FetchOffset"],
+            p.get("LastFetchedEpoch", -1),
+            p["PartitionMaxBytes"],
+        )
+        for topic in tree["Topics"]
+        for p in topic["Partitions"]
+    ]
+    forgotten = tree.get("ForgottenTopicsData", [])
+    assert request.forgotten == [(topic_key(t), tuple(t["Partitions"])) for t in forgotten]
+
+
+@given(requests(), st.binary(max_size=20))
+def test_every_version_is_read(message: tuple[int, Message], header: bytes) -> None:
+    version, (body, tree) = message
+    request = parse_fetch_request(header + body, len(header), version)
+    assert_reads(request, tree, version)
+    assert topics_of(header + body, len(header), version) == [topic_key(t) for t in tree["Topics"]]
+    assert request.topics_position == topics_position(len(header), version)
+
+
+@given(requests())
+def test_positions_are_those_of_the_schema(message: tuple[int, Message]) -> None:
+    version, (body, _) = message
+    request = parse_fetch_request(body, 0, version)
+    spans = {(span.path, span.kind): span for span in compile_message(FETCH, version, "Request").walk(body, 0)}
+    assert request.topics_position == spans[("Topics",), "length"].start
+    indexes = [
+        (t, p) for t, topic in enumerate(request.topics) for p in range(topic.end_partition - topic.first_partition)
+    ]
+    for (t, p), partition in zip(indexes, request.partitions, strict=True):
+        assert partition.start == spans[("Topics", t, "Partitions", p, "Partition"), "value"].start
+        offset = spans[("Topics", t, "Partitions", p, "FetchOffset"), "value"]
+        assert int.from_bytes(body[offset.start : offset.end], "big", signed=True) == partition.fetch_offset
+    for t, topic in enumerate(request.topics):
+        assert topic.partitions_position == spans[("Topics", t, "Partitions"), "length"].start
+    if version >= 7:
+        assert request.forgotten_position == spans[("ForgottenTopicsData",), "length"].start
+
+
+@pytest.mark.parametrize("version", range(4, 19))
+def test_a_request_that_kafka_python_wrote(version: int) -> None:
+    body = bytes(
+        KafkaPythonFetchRequest(
+            version=version,
+            replica_id=-1,
+            max_wait_ms=500,
+            min_bytes=1,
+            max_bytes=52428800,
+            isolation_level=1,
+            session_id=77 if version >= 7 else 0,
+            session_epoch=3 if version >= 7 else -1,
+        ).encode()
+    )
+    request = parse_fetch_request(body, 0, version)
+    assert (request.max_wait_ms, request.min_bytes, request.max_bytes) == (500, 1, 52428800)
+    assert request.is_read_committed
+    assert not request.is_from_follower
+    assert request.is_full is (version < 7)
+    assert request.partitions == []
+
+
+@given(requests(), st.integers(0, 2**31 - 1))
+def test_patches_change_their_field_alone(message: tuple[int, Message], value: int) -> None:
+    version, (body, tree) = message
+    fields = {"max_wait_ms": "MaxWaitMs", "min_bytes": "MinBytes", "max_bytes": "MaxBytes"}
+    if version >= 7:
+        fields |= {"session_id": "SessionId", "session_epoch": "SessionEpoch"}
+    for argument, name in fields.items():
+        patched = bytearray(b"head" + body)
+        patch_fetch_request(patched, 4, version, **{argument: value})
+        assert len(patched) == 4 + len(body)
+        assert patched[:4] == b"head"
+        assert_reads(parse_fetch_request(patched, 4, version), tree | {name: value}, version)
+        patch_fetch_request(patched, 4, version, **{argument: tree[name]})
+        assert patched[4:] == body
+
+
+@given(
+    VERSIONS.filter(lambda version: version < 7).flatmap(lambda v: st.tuples(st.just(v), messages("FetchRequest", v)))
+)
+def test_a_version_without_sessions_has_no_session_to_patch(message: tuple[int, Message]) -> None:
+    version, (body, _) = message
+    patched = bytearray(body)
+    patch_fetch_request(patched, 0, version, session_id=0, session_epoch=-1)
+    assert patched == body
+
+
+@given(requests(), st.data())
+def test_a_request_for_some_partitions(message: tuple[int, Message], data: st.DataObject) -> None:
+    version, (body, tree) = message
+    request = parse_fetch_request(b"head" + body, 4, version)
+    kept = {i for i in range(len(request.partitions)) if data.draw(st.booleans())}
+    reduced = request.with_only(kept)
+    assert reduced[:4] == b"head"
+
+    index = 0
+    expected_topics = []
+    for topic in tree["Topics"]:
+        partitions = []
+        for partition in topic["Partitions"]:
+            if index in kept:
+                partitions.append(partition)
+            index += 1
+        if partitions:
+            expected_topics.append(topic | {"Partitions": partitions})
+    expected = tree | {"Topics": expected_topics}
+    if version >= 7:
+        expected["ForgottenTopicsData"] = []
+    again = parse_fetch_request(reduced, 4, version)
+    assert_reads(again, expected, version)
+    entries = [bytes(request.payload[p.start : p.end]) for i, p in enumerate(request.partitions) if i in kept]
+    assert [bytes(reduced[p.start : p.end]) for p in again.partitions] == entries
+
+
+@given(requests(unknown_tags=False), st.data())
+def test_kafka_python_reads_a_reduced_request_alike(message: tuple[int, Message], data: st.DataObject) -> None:
+    version, (body, _) = message
+    request = parse_fetch_request(body, 0, version)
+    reduced = bytes(request.with_only({i for i in range(len(request.partitions)) if data.draw(st.booleans())}))
+    ours = parse_fetch_request(reduced, 0, version)
+    theirs = KafkaPythonFetchRequest.decode(reduced, version=version)
+    assert (ours.max_wait_ms, ours.max_bytes, ours.isolation_level) == (
+        theirs.max_wait_ms,
+        theirs.max_bytes,
+        theirs.isolation_level,
+    )
+    assert [(p.topic, p.partition, p.fetch_offset) for p in ours.partitions] == [
+        (topic.topic_id if version >= 13 else topic.topic, p.partition, p.fetch_offset)
+        for topic in theirs.topics
+        for p in topic.partitions
+    ]
+    assert theirs.forgotten_topics_data == []
+
+
+@given(requests(), st.data())
+def test_a_message_cut_short_or_too_long(message: tuple[int, Message], data: st.DataObject) -> None:
+    version, (body, _) = message
+    with pytest.raises(ProtocolError):
+        parse_fetch_request(body[: data.draw(st.integers(0, len(body) - 1))], 0, version)
+    with pytest.raises(ProtocolError):
+        parse_fetch_request(body + b"\x00", 0, version)
+
+
+@given(requests(), st.data())
+def test_damage_raises_nothing_but_protocol_errors(message: tuple[int, Message], data: st.DataObject) -> None:
+    version, (body, _) = message
+    damaged = bytearray(body)
+    for position in data.draw(st.lists(st.integers(0, len(body) - 1), min_size=1, max_size=4)):
+        damaged[position] = data.draw(st.integers(0, 255))
+    for read in (parse_fetch_request, topics_of):
+        with contextlib.suppress(ProtocolError):
+            read(damaged, 0, version)
+
+
+@pytest.mark.parametrize("version", [3, 19])
+def test_versions_that_are_not_read(version: int) -> None:
+    with pytest.raises(ProtocolError, match=f"version {version}"):
+        parse_fetch_request(bytes(100), 0, version)

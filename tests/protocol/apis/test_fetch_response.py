@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.protocol.consumer import FetchResponse as KafkaPythonFetchResponse
+
+from protocol.apis.fetch_response import FetchResponse, out_of_range, parse_fetch_response, rebuild_response
+from protocol.errors import ProtocolError
+from protocol.schema import compile_message
+from protocol.splice import Splice
+from tests.fakes.schema_messages import Message, messages
+
+FETCH = 1
+OFFSETS = {
+    "HighWatermark": st.integers(-1, 2**62),
+    "ErrorCode": st.sampled_from([0, 0, 0, 1, 3, 6]),
+    "Records": st.binary(max_size=200),
+}
+
+GOLDEN_V12 = bytes.fromhex(
+    "00000000 0000 00000000"  # throttle, error, session
+    "02 02 74"  # one topic, "t"
+    "02 00000000 0000"  # one partition, 0, no error
+    "000000000000000a 000000000000000a 0000000000000000"  # high watermark, last stable offset, log start offset
+    "00 ffffffff 01"  # aborted transactions null, no preferred replica, no records
+    "00 00 00"  # tagged sections of the partition, the topic, the response
+)
+
+
+@st.composite
+def responses(draw: st.DrawFn, unknown_tags: bool = True) -> tuple[int, Message]:
+    version = draw(st.integers(4, 18))
+    return version, draw(messages("FetchResponse", version, OFFSETS, unknown_tags))
+
+
+def topic_key(tree: dict[str, Any]) -> Any:
+    return tree["TopicId"] if "TopicId" in tree else tree["Topic"]
+
+
+def assert_reads(response: FetchResponse, tree: dict[str, Any]) -> None:
+    assert response.throttle_time_ms == tree["ThrottleTimeMs"]
+    assert response.error_code == tree.get("ErrorCode", 0)
+    assert response.session_id == tree.get("SessionId", 0)
+    trees = [(topic_key(topic), p) for topic in tree["Responses"] for p in topic["Partitions"]]
+    assert len(response.partitions) == len(trees)
+    for partition, (topic, expected) in zip(response.partitions, trees, strict=True):
+        assert partition.topic == topic
+        assert partition.partition == expected["PartitionIndex"]
+        assert partition.error_code == expected["ErrorCode"]
+        assert partition.high_watermark == expected["HighWatermark"]
+        assert partition.last_stable_offset == expected["LastStableOffset"]
+        assert partition.log_start_offset == expected.get("LogStartOffset", -1)
+        assert partition.preferred_read_replica == expected.get("PreferredReadReplica", -1)
+        assert response.records(partition) == (expected["Records"] or b"")
+        assert partition.records_bytes == len(expected["Records"] or b"")
+        aborted = expected["AbortedTransactions"]
+        assert response.aborted_transactions(partition) == (
+            None if aborted is None else tuple((a["ProducerId"], a["FirstOffset"]) for a in aborted)
+        )
+        diverging = expected.get("DivergingEpoch")
+        assert response.diverging_epoch(partition) == (diverging and (diverging["Epoch"], diverging["EndOffset"]))
+        leader = expected.get("CurrentLeader")
+        assert response.current_leader(partition) == (leader and (leader["LeaderId"], leader["LeaderEpoch"]))
+
+
+def test_the_golden_v12_body() -> None:
+    response = parse_fetch_response(GOLDEN_V12, 0, 12)
+    (partition,) = response.partitions
+    assert (partition.topic, partition.partition, partition.error_code) == ("t", 0, 0)
+    assert (partition.high_watermark, partition.last_stable_offset, partition.log_start_offset) == (10, 10, 0)
+    assert partition.preferred_read_replica == -1
+    assert partition.records_bytes == 0
+    assert response.aborted_transactions(partition) is None
+    assert (response.tags_position, response.node_endpoints_bounds()) == (len(GOLDEN_V12) - 1, None)
+
+
+@given(responses(), st.binary(max_size=9))
+def test_every_version_is_read(message: tuple[int, Message], header: bytes) -> None:
+    version, (body, tree) = message
+    response = parse_fetch_response(header + body, len(header), version)
+    assert_reads(response, tree)
+    endpoints = response.node_endpoints_bounds()
+    assert (endpoints is not None) == ("NodeEndpoints" in tree)
+
+
+@given(responses(unknown_tags=False))
+def test_kafka_python_reads_it_alike(message: tuple[int, Message]) -> None:
+    version, (body, _) = message
+    ours = parse_fetch_response(body, 0, version)
+    theirs = KafkaPythonFetchResponse.decode(body, version=version)
+    assert [
+        (p.topic, p.partition, p.error_code, p.high_watermark, p.last_stable_offset, bytes(ours.records(p)))
+        for p in ours.partitions
+    ] == [
+        (
+            topic.topic_id if version >= 13 else topic.topic,
+            p.partition_index,
+            p.error_code,
+            p.high_watermark,
+            p.last_stable_offset,
+            p.records,
+        )
+        for topic in theirs.responses
+        for p in topic.partitions
+    ]
+
+
+@given(responses())
+def test_positions_are_those_of_the_schema(message: tuple[int, Message]) -> None:
+    version, (body, tree) = message
+    response = parse_fetch_response(body, 0, version)
+    spans = {(span.path, span.kind): span for span in compile_message(FETCH, version, "Response").walk(body, 0)}
+    indexes = [(t, p) for t, topic in enumerate(tree["Responses"]) for p in range(len(topic["Partitions"]))]
+    for (t, p), partition in zip(indexes, response.partitions, strict=True):
+        path = ("Responses", t, "Partitions", p)
+        assert partition.start == spans[(*path, "PartitionIndex"), "value"].start
+        assert partition.records_end == spans[(*path, "Records"), "value"].end
+        assert partition.aborted_position == spans[(*path, "AbortedTransactions"), "length"].start
+        if version >= 12:
+            assert partition.records_end == spans[path, "tag_count"].start
+    if version >= 12:
+        assert response.tags_position == spans[(), "tag_count"].start
+
+
+@given(responses(), st.binary(max_size=9))
+def test_a_rebuild_without_changes_is_the_identity(message: tuple[int, Message], header: bytes) -> None:
+    version, (body, _) = message
+    payload = header + body
+    buffers = rebuild_response(parse_fetch_response(payload, len(header), version))
+    assert len(buffers) == 1
+    assert b"".join(buffers) == payload
+
+
+@given(responses(), st.data())
+def test_a_rebuild_changes_what_it_names_alone(message: tuple[int, Message], data: st.DataObject) -> None:
+    version, (body, tree) = message
+    response = parse_fetch_response(body, 0, version)
+    log_starts: dict[int, int] = {}
+    replaced: dict[int, list[bytes]] = {}
+    donor = parse_fetch_response(body, 0, version)
+    trees = [p for topic in tree["Responses"] for p in topic["Partitions"]]
+    expected = [dict(p) for p in trees]
+    for index in range(len(trees)):
+        change = data.draw(st.sampled_from(["none", "log start", "entry", "both"]))
+        if change in ("log start", "both"):
+            log_starts[index] = data.draw(st.integers(0, 2**60))
+            if version >= 5:
+                expected[index]["LogStartOffset"] = log_starts[index]
+        if change in ("entry", "both"):
+            source = data.draw(st.integers(0, len(trees) - 1))
+            entry = donor.partitions[source]
+            replaced[index] = [body[entry.start : entry.start + 7], body[entry.start + 7 : entry.end], b""]
+            expected[index] = dict(trees[source])
+    remaining = iter(expected)
+    expected_topics = [t | {"Partitions": [next(remaining) for _ in t["Partitions"]]} for t in tree["Responses"]]
+    session_id = data.draw(st.none() | st.integers(0, 100))
+    expected_tree = tree | {"Responses": expected_topics}
+    if session_id is not None and version >= 7:
+        expected_tree["SessionId"] = session_id
+
+    rebuilt = b"".join(
+        rebuild_response(response, entries=replaced, log_start_offsets=log_starts, session_id=session_id)
+    )
+    again = parse_fetch_response(rebuilt, 0, version)
+    assert_reads(again, expected_tree)
+    for index, partition in enumerate(again.partitions):
+        if index not in replaced and index not in log_starts:
+            old = response.partitions[index]
+            assert rebuilt[partition.start : partition.end] == body[old.start : old.end]
+    assert rebuilt[again.tags_position :] == body[response.tags_position :]
+
+
+def test_a_rebuild_takes_further_splices_and_copies_no_records() -> None:
+    records = bytes(range(256)) * 4
+    body = GOLDEN_V12[:-4] + b"\x81\x08" + records + GOLDEN_V12[-3:]
+    payload = b"\x00\x00\x00\x07\x00" + body
+    response = parse_fetch_response(payload, 5, 12)
+    end = len(payload)
+    buffers = rebuild_response(
+        response, log_start_offsets={0: 3}, session_id=9, splices=[Splice(end - 1, end, b"\x01\x14\x01\xff")]
+    )
+    again = parse_fetch_response(b"".join(buffers), 5, 12)
+    assert (again.session_id, again.partitions[0].log_start_offset) == (9, 3)
+    assert bytes(again.payload).endswith(b"\x01\x14\x01\xff")
+    (held,) = [b for b in buffers if len(b) >= len(records)]
+    assert isinstance(held, memoryview)
+    assert held.obj is payload
+
+
+def test_changes_that_overlap_are_refused() -> None:
+    response = parse_fetch_response(GOLDEN_V12, 0, 12)
+    inside = response.partitions[0].start + 1
+    with pytest.raises(ValueError, match="overlaps"):
+        rebuild_response(response, entries={0: [b"x"]}, splices=[Splice(inside, inside + 1, b"")])
+
+
+@given(responses())
+def test_partitions_out_of_range_are_named(message: tuple[int, Message]) -> None:
+    version, (body, tree) = message
+    codes = [p["ErrorCode"] for topic in tree["Responses"] for p in topic["Partitions"]]
+    assert out_of_range(parse_fetch_response(body, 0, version)) == [i for i, code in enumerate(codes) if code == 1]
+
+
+def test_null_records_count_as_empty() -> None:
+    body = GOLDEN_V12[:-4] + b"\x00" + GOLDEN_V12[-3:]
+    (partition,) = parse_fetch_response(body, 0, 12).partitions
+    assert partition.records_bytes == 0
+
+
+@given(responses(), st.data())
+def test_a_message_cut_short_or_too_long(message: tuple[int, Message], data: st.DataObject) -> None:
+    version, (body, _) = message
+    with pytest.raises(ProtocolError):
+        parse_fetch_response(body[: data.draw(st.integers(0, len(body) - 1))], 0, version)
+    with pytest.raises(ProtocolError):
+        parse_fetch_response(body + b"\x00", 0, version)
+
+
+@given(responses(), st.data())
+def test_damage_raises_nothing_but_protocol_errors(message: tuple[int, Message], data: st.DataObject) -> None:
+    version, (body, _) = message
+    damaged = bytearray(body)
+    for position in data.draw(st.lists(st.integers(0, len(body) - 1), min_size=1, max_size=4)):
+        damaged[position] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(ProtocolError):
+        response = parse_fetch_response(damaged, 0, version)
+        for partition in response.partitions:
+            response.aborted_transactions(partition)
+            response.diverging_epoch(partition)
+
+
+@pytest.mark.parametrize("version", [3, 19])
+def test_versions_that_are_not_read(version: int) -> None:
+    with pytest.raises(ProtocolError, match=f"version {version}"):
+        parse_fetch_response(bytes(100), 0, version)
