@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fakes.record_batches import batch_of
+from tests.fakes.segments import PARTITION, build_segment, metadata_of
+from tiers.errors import CorruptSegmentError
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.segment.indexes_object import (
+    Section,
+    SegmentIndexes,
+    decode_indexes_object,
+    decode_sections,
+    decode_segment_metadata,
+    encode_indexes_object,
+    encode_sections,
+    encode_segment_metadata,
+)
+from tiers.segment.offset_index import decode_offset_index
+from tiers.segment.remote_log_index import encode_remote_log_index
+from tiers.segment.segment_index import AbortedTransactionRange, Chunk
+from tiers.segment.transaction_index import MARKER_NOT_COPIED
+
+METADATA = RemoteLogSegmentMetadata(
+    segment_id=RemoteLogSegmentId(PARTITION, UUID("00000000-0000-4000-8000-000000000001")),
+    start_offset=100,
+    end_offset=109,
+    broker_id=1,
+    max_timestamp_ms=1_600_000_000_009,
+    event_timestamp_ms=1_700_000_000_000,
+    segment_leader_epochs=(LeaderEpochEntry(2, 100),),
+    segment_size_bytes=4096,
+    state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+)
+CHUNK = Chunk(100, 109, 1_600_000_000_000, 1_600_000_000_009, 0, 4096, 4096, 0xE3069283)
+INDEXES = SegmentIndexes(
+    offset_index=bytes.fromhex("0000000900001001"),
+    time_index=bytes.fromhex("00000174876e800900000009"),
+    aborted_transactions=(AbortedTransactionRange(4000, 90, MARKER_NOT_COPIED),),
+    transaction_index=b"",
+    leader_epochs=(LeaderEpochEntry(0, 0), LeaderEpochEntry(2, 50)),
+    remote_log_index=encode_remote_log_index([CHUNK]),
+)
+GOLDEN_TABLE = bytes.fromhex(
+    "54474958 0001 0007"  # magic, version, seven sections; then type, position, length, CRC-32C of each
+)
+
+
+def test_an_object_tells_the_whole_segment() -> None:
+    data = encode_indexes_object(METADATA, INDEXES)
+    assert data.startswith(GOLDEN_TABLE)
+    decoded = decode_indexes_object(data, expected=METADATA)
+    assert decoded.metadata == METADATA
+    assert decoded.metadata.topic_id_partition.topic == "orders"
+    assert decoded.indexes == INDEXES
+    assert decoded.remote_log_index().chunks() == (CHUNK,)
+    assert decoded.remote_log_index().leader_epochs() == INDEXES.leader_epochs
+
+
+def test_sections_to_the_byte() -> None:
+    assert encode_sections({1: b"123456789", 5: b""}) == bytes.fromhex(
+        "54474958 0001 0002"  # magic, version, sections
+        "0001 00000028 00000009 e3069283"  # type, position, length, CRC-32C
+        "0005 00000031 00000000 00000000"
+        "1c067d98"  # CRC-32C of the above
+        "313233343536373839"
+    )
+
+
+def test_the_metadata_section_to_the_byte() -> None:
+    assert encode_segment_metadata(METADATA) == (
+        b'{"topic":"orders","topicId":"6a1d9b2e-4c3f-4e58-9f70-1b2c3d4e5f60","partition":3,'
+        b'"segmentId":"00000000-0000-4000-8000-000000000001","startOffset":100,"endOffset":109,"brokerId":1,'
+        b'"maxTimestampMs":1600000000009,"eventTimestampMs":1700000000000,"segmentLeaderEpochs":[[2,100]],'
+        b'"segmentSizeInBytes":4096,"state":0,"txnIndexEmpty":false}'
+    )
+
+
+@given(st.data())
+def test_no_flipped_bit_goes_unnoticed(data: st.DataObject) -> None:
+    damaged = bytearray(encode_indexes_object(METADATA, INDEXES))
+    bit = data.draw(st.integers(0, len(damaged) * 8 - 1))
+    damaged[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(CorruptSegmentError):
+        decode_indexes_object(bytes(damaged))
+
+
+@given(st.data())
+def test_no_lost_or_added_byte_goes_unnoticed(data: st.DataObject) -> None:
+    whole = encode_indexes_object(METADATA, INDEXES)
+    with pytest.raises(CorruptSegmentError):
+        decode_indexes_object(whole[: data.draw(st.integers(0, len(whole) - 1))])
+    with pytest.raises(CorruptSegmentError):
+        decode_indexes_object(whole + b"\x00")
+
+
+def test_sections_of_a_later_writer_are_skipped_and_missing_ones_named() -> None:
+    sections = {
+        key: bytes(content) for key, content in decode_sections(encode_indexes_object(METADATA, INDEXES)).items()
+    }
+    assert decode_indexes_object(encode_sections(sections | {99: b"later"})).metadata == METADATA
+    del sections[Section.TIME_INDEX]
+    with pytest.raises(CorruptSegmentError, match="without TIME_INDEX"):
+        decode_indexes_object(encode_sections(sections))
+
+
+def test_sections_are_held_against_each_other() -> None:
+    for other in (replace(METADATA, segment_size_bytes=4097), replace(METADATA, end_offset=110)):
+        with pytest.raises(CorruptSegmentError, match="chunks"):
+            decode_indexes_object(encode_indexes_object(other, INDEXES))
+    with pytest.raises(CorruptSegmentError, match="chunks"):
+        decode_indexes_object(encode_indexes_object(METADATA, replace(INDEXES, remote_log_index=b"")))
+
+
+def test_another_segments_object_is_corruption() -> None:
+    other = replace(METADATA, segment_id=RemoteLogSegmentId(PARTITION, uuid4()))
+    with pytest.raises(CorruptSegmentError, match="expected"):
+        decode_indexes_object(encode_indexes_object(METADATA, INDEXES), expected=other)
+
+
+@pytest.mark.parametrize("document", [b"", b"[]", b"{}", b'{"topicId":1}', b'"x"', b"\xff"])
+def test_metadata_that_cannot_be_is_corrupt(document: bytes) -> None:
+    with pytest.raises(CorruptSegmentError):
+        decode_segment_metadata(document)
+
+
+def test_a_built_segments_object(tmp_path: Path) -> None:
+    built = build_segment(tmp_path / "log", [batch_of(i * 10, 10, value_bytes=500) for i in range(10)])
+    metadata = metadata_of(built)
+    decoded = decode_indexes_object(built.log_segment_data(metadata).indexes, expected=metadata)
+    assert decoded.metadata == metadata
+    assert decoded.remote_log_index().chunks() == built.chunks
+    kafkas = decoded.kafka_segment_index(chunk_bytes=10_000)
+    assert kafkas.chunks()[-1].last_offset == 99
+    assert len(decode_offset_index(0, decoded.indexes.offset_index)) == 9

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import google_crc32c
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.errors import CorruptBatchError
+from protocol.records.record_batch import iterate_batches
+from tests.fakes.record_batches import batch_of, build_batch, control_batch, legacy_message, legacy_wrapper, record
+from tests.fakes.segments import build_segment, metadata_of, no_time
+from tiers.errors import LogDivergedError
+from tiers.log.log_source import AbortedTransaction
+from tiers.model.segment_metadata import LeaderEpochEntry
+from tiers.segment.indexes_object import decode_indexes_object
+from tiers.segment.offset_index import decode_offset_index
+from tiers.segment.segment_builder import SegmentBuilder, SegmentOverflowError
+from tiers.segment.segment_index import AbortedTransactionRange
+from tiers.segment.time_index import decode_time_index
+from tiers.segment.transaction_index import MARKER_NOT_COPIED, decode_transaction_index
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "00000000000000000000.log"
+
+
+def test_the_log_is_the_batches_byte_for_byte(path: Path) -> None:
+    first, second = batch_of(0, 10) + batch_of(10, 5), batch_of(15, 1)
+    built = build_segment(path, [first, second])
+    assert path.read_bytes() == first + second
+    assert (built.start_offset, built.end_offset, built.size_bytes) == (0, 15, len(first + second))
+    assert built.max_timestamp_ms == 1_600_000_000_009
+    assert built.txn_index_empty
+    assert built.missing_offsets == 0
+
+
+def test_fullness_is_the_callers_to_judge(path: Path) -> None:
+    now_ms = 5000
+    builder = SegmentBuilder(path, 0, lambda: now_ms)
+    builder.append(b"", ())
+    assert builder.first_append_ms is None
+    assert builder.end_offset == -1
+    builder.append(batch_of(0, 2), ())
+    now_ms = 9000
+    builder.append(batch_of(2, 2), ())
+    assert (builder.first_append_ms, builder.next_offset) == (5000, 4)
+    assert builder.size_bytes == builder.finish().log_segment.stat().st_size
+    builder.discard()
+    builder.discard()
+    assert not path.exists()
+
+
+def test_chunks_are_whole_batches_within_the_limit(path: Path) -> None:
+    batches = [batch_of(0, 1, value_bytes=300), batch_of(1, 1, value_bytes=300), batch_of(2, 1, value_bytes=5000)]
+    batches += [batch_of(3 + i, 1, value_bytes=100, timestamp=1_600_000_000_000 - i) for i in range(8)]
+    built = build_segment(path, [b"".join(batches[:2]), b"".join(batches[2:5]), *batches[5:]], chunk_bytes=1000)
+    log = path.read_bytes()
+    assert [(chunk.first_offset, chunk.last_offset) for chunk in built.chunks] == [(0, 1), (2, 2), (3, 7), (8, 10)]
+    for chunk in built.chunks:
+        content = log[chunk.stored_position : chunk.stored_position + chunk.stored_bytes]
+        inside = list(iterate_batches(content))
+        assert (inside[0].base_offset, inside[-1].last_offset) == (chunk.first_offset, chunk.last_offset)
+        assert chunk.max_timestamp_ms == max(batch.max_timestamp for batch in inside)
+        assert chunk.crc32c == google_crc32c.value(content)
+        assert len(content) <= 1000 or len(inside) == 1
+    assert built.chunks[2].max_timestamp_ms == 1_600_000_000_000
+    assert built.chunks[2].first_timestamp_ms == 1_600_000_000_000
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 4), st.integers(1, 3000), st.integers(-3, 3), st.booleans()), min_size=1, max_size=30
+    )
+)
+def test_indexes_are_as_kafka_writes_them(
+    tmp_path_factory: pytest.TempPathFactory, shapes: list[tuple[int, int, int, bool]]
+) -> None:
+    """Against the rules as LogSegment.append spells them, whatever the borders of the appends."""
+    path = tmp_path_factory.mktemp("segment") / "log"
+    builder = SegmentBuilder(path, 100, no_time)
+    offset, timestamp, pending = 100, 1_600_000_000_000, b""
+    for count, value_bytes, step, ends_append in shapes:
+        timestamp += step
+        pending += batch_of(offset, count, value_bytes=value_bytes, timestamp=timestamp)
+        offset += count
+        if ends_append:
+            builder.append(pending, ())
+            pending = b""
+    builder.append(pending, ())
+    built = builder.finish()
+
+    offsets: list[tuple[int, int]] = []
+    times: list[tuple[int, int]] = []
+    position, since_last, highest, highest_at = 0, 0, -1, 100
+    for batch in iterate_batches(path.read_bytes()):
+        if batch.max_timestamp > highest:
+            highest, highest_at = batch.max_timestamp, batch.last_offset
+        if since_last > 4096:
+            offsets.append((batch.last_offset, position))
+            if not times or highest > times[-1][0]:
+                times.append((highest, highest_at))
+            since_last = 0
+        position += batch.size_bytes
+        since_last += batch.size_bytes
+    if not times or highest > times[-1][0]:
+        times.append((highest, highest_at))
+    assert decode_offset_index(100, built.indexes.offset_index) == offsets
+    assert decode_time_index(100, built.indexes.time_index) == times
+
+
+def test_batches_that_overlap_or_are_cut_short_change_nothing(path: Path) -> None:
+    builder = SegmentBuilder(path, 0, no_time)
+    builder.append(batch_of(0, 10), ())
+    for refused in (batch_of(9, 2), batch_of(10, 2) + batch_of(11, 2), batch_of(10, 2)[:-1], b"\x00" * 5):
+        with pytest.raises(CorruptBatchError):
+            builder.append(refused, ())
+    builder.append(batch_of(10, 1), ())
+    assert builder.finish().end_offset == 10
+    assert path.read_bytes() == batch_of(0, 10) + batch_of(10, 1)
+
+
+def test_a_falling_leader_epoch_is_divergence(path: Path) -> None:
+    builder = SegmentBuilder(path, 100, no_time, leader_epochs=(LeaderEpochEntry(4, 0),))
+    with pytest.raises(LogDivergedError, match="leader epoch 3 at offset 100 after 4"):
+        builder.append(batch_of(100, 1, leader_epoch=3), ())
+    with pytest.raises(LogDivergedError, match="leader epoch 5 at offset 101 after 6"):
+        builder.append(batch_of(100, 1, leader_epoch=6) + batch_of(101, 1, leader_epoch=5), ())
+    assert builder.size_bytes == 0
+    assert builder.leader_epoch == 4
+    builder.discard()
+
+
+def test_leader_epochs_are_cumulative_and_clipped_to_the_segment(path: Path) -> None:
+    earlier = (LeaderEpochEntry(0, 0), LeaderEpochEntry(2, 50))
+    builder = SegmentBuilder(path, 100, no_time, leader_epochs=earlier)
+    for offset, epoch in ((100, 2), (101, 2), (102, 5), (103, 7)):
+        builder.append(batch_of(offset, 1, leader_epoch=epoch), ())
+    built = builder.finish()
+    later = (LeaderEpochEntry(5, 102), LeaderEpochEntry(7, 103))
+    assert built.segment_leader_epochs == (LeaderEpochEntry(2, 100), *later)
+    assert built.leader_epochs == built.indexes.leader_epochs == (*earlier, *later)
+
+
+def test_a_first_batch_that_straddles_the_start_is_kept_whole(path: Path) -> None:
+    built = build_segment(path, [batch_of(95, 10, leader_epoch=3)], base_offset=100)
+    assert (built.start_offset, built.end_offset, built.missing_offsets) == (100, 104, 0)
+    assert built.chunks[0].first_offset == 95
+    assert built.segment_leader_epochs == (LeaderEpochEntry(3, 100),)
+    assert built.leader_epochs == (LeaderEpochEntry(3, 95),)
+
+
+def test_holes_of_the_log_are_counted_and_covered(path: Path) -> None:
+    emptied = build_batch(20, [], last_offset=24)
+    built = build_segment(path, [batch_of(5, 5) + batch_of(12, 1), emptied], base_offset=0)
+    assert (built.start_offset, built.end_offset, built.missing_offsets) == (0, 24, 5 + 2 + 7)
+    assert built.segment_leader_epochs == (LeaderEpochEntry(0, 0),)
+
+
+def test_message_sets_of_old_brokers(path: Path) -> None:
+    legacy = legacy_message(0, 0, 0, None, b"zero") + legacy_message(1, 1, 1_500_000_000_000, None, b"one")
+    wrapper = legacy_wrapper(1, 2, [record(o, 1_500_000_000_001) for o in (2, 3, 4)], codec=1)
+    built = build_segment(path, [legacy + wrapper, batch_of(5, 1, leader_epoch=2)], chunk_bytes=1)
+    assert [(chunk.first_offset, chunk.last_offset) for chunk in built.chunks] == [(0, 0), (1, 1), (2, 4), (5, 5)]
+    assert built.segment_leader_epochs == (LeaderEpochEntry(0, 0), LeaderEpochEntry(2, 5))
+    assert built.missing_offsets == 0
+
+
+def test_log_append_time_is_every_records_timestamp(path: Path) -> None:
+    batch = build_batch(0, [record(0, 1000), record(1, 2000)], log_append_time_ms=9000)
+    (chunk,) = build_segment(path, [batch]).chunks
+    assert (chunk.first_timestamp_ms, chunk.max_timestamp_ms) == (9000, 9000)
+
+
+def test_what_int32_cannot_hold_is_refused_before_it_is_written(path: Path) -> None:
+    builder = SegmentBuilder(path, 0, no_time)
+    builder.append(batch_of(0, 1), ())
+    with pytest.raises(SegmentOverflowError):
+        builder.append(batch_of(2**31, 1), ())
+    builder.append(batch_of(2**31 - 1, 1), ())
+    assert builder.finish().size_bytes == len(path.read_bytes())
+
+
+def test_an_empty_segment_cannot_be_finished_and_a_spool_file_not_taken_over(path: Path) -> None:
+    builder = SegmentBuilder(path, 0, no_time)
+    with pytest.raises(ValueError, match="empty"):
+        builder.finish()
+    with pytest.raises(FileExistsError):
+        SegmentBuilder(path, 0, no_time)
+    builder.discard()
+
+
+def test_an_aborted_transaction_over_two_segments(tmp_path: Path) -> None:
+    def data(first: int, last: int) -> bytes:
+        records = [record(offset) for offset in range(first, last + 1)]
+        return build_batch(first, records, producer_id=9, transactional=True)
+
+    aborted = [AbortedTransaction(9, 5)]
+    builder = SegmentBuilder(tmp_path / "first", 0, no_time)
+    builder.append(batch_of(0, 5) + data(5, 9), aborted)
+    first = builder.finish()
+    builder = SegmentBuilder(
+        tmp_path / "second",
+        10,
+        no_time,
+        leader_epochs=first.leader_epochs,
+        open_transactions=first.open_transactions,
+    )
+    builder.append(data(10, 12) + control_batch(13, commit=False, producer_id=9), aborted)
+    builder.append(build_batch(14, [record(14)], producer_id=9, transactional=True), ())
+    second = builder.finish()
+
+    assert first.indexes.aborted_transactions == (AbortedTransactionRange(9, 5, MARKER_NOT_COPIED),)
+    assert first.indexes.transaction_index == b""
+    assert not first.txn_index_empty
+    assert second.indexes.aborted_transactions == (AbortedTransactionRange(9, 5, 13),)
+    assert decode_transaction_index(second.indexes.transaction_index) == [(9, 5, 13, 14)]
+    index = decode_indexes_object(second.log_segment_data(metadata_of(second)).indexes).remote_log_index()
+    assert index.aborted_transactions(14, 14) == []
+    assert index.aborted_transactions(10, 14) == [AbortedTransactionRange(9, 5, 13)]

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import pytest
+
+from protocol.errors import CorruptBatchError
+from protocol.records.record_batch import iterate_batches
+from tests.fakes.record_batches import build_batch, control_batch, record
+from tiers.log.log_source import AbortedTransaction
+from tiers.segment.segment_index import AbortedTransactionRange
+from tiers.segment.transaction_index import MARKER_NOT_COPIED, AbortedTxn
+from tiers.segment.transaction_tracker import ABORT, COMMIT, OpenTransactions, TransactionTracker, control_record_type
+
+A, B = 4000, 4001
+
+
+def data(pid: int, first: int, last: int) -> bytes:
+    return build_batch(first, [record(o) for o in range(first, last + 1)], producer_id=pid, transactional=True)
+
+
+def abort(pid: int, offset: int) -> bytes:
+    return control_batch(offset, commit=False, producer_id=pid)
+
+
+def commit(pid: int, offset: int) -> bytes:
+    return control_batch(offset, commit=True, producer_id=pid)
+
+
+def feed(tracker: TransactionTracker, *batches: bytes) -> TransactionTracker:
+    log = b"".join(batches)
+    for batch in iterate_batches(log):
+        tracker.on_batch(log, batch)
+    return tracker
+
+
+def test_a_transaction_within_the_segment() -> None:
+    tracker = TransactionTracker(0, None)
+    tracker.on_report([AbortedTransaction(A, 10)])
+    feed(tracker, data(A, 10, 24), abort(A, 25))
+    assert tracker.ranges(99) == (AbortedTransactionRange(A, 10, 25),)
+    assert tracker.transaction_index() == [AbortedTxn(A, 10, 25, 26)]
+    assert tracker.open_transactions() == OpenTransactions(history_complete=True)
+
+
+def test_the_marker_of_a_later_segment_closes_what_was_carried() -> None:
+    first = TransactionTracker(0, None)
+    first.on_report([AbortedTransaction(A, 10)])
+    feed(first, data(A, 10, 29))
+    assert first.ranges(29) == (AbortedTransactionRange(A, 10, MARKER_NOT_COPIED),)
+
+    second = TransactionTracker(30, first.open_transactions())
+    second.on_report([AbortedTransaction(A, 10)])
+    feed(second, data(B, 30, 49), abort(A, 50))
+    assert second.ranges(50) == (AbortedTransactionRange(A, 10, 50),)
+    # B has been open since 30, so the last stable offset stays there.
+    assert second.transaction_index() == [AbortedTxn(A, 10, 50, 30)]
+    assert second.open_transactions().ongoing == (AbortedTransaction(B, 30),)
+
+
+def test_a_marker_closes_one_transaction_and_leaves_the_producers_next_one_open() -> None:
+    tracker = TransactionTracker(0, None)
+    tracker.on_report([AbortedTransaction(A, 10), AbortedTransaction(A, 30)])
+    feed(tracker, data(A, 10, 19), abort(A, 20), data(A, 30, 39))
+    assert tracker.ranges(39) == (
+        AbortedTransactionRange(A, 10, 20),
+        AbortedTransactionRange(A, 30, MARKER_NOT_COPIED),
+    )
+
+
+def test_committed_data_between_two_aborted_transactions_is_not_covered() -> None:
+    tracker = TransactionTracker(0, None)
+    tracker.on_report([AbortedTransaction(A, 0), AbortedTransaction(A, 20)])
+    feed(tracker, data(A, 0, 4), abort(A, 5), data(A, 6, 9), commit(A, 10), data(A, 20, 24), abort(A, 25))
+    assert tracker.ranges(25) == (AbortedTransactionRange(A, 0, 5), AbortedTransactionRange(A, 20, 25))
+
+
+def test_a_report_that_is_repeated_after_the_marker_opens_nothing() -> None:
+    tracker = TransactionTracker(0, None)
+    tracker.on_report([AbortedTransaction(A, 10)])
+    feed(tracker, data(A, 10, 24), abort(A, 25))
+    tracker.on_report([AbortedTransaction(A, 10)])
+    assert tracker.ranges(99) == (AbortedTransactionRange(A, 10, 25),)
+
+
+def test_a_stale_carried_transaction_poisons_nothing() -> None:
+    """Its marker lies before this segment: neither a later abort nor a commit of the producer may stretch over it."""
+    stale = OpenTransactions(aborted=(AbortedTransaction(A, 3), AbortedTransaction(B, 4)))
+    tracker = TransactionTracker(100, stale)
+    tracker.on_report([AbortedTransaction(A, 110)])
+    feed(tracker, data(A, 100, 101), commit(B, 105), data(A, 110, 119), abort(A, 120))
+    assert tracker.ranges(120) == (AbortedTransactionRange(A, 110, 120),)
+    assert tracker.open_transactions().aborted == ()
+
+
+def test_a_transaction_beyond_the_segment_is_carried_but_not_listed() -> None:
+    tracker = TransactionTracker(0, None)
+    tracker.on_report([AbortedTransaction(A, 500)])
+    assert tracker.ranges(99) == ()
+    assert tracker.open_transactions().aborted == (AbortedTransaction(A, 500),)
+
+
+def test_an_abort_that_nobody_reported_is_believed() -> None:
+    tracker = feed(TransactionTracker(0, None), data(A, 10, 19), abort(A, 20))
+    assert tracker.ranges(20) == (AbortedTransactionRange(A, 10, 20),)
+
+
+def test_markers_of_transactions_without_data_leave_no_trace() -> None:
+    tracker = feed(TransactionTracker(0, None), abort(A, 0), commit(B, 1), abort(A, 2))
+    assert tracker.ranges(2) == ()
+    assert tracker.transaction_index() == []
+
+
+def test_a_copier_that_began_in_the_middle_claims_no_last_stable_offset_above_its_start() -> None:
+    tracker = TransactionTracker(100, None)
+    tracker.on_report([AbortedTransaction(A, 90)])
+    feed(tracker, abort(A, 120))
+    assert tracker.transaction_index() == [AbortedTxn(A, 90, 120, 100)]
+    assert not tracker.open_transactions().history_complete
+
+
+def test_control_record_types() -> None:
+    for log, expected in ((abort(A, 25), ABORT), (commit(A, 25), COMMIT)):
+        assert [control_record_type(log, batch) for batch in iterate_batches(log)] == [expected]
+    emptied = build_batch(25, [], producer_id=A, transactional=True, control=True)
+    assert [control_record_type(emptied, batch) for batch in iterate_batches(emptied)] == [None]
+
+
+def test_the_marker_of_the_specification() -> None:
+    marker = bytes.fromhex(
+        "00000000000000190000004200000005020d18561a00300000000000000174876e800000000174876e80000000000000000fa00003"
+        "ffffffff000000012000000008000000000c00000000000700"
+    )
+    (batch,) = iterate_batches(marker)
+    assert control_record_type(marker, batch) == ABORT
+    feed(tracker := TransactionTracker(0, None), data(A, 10, 19), marker)
+    assert tracker.ranges(25) == (AbortedTransactionRange(A, 10, 25),)
+
+
+@pytest.mark.parametrize("body", [b"", b"\x10", b"\x10\x00\x00\x00\x08", b"\xff\xff\xff\xff\xff\xff\xff"])
+def test_a_control_record_that_is_cut_short_is_corrupt(body: bytes) -> None:
+    whole = abort(A, 25)
+    header = whole[:8] + (49 + len(body)).to_bytes(4, "big") + whole[12:61]
+    (batch,) = iterate_batches(header + body)
+    with pytest.raises(CorruptBatchError):
+        control_record_type(header + body, batch)

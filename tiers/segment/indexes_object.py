@@ -1,0 +1,211 @@
+"""The `.indexes` object: everything about a segment but its batches, in one self-describing file, written last.
+
+    magic "TGIX" | version int16 = 1 | number of sections int16
+    per section: type int16 | position int32 | length int32 | CRC-32C uint32
+    CRC-32C uint32 of all the above
+    the sections, in the table's order, without gaps, up to the end of the object
+
+Section types are never reused; a reader skips the ones that it does not know. Every byte is under a checksum, and the
+sections are held against each other: what decodes is complete and of one piece. Anything else is `CorruptSegmentError`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+from uuid import UUID
+
+from protocol.records.record_batch import crc32c
+from tiers.errors import CorruptSegmentError
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.segment.kafka_segment_index import KafkaSegmentIndex
+from tiers.segment.leader_epoch_checkpoint import decode_leader_epoch_checkpoint, encode_leader_epoch_checkpoint
+from tiers.segment.remote_log_index import RemoteLogIndex
+from tiers.segment.segment_index import AbortedTransactionRange
+from tiers.segment.transaction_index import decode_aborted_ranges, encode_aborted_ranges
+
+MAGIC = b"TGIX"
+VERSION = 1
+_HEADER = Struct(">4shh")
+_TABLE_ENTRY = Struct(">hiiI")
+_CRC = Struct(">I")
+
+
+class Section(IntEnum):
+    """The order of writing is that of the numbers."""
+
+    METADATA = 1
+    OFFSET_INDEX = 2
+    TIME_INDEX = 3
+    ABORTED_TRANSACTIONS = 4
+    TRANSACTION_INDEX = 5
+    LEADER_EPOCH_CHECKPOINT = 6
+    REMOTE_LOG_INDEX = 7
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentIndexes:
+    """The indexes of one segment. `leader_epochs` is cumulative; the `bytes` are files in Kafka's or our own format."""
+
+    offset_index: bytes | memoryview
+    time_index: bytes | memoryview
+    aborted_transactions: tuple[AbortedTransactionRange, ...]
+    transaction_index: bytes | memoryview
+    leader_epochs: tuple[LeaderEpochEntry, ...]
+    remote_log_index: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class IndexesObject:
+    """A decoded object. `metadata` is as it was while the segment was copied: without custom metadata."""
+
+    metadata: RemoteLogSegmentMetadata
+    indexes: SegmentIndexes
+
+    def remote_log_index(self) -> RemoteLogIndex:
+        indexes = self.indexes
+        return RemoteLogIndex.decode(indexes.remote_log_index, indexes.aborted_transactions, indexes.leader_epochs)
+
+    def kafka_segment_index(self, chunk_bytes: int = 1 << 20) -> KafkaSegmentIndex:
+        """Only for a segment whose stored bytes are the log's."""
+        metadata, indexes = self.metadata, self.indexes
+        return KafkaSegmentIndex(
+            metadata.start_offset,
+            metadata.end_offset,
+            metadata.segment_size_bytes,
+            indexes.offset_index,
+            indexes.time_index,
+            indexes.aborted_transactions,
+            indexes.leader_epochs,
+            chunk_bytes,
+        )
+
+
+def encode_indexes_object(metadata: RemoteLogSegmentMetadata, indexes: SegmentIndexes) -> bytes:
+    return encode_sections(
+        {
+            Section.METADATA: encode_segment_metadata(metadata),
+            Section.OFFSET_INDEX: bytes(indexes.offset_index),
+            Section.TIME_INDEX: bytes(indexes.time_index),
+            Section.ABORTED_TRANSACTIONS: encode_aborted_ranges(indexes.aborted_transactions),
+            Section.TRANSACTION_INDEX: bytes(indexes.transaction_index),
+            Section.LEADER_EPOCH_CHECKPOINT: encode_leader_epoch_checkpoint(indexes.leader_epochs),
+            Section.REMOTE_LOG_INDEX: bytes(indexes.remote_log_index),
+        }
+    )
+
+
+def decode_indexes_object(data: bytes | memoryview, expected: RemoteLogSegmentMetadata | None = None) -> IndexesObject:
+    """Sections are views of `data`. Raises `CorruptSegmentError`, also for another segment than `expected`."""
+    sections = decode_sections(data)
+    missing = [section.name for section in Section if section not in sections]
+    if missing:
+        raise CorruptSegmentError(f"indexes object without {', '.join(missing)}")
+    decoded = IndexesObject(
+        decode_segment_metadata(bytes(sections[Section.METADATA])),
+        SegmentIndexes(
+            sections[Section.OFFSET_INDEX],
+            sections[Section.TIME_INDEX],
+            decode_aborted_ranges(sections[Section.ABORTED_TRANSACTIONS]),
+            sections[Section.TRANSACTION_INDEX],
+            decode_leader_epoch_checkpoint(sections[Section.LEADER_EPOCH_CHECKPOINT]),
+            sections[Section.REMOTE_LOG_INDEX],
+        ),
+    )
+    metadata = decoded.metadata
+    if expected is not None and (metadata.segment_id, metadata.start_offset, metadata.end_offset) != (
+        expected.segment_id,
+        expected.start_offset,
+        expected.end_offset,
+    ):
+        raise CorruptSegmentError(f"indexes object of {metadata.segment_id}, expected {expected.segment_id}")
+    chunks = decoded.remote_log_index().chunks()
+    log_bytes = sum(chunk.log_bytes for chunk in chunks)
+    if not chunks or log_bytes != metadata.segment_size_bytes or chunks[-1].last_offset != metadata.end_offset:
+        raise CorruptSegmentError(
+            f"indexes object: {len(chunks)} chunks of {log_bytes} bytes for a segment of {metadata.segment_size_bytes}"
+        )
+    return decoded
+
+
+def encode_sections(sections: Mapping[int, bytes]) -> bytes:
+    position = _HEADER.size + _TABLE_ENTRY.size * len(sections) + _CRC.size
+    table = [_HEADER.pack(MAGIC, VERSION, len(sections))]
+    for section, content in sections.items():
+        table.append(_TABLE_ENTRY.pack(section, position, len(content), crc32c(content, 0, len(content))))
+        position += len(content)
+    header = b"".join(table)
+    return b"".join((header, _CRC.pack(crc32c(header, 0, len(header))), *sections.values()))
+
+
+def decode_sections(data: bytes | memoryview) -> dict[int, memoryview]:
+    """Every section by its type, known or not, its checksum verified."""
+    view = memoryview(data)
+    if len(view) < _HEADER.size:
+        raise CorruptSegmentError(f"indexes object of {len(view)} bytes")
+    magic, version, count = _HEADER.unpack_from(view)
+    if magic != MAGIC or version != VERSION:
+        raise CorruptSegmentError(f"not an indexes object of version {VERSION}: magic {magic!r}, version {version}")
+    table_end = _HEADER.size + _TABLE_ENTRY.size * count
+    if count < 0 or table_end + _CRC.size > len(view):
+        raise CorruptSegmentError(f"indexes object: table of {count} sections in {len(view)} bytes")
+    if crc32c(view, 0, table_end) != _CRC.unpack_from(view, table_end)[0]:
+        raise CorruptSegmentError("indexes object: CRC mismatch in the table")
+    sections: dict[int, memoryview] = {}
+    expected_position = table_end + _CRC.size
+    for section, position, length, crc in _TABLE_ENTRY.iter_unpack(view[_HEADER.size : table_end]):
+        end = position + length
+        if position != expected_position or length < 0 or end > len(view) or section in sections:
+            raise CorruptSegmentError(f"indexes object: section {section} at {position} of {length} bytes")
+        if crc32c(view, position, end) != crc:
+            raise CorruptSegmentError(f"indexes object: CRC mismatch in section {section}")
+        sections[section] = view[position:end]
+        expected_position = end
+    if expected_position != len(view):
+        raise CorruptSegmentError(f"indexes object: {len(view) - expected_position} bytes after the last section")
+    return sections
+
+
+def encode_segment_metadata(metadata: RemoteLogSegmentMetadata) -> bytes:
+    partition = metadata.topic_id_partition
+    document = {
+        "topic": partition.topic,
+        "topicId": str(partition.topic_id),
+        "partition": partition.partition,
+        "segmentId": str(metadata.segment_id.id),
+        "startOffset": metadata.start_offset,
+        "endOffset": metadata.end_offset,
+        "brokerId": metadata.broker_id,
+        "maxTimestampMs": metadata.max_timestamp_ms,
+        "eventTimestampMs": metadata.event_timestamp_ms,
+        "segmentLeaderEpochs": [[entry.epoch, entry.start_offset] for entry in metadata.segment_leader_epochs],
+        "segmentSizeInBytes": metadata.segment_size_bytes,
+        "state": metadata.state.value,
+        "txnIndexEmpty": metadata.txn_index_empty,
+    }
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
+def decode_segment_metadata(data: bytes) -> RemoteLogSegmentMetadata:
+    try:
+        document = json.loads(data)
+        partition = TopicIdPartition(UUID(document["topicId"]), document["partition"], document["topic"])
+        return RemoteLogSegmentMetadata(
+            segment_id=RemoteLogSegmentId(partition, UUID(document["segmentId"])),
+            start_offset=document["startOffset"],
+            end_offset=document["endOffset"],
+            broker_id=document["brokerId"],
+            max_timestamp_ms=document["maxTimestampMs"],
+            event_timestamp_ms=document["eventTimestampMs"],
+            segment_leader_epochs=tuple(LeaderEpochEntry(*pair) for pair in document["segmentLeaderEpochs"]),
+            segment_size_bytes=document["segmentSizeInBytes"],
+            state=RemoteLogSegmentState(document["state"]),
+            txn_index_empty=document["txnIndexEmpty"],
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptSegmentError(f"segment metadata: {error!r}") from error

@@ -1,0 +1,53 @@
+"""`.index`, Kafka's offset index (semantics 10): which batch holds an offset, one entry per 4096 bytes of log.
+
+An entry is (last offset of a batch - base offset, start position of that batch), both int32, both strictly increasing.
+There is no checksum in the file: any inconsistency means that it must be rebuilt from the log.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from struct import Struct
+from typing import NamedTuple
+
+from tiers.errors import CorruptSegmentError
+
+_ENTRY = Struct(">ii")
+ENTRY_BYTES = _ENTRY.size
+MAX_RELATIVE = 2**31 - 1
+"""The largest relative offset and the largest position that an entry can hold."""
+
+
+class OffsetPosition(NamedTuple):
+    """The batch that ends at `offset` (inclusive) starts at `position`."""
+
+    offset: int
+    position: int
+
+
+def encode_offset_index(base_offset: int, entries: list[OffsetPosition]) -> bytes:
+    return b"".join([_ENTRY.pack(entry.offset - base_offset, entry.position) for entry in entries])
+
+
+def decode_offset_index(base_offset: int, data: bytes | memoryview) -> list[OffsetPosition]:
+    """Raises `CorruptSegmentError` for half an entry, or entries that do not increase."""
+    if len(data) % ENTRY_BYTES:
+        raise CorruptSegmentError(f"offset index of {len(data)} bytes: not a multiple of {ENTRY_BYTES}")
+    entries: list[OffsetPosition] = []
+    last = (-1, -1)
+    for relative, position in _ENTRY.iter_unpack(data):
+        if relative <= last[0] or position <= last[1]:
+            raise CorruptSegmentError(f"offset index entry {len(entries)}: ({relative}, {position}) after {last}")
+        last = (relative, position)
+        entries.append(OffsetPosition(base_offset + relative, position))
+    return entries
+
+
+def look_up_offset(entries: list[OffsetPosition], base_offset: int, offset: int) -> OffsetPosition:
+    """The greatest entry whose offset is at most `offset`, else `(base_offset, 0)`: scan the log from there on."""
+    number = bisect_right(entries, offset, key=_offset_of)
+    return entries[number - 1] if number else OffsetPosition(base_offset, 0)
+
+
+def _offset_of(entry: OffsetPosition) -> int:
+    return entry.offset

@@ -1,0 +1,177 @@
+"""`RemoteLogIndex`: the founding index, one entry per chunk (semantics 10.1), and the `SegmentIndex` made of it.
+
+    magic int16 = 0 | length int16 = 42 + n | crc int32 = CRC-32 of what follows | firstOffset int64 | lastOffset int64
+    | firstTimestamp int64 | lastTimestamp int64 | dataLength int32 | rdiLength int16 = n | rdi
+
+* `lastTimestamp` is the chunk's *maximum* timestamp: timestamps are not monotonic, and a look-up must not miss one.
+* `dataLength` counts the chunk's log bytes. Where and how long the stored bytes are is the RDI's to say: they differ
+  when a store holds encrypted chunks.
+* Our RDI: version int8 = 0, stored position int64, stored length int32, CRC-32C of the chunk's log bytes uint32.
+* A torn tail (an append that a crash cut short) is dropped; an unknown magic or a CRC that differs is corruption.
+"""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from struct import Struct
+from typing import NamedTuple
+
+from tiers.errors import CorruptSegmentError
+from tiers.model.segment_metadata import LeaderEpochEntry
+from tiers.segment.segment_index import AbortedTransactionRange, Chunk
+from tiers.segment.transaction_index import overlapping
+
+MAGIC = 0
+_PREFIX = Struct(">hhI")
+_BODY = Struct(">qqqqih")
+_CRC_FROM = _PREFIX.size
+_LENGTH_FROM = 4
+_RDI_FROM = _PREFIX.size + _BODY.size
+_FIXED_LENGTH = _RDI_FROM - _LENGTH_FROM
+MAX_RDI_BYTES = 2**15 - 1 - _FIXED_LENGTH
+
+_RDI = Struct(">bqiI")
+_RDI_VERSION = 0
+
+
+class RemoteLogIndexEntry(NamedTuple):
+    """Offsets inclusive; `last_timestamp_ms` is the maximum; `data_length` in log bytes."""
+
+    first_offset: int
+    last_offset: int
+    first_timestamp_ms: int
+    last_timestamp_ms: int
+    data_length: int
+    rdi: bytes
+
+
+def encode_entry(entry: RemoteLogIndexEntry) -> bytes:
+    if len(entry.rdi) > MAX_RDI_BYTES:
+        raise ValueError(f"an RDI of {len(entry.rdi)} bytes; the format holds {MAX_RDI_BYTES}")
+    body = _BODY.pack(*entry[:5], len(entry.rdi)) + entry.rdi
+    return _PREFIX.pack(MAGIC, _FIXED_LENGTH + len(entry.rdi), zlib.crc32(body)) + body
+
+
+def decode_entries(data: bytes | memoryview) -> tuple[list[RemoteLogIndexEntry], int]:
+    """The entries and the number of bytes that they take: what lies beyond is a torn append, to be truncated.
+
+    Raises `CorruptSegmentError` for an unknown magic, a CRC mismatch, lengths that contradict each other, or last
+    offsets that do not increase.
+    """
+    view = memoryview(data)
+    entries: list[RemoteLogIndexEntry] = []
+    pos = 0
+    while len(view) - pos >= _PREFIX.size:
+        magic, length, crc = _PREFIX.unpack_from(view, pos)
+        if magic != MAGIC or length < _FIXED_LENGTH:
+            raise CorruptSegmentError(f"remote log index entry at {pos}: magic {magic}, length {length}")
+        end = pos + _LENGTH_FROM + length
+        if end > len(view):
+            break
+        if zlib.crc32(view[pos + _CRC_FROM : end]) != crc:
+            raise CorruptSegmentError(f"remote log index entry at {pos}: CRC mismatch")
+        first, last, first_ms, last_ms, data_length, rdi_length = _BODY.unpack_from(view, pos + _CRC_FROM)
+        if pos + _RDI_FROM + rdi_length != end:
+            raise CorruptSegmentError(f"remote log index entry at {pos}: RDI of {rdi_length} in length {length}")
+        entry = RemoteLogIndexEntry(first, last, first_ms, last_ms, data_length, bytes(view[pos + _RDI_FROM : end]))
+        if entries and entry.last_offset <= entries[-1].last_offset:
+            raise CorruptSegmentError(
+                f"remote log index entry at {pos}: offset {entry.last_offset} after {entries[-1].last_offset}"
+            )
+        entries.append(entry)
+        pos = end
+    return entries, pos
+
+
+def entry_of_chunk(chunk: Chunk) -> RemoteLogIndexEntry:
+    """Raises `ValueError` when the chunk has no checksum: ours always do."""
+    if chunk.crc32c is None:
+        raise ValueError("a chunk without a checksum cannot be indexed")
+    return RemoteLogIndexEntry(
+        chunk.first_offset,
+        chunk.last_offset,
+        chunk.first_timestamp_ms,
+        chunk.max_timestamp_ms,
+        chunk.log_bytes,
+        _RDI.pack(_RDI_VERSION, chunk.stored_position, chunk.stored_bytes, chunk.crc32c),
+    )
+
+
+def chunk_of_entry(entry: RemoteLogIndexEntry) -> Chunk:
+    """Raises `CorruptSegmentError` when the RDI is not ours."""
+    if len(entry.rdi) != _RDI.size or entry.rdi[0] != _RDI_VERSION:
+        raise CorruptSegmentError(f"remote data identifier of {len(entry.rdi)} bytes and unknown version")
+    _, stored_position, stored_bytes, crc32c = _RDI.unpack(entry.rdi)
+    return Chunk(
+        entry.first_offset,
+        entry.last_offset,
+        entry.first_timestamp_ms,
+        entry.last_timestamp_ms,
+        stored_position,
+        stored_bytes,
+        entry.data_length,
+        crc32c,
+    )
+
+
+def encode_remote_log_index(chunks: Iterable[Chunk]) -> bytes:
+    return b"".join([encode_entry(entry_of_chunk(chunk)) for chunk in chunks])
+
+
+class RemoteLogIndex:
+    """`SegmentIndex` over remote log index entries. Every bound in a chunk is exact."""
+
+    __slots__ = ("_aborted", "_chunks", "_last_offsets", "_leader_epochs", "_max_timestamps")
+
+    def __init__(
+        self,
+        chunks: Iterable[Chunk],
+        aborted: Sequence[AbortedTransactionRange],
+        leader_epochs: tuple[LeaderEpochEntry, ...],
+    ) -> None:
+        self._chunks = tuple(chunks)
+        self._last_offsets = [chunk.last_offset for chunk in self._chunks]
+        self._max_timestamps = [chunk.max_timestamp_ms for chunk in self._chunks]
+        self._aborted = aborted
+        self._leader_epochs = leader_epochs
+
+    @classmethod
+    def decode(
+        cls,
+        data: bytes | memoryview,
+        aborted: Sequence[AbortedTransactionRange],
+        leader_epochs: tuple[LeaderEpochEntry, ...],
+    ) -> RemoteLogIndex:
+        """A segment's index is complete or corrupt: unlike a file that is appended to, it ends in no torn entry."""
+        entries, size_bytes = decode_entries(data)
+        if size_bytes != len(data):
+            raise CorruptSegmentError(f"remote log index: {len(data) - size_bytes} bytes after the last entry")
+        chunks = [chunk_of_entry(entry) for entry in entries]
+        position = 0
+        for chunk in chunks:
+            if chunk.stored_position != position or chunk.stored_bytes <= 0 or chunk.log_bytes <= 0:
+                raise CorruptSegmentError(f"remote log index: {chunk} where position {position} is expected")
+            position += chunk.stored_bytes
+        return cls(chunks, aborted, leader_epochs)
+
+    def chunks(self) -> tuple[Chunk, ...]:
+        return self._chunks
+
+    def chunk_number_for_offset(self, offset: int) -> int | None:
+        number = bisect_left(self._last_offsets, offset)
+        return number if number < len(self._chunks) else None
+
+    def chunk_number_for_timestamp(self, timestamp_ms: int, from_chunk: int = 0) -> int | None:
+        timestamps = self._max_timestamps
+        for number in range(from_chunk, len(timestamps)):
+            if timestamps[number] >= timestamp_ms:
+                return number
+        return None
+
+    def aborted_transactions(self, first_offset: int, last_offset: int) -> list[AbortedTransactionRange]:
+        return overlapping(self._aborted, first_offset, last_offset)
+
+    def leader_epochs(self) -> tuple[LeaderEpochEntry, ...]:
+        return self._leader_epochs

@@ -1,0 +1,283 @@
+"""`SegmentBuilder`: batches come in, a log segment and all its indexes come out (semantics 6.5, 7, 10, 13).
+
+* Batches go into the spool file byte for byte; positions count in the concatenated batch stream.
+* An `append` that raises a batch error has changed nothing. An `OSError` leaves the builder fit only for `discard`.
+* Offsets ascend without overlap. Holes are the log's own (a topic that was compacted once): they are counted, so that
+  the copier can raise its alarm, and the segment covers them.
+* When a segment is full is the caller's to say: ask `size_bytes` and `first_append_ms` between appends.
+* Calls block on the disk: not for an event loop.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import google_crc32c
+
+from protocol.errors import CorruptBatchError
+from protocol.records.record_batch import CODEC_NONE, NO_LEADER_EPOCH, RecordBatch, iterate_batches
+from tiers.errors import LogDivergedError, RemoteLogError
+from tiers.log.log_source import AbortedTransaction
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.segment.indexes_object import SegmentIndexes, encode_indexes_object
+from tiers.segment.offset_index import MAX_RELATIVE, OffsetPosition, encode_offset_index
+from tiers.segment.remote_log_index import encode_remote_log_index
+from tiers.segment.segment_index import Chunk
+from tiers.segment.time_index import TimestampOffset, encode_time_index
+from tiers.segment.transaction_index import encode_transaction_index
+from tiers.segment.transaction_tracker import OpenTransactions, TransactionTracker
+from tiers.storage.remote_storage_manager import LogSegmentData
+
+INDEX_INTERVAL_BYTES = 4096
+CHUNK_BYTES = 1 << 20
+
+
+class SegmentOverflowError(RemoteLogError):
+    """The batches do not fit this segment's int32 positions and relative offsets: finish it and start another."""
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltSegment:
+    """A finished segment. `end_offset` is inclusive.
+
+    `leader_epochs` is cumulative, `segment_leader_epochs` clipped to the segment; the next builder takes the former
+    and `open_transactions`. `missing_offsets` counts offsets in the range that the log did not hold.
+    """
+
+    log_segment: Path
+    start_offset: int
+    end_offset: int
+    size_bytes: int
+    max_timestamp_ms: int
+    segment_leader_epochs: tuple[LeaderEpochEntry, ...]
+    leader_epochs: tuple[LeaderEpochEntry, ...]
+    txn_index_empty: bool
+    open_transactions: OpenTransactions
+    missing_offsets: int
+    chunks: tuple[Chunk, ...]
+    indexes: SegmentIndexes
+
+    def log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> LogSegmentData:
+        """What a storage manager copies; `metadata` travels in the `.indexes` object."""
+        return LogSegmentData(self.log_segment, encode_indexes_object(metadata, self.indexes))
+
+
+class SegmentBuilder:
+    def __init__(
+        self,
+        path: Path,
+        base_offset: int,
+        clock_ms: Callable[[], int],
+        leader_epochs: tuple[LeaderEpochEntry, ...] = (),
+        open_transactions: OpenTransactions | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        """Creates `path`, which must not exist. The last two are the previous segment's `BuiltSegment` fields.
+
+        `base_offset` is where the previous segment ended plus one. Only the very first batch may begin below it.
+        """
+        self.base_offset = base_offset
+        self.next_offset = base_offset
+        self.size_bytes = 0
+        self.max_timestamp_ms = -1
+        self.missing_offsets = 0
+        self.first_append_ms: int | None = None
+        self._path = path
+        self._file = path.open("xb")
+        self._clock_ms = clock_ms
+        self._leader_epochs = list(leader_epochs)
+        self._segment_epochs: list[LeaderEpochEntry] = []
+        self._transactions = TransactionTracker(base_offset, open_transactions)
+        self._offset_index: list[OffsetPosition] = []
+        self._time_index: list[TimestampOffset] = []
+        self._max_timestamp_offset = base_offset
+        self._bytes_since_last_index_entry = 0
+        self._chunk_bytes = chunk_bytes
+        self._chunks: list[Chunk] = []
+        self._chunk: _OpenChunk | None = None
+
+    @property
+    def end_offset(self) -> int:
+        """Inclusive; `base_offset - 1` while nothing was appended."""
+        return self.next_offset - 1
+
+    @property
+    def leader_epoch(self) -> int | None:
+        """The epoch of the last batch, of earlier segments too; None when no batch was ever copied."""
+        return self._leader_epochs[-1].epoch if self._leader_epochs else None
+
+    def append(self, records: bytes, aborted_transactions: Sequence[AbortedTransaction]) -> None:
+        """Whole, CRC-checked batches, as `LogSource.read` returns them, with the aborted transactions of that answer.
+
+        Raises `CorruptBatchError` for a batch that is cut short or overlaps, `LogDivergedError` for a leader epoch that
+        falls, `SegmentOverflowError` for what a segment cannot hold.
+        """
+        batches = self._checked(records)
+        if not batches:
+            return
+        if self.first_append_ms is None:
+            self.first_append_ms = self._clock_ms()
+        self._file.write(records)
+        self._transactions.on_report(aborted_transactions)
+        run_start = 0
+        for batch in batches:
+            first_offset = self._first_offset(batch, self.next_offset)
+            self.missing_offsets += max(0, first_offset - self.next_offset)
+            self._learn_epoch(batch, first_offset)
+            self._transactions.on_batch(records, batch)
+            self._index(batch)
+            chunk = self._chunk
+            if chunk is not None and chunk.size_bytes + batch.size_bytes > self._chunk_bytes:
+                chunk.add_crc(records, run_start, batch.start)
+                self._close_chunk(chunk)
+                chunk = None
+            if chunk is None:
+                run_start = batch.start
+                first_timestamp_ms = batch.max_timestamp if batch.is_log_append_time else batch.base_timestamp
+                chunk = self._chunk = _OpenChunk(self.size_bytes, first_offset, first_timestamp_ms)
+            chunk.size_bytes += batch.size_bytes
+            chunk.last_offset = batch.last_offset
+            chunk.max_timestamp_ms = max(chunk.max_timestamp_ms, batch.max_timestamp)
+            self.size_bytes += batch.size_bytes
+            self.next_offset = batch.next_offset
+        if self._chunk is not None:
+            self._chunk.add_crc(records, run_start, len(records))
+
+    def finish(self) -> BuiltSegment:
+        """Makes the log file durable and closes it. Raises `ValueError` when nothing was appended."""
+        if self._chunk is None:
+            raise ValueError("an empty segment cannot be finished")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._close_chunk(self._chunk)
+        self._offer_time_entry()
+        ranges = self._transactions.ranges(self.end_offset)
+        leader_epochs = tuple(self._leader_epochs)
+        chunks = tuple(self._chunks)
+        return BuiltSegment(
+            log_segment=self._path,
+            start_offset=self.base_offset,
+            end_offset=self.end_offset,
+            size_bytes=self.size_bytes,
+            max_timestamp_ms=self.max_timestamp_ms,
+            segment_leader_epochs=tuple(self._segment_epochs),
+            leader_epochs=leader_epochs,
+            txn_index_empty=not ranges,
+            open_transactions=self._transactions.open_transactions(),
+            missing_offsets=self.missing_offsets,
+            chunks=chunks,
+            indexes=SegmentIndexes(
+                offset_index=encode_offset_index(self.base_offset, self._offset_index),
+                time_index=encode_time_index(self.base_offset, self._time_index),
+                aborted_transactions=ranges,
+                transaction_index=encode_transaction_index(self._transactions.transaction_index()),
+                leader_epochs=leader_epochs,
+                remote_log_index=encode_remote_log_index(chunks),
+            ),
+        )
+
+    def discard(self) -> None:
+        """Closes and removes the spool file; safe to call twice, and after `finish`."""
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def _checked(self, records: bytes) -> list[RecordBatch]:
+        batches = list(iterate_batches(records))
+        if (batches[-1].end if batches else 0) != len(records):
+            raise CorruptBatchError(f"{len(records)} bytes of records end in a batch that is cut short")
+        next_offset = self.next_offset
+        leader_epoch = NO_LEADER_EPOCH if self.leader_epoch is None else self.leader_epoch
+        at_start = self.size_bytes == 0
+        for batch in batches:
+            lowest = batch.last_offset if at_start else self._first_offset(batch, next_offset)
+            if lowest < next_offset:
+                raise CorruptBatchError(f"batch of offsets {batch.base_offset} to {batch.last_offset} at {next_offset}")
+            if NO_LEADER_EPOCH < batch.leader_epoch < leader_epoch:
+                raise LogDivergedError(
+                    f"leader epoch {batch.leader_epoch} at offset {batch.base_offset} after {leader_epoch}"
+                )
+            leader_epoch = max(leader_epoch, batch.leader_epoch)
+            next_offset = batch.next_offset
+            at_start = False
+        if self.size_bytes + len(records) > MAX_RELATIVE or next_offset - 1 - self.base_offset > MAX_RELATIVE:
+            raise SegmentOverflowError(
+                f"{self.size_bytes} + {len(records)} bytes, offsets {self.base_offset} to {next_offset - 1}"
+            )
+        return batches
+
+    @staticmethod
+    def _first_offset(batch: RecordBatch, next_offset: int) -> int:
+        """A legacy compressed wrapper names only its last offset: it is taken to continue the log."""
+        return batch.base_offset if batch.magic == 2 or batch.codec == CODEC_NONE else next_offset
+
+    def _learn_epoch(self, batch: RecordBatch, first_offset: int) -> None:
+        """Legacy batches name no epoch: they continue the one before, or epoch 0."""
+        known = self._leader_epochs[-1].epoch if self._leader_epochs else NO_LEADER_EPOCH
+        epoch = max(batch.leader_epoch, known, 0)
+        if epoch > known:
+            start_offset = min(first_offset, self.base_offset) if self.size_bytes == 0 else first_offset
+            self._leader_epochs.append(LeaderEpochEntry(epoch, start_offset))
+        if not self._segment_epochs:
+            self._segment_epochs.append(LeaderEpochEntry(epoch, self.base_offset))
+        elif epoch > known:
+            self._segment_epochs.append(LeaderEpochEntry(epoch, first_offset))
+
+    def _index(self, batch: RecordBatch) -> None:
+        """As Kafka's LogSegment.append does for every batch."""
+        if batch.max_timestamp > self.max_timestamp_ms:
+            self.max_timestamp_ms = batch.max_timestamp
+            self._max_timestamp_offset = batch.last_offset
+        if self._bytes_since_last_index_entry > INDEX_INTERVAL_BYTES:
+            self._offset_index.append(OffsetPosition(batch.last_offset, self.size_bytes))
+            self._offer_time_entry()
+            self._bytes_since_last_index_entry = 0
+        self._bytes_since_last_index_entry += batch.size_bytes
+
+    def _offer_time_entry(self) -> None:
+        last = self._time_index[-1].timestamp_ms if self._time_index else -1
+        if self.max_timestamp_ms > last:
+            self._time_index.append(TimestampOffset(self.max_timestamp_ms, self._max_timestamp_offset))
+
+    def _close_chunk(self, chunk: _OpenChunk) -> None:
+        self._chunks.append(chunk.closed())
+        self._chunk = None
+
+
+class _OpenChunk:
+    __slots__ = (
+        "crc",
+        "first_offset",
+        "first_timestamp_ms",
+        "last_offset",
+        "max_timestamp_ms",
+        "position",
+        "size_bytes",
+    )
+
+    def __init__(self, position: int, first_offset: int, first_timestamp_ms: int) -> None:
+        self.position = position
+        self.first_offset = first_offset
+        self.first_timestamp_ms = first_timestamp_ms
+        self.last_offset = first_offset
+        self.max_timestamp_ms = -1
+        self.size_bytes = 0
+        self.crc = 0
+
+    def add_crc(self, records: bytes, start: int, end: int) -> None:
+        self.crc = google_crc32c.extend(self.crc, records[start:end])
+
+    def closed(self) -> Chunk:
+        return Chunk(
+            self.first_offset,
+            self.last_offset,
+            self.first_timestamp_ms,
+            self.max_timestamp_ms,
+            self.position,
+            self.size_bytes,
+            self.size_bytes,
+            self.crc,
+        )

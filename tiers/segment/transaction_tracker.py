@@ -1,0 +1,138 @@
+"""`TransactionTracker`: from batches and the leader's reports to the aborted transactions of one segment (semantics 7).
+
+* The leader reports `(producer id, first offset)` with the data. The ABORT marker in the data tells where it ends.
+* A producer has one transaction at a time, so a marker at M ends exactly one: the newest that began before M. What the
+  same producer began before that one ended before this segment; left open, it would hide committed records.
+* Reports may be over-inclusive: a first offset above M belongs to a later transaction and stays open.
+* What is open at the segment's end overlaps the segment without a known end, and is handed on to the next segment.
+* A marker that contradicts the reports is believed: data and marker are both in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from protocol.errors import CorruptBatchError
+from protocol.primitives import INT16, Buffer
+from protocol.records.record_batch import BATCH_HEADER_BYTES, CODEC_NONE, RecordBatch
+from tiers.log.log_source import AbortedTransaction
+from tiers.segment.segment_index import AbortedTransactionRange
+from tiers.segment.transaction_index import MARKER_NOT_COPIED, AbortedTxn
+
+ABORT, COMMIT = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransactions:
+    """What one segment hands on to the next. Producers appear in `ongoing` once, in `aborted` by ascending offset.
+
+    `history_complete` is false when the copier began in the middle of a log: older open transactions may exist, so
+    the Kafka-shaped index then claims no last stable offset above the segment's start.
+    """
+
+    aborted: tuple[AbortedTransaction, ...] = ()
+    ongoing: tuple[AbortedTransaction, ...] = ()
+    history_complete: bool = False
+
+
+class TransactionTracker:
+    def __init__(self, base_offset: int, carried: OpenTransactions | None) -> None:
+        if carried is None:
+            carried = OpenTransactions(history_complete=base_offset == 0)
+        self._base_offset = base_offset
+        self._history_complete = carried.history_complete
+        self._aborted: dict[int, set[int]] = {}
+        self._ongoing = {one.producer_id: one.first_offset for one in carried.ongoing}
+        self._last_marker: dict[int, int] = {}
+        self._ranges: list[AbortedTransactionRange] = []
+        self._index: list[AbortedTxn] = []
+        self.on_report(carried.aborted)
+
+    def on_report(self, aborted: Iterable[AbortedTransaction]) -> None:
+        """To be called before the batches that came with the report; repeats are expected."""
+        for one in aborted:
+            if one.first_offset > self._last_marker.get(one.producer_id, -1):
+                self._aborted.setdefault(one.producer_id, set()).add(one.first_offset)
+
+    def on_batch(self, buf: Buffer, batch: RecordBatch) -> None:
+        if not batch.is_transactional:
+            return
+        if not batch.is_control:
+            self._ongoing.setdefault(batch.producer_id, batch.base_offset)
+            return
+        marker = control_record_type(buf, batch)
+        if marker in (ABORT, COMMIT):
+            self._on_marker(batch.producer_id, batch.base_offset, aborts=marker == ABORT)
+
+    def _on_marker(self, producer_id: int, offset: int, aborts: bool) -> None:
+        reported = self._aborted.pop(producer_id, set())
+        begun = {first for first in reported if first < offset}
+        if later := reported - begun:
+            self._aborted[producer_id] = later
+        seen = self._ongoing.pop(producer_id, None)
+        self._last_marker[producer_id] = offset
+        if not aborts:
+            return
+        first_offset = max(begun, default=seen)
+        if first_offset is not None:  # None: a transaction without data, which nobody needs to filter
+            self._ranges.append(AbortedTransactionRange(producer_id, first_offset, offset))
+            self._index.append(AbortedTxn(producer_id, first_offset, offset, self._last_stable_offset(offset)))
+
+    def _last_stable_offset(self, marker_offset: int) -> int:
+        reported = (first for firsts in self._aborted.values() for first in firsts if first < marker_offset)
+        oldest = min((*self._ongoing.values(), *reported), default=marker_offset + 1)
+        return oldest if self._history_complete else min(oldest, self._base_offset)
+
+    def ranges(self, end_offset: int) -> tuple[AbortedTransactionRange, ...]:
+        """Every aborted transaction that overlaps the segment ending at `end_offset`, by ascending first offset."""
+        still_open = (
+            AbortedTransactionRange(producer_id, first_offset, MARKER_NOT_COPIED)
+            for producer_id, firsts in self._aborted.items()
+            for first_offset in firsts
+            if first_offset <= end_offset
+        )
+        return tuple(sorted((*self._ranges, *still_open), key=_first_offset_then_producer))
+
+    def transaction_index(self) -> list[AbortedTxn]:
+        """Kafka's entries, by ascending marker."""
+        return self._index
+
+    def open_transactions(self) -> OpenTransactions:
+        aborted = (AbortedTransaction(pid, first) for pid, firsts in self._aborted.items() for first in firsts)
+        ongoing = (AbortedTransaction(pid, first) for pid, first in self._ongoing.items())
+        return OpenTransactions(
+            tuple(sorted(aborted, key=_first_offset_then_producer)),
+            tuple(sorted(ongoing, key=_first_offset_then_producer)),
+            self._history_complete,
+        )
+
+
+def control_record_type(buf: Buffer, batch: RecordBatch) -> int | None:
+    """The type of a control batch's record (key: int16 version, int16 type); None when the batch was emptied.
+
+    Control batches are never compressed (semantics 4.1).
+    """
+    if batch.records_count == 0:
+        return None
+    if batch.codec != CODEC_NONE:
+        raise CorruptBatchError(f"control batch at offset {batch.base_offset}: compressed")
+    try:
+        pos = _after_varint(buf, batch.start + BATCH_HEADER_BYTES) + 1  # record length, attributes
+        for _ in range(3):  # timestamp delta, offset delta, key length
+            pos = _after_varint(buf, pos)
+        if pos + 4 > batch.end:
+            raise CorruptBatchError(f"control batch at offset {batch.base_offset}: key cut short")
+        return int(INT16.unpack_from(buf, pos + 2)[0])
+    except IndexError as error:
+        raise CorruptBatchError(f"control batch at offset {batch.base_offset}: record cut short") from error
+
+
+def _after_varint(buf: Buffer, pos: int) -> int:
+    while buf[pos] & 0x80:
+        pos += 1
+    return pos + 1
+
+
+def _first_offset_then_producer(one: AbortedTransaction | AbortedTransactionRange) -> tuple[int, int]:
+    return one.first_offset, one.producer_id

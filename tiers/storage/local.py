@@ -1,0 +1,254 @@
+"""`LocalRemoteStorageManager`: a directory as the remote tier, on a local disk or on a mounted file system.
+
+* An object appears whole or not at all: temporary file, fsync, atomic rename, fsync of the directory.
+* Temporary files lie in `.tmp` under the root and begin with their segment's uuid: a delete finds what a crash left
+  without a search of the partition's directory.
+* The log file is taken over by a hard link where the file system allows it, else copied by the kernel: its maker must
+  not write to it any more.
+* File work runs in a bounded pool of threads. A call that passes its deadline is answered as retriable and abandoned:
+  its thread, which cannot be stopped, then lets no object appear any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
+from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject
+from tiers.storage.settings import read_settings
+
+T = TypeVar("T")
+
+_DEFAULTS = {"path": None, "cluster.id": None, "threads": "8", "timeout.ms": "30000", "copy.timeout.ms": "600000"}
+_TEMPORARY = ".tmp"
+_LIST_PAGE = 1000
+_REFUSALS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+
+
+class LocalRemoteStorageManager:
+    """Settings: `path` (an existing directory), `cluster.id`; `threads` (8), `timeout.ms` (30000), and
+    `copy.timeout.ms` (600000) for a whole segment."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        values = read_settings("local", settings, _DEFAULTS)
+        self._root = Path(values["path"])
+        self._cluster_id = check_cluster_id(values["cluster.id"])
+        self._timeout_s = int(values["timeout.ms"]) / 1000
+        self._copy_timeout_s = int(values["copy.timeout.ms"]) / 1000
+        self._threads = ThreadPoolExecutor(int(values["threads"]), thread_name_prefix="local-storage")
+
+    async def open(self) -> None:
+        await self._run(self._open)
+
+    async def check(self) -> None:
+        key = f".check-{uuid.uuid4()}"
+        await self.put_object(key, key.encode())
+        if await self.get_object(key) != key.encode():
+            raise RemoteStorageError(f"{self._root}: an object does not read back as it was written")
+        await self._run(lambda: self._unlink(self._root / key))
+
+    async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+        log = self._path(log_key(self._cluster_id, metadata))
+        indexes = self._path(indexes_key(self._cluster_id, metadata))
+        name, source, abandoned = str(metadata.segment_id.id), data.log_segment, threading.Event()
+
+        def copy() -> None:
+            if not source.is_file():
+                raise RemoteStorageError(f"{source}: the segment to copy does not exist")
+            self._store(log, source.stat().st_size, name, lambda to: _link_or_copy(source, to), abandoned)
+            self._store(indexes, len(data.indexes), name, lambda to: _write(to, data.indexes), abandoned)
+
+        try:
+            await self._run(copy, self._copy_timeout_s)
+        except BaseException:
+            abandoned.set()
+            raise
+        return None
+
+    async def fetch_log_segment(
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+    ) -> memoryview:
+        path = self._path(log_key(self._cluster_id, metadata))
+        return await self._run(lambda: _read_range(path, start_position, end_position))
+
+    async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
+        path = self._path(indexes_key(self._cluster_id, metadata))
+        return await self._run(path.read_bytes)
+
+    async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
+        paths = [self._path(key(self._cluster_id, metadata)) for key in (indexes_key, log_key)]
+
+        def delete() -> bool:
+            for path in paths:
+                self._unlink(path)
+            for leftover in (self._root / _TEMPORARY).glob(f"{metadata.segment_id.id}.*"):
+                self._unlink(leftover)
+            return True
+
+        return await self._run(delete)
+
+    async def put_object(self, key: str, data: bytes) -> None:
+        path = self._path(key)
+        await self._run(lambda: self._replace(path, "object", lambda to: _write(to, data)))
+
+    async def get_object(self, key: str) -> bytes:
+        path = self._path(key)
+        return await self._run(path.read_bytes)
+
+    async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
+        objects = self._walk(prefix)
+        while page := await self._run(lambda: list(islice(objects, _LIST_PAGE))):
+            for stored in page:
+                yield stored
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _path(self, key: str) -> Path:
+        if any(part in ("", ".", "..", _TEMPORARY) for part in key.split("/")):
+            raise ValueError(f"not a key: {key!r}")
+        return self._root / key
+
+    async def _run(self, work: Callable[[], T], timeout_s: float | None = None) -> T:
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except TimeoutError as error:
+            raise RetriableRemoteStorageError(f"{self._root}: no answer in {timeout_s} s") from error
+        except OSError as error:
+            raise self._mapped(error) from error
+
+    def _mapped(self, error: OSError) -> RemoteStorageError:
+        if error.errno == errno.ENOENT:
+            if self._root.is_dir():
+                return RemoteResourceNotFoundError(f"no such object: {error.filename}")
+            return RemoteStorageError(f"{self._root} is not a directory: create or mount it, or change `path`")
+        if error.errno in _REFUSALS:
+            return RemoteStorageError(f"{error.filename}: {error.strerror}; change `path` or its permissions")
+        return RetriableRemoteStorageError(f"{error.filename or self._root}: {error.strerror or error!r}")
+
+    def _open(self) -> None:
+        if not self._root.is_dir():
+            # Not created: a file system that is not mounted must not be mistaken for an empty store.
+            raise FileNotFoundError(errno.ENOENT, "no such directory", str(self._root))
+        (self._root / _TEMPORARY).mkdir(exist_ok=True)
+
+    def _store(
+        self, path: Path, size_bytes: int, name: str, write: Callable[[Path], None], abandoned: threading.Event
+    ) -> None:
+        """Creates the object unless this attempt has created it before."""
+        with contextlib.suppress(FileNotFoundError):
+            found = path.stat().st_size
+            if found != size_bytes:
+                raise RemoteStorageError(f"{path} exists with {found} bytes, not {size_bytes}: a uuid was used twice")
+            return
+        self._replace(path, name, write, abandoned)
+
+    def _replace(
+        self, path: Path, name: str, write: Callable[[Path], None], abandoned: threading.Event | None = None
+    ) -> None:
+        temporary = self._root / _TEMPORARY / f"{name}.{uuid.uuid4()}"
+        try:
+            write(temporary)
+            self._make_directories(path.parent)
+            if abandoned is not None and abandoned.is_set():
+                raise RetriableRemoteStorageError(f"{path}: abandoned by its caller")
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _fsync_directory(path.parent)
+
+    def _make_directories(self, directory: Path) -> None:
+        missing = []
+        while not directory.is_dir():
+            if directory == self._root:
+                raise FileNotFoundError(errno.ENOENT, "no such directory", str(self._root))
+            missing.append(directory)
+            directory = directory.parent
+        for one in reversed(missing):
+            one.mkdir(exist_ok=True)
+            _fsync_directory(one.parent)
+
+    def _unlink(self, path: Path) -> None:
+        if not self._root.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "no such directory", str(self._root))
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            return
+        _fsync_directory(path.parent)
+
+    def _walk(self, prefix: str) -> Iterator[StoredObject]:
+        """Depth first, names in order; directories that cannot hold the prefix are not entered."""
+        root = str(self._root)
+
+        def walk(directory: str, base: str) -> Iterator[StoredObject]:
+            with os.scandir(directory) as entries:
+                ordered = sorted(entries, key=lambda entry: entry.name)
+            for entry in ordered:
+                key = base + entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    inside = key + "/"
+                    if entry.name != _TEMPORARY and (inside.startswith(prefix) or prefix.startswith(inside)):
+                        yield from walk(entry.path, inside)
+                elif key.startswith(prefix):
+                    with contextlib.suppress(FileNotFoundError):  # deleted since the scan
+                        yield StoredObject(key, entry.stat().st_size)
+
+        yield from walk(root, "")
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        target.hardlink_to(source)
+    except FileNotFoundError:
+        raise
+    except OSError:  # another device, or a file system without hard links
+        shutil.copyfile(source, target)
+    with target.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_range(path: Path, start_position: int, end_position: int) -> memoryview:
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = max(0, min(end_position + 1, size) - start_position)
+        buffer = bytearray(length)
+        view = memoryview(buffer)
+        done = 0
+        while done < length:
+            count = os.preadv(file.fileno(), [view[done:]], start_position + done)
+            if count == 0:
+                raise OSError(errno.EIO, f"ends at {start_position + done}, expected {size}", str(path))
+            done += count
+        return view
+
+
+def _fsync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

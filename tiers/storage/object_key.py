@@ -1,0 +1,92 @@
+"""The one spelling of object keys.
+
+    <prefix entropy>/<cluster id>/<topic id>/<partition>/<base offset>-<end offset>-<segment uuid>.log | .indexes
+    <prefix entropy>/<cluster id>/<topic id>/<partition>/manifest.json
+
+* The entropy, four hex digits of a hash of (cluster id, topic id, partition), spreads partitions over a store's keys.
+* Topics are named by id: a topic that was deleted and created again is another topic.
+* Offsets have 20 digits, so that a listing of a partition is in offset order.
+* Keys are relative to whatever prefix a store was given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from uuid import UUID
+
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+
+LOG_SUFFIX = ".log"
+INDEXES_SUFFIX = ".indexes"
+_MANIFEST = "manifest.json"
+
+_CLUSTER_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+_UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_SEGMENT_KEY = re.compile(
+    rf"(?P<entropy>[0-9a-f]{{4}})/(?P<cluster>{_CLUSTER_ID.pattern})/(?P<topic>{_UUID})/(?P<partition>\d{{1,10}})/"
+    rf"(?P<base>\d{{20}})-(?P<end>\d{{20}})-(?P<segment>{_UUID})(?P<suffix>\.log|\.indexes)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentObjectKey:
+    """What a segment object's key says. `suffix` is `.log` or `.indexes`; `end_offset` is inclusive."""
+
+    cluster_id: str
+    topic_id: UUID
+    partition: int
+    base_offset: int
+    end_offset: int
+    segment_uuid: UUID
+    suffix: str
+
+
+def check_cluster_id(cluster_id: str) -> str:
+    """Raises `ValueError` for what cannot be a part of a key."""
+    if not _CLUSTER_ID.fullmatch(cluster_id):
+        raise ValueError(f"cluster id {cluster_id!r}: expected letters, digits, '_', '-' and '.'")
+    return cluster_id
+
+
+def partition_prefix(cluster_id: str, partition: TopicIdPartition) -> str:
+    """Ends in a slash: partition 1 is no prefix of partition 10."""
+    path = f"{cluster_id}/{partition.topic_id}/{partition.partition}/"
+    return f"{hashlib.sha256(path.encode()).hexdigest()[:4]}/{path}"
+
+
+def partition_manifest_key(cluster_id: str, partition: TopicIdPartition) -> str:
+    return partition_prefix(cluster_id, partition) + _MANIFEST
+
+
+def log_key(cluster_id: str, metadata: RemoteLogSegmentMetadata) -> str:
+    return _segment_key(cluster_id, metadata) + LOG_SUFFIX
+
+
+def indexes_key(cluster_id: str, metadata: RemoteLogSegmentMetadata) -> str:
+    return _segment_key(cluster_id, metadata) + INDEXES_SUFFIX
+
+
+def _segment_key(cluster_id: str, metadata: RemoteLogSegmentMetadata) -> str:
+    prefix = partition_prefix(cluster_id, metadata.topic_id_partition)
+    return f"{prefix}{metadata.start_offset:020d}-{metadata.end_offset:020d}-{metadata.segment_id.id}"
+
+
+def parse_segment_key(key: str) -> SegmentObjectKey | None:
+    """None for a key that is not a segment's, also when its entropy is not the right one for the rest."""
+    found = _SEGMENT_KEY.fullmatch(key)
+    if found is None:
+        return None
+    parsed = SegmentObjectKey(
+        found["cluster"],
+        UUID(found["topic"]),
+        int(found["partition"]),
+        int(found["base"]),
+        int(found["end"]),
+        UUID(found["segment"]),
+        found["suffix"],
+    )
+    prefix = partition_prefix(parsed.cluster_id, TopicIdPartition(parsed.topic_id, parsed.partition))
+    return parsed if key.startswith(prefix) else None

@@ -1,0 +1,25 @@
+"""The settings of a storage manager: strings by dotted keys, as a third party's would be."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+
+def read_settings(store: str, settings: Mapping[str, str], defaults: Mapping[str, str | None]) -> dict[str, str]:
+    """`settings` over `defaults`; a default of None must be given. Raises `ValueError` that names what to change.
+
+    Values are never quoted in errors: they may be secrets.
+    """
+    for key in settings:
+        if key not in defaults:
+            nearest = difflib.get_close_matches(key, defaults, 1)
+            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            raise ValueError(f"unknown setting {key!r} of the {store} storage manager{hint}")
+    values: dict[str, str] = {}
+    for key, default in defaults.items():
+        value = settings.get(key, default)
+        if value is None or (default is None and not value):
+            raise ValueError(f"setting {key!r} of the {store} storage manager is missing")
+        values[key] = value
+    return values
