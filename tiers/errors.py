@@ -51,6 +51,30 @@ class CustomMetadataTooLargeError(RemoteLogError):
     """Custom metadata above remote.log.metadata.custom.metadata.max.bytes (KIP-917)."""
 
 
+class ReaderQueueFullError(RemoteLogError):
+    """remote.log.reader.max.pending.tasks downloads wait already."""
+
+    retriable = True
+
+
+class CircuitOpenError(RetriableRemoteStorageError):
+    """The store failed so often that it is left alone for a moment."""
+
+
+class RemoteReadTimeoutError(RemoteLogError):
+    """The read did not end by its deadline. `cause` is what failed last; None: the download is healthy, only slow."""
+
+    retriable = True
+
+    def __init__(self, message: str, cause: Exception | None = None) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+
+class OffsetBelowLogStartError(RemoteLogError):
+    """The offset lies below the tier's log start: it does not exist for clients any more."""
+
+
 class LogDivergedError(RemoteLogError):
     """The leader's log does not continue what has been copied (semantics 6.5). Nothing may be deleted."""
 

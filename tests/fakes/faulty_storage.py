@@ -1,0 +1,85 @@
+"""A `RemoteStorageManager` around another one, whose reads go wrong as a test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+
+from tiers.errors import RetriableRemoteStorageError
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager, StoredObject
+
+
+class FaultyStorage:
+    """`failures` are raised by the next reads of a log, one each. Counts what reached the store."""
+
+    def __init__(self, inner: RemoteStorageManager) -> None:
+        self.inner = inner
+        self.failures: deque[Exception] = deque()
+        self.index_failures: deque[Exception] = deque()
+        self.is_down = False
+        self.gate: asyncio.Event | None = None
+        """Reads of a log wait for it."""
+        self.damage: Callable[[bytes], bytes] | None = None
+        """Done to what the next reads of a log return; stays until it is reset."""
+        self.asked = asyncio.Event()
+        """Set by the first read of a log."""
+        self.gets: list[tuple[int, int]] = []
+        self.index_gets = 0
+        self.running = 0
+        self.max_running = 0
+
+    def fail(self, times: int) -> None:
+        self.failures.extend(RetriableRemoteStorageError("slow down") for _ in range(times))
+
+    async def fetch_log_segment(
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+    ) -> memoryview:
+        self.gets.append((start_position, end_position))
+        self.asked.set()
+        self.running += 1
+        self.max_running = max(self.max_running, self.running)
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+            if self.is_down:
+                raise RetriableRemoteStorageError("the store is down")
+            if self.failures:
+                raise self.failures.popleft()
+            data = await self.inner.fetch_log_segment(metadata, start_position, end_position)
+            return data if self.damage is None else memoryview(self.damage(bytes(data)))
+        finally:
+            self.running -= 1
+
+    async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
+        self.index_gets += 1
+        if self.is_down:
+            raise RetriableRemoteStorageError("the store is down")
+        if self.index_failures:
+            raise self.index_failures.popleft()
+        return await self.inner.fetch_indexes(metadata)
+
+    async def open(self) -> None:
+        await self.inner.open()
+
+    async def check(self) -> None:
+        await self.inner.check()
+
+    async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+        return await self.inner.copy_log_segment_data(metadata, data)
+
+    async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
+        return await self.inner.delete_log_segment_data(metadata)
+
+    async def put_object(self, key: str, data: bytes) -> None:
+        await self.inner.put_object(key, data)
+
+    async def get_object(self, key: str) -> bytes:
+        return await self.inner.get_object(key)
+
+    def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
+        return self.inner.list_objects(prefix)
+
+    async def close(self) -> None:
+        await self.inner.close()

@@ -1,0 +1,136 @@
+"""The pool bounds what runs, what waits and the bytes between, fairly, and lets downloads outlive their waiters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tiers.errors import ReaderQueueFullError, RetriableRemoteStorageError
+from tiers.reader.fetcher_pool import FetcherPool
+
+
+class Downloads:
+    """Downloads that end when they are told to; `started` is the order of admission."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self._gates: dict[str, asyncio.Event] = {}
+
+    def make(self, name: str) -> Callable[[], Awaitable[str]]:
+        self._gates[name] = asyncio.Event()
+
+        async def download() -> str:
+            self.started.append(name)
+            await self._gates[name].wait()
+            return name
+
+        return download
+
+    async def end(self, name: str) -> None:
+        self._gates[name].set()
+        await settle()
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_admission_is_round_robin_over_connections() -> None:
+    downloads = Downloads()
+    async with FetcherPool[str](threads=1) as pool:
+        for name in ("a1", "a2", "a3"):
+            pool.start([name], 1, 1, downloads.make(name))
+        pool.start(["b1"], 1, 2, downloads.make("b1"))
+        for name in ("a1", "a2", "b1", "a3"):  # a backfill's next download is one turn, not the whole queue
+            await settle()
+            assert downloads.started[-1] == name
+            await downloads.end(name)
+        assert pool.running_count == pool.pending_count == pool.bytes_in_flight == 0
+
+
+async def test_bytes_in_flight_are_bounded_but_one_download_always_runs() -> None:
+    downloads = Downloads()
+    async with FetcherPool[str](threads=4, max_bytes_in_flight=100) as pool:
+        pool.start(["big"], 500, 1, downloads.make("big"))
+        pool.start(["small"], 50, 1, downloads.make("small"))
+        await settle()
+        assert downloads.started == ["big"]
+        await downloads.end("big")
+        assert downloads.started == ["big", "small"]
+        await downloads.end("small")
+
+
+async def test_what_does_not_fit_the_queue_is_refused() -> None:
+    downloads = Downloads()
+    async with FetcherPool[str](threads=1, max_pending_tasks=1) as pool:
+        pool.start(["a"], 1, 1, downloads.make("a"))
+        pool.start(["b"], 1, 1, downloads.make("b"))
+        with pytest.raises(ReaderQueueFullError):
+            pool.start(["c"], 1, 1, downloads.make("c"))
+
+
+async def test_a_running_flight_outlives_its_waiter_and_is_found_by_its_keys() -> None:
+    downloads = Downloads()
+    async with FetcherPool[str]() as pool:
+        flight = pool.start(["k1", "k2"], 1, 1, downloads.make("a"))
+        async with asyncio.TaskGroup() as group:
+            waiter = group.create_task(flight.wait())
+            await settle()
+            waiter.cancel()
+        assert pool.flight("k2") is flight
+        async with asyncio.TaskGroup() as group:
+            other = group.create_task(flight.wait())
+            await settle()
+            await downloads.end("a")
+        assert other.result() == "a"
+        assert pool.flight("k1") is None
+
+
+async def test_a_queued_flight_goes_with_its_last_waiter() -> None:
+    downloads = Downloads()
+    async with FetcherPool[str](threads=1) as pool:
+        pool.start(["a"], 1, 1, downloads.make("a"))
+        queued = pool.start(["b"], 1, 1, downloads.make("b"))
+        async with asyncio.TaskGroup() as group:
+            waiters = [group.create_task(queued.wait()) for _ in range(2)]
+            await settle()
+            waiters[0].cancel()
+            await settle()
+            assert pool.flight("b") is queued
+            waiters[1].cancel()
+        assert pool.flight("b") is None
+        assert pool.pending_count == 0
+        await downloads.end("a")
+        assert downloads.started == ["a"]
+
+
+async def test_a_failure_reaches_the_waiters_and_frees_the_slot() -> None:
+    async def fail() -> str:
+        raise RetriableRemoteStorageError("no")
+
+    async with FetcherPool[str](threads=1) as pool:
+        with pytest.raises(RetriableRemoteStorageError):
+            await pool.start(["a"], 1, 1, fail).wait()
+        assert pool.has_idle_slot
+
+
+async def test_a_download_that_hangs_is_given_up() -> None:
+    downloads = Downloads()
+    async with FetcherPool[str](threads=1, download_timeout_ms=1) as pool:
+        with pytest.raises(RetriableRemoteStorageError, match="took over 1 ms"):
+            await pool.start(["a"], 1, 1, downloads.make("a")).wait()
+
+
+async def test_leaving_the_pool_cancels_what_runs_and_what_waits() -> None:
+    downloads = Downloads()
+    async with FetcherPool[str](threads=1) as pool:
+        flights = [pool.start([name], 1, 1, downloads.make(name)) for name in ("a", "b")]
+        await settle()
+    for flight in flights:
+        with pytest.raises(asyncio.CancelledError):
+            await flight.wait()
+    with pytest.raises(RetriableRemoteStorageError):
+        pool.start(["c"], 1, 1, downloads.make("c"))

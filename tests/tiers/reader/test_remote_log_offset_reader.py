@@ -1,0 +1,91 @@
+"""Timestamps lead to the first record at or after them, though they are not monotonic (semantics 5.2)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fakes.record_batches import build_batch, record
+from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.errors import RemoteReadTimeoutError
+from tiers.model.ids import TopicIdPartition
+from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader, TimestampOffset
+from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
+
+P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
+
+
+@pytest.fixture
+async def tier(tmp_path: Path) -> RemoteTier:
+    return RemoteTier(tmp_path, chunk_bytes=200)
+
+
+@pytest.fixture
+async def offsets(tier: RemoteTier) -> AsyncIterator[RemoteLogOffsetReader]:
+    async with RemoteLogReader(tier.rlmm, tier.storage) as reader:
+        yield RemoteLogOffsetReader(tier.rlmm, reader)
+
+
+async def find(
+    offsets: RemoteLogOffsetReader, timestamp_ms: int, from_offset: int = 0, to_offset: int = 1 << 40
+) -> TimestampOffset | None:
+    return await offsets.offset_for_timestamp(
+        P0, timestamp_ms, from_offset, to_offset, deadline_ms=monotonic_ms() + 10_000, connection_id=1
+    )
+
+
+async def test_a_segment_whose_maximum_lies_before_the_start_is_passed_over(
+    tier: RemoteTier, offsets: RemoteLogOffsetReader
+) -> None:
+    await tier.add(P0, [build_batch(0, [record(0, 900), record(1, 100)], leader_epoch=2)], 0)
+    await tier.add(P0, [build_batch(2, [record(2, 500), record(3, 950)], leader_epoch=3, codec=4)], 2)
+    assert await find(offsets, 600) == TimestampOffset(900, 0, 2)
+    assert await find(offsets, 600, from_offset=1) == TimestampOffset(950, 3, 3)
+    assert await find(offsets, 600, from_offset=1, to_offset=3) is None
+    assert await find(offsets, 951) is None
+
+
+async def test_log_append_time_is_every_records_timestamp(tier: RemoteTier, offsets: RemoteLogOffsetReader) -> None:
+    await tier.add(P0, [build_batch(0, [record(0, 1), record(1, 2)], log_append_time_ms=700)], 0)
+    assert await find(offsets, 700, from_offset=1) == TimestampOffset(700, 1, 0)
+
+
+async def test_the_greatest_timestamp_is_the_first_record_that_has_it(
+    tier: RemoteTier, offsets: RemoteLogOffsetReader
+) -> None:
+    await tier.add(P0, [build_batch(0, [record(0, 5), record(1, 9), record(2, 9)])], 0)
+    await tier.add(P0, [build_batch(3, [record(3, 9)])], 3)
+    found = await offsets.max_timestamp(P0, 0, 100, deadline_ms=monotonic_ms() + 10_000, connection_id=1)
+    assert found == TimestampOffset(9, 1, 0)
+
+
+async def test_a_store_that_is_down_is_no_answer(tier: RemoteTier, offsets: RemoteLogOffsetReader) -> None:
+    await tier.add(P0, [build_batch(0, [record(0, 5)])], 0)
+    tier.storage.is_down = True
+    with pytest.raises(RemoteReadTimeoutError):
+        await offsets.offset_for_timestamp(P0, 1, 0, 100, deadline_ms=monotonic_ms() + 30, connection_id=1)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    timestamps=st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=5), min_size=1, max_size=8),
+    wanted=st.integers(0, 21),
+    from_offset=st.integers(0, 40),
+)
+async def test_the_answer_is_that_of_a_scan(
+    tmp_path_factory: pytest.TempPathFactory, timestamps: list[list[int]], wanted: int, from_offset: int
+) -> None:
+    tier = RemoteTier(tmp_path_factory.mktemp("tier"), chunk_bytes=150)
+    flat: list[tuple[int, int]] = []
+    for of_segment in timestamps:
+        base = len(flat)
+        flat += [(base + n, timestamp) for n, timestamp in enumerate(of_segment)]
+        await tier.add(P0, [build_batch(o, [record(o, t)]) for o, t in flat[base:]], base)
+    expected = next(((o, t) for o, t in flat if t >= wanted and o >= from_offset), None)
+    async with RemoteLogReader(tier.rlmm, tier.storage) as reader:
+        found = await find(RemoteLogOffsetReader(tier.rlmm, reader), wanted, from_offset)
+    assert (None if found is None else (found.offset, found.timestamp_ms)) == expected

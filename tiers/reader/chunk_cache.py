@@ -1,0 +1,112 @@
+"""The memory caches of the read path, LRU by bytes: verified chunks, and decoded indexes.
+
+Chunks are kept by extent, the run of adjacent chunks that one GET brought: their views share one buffer, so only a
+whole extent gives memory back, and the bytes counted are the bytes held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+from uuid import UUID
+
+from cachetools import LRUCache
+
+from tiers.segment.segment_index import SegmentIndex
+
+
+class ChunkKey(NamedTuple):
+    """`segment` is the uuid of the copy attempt, so a key never means other bytes."""
+
+    segment: UUID
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Chunks `[first_number, first_number + len(chunks))` of one segment: log bytes, checksums verified."""
+
+    segment: UUID
+    first_number: int
+    chunks: tuple[memoryview, ...]
+    size_bytes: int
+
+    def chunk_keys(self) -> list[ChunkKey]:
+        return [ChunkKey(self.segment, self.first_number + i) for i in range(len(self.chunks))]
+
+
+class _ExtentCache(LRUCache[ChunkKey, Extent]):
+    """Tells when it lets an extent go; the key is that of the extent's first chunk."""
+
+    def __init__(self, max_bytes: int, on_evicted: Callable[[Extent], None]) -> None:
+        super().__init__(max_bytes, getsizeof=lambda extent: extent.size_bytes)
+        self._on_evicted = on_evicted
+
+    def popitem(self) -> tuple[ChunkKey, Extent]:
+        key, extent = super().popitem()
+        self._on_evicted(extent)
+        return key, extent
+
+
+class ChunkCache:
+    """A view handed out stays valid after eviction: the buffer lives as long as somebody holds it."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._extents = _ExtentCache(max_bytes, self._forget)
+        self._extent_of: dict[ChunkKey, ChunkKey] = {}
+        self.hits = 0
+        self.misses = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self._extents.currsize)
+
+    @property
+    def max_bytes(self) -> int:
+        return int(self._extents.maxsize)
+
+    def __contains__(self, key: ChunkKey) -> bool:
+        """Counts neither as a use nor as a hit."""
+        return key in self._extent_of
+
+    def get(self, key: ChunkKey) -> memoryview | None:
+        extent_key = self._extent_of.get(key)
+        if extent_key is None:
+            self.misses += 1
+            return None
+        self.hits += 1
+        extent = self._extents[extent_key]
+        return extent.chunks[key.number - extent.first_number]
+
+    def put(self, extent: Extent) -> None:
+        """Keeps the extent if it fits at all. None of its chunks may be cached already."""
+        if extent.size_bytes > self._extents.maxsize:
+            return
+        keys = extent.chunk_keys()
+        self._extents[keys[0]] = extent
+        for key in keys:
+            self._extent_of[key] = keys[0]
+
+    def _forget(self, extent: Extent) -> None:
+        for key in extent.chunk_keys():
+            self._extent_of.pop(key, None)
+
+
+class IndexCache:
+    """Decoded `.indexes` objects by segment uuid; the cost of one is the size of the stored object."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._indexes: LRUCache[UUID, tuple[SegmentIndex, int]] = LRUCache(max_bytes, getsizeof=lambda entry: entry[1])
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self._indexes.currsize)
+
+    def get(self, segment: UUID) -> SegmentIndex | None:
+        entry = self._indexes.get(segment)
+        return None if entry is None else entry[0]
+
+    def put(self, segment: UUID, index: SegmentIndex, size_bytes: int) -> None:
+        if size_bytes <= self._indexes.maxsize:
+            self._indexes[segment] = (index, size_bytes)

@@ -1,0 +1,259 @@
+"""`ChunkFetcher`: the chunks and the index of a remote segment, from the caches or by as few ranged GETs as can be.
+
+Adjacent missing chunks are read by one GET of at least `min_get_bytes` and at most `max_get_bytes` (a chunk above that
+alone). Every chunk is checked against its CRC before anything sees it. A call is one attempt: retries are the reader's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from protocol.errors import CorruptBatchError
+from protocol.records.record_batch import crc32c, verify_batches
+from tiers.errors import (
+    CorruptSegmentError,
+    ReaderQueueFullError,
+    RemoteResourceNotFoundError,
+    RetriableRemoteStorageError,
+)
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.reader.chunk_cache import ChunkCache, ChunkKey, Extent, IndexCache
+from tiers.reader.fetcher_pool import READ_AHEAD_CONNECTION_ID, FetcherPool, Flight
+from tiers.reader.retry import CircuitBreaker
+from tiers.segment.segment_index import Chunk, SegmentIndex
+from tiers.storage.remote_storage_manager import RemoteStorageManager
+
+T = TypeVar("T")
+
+MIB = 1024 * 1024
+
+_INDEX_SIZE_ESTIMATE_BYTES = 256 * 1024
+
+
+class ChunkFetcher:
+    def __init__(
+        self,
+        storage: RemoteStorageManager,
+        decode_indexes: Callable[[bytes], SegmentIndex],
+        *,
+        chunk_cache: ChunkCache,
+        index_cache: IndexCache,
+        chunk_pool: FetcherPool[Extent],
+        index_pool: FetcherPool[SegmentIndex],
+        breaker: CircuitBreaker,
+        min_get_bytes: int = 4 * MIB,
+        max_get_bytes: int = 8 * MIB,
+    ) -> None:
+        self._storage = storage
+        self._decode_indexes = decode_indexes
+        self._chunk_cache = chunk_cache
+        self._index_cache = index_cache
+        self._chunk_pool = chunk_pool
+        self._index_pool = index_pool
+        self._breaker = breaker
+        self._min_get_bytes = min_get_bytes
+        self._max_get_bytes = max_get_bytes
+
+    async def index(self, segment: RemoteLogSegmentMetadata, connection_id: int) -> SegmentIndex:
+        cached = self._index_cache.get(segment.segment_id.id)
+        if cached is not None:
+            return cached
+        return await self.start_index(segment, connection_id).wait()
+
+    def index_if_cached(self, segment: RemoteLogSegmentMetadata) -> SegmentIndex | None:
+        """Never waits; a missing index is on its way after this call, if the pool has room for it."""
+        cached = self._index_cache.get(segment.segment_id.id)
+        if cached is None and self._index_pool.has_idle_slot:
+            self.start_index(segment, READ_AHEAD_CONNECTION_ID)
+        return cached
+
+    def start_index(self, segment: RemoteLogSegmentMetadata, connection_id: int) -> Flight[SegmentIndex]:
+        uuid = segment.segment_id.id
+        flight = self._index_pool.flight(uuid)
+        if flight is not None:
+            return flight
+
+        async def download() -> SegmentIndex:
+            raw = await self._guarded(lambda: self._storage.fetch_indexes(segment))
+            index = self._decode_indexes(raw)
+            self._index_cache.put(uuid, index, len(raw))
+            return index
+
+        return self._index_pool.start([uuid], _INDEX_SIZE_ESTIMATE_BYTES, connection_id, download)
+
+    async def chunks(
+        self,
+        segment: RemoteLogSegmentMetadata,
+        index: SegmentIndex,
+        first_number: int,
+        wanted_log_bytes: int,
+        connection_id: int,
+    ) -> list[memoryview]:
+        """Chunks from `first_number` on, at least one, until they hold `wanted_log_bytes` or the segment ends.
+
+        Only the first is waited for: what comes after it is returned if it is there by then, and is on its way for the
+        next read if not. So trouble further on never holds back what can be read.
+        """
+        all_chunks = index.chunks()
+        end_number = first_number + 1
+        planned_bytes = all_chunks[first_number].log_bytes
+        while end_number < len(all_chunks) and planned_bytes < wanted_log_bytes:
+            planned_bytes += all_chunks[end_number].log_bytes
+            end_number += 1
+        # Everything is started before anything is awaited: the GETs run side by side.
+        self._start_missing(segment, all_chunks, first_number, end_number, connection_id)
+        first = self._chunk_cache.get(ChunkKey(segment.segment_id.id, first_number))
+        if first is None:
+            first = await self._wait_for(segment, all_chunks, first_number, end_number, connection_id)
+        return [first, *self.cached_chunks(segment, index, first_number + 1, wanted_log_bytes - len(first))]
+
+    def cached_chunks(
+        self, segment: RemoteLogSegmentMetadata, index: SegmentIndex, first_number: int, wanted_log_bytes: int
+    ) -> list[memoryview]:
+        """Those of the wanted chunks that are there now, up to the first that is not."""
+        views: list[memoryview] = []
+        for number in range(first_number, len(index.chunks())):
+            view = self._chunk_cache.get(ChunkKey(segment.segment_id.id, number)) if wanted_log_bytes > 0 else None
+            if view is None:
+                break
+            views.append(view)
+            wanted_log_bytes -= len(view)
+        return views
+
+    async def _wait_for(
+        self,
+        segment: RemoteLogSegmentMetadata,
+        all_chunks: tuple[Chunk, ...],
+        number: int,
+        end_number: int,
+        connection_id: int,
+    ) -> memoryview:
+        """Each round's flight brings `number`, or ended before a corrupt chunk; then one begins with it, or raises."""
+        key = ChunkKey(segment.segment_id.id, number)
+        while True:
+            flight = self._chunk_pool.flight(key)
+            if flight is None:
+                view = self._chunk_cache.get(key)
+                if view is not None:
+                    return view
+                flight = self._start_run(segment, all_chunks, number, end_number, connection_id)
+            extent = await flight.wait()
+            place = number - extent.first_number
+            if place < len(extent.chunks):
+                return extent.chunks[place]
+
+    def _start_missing(
+        self,
+        segment: RemoteLogSegmentMetadata,
+        all_chunks: tuple[Chunk, ...],
+        first_number: int,
+        end_number: int,
+        connection_id: int,
+    ) -> None:
+        number = first_number
+        while number < end_number:
+            if not self._is_missing(segment, number):
+                number += 1
+                continue
+            try:
+                flight = self._start_run(segment, all_chunks, number, end_number, connection_id)
+            except ReaderQueueFullError:
+                if number == first_number:
+                    raise
+                return
+            number += len(flight.keys)
+
+    def read_ahead(
+        self, segment: RemoteLogSegmentMetadata, index: SegmentIndex, first_number: int, window_bytes: int
+    ) -> int:
+        """Starts GETs for what is missing in the next `window_bytes`, while slots are idle; never waits.
+
+        Returns how much of the window lies beyond this segment.
+        """
+        all_chunks = index.chunks()
+        number = first_number
+        while number < len(all_chunks) and window_bytes > 0:
+            if self._is_missing(segment, number):
+                if not self._chunk_pool.has_idle_slot:
+                    return 0
+                self._start_run(segment, all_chunks, number, len(all_chunks), READ_AHEAD_CONNECTION_ID)
+            window_bytes -= all_chunks[number].log_bytes
+            number += 1
+        return max(window_bytes, 0)
+
+    def _is_missing(self, segment: RemoteLogSegmentMetadata, number: int) -> bool:
+        key = ChunkKey(segment.segment_id.id, number)
+        return key not in self._chunk_cache and self._chunk_pool.flight(key) is None
+
+    def _start_run(
+        self,
+        segment: RemoteLogSegmentMetadata,
+        all_chunks: tuple[Chunk, ...],
+        number: int,
+        wanted_end: int,
+        connection_id: int,
+    ) -> Flight[Extent]:
+        """One GET from the missing chunk `number` on: what is wanted or `min_get_bytes`, up to what is there."""
+        size_bytes = all_chunks[number].stored_bytes
+        end = number + 1
+        while end < len(all_chunks) and (end < wanted_end or size_bytes < self._min_get_bytes):
+            if size_bytes + all_chunks[end].stored_bytes > self._max_get_bytes or not self._is_missing(segment, end):
+                break
+            size_bytes += all_chunks[end].stored_bytes
+            end += 1
+        run = all_chunks[number:end]
+        uuid = segment.segment_id.id
+
+        async def download() -> Extent:
+            extent = await self._download(segment, number, run)
+            self._chunk_cache.put(extent)
+            return extent
+
+        return self._chunk_pool.start(
+            [ChunkKey(uuid, n) for n in range(number, end)], size_bytes, connection_id, download
+        )
+
+    async def _download(self, segment: RemoteLogSegmentMetadata, first_number: int, run: tuple[Chunk, ...]) -> Extent:
+        start = run[0].stored_position
+        end = run[-1].stored_position + run[-1].stored_bytes - 1
+        data = await self._guarded(lambda: self._storage.fetch_log_segment(segment, start, end))
+        chunks: list[memoryview] = []
+        for chunk in run:
+            position = chunk.stored_position - start
+            view = data[position : position + chunk.stored_bytes].toreadonly()
+            if not _is_intact(view, chunk):
+                break
+            chunks.append(view)
+        if not chunks:
+            raise CorruptSegmentError(
+                f"segment {segment.segment_id.id} of {segment.topic_id_partition}: "
+                f"chunk {first_number} at {start} does not match its checksum"
+            )
+        return Extent(segment.segment_id.id, first_number, tuple(chunks), len(data))
+
+    async def _guarded(self, call: Callable[[], Awaitable[T]]) -> T:
+        self._breaker.before_call()
+        try:
+            result = await call()
+        except RemoteResourceNotFoundError:
+            self._breaker.record_success()
+            raise
+        except (RetriableRemoteStorageError, asyncio.CancelledError):  # the pool cancels a call that hangs
+            self._breaker.record_failure()
+            raise
+        self._breaker.record_success()
+        return result
+
+
+def _is_intact(view: memoryview, chunk: Chunk) -> bool:
+    if len(view) != chunk.log_bytes:
+        return False
+    if chunk.crc32c is not None:
+        return crc32c(view, 0, len(view)) == chunk.crc32c
+    try:
+        batches = verify_batches(view)
+    except CorruptBatchError:
+        return False
+    return bool(batches) and batches[-1].end == len(view)

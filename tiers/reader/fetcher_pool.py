@@ -1,0 +1,188 @@
+"""`FetcherPool`: the bounded pool of remote downloads (remote.log.reader.threads, remote.log.reader.max.pending.tasks).
+
+* At most `threads` downloads run, with at most `max_bytes_in_flight` between them (one may always run); at most
+  `max_pending_tasks` wait, further ones are refused with `ReaderQueueFullError`.
+* Admission goes round-robin over connections: one backfill cannot starve another connection's single read.
+* One flight per key, shared by all who wait for it. A flight that runs outlives its waiters, since what it brings lands
+  in a cache; one that is still queued is dropped with its last waiter.
+* A flight is one attempt. Backoff between attempts happens outside, so that a sleeping retry occupies no slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from tiers.errors import ReaderQueueFullError, RetriableRemoteStorageError
+
+T = TypeVar("T")
+
+READ_AHEAD_CONNECTION_ID = -1
+
+
+class Flight(Generic[T]):
+    """One download, queued or running."""
+
+    def __init__(
+        self,
+        pool: FetcherPool[T],
+        keys: Sequence[Hashable],
+        size_bytes: int,
+        connection_id: int,
+        download: Callable[[], Awaitable[T]],
+    ) -> None:
+        self.keys = tuple(keys)
+        self.size_bytes = size_bytes
+        self.connection_id = connection_id
+        self._pool = pool
+        self._download = download
+        self._waiters = 0
+        self._is_running = False
+        self._result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> T:
+        """The result, or what the download raised. Cancelling a waiter leaves a running download alone."""
+        self._waiters += 1
+        try:
+            return await asyncio.shield(self._result)
+        finally:
+            self._waiters -= 1
+            if self._waiters == 0 and not self._is_running and not self._result.done():
+                self._pool._drop(self)
+
+    async def _run(self, timeout_ms: int) -> None:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                result = await self._download()
+        except TimeoutError:
+            self._fail(RetriableRemoteStorageError(f"a download of {self.size_bytes} bytes took over {timeout_ms} ms"))
+        except asyncio.CancelledError:
+            self._result.cancel()
+            raise
+        except Exception as error:
+            self._fail(error)
+        else:
+            self._result.set_result(result)
+
+    def _fail(self, error: Exception) -> None:
+        self._result.set_exception(error)
+        self._result.exception()  # a download that nobody waits for any more may fail in silence
+
+
+class FetcherPool(Generic[T]):
+    """An asynchronous context manager; leaving it cancels every download."""
+
+    def __init__(
+        self,
+        *,
+        threads: int = 10,
+        max_pending_tasks: int = 100,
+        max_bytes_in_flight: int = 128 * 1024 * 1024,
+        download_timeout_ms: int = 30_000,
+    ) -> None:
+        self._threads = threads
+        self._max_pending_tasks = max_pending_tasks
+        self._max_bytes_in_flight = max_bytes_in_flight
+        self._download_timeout_ms = download_timeout_ms
+        self._queues: OrderedDict[int, deque[Flight[T]]] = OrderedDict()
+        self._flights: dict[Hashable, Flight[T]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._group: asyncio.TaskGroup | None = None
+        self.pending_count = 0
+        self.running_count = 0
+        self.bytes_in_flight = 0
+
+    async def __aenter__(self) -> Self:
+        self._group = asyncio.TaskGroup()
+        await self._group.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        group, self._group = self._group, None
+        for queue in self._queues.values():
+            for flight in queue:
+                flight._result.cancel()
+        self._queues.clear()
+        for task in self._tasks:
+            task.cancel()
+        if group is not None:
+            await group.__aexit__(None, None, None)
+
+    @property
+    def has_idle_slot(self) -> bool:
+        return self.pending_count == 0 and self.running_count < self._threads
+
+    async def wait_idle(self) -> None:
+        """Until no download runs or waits."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def flight(self, key: Hashable) -> Flight[T] | None:
+        """The flight that will bring `key`, if there is one."""
+        return self._flights.get(key)
+
+    def start(
+        self, keys: Sequence[Hashable], size_bytes: int, connection_id: int, download: Callable[[], Awaitable[T]]
+    ) -> Flight[T]:
+        """Admits a download that will bring `keys`, none of which may have a flight already."""
+        if self._group is None:
+            raise RetriableRemoteStorageError("the fetcher pool is closed")
+        if self.pending_count >= self._max_pending_tasks:
+            raise ReaderQueueFullError(f"{self.pending_count} downloads wait already")
+        flight = Flight(self, keys, size_bytes, connection_id, download)
+        for key in flight.keys:
+            self._flights[key] = flight
+        self._queues.setdefault(connection_id, deque()).append(flight)
+        self.pending_count += 1
+        self._admit()
+        return flight
+
+    def _admit(self) -> None:
+        while self._group is not None and self._queues and self.running_count < self._threads:
+            connection_id, queue = next(iter(self._queues.items()))
+            flight = queue[0]
+            if self.running_count and self.bytes_in_flight + flight.size_bytes > self._max_bytes_in_flight:
+                return
+            queue.popleft()
+            if queue:
+                self._queues.move_to_end(connection_id)
+            else:
+                del self._queues[connection_id]
+            self.pending_count -= 1
+            self.running_count += 1
+            self.bytes_in_flight += flight.size_bytes
+            flight._is_running = True
+            task = self._group.create_task(self._run(flight))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, flight: Flight[T]) -> None:
+        try:
+            await flight._run(self._download_timeout_ms)
+        finally:
+            self.running_count -= 1
+            self.bytes_in_flight -= flight.size_bytes
+            self._forget(flight)
+            self._admit()
+
+    def _drop(self, flight: Flight[T]) -> None:
+        queue = self._queues.get(flight.connection_id)
+        if queue is None or flight not in queue:
+            return
+        queue.remove(flight)
+        if not queue:
+            del self._queues[flight.connection_id]
+        self.pending_count -= 1
+        self._forget(flight)
+        flight._result.cancel()
+        self._admit()
+
+    def _forget(self, flight: Flight[T]) -> None:
+        for key in flight.keys:
+            if self._flights.get(key) is flight:
+                del self._flights[key]

@@ -1,0 +1,63 @@
+"""How far to read ahead of each consumer: per stream, doubling on sequential hits, within one global byte budget.
+
+A stream is one connection reading one partition. What it may have waiting in the cache is its window; the windows of
+all streams together never exceed the budget, so that streams do not push each other's chunks out before they are read.
+The stream that was idle longest gives its window up first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from tiers.model.ids import TopicIdPartition
+
+StreamKey = tuple[int, TopicIdPartition]
+
+
+@dataclass(slots=True)
+class _Stream:
+    next_offset: int
+    window_bytes: int = 0
+
+
+class ReadAhead:
+    def __init__(
+        self, *, budget_bytes: int, first_window_bytes: int, max_window_bytes: int, max_streams: int = 4096
+    ) -> None:
+        self._budget_bytes = budget_bytes
+        self._first_window_bytes = first_window_bytes
+        self._max_window_bytes = max_window_bytes
+        self._max_streams = max_streams
+        self._streams: OrderedDict[StreamKey, _Stream] = OrderedDict()
+        self.reserved_bytes = 0
+
+    def window_bytes(self, key: StreamKey, offset: int, next_offset: int) -> int:
+        """A read from `offset` ended; the next one will ask for at most `next_offset`. What to have ready after it.
+
+        A read is sequential when it begins no further than the one before it ended, and not before that one's start:
+        clients that take less than they were given ask for the rest.
+        """
+        stream = self._streams.get(key)
+        if stream is None:
+            self._streams[key] = _Stream(next_offset)
+            while len(self._streams) > self._max_streams:
+                self._drop_oldest()
+            return 0
+        self._streams.move_to_end(key)
+        is_sequential = offset <= stream.next_offset <= next_offset
+        wanted = (
+            min(max(2 * stream.window_bytes, self._first_window_bytes), self._max_window_bytes) if is_sequential else 0
+        )
+        stream.next_offset = next_offset
+        self.reserved_bytes -= stream.window_bytes
+        stream.window_bytes = 0
+        while self.reserved_bytes + wanted > self._budget_bytes and next(iter(self._streams)) != key:
+            self._drop_oldest()
+        stream.window_bytes = max(0, min(wanted, self._budget_bytes - self.reserved_bytes))
+        self.reserved_bytes += stream.window_bytes
+        return stream.window_bytes
+
+    def _drop_oldest(self) -> None:
+        _, stream = self._streams.popitem(last=False)
+        self.reserved_bytes -= stream.window_bytes

@@ -1,0 +1,116 @@
+"""`RemoteLogOffsetReader`: offsets of the remote tier by timestamp, for ListOffsets (semantics 5.2).
+
+Timestamps are not monotonic: segments are judged by their maximum, in offset order, never searched by bisection; and a
+segment whose maximum promises a record but has none at or after the start offset is passed over (Kafka stops there).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+from protocol.records.record_batch import iterate_batches
+from protocol.records.record_reader import first_record_at_or_after
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.reader.remote_log_reader import RemoteLogReader, SegmentDeletedError
+
+_SEGMENTS_BETWEEN_YIELDS = 256
+
+
+class TimestampOffset(NamedTuple):
+    """A record's timestamp and offset, and the leader epoch of its batch; -1 when that has none."""
+
+    timestamp_ms: int
+    offset: int
+    leader_epoch: int
+
+
+class RemoteLogOffsetReader:
+    def __init__(self, rlmm: RemoteLogMetadataReader, reader: RemoteLogReader) -> None:
+        self._rlmm = rlmm
+        self._reader = reader
+
+    async def offset_for_timestamp(
+        self,
+        partition: TopicIdPartition,
+        timestamp_ms: int,
+        from_offset: int,
+        to_offset: int,
+        *,
+        deadline_ms: int,
+        connection_id: int,
+    ) -> TimestampOffset | None:
+        """The first record with that timestamp or a later one in `[from_offset, to_offset)`, control records included.
+
+        Raises as `RemoteLogReader.read` does: None means that there is none, never that it could not be found out.
+        """
+        offset = from_offset
+        looked_at = 0
+        while (segment := self._rlmm.next_segment(partition, offset)) is not None and segment.start_offset < to_offset:
+            if segment.max_timestamp_ms >= timestamp_ms:
+                try:
+                    found = await self._search(segment, timestamp_ms, from_offset, deadline_ms, connection_id)
+                except SegmentDeletedError:
+                    continue
+                if found is not None:
+                    return found if found.offset < to_offset else None
+            offset = segment.end_offset + 1
+            looked_at += 1
+            if looked_at % _SEGMENTS_BETWEEN_YIELDS == 0:
+                await asyncio.sleep(0)
+        return None
+
+    async def max_timestamp(
+        self,
+        partition: TopicIdPartition,
+        from_offset: int,
+        to_offset: int,
+        *,
+        deadline_ms: int,
+        connection_id: int,
+    ) -> TimestampOffset | None:
+        """The first record with the greatest timestamp of all segments that begin in `[from_offset, to_offset)`."""
+        best: RemoteLogSegmentMetadata | None = None
+        offset = from_offset
+        looked_at = 0
+        while (segment := self._rlmm.next_segment(partition, offset)) is not None and segment.start_offset < to_offset:
+            if best is None or segment.max_timestamp_ms > best.max_timestamp_ms:
+                best = segment
+            offset = segment.end_offset + 1
+            looked_at += 1
+            if looked_at % _SEGMENTS_BETWEEN_YIELDS == 0:
+                await asyncio.sleep(0)
+        if best is None or best.max_timestamp_ms < 0:
+            return None
+        return await self._search(best, best.max_timestamp_ms, from_offset, deadline_ms, connection_id)
+
+    async def _search(
+        self,
+        segment: RemoteLogSegmentMetadata,
+        timestamp_ms: int,
+        from_offset: int,
+        deadline_ms: int,
+        connection_id: int,
+    ) -> TimestampOffset | None:
+        index = await self._reader.index(segment, deadline_ms=deadline_ms, connection_id=connection_id)
+        number = index.chunk_number_for_timestamp(timestamp_ms)
+        while number is not None:
+            if index.chunks()[number].last_offset >= from_offset:
+                view = await self._reader.chunk(
+                    segment, index, number, deadline_ms=deadline_ms, connection_id=connection_id
+                )
+                found = await asyncio.to_thread(_first_in_chunk, view, timestamp_ms, from_offset)
+                if found is not None:
+                    return found
+            number = index.chunk_number_for_timestamp(timestamp_ms, number + 1)
+        return None
+
+
+def _first_in_chunk(view: memoryview, timestamp_ms: int, from_offset: int) -> TimestampOffset | None:
+    for batch in iterate_batches(view):
+        found = first_record_at_or_after(view, batch, timestamp_ms, from_offset)
+        if found is not None:
+            return TimestampOffset(found.timestamp, found.offset, batch.leader_epoch)
+    return None

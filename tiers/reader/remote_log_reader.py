@@ -1,0 +1,389 @@
+"""`RemoteLogReader`: record batches of the remote tier by offset, byte for byte as the broker had them (semantics 3.3).
+
+offset -> segment (RLMM) -> index -> chunks (caches, or ranged GETs through bounded pools) -> slices at whole batches.
+
+* Views are read-only and share the cache's buffers; nothing is copied.
+* Trouble that may pass is retried with backoff until the deadline, outside the pools' slots. A FINISHED segment that
+  the store does not find is such trouble (stores may be eventually consistent); if the metadata says that the segment
+  was deleted meanwhile, the look-up begins anew. A checksum mismatch is read again once, then it is an error.
+* Cancelling a call leaves its downloads running: they land in the caches for the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Self, TypeVar
+
+from protocol.records.record_batch import CODEC_ZSTD, cut_at_batches, iterate_batches, skip_to_offset
+from tiers.errors import (
+    CorruptSegmentError,
+    OffsetBelowLogStartError,
+    OffsetGapError,
+    RemoteLogError,
+    RemoteReadTimeoutError,
+    RemoteResourceNotFoundError,
+)
+from tiers.log.log_source import AbortedTransaction
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.reader.chunk_cache import ChunkCache, Extent, IndexCache
+from tiers.reader.chunk_fetcher import MIB, ChunkFetcher
+from tiers.reader.fetcher_pool import FetcherPool
+from tiers.reader.read_ahead import ReadAhead
+from tiers.reader.retry import CircuitBreaker, backoff_ms
+from tiers.segment.indexes_object import decode_indexes_object
+from tiers.segment.segment_index import AbortedTransactionRange, SegmentIndex
+from tiers.segment.transaction_index import overlapping
+from tiers.storage.remote_storage_manager import RemoteStorageManager
+
+T = TypeVar("T")
+
+READ_COMMITTED = 1
+
+_METADATA_RELOAD_TIMEOUT_MS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteLogReaderSettings:
+    """The first two are remote.log.reader.threads and remote.log.reader.max.pending.tasks."""
+
+    threads: int = 10
+    max_pending_tasks: int = 100
+    max_bytes_in_flight: int = 128 * MIB
+    download_timeout_ms: int = 30_000
+    min_get_bytes: int = 4 * MIB
+    max_get_bytes: int = 8 * MIB
+    chunk_cache_bytes: int = 256 * MIB
+    index_cache_bytes: int = 64 * MIB
+    read_ahead_budget_bytes: int = 128 * MIB
+    read_ahead_max_window_bytes: int = 32 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRead:
+    """Whole batches; `records` is empty only when not even the first one fits `max_bytes`.
+
+    `first_offset` is the base offset of the first batch, possibly below what was asked for. `next_offset` is an upper
+    bound: the true next offset lies between the batches returned and it. `aborted_transactions` is None under
+    read_uncommitted, else what Fetch must emit: ascending first offsets, no duplicates, none whose marker lies before
+    the first batch (semantics 7).
+    """
+
+    records: list[memoryview]
+    size_bytes: int
+    first_offset: int
+    next_offset: int
+    aborted_transactions: tuple[AbortedTransaction, ...] | None
+
+    def has_codec(self, codec: int) -> bool:
+        return any(batch.codec == codec for view in self.records for batch in iterate_batches(view))
+
+    @property
+    def has_zstd(self) -> bool:
+        return self.has_codec(CODEC_ZSTD)
+
+
+class SegmentDeletedError(RemoteLogError):
+    """The metadata moved on under a read: look the offset up again."""
+
+
+def monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def _decode_index(raw: bytes) -> SegmentIndex:
+    return decode_indexes_object(raw).remote_log_index()
+
+
+class RemoteLogReader:
+    """An asynchronous context manager: it owns the pools; the storage manager is opened and closed by the caller."""
+
+    def __init__(
+        self,
+        rlmm: RemoteLogMetadataReader,
+        storage: RemoteStorageManager,
+        settings: RemoteLogReaderSettings | None = None,
+        *,
+        clock_ms: Callable[[], int] = monotonic_ms,
+        jitter: Callable[[], float] = random.random,
+        decode_indexes: Callable[[bytes], SegmentIndex] = _decode_index,
+    ) -> None:
+        settings = settings or RemoteLogReaderSettings()
+        self._rlmm = rlmm
+        self._clock_ms = clock_ms
+        self._jitter = jitter
+        self.chunk_cache = ChunkCache(settings.chunk_cache_bytes)
+        self.index_cache = IndexCache(settings.index_cache_bytes)
+        self.chunk_pool: FetcherPool[Extent] = FetcherPool(
+            threads=settings.threads,
+            max_pending_tasks=settings.max_pending_tasks,
+            max_bytes_in_flight=settings.max_bytes_in_flight,
+            download_timeout_ms=settings.download_timeout_ms,
+        )
+        self.index_pool: FetcherPool[SegmentIndex] = FetcherPool(
+            threads=settings.threads,
+            max_pending_tasks=settings.max_pending_tasks,
+            max_bytes_in_flight=settings.max_bytes_in_flight,
+            download_timeout_ms=settings.download_timeout_ms,
+        )
+        self.breaker = CircuitBreaker(clock_ms)
+        self._fetcher = ChunkFetcher(
+            storage,
+            decode_indexes,
+            chunk_cache=self.chunk_cache,
+            index_cache=self.index_cache,
+            chunk_pool=self.chunk_pool,
+            index_pool=self.index_pool,
+            breaker=self.breaker,
+            min_get_bytes=settings.min_get_bytes,
+            max_get_bytes=settings.max_get_bytes,
+        )
+        self._read_ahead = ReadAhead(
+            budget_bytes=min(settings.read_ahead_budget_bytes, settings.chunk_cache_bytes // 2),
+            first_window_bytes=settings.min_get_bytes,
+            max_window_bytes=settings.read_ahead_max_window_bytes,
+        )
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self.index_pool)
+        await self._stack.enter_async_context(self.chunk_pool)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.__aexit__(kind, error, trace)
+
+    async def read(
+        self,
+        partition: TopicIdPartition,
+        offset: int,
+        max_bytes: int,
+        *,
+        min_one_message: bool,
+        isolation_level: int,
+        deadline_ms: int,
+        connection_id: int,
+    ) -> RemoteRead:
+        """Batches from the one that holds `offset` on; with `min_one_message` the first whatever its size (KIP-74).
+
+        `deadline_ms` is a time of the injected clock. Raises `OffsetBelowLogStartError`, `OffsetGapError` when no
+        segment holds the offset, `RemoteReadTimeoutError` at the deadline, and any `RemoteLogError` that will not pass.
+        """
+        while True:
+            segment = self.segment_for(partition, offset)
+            try:
+                return await self._read_from(
+                    segment, offset, max_bytes, min_one_message, isolation_level, deadline_ms, connection_id
+                )
+            except SegmentDeletedError:
+                continue
+
+    def segment_for(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata:
+        """Raises `OffsetBelowLogStartError` or `OffsetGapError` when there is none."""
+        log_start_offset = self._rlmm.log_start_offset(partition)
+        if log_start_offset is None or offset < log_start_offset:
+            raise OffsetBelowLogStartError(f"offset {offset} of {partition} is below its start {log_start_offset}")
+        segment = self._rlmm.remote_log_segment_metadata(partition, offset)
+        if segment is None:
+            raise OffsetGapError(f"no remote segment of {partition} holds offset {offset}")
+        return segment
+
+    async def index(self, segment: RemoteLogSegmentMetadata, *, deadline_ms: int, connection_id: int) -> SegmentIndex:
+        return await self._retried(segment, lambda: self._fetcher.index(segment, connection_id), deadline_ms)
+
+    async def chunk(
+        self,
+        segment: RemoteLogSegmentMetadata,
+        index: SegmentIndex,
+        number: int,
+        *,
+        deadline_ms: int,
+        connection_id: int,
+    ) -> memoryview:
+        """One chunk, verified."""
+
+        async def attempt() -> memoryview:
+            return (await self._fetcher.chunks(segment, index, number, 1, connection_id))[0]
+
+        return await self._retried(segment, attempt, deadline_ms)
+
+    async def leader_epochs(
+        self, partition: TopicIdPartition, *, deadline_ms: int, connection_id: int
+    ) -> tuple[LeaderEpochEntry, ...]:
+        """Every leader epoch that the remote tier knows, ascending; empty when it has no readable segment."""
+        while True:
+            end_offset = self._rlmm.remote_end_offset(partition)
+            segment = None if end_offset is None else self._rlmm.remote_log_segment_metadata(partition, end_offset)
+            if segment is None:
+                return ()
+            try:
+                index = await self.index(segment, deadline_ms=deadline_ms, connection_id=connection_id)
+            except SegmentDeletedError:
+                continue
+            return index.leader_epochs()
+
+    async def _read_from(
+        self,
+        segment: RemoteLogSegmentMetadata,
+        offset: int,
+        max_bytes: int,
+        min_one_message: bool,
+        isolation_level: int,
+        deadline_ms: int,
+        connection_id: int,
+    ) -> RemoteRead:
+        collected = _Collected(offset, max_bytes, min_one_message)
+        index = await self.index(segment, deadline_ms=deadline_ms, connection_id=connection_id)
+        number = index.chunk_number_for_offset(offset)
+        if number is None:
+            raise CorruptSegmentError(f"the index of {segment.segment_id.id} ends before its last offset")
+        # The first chunk may lie partly before the offset: what it yields is not known yet, so one more is wanted.
+        views = await self._retried(
+            segment,
+            partial(
+                self._fetcher.chunks,
+                segment,
+                index,
+                number,
+                max_bytes + index.chunks()[number].log_bytes,
+                connection_id,
+            ),
+            deadline_ms,
+        )
+        while True:
+            for view in views:
+                collected.take(view, index.chunks()[number].last_offset)
+                if collected.is_full:
+                    break
+                number += 1
+            if isolation_level == READ_COMMITTED and collected.records:
+                collected.aborted += index.aborted_transactions(collected.first_offset, collected.next_offset - 1)
+            if collected.is_full or number < len(index.chunks()):
+                break
+            # Over the border only for what is there: a neighbour in trouble must not hold back what was read.
+            following = self._rlmm.remote_log_segment_metadata(segment.topic_id_partition, segment.end_offset + 1)
+            following_index = None if following is None else self._index_if_cached(following)
+            if following is None or following_index is None:
+                break
+            segment, index, number = following, following_index, 0
+            views = self._fetcher.cached_chunks(segment, index, 0, collected.remaining_bytes)
+        self._prefetch(segment, index, number, offset, collected.next_offset, connection_id)
+        return collected.result(isolation_level)
+
+    def _index_if_cached(self, segment: RemoteLogSegmentMetadata) -> SegmentIndex | None:
+        try:
+            return self._fetcher.index_if_cached(segment)
+        except RemoteLogError:
+            return None
+
+    def _prefetch(
+        self,
+        segment: RemoteLogSegmentMetadata,
+        index: SegmentIndex,
+        number: int,
+        offset: int,
+        next_offset: int,
+        connection_id: int,
+    ) -> None:
+        window_bytes = self._read_ahead.window_bytes((connection_id, segment.topic_id_partition), offset, next_offset)
+        try:
+            while window_bytes > 0:
+                window_bytes = self._fetcher.read_ahead(segment, index, number, window_bytes)
+                if window_bytes <= 0:
+                    return
+                following = self._rlmm.remote_log_segment_metadata(segment.topic_id_partition, segment.end_offset + 1)
+                following_index = None if following is None else self._fetcher.index_if_cached(following)
+                if following is None or following_index is None:
+                    return
+                segment, index, number = following, following_index, 0
+        except RemoteLogError:
+            return  # reading ahead is a courtesy: the read that needs the bytes will say what is wrong
+
+    async def _retried(
+        self, segment: RemoteLogSegmentMetadata, attempt: Callable[[], Awaitable[T]], deadline_ms: int
+    ) -> T:
+        failures = 0
+        is_reread = False
+        cause: Exception | None = None
+        while True:
+            remaining_ms = deadline_ms - self._clock_ms()
+            if remaining_ms <= 0:
+                raise RemoteReadTimeoutError(f"{segment.topic_id_partition} was not read in time", cause) from cause
+            try:
+                async with asyncio.timeout(remaining_ms / 1000):
+                    return await attempt()
+            except TimeoutError as error:
+                raise RemoteReadTimeoutError(f"{segment.topic_id_partition} was not read in time", cause) from error
+            except CorruptSegmentError:
+                if is_reread:
+                    raise
+                is_reread = True
+                continue
+            except RemoteLogError as error:
+                if not error.retriable:
+                    raise
+                cause = error
+            failures += 1
+            if isinstance(cause, RemoteResourceNotFoundError):
+                await self._raise_if_deleted(segment, deadline_ms)
+            pause_ms = backoff_ms(failures, deadline_ms - self._clock_ms(), self._jitter)
+            await asyncio.sleep(max(pause_ms, 1) / 1000)
+
+    async def _raise_if_deleted(self, segment: RemoteLogSegmentMetadata, deadline_ms: int) -> None:
+        """The metadata decides whether an object that is not found was deleted."""
+        timeout_ms = min(_METADATA_RELOAD_TIMEOUT_MS, deadline_ms - self._clock_ms())
+        try:
+            await self._rlmm.ensure_fresh(segment.topic_id_partition, 0, max(timeout_ms, 1))
+        except RemoteLogError:
+            return  # not known: waiting is never wrong
+        known = self._rlmm.remote_log_segment_metadata_by_id(segment.segment_id)
+        if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+            raise SegmentDeletedError(f"segment {segment.segment_id.id} was deleted")
+
+
+class _Collected:
+    """The answer as it grows: batches from `offset` on, within the budget."""
+
+    def __init__(self, offset: int, max_bytes: int, min_one_message: bool) -> None:
+        self.records: list[memoryview] = []
+        self.remaining_bytes = max_bytes
+        self.size_bytes = 0
+        self.first_offset = offset
+        self.next_offset = offset
+        self.is_full = False
+        self.aborted: list[AbortedTransactionRange] = []
+        self._min_one_message = min_one_message
+
+    def take(self, view: memoryview, last_offset: int) -> None:
+        """`view` is the next chunk; `last_offset` its inclusive end."""
+        start = 0 if self.records else skip_to_offset(view, self.next_offset)
+        end = len(view)
+        if end - start > self.remaining_bytes:
+            end = cut_at_batches(view, self.remaining_bytes, self._min_one_message and not self.records, start)
+            self.is_full = True
+        if end > start:
+            if not self.records:
+                self.first_offset = next(iterate_batches(view, start, end)).base_offset
+            taken = view[start:end]
+            self.records.append(taken)
+            self.size_bytes += len(taken)
+            self.remaining_bytes -= len(taken)
+            self.next_offset = last_offset + 1
+
+    def result(self, isolation_level: int) -> RemoteRead:
+        aborted: tuple[AbortedTransaction, ...] | None = None
+        if isolation_level == READ_COMMITTED:
+            ranges = overlapping(self.aborted, self.first_offset, self.next_offset - 1)
+            aborted = tuple(AbortedTransaction(one.producer_id, one.first_offset) for one in ranges)
+        return RemoteRead(self.records, self.size_bytes, self.first_offset, self.next_offset, aborted)
