@@ -7,7 +7,6 @@ fewer partitions is rebuilt from the bytes of the entries that stay. Nothing is 
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
@@ -77,8 +76,7 @@ class FetchTopic(NamedTuple):
     end_partition: int
 
 
-@dataclass(frozen=True, slots=True)
-class FetchRequest:
+class FetchRequest(NamedTuple):
     """A parsed request; positions are absolute in `payload`, which is referenced, not copied."""
 
     payload: Buffer

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
@@ -101,8 +100,7 @@ class FetchResponsePartition(NamedTuple):
         return self.records_end - self.records_start
 
 
-@dataclass(frozen=True, slots=True)
-class FetchResponse:
+class FetchResponse(NamedTuple):
     """A walked response; positions are absolute in `payload`, which is referenced, not copied."""
 
     payload: memoryview
