@@ -176,6 +176,8 @@ class VersionRange(NamedTuple):
         return isinstance(version, int) and self.min_version <= version <= self.max_version
 
 
+ANY_VERSION = VersionRange(0, 32767)
+
 DECODED_APIS: Mapping[int, VersionRange] = MappingProxyType(
     {
         ApiKey.PRODUCE: VersionRange(0, 13),
@@ -250,14 +252,11 @@ def is_flexible(api_key: int, api_version: int) -> bool:
         raise ProtocolError(f"unknown API key {api_key}") from None
 
 
-def supported_versions(api_key: int) -> VersionRange | None:
+def supported_versions(api_key: int, hidden: frozenset[ApiKey] = HIDDEN_APIS) -> VersionRange | None:
     """The versions that a client may use through the proxy; None when there is none.
 
     An opaque API has no bounds of ours: the broker's own apply.
     """
-    if api_key in HIDDEN_APIS or api_key not in FLEXIBLE_FROM:
+    if api_key in hidden or api_key not in FLEXIBLE_FROM:
         return None
     return DECODED_APIS.get(api_key, ANY_VERSION)
-
-
-ANY_VERSION = VersionRange(0, 32767)

@@ -62,7 +62,7 @@ def intersect_api_versions(payload: Buffer, api_version: int, hidden: frozenset[
 
 
 def _intersect(api_key: int, min_version: int, max_version: int, hidden: frozenset[ApiKey]) -> VersionRange | None:
-    ours = None if api_key in hidden else supported_versions(api_key)
+    ours = supported_versions(api_key, hidden)
     if ours is None:
         return None
     both = VersionRange(max(min_version, ours.min_version), min(max_version, ours.max_version))
