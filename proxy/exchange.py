@@ -39,9 +39,15 @@ class Exchange(Protocol):
     """What a handler may ask of the connection while it works on one request."""
 
     request: Request
-    connection_id: int
-    node_id: int | None
-    """The broker at the other end; None on the bootstrap port."""
+    tier: str
+    """Which tier served it, for the latency histograms: "local", "remote" or "none" (no log was read)."""
+
+    @property
+    def connection_id(self) -> int: ...
+
+    @property
+    def node_id(self) -> int | None:
+        """The broker at the other end; None on the bootstrap port."""
 
     def try_forward(self, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
         """Sends one more request of ours on this connection; awaits its response payload (the correlation id is ours).
@@ -71,11 +77,28 @@ class Forward:
     no_response: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class CutThrough:
+    """The request goes upstream as its bytes arrive. The fields mean what they mean in `Forward`."""
+
+    hold_bytes: int | None = 0
+    no_response: bool = False
+
+
 class Handler(Protocol):
     """One decoded API. Stateless but for what its constructor was given; per-request state is in `HandlerState`."""
 
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
         """What to do with the request. Raises `ProtocolError` for bytes that cannot be read: the connection closes."""
+
+
+class PrefixHandler(Protocol):
+    """An API whose requests are too large to hold, and whose first bytes tell enough: Produce."""
+
+    def on_prefix(self, exchange: Exchange, prefix: memoryview) -> tuple[CutThrough, HandlerState | None]:
+        """`prefix` is the payload from its start, as far as it has arrived; `exchange.request.frame` is empty.
+
+        Raises `TruncatedError` when it needs more, and other `ProtocolError`s for what cannot be read."""
 
 
 class HandlerState(Protocol):

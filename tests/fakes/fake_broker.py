@@ -1,153 +1,130 @@
-"""A broker on a real socket that answers what a test tells it to."""
+"""A broker that does what the test says, and a client that speaks frames: the two ends of a transcript."""
 
 from __future__ import annotations
 
 import asyncio
-import io
-from collections.abc import Awaitable, Callable
-from typing import Any, Self
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Self
 
-from kafka.protocol.admin import DeleteRecordsRequest, DescribeConfigsRequest
-from kafka.protocol.api_header import RequestHeader, ResponseClassRegistry
-from kafka.protocol.consumer import FetchRequest, OffsetForLeaderEpochRequest
-from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
+from protocol.header import build_request_header
+from protocol.primitives import INT32
 
-from tiers.broker.cluster_metadata import TopicMetadata
+TIMEOUT_S = 10
 
-REQUEST_CLASSES = {
-    request.API_KEY: request
-    for request in (
-        ApiVersionsRequest,
-        MetadataRequest,
-        FetchRequest,
-        OffsetForLeaderEpochRequest,
-        DeleteRecordsRequest,
-        DescribeConfigsRequest,
-    )
-}
-Answer = Callable[[Any], Awaitable[Any]]
+
+def frame(payload: bytes) -> bytes:
+    return INT32.pack(len(payload)) + payload
+
+
+def request(api_key: int, api_version: int, correlation_id: int, body: bytes = b"") -> bytes:
+    return build_request_header(api_key, api_version, correlation_id, "test") + body
+
+
+def response(correlation_id: int, body: bytes = b"") -> bytes:
+    return INT32.pack(correlation_id) + body
+
+
+class Wire:
+    """One socket, in frames."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, *payloads: bytes) -> None:
+        await self.send_raw(b"".join(map(frame, payloads)))
+
+    async def send_raw(self, data: bytes) -> None:
+        self._writer.write(data)
+        async with asyncio.timeout(TIMEOUT_S):
+            await self._writer.drain()
+
+    async def receive(self) -> bytes:
+        async with asyncio.timeout(TIMEOUT_S):
+            (size,) = INT32.unpack(await self._reader.readexactly(4))
+            return await self._reader.readexactly(size)
+
+    async def receive_raw(self, count: int) -> bytes:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await self._reader.readexactly(count)
+
+    async def ended(self) -> bytes:
+        """What came before the other side closed, be it orderly or by a reset."""
+        with contextlib.suppress(ConnectionResetError):
+            async with asyncio.timeout(TIMEOUT_S):
+                return await self._reader.read()
+        return b""
+
+    def half_close(self) -> None:
+        self._writer.write_eof()
+
+    async def close(self) -> None:
+        self._writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self._writer.wait_closed()
+
+    def reset(self) -> None:
+        """Closes with a TCP reset, so that the other side learns of it at once."""
+        sock = self._writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+        self._writer.transport.abort()
 
 
 class FakeBroker:
-    """`answers` maps an api key to a coroutine function from the decoded request to kafka-python's response object.
+    """`accepted` hands out connections in the order in which they came."""
 
-    ApiVersions and Metadata are answered by default; every request is kept in `requests`, in order.
-    """
-
-    def __init__(self, node_id: int = 1) -> None:
-        self.node_id = node_id
+    def __init__(self) -> None:
+        self._connections: asyncio.Queue[Wire] = asyncio.Queue()
+        self._wires: list[Wire] = []
         self.port = 0
-        self.requests: list[Any] = []
-        self.connections = 0
-        self.correlation_skew = 0
-        self.topics: list[TopicMetadata] = []
-        self.brokers: list[FakeBroker] = [self]
-        self.versions = {key: (0, request.max_version) for key, request in REQUEST_CLASSES.items()}
-        self.answers: dict[int, Answer] = {
-            ApiVersionsRequest.API_KEY: self._api_versions,
-            MetadataRequest.API_KEY: self._metadata,
-        }
-        self._server: asyncio.Server | None = None
-        self._writers: set[asyncio.StreamWriter] = set()
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.stop()
-
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def stop(self) -> None:
-        assert self._server is not None
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._server.close()
-        self.drop_connections()
-        await self._server.wait_closed()
+        for wire in self._wires:
+            await wire.close()
 
-    def drop_connections(self) -> None:
-        for writer in list(self._writers):
-            writer.transport.abort()
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        return [("127.0.0.1", self.port)]
 
-    def received(self, request_class: type) -> list[Any]:
-        return [request for request in self.requests if isinstance(request, request_class)]
+    async def accepted(self) -> Wire:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await self._connections.get()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        self._writers.add(writer)
-        try:
-            while True:
-                frame = await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
-                writer.write(await self._answer(frame))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            self._writers.discard(writer)
-            writer.close()
+    @property
+    def connections_made(self) -> int:
+        return len(self._wires)
 
-    async def _answer(self, frame: bytes) -> bytes:
-        key, version = int.from_bytes(frame[0:2], "big"), int.from_bytes(frame[2:4], "big")
-        request_class = REQUEST_CLASSES[key]
-        data = io.BytesIO(frame)
-        header = RequestHeader.decode(data, flexible=request_class.flexible_version_q(version))
-        if key == ApiVersionsRequest.API_KEY and version > self.versions[key][1]:
-            response, version = self._api_versions_response(35), 0
-        else:
-            request = request_class.decode(frame[data.tell() :], version=version)
-            self.requests.append(request)
-            response = await self.answers[key](request)
-        tags = b"\x00" if key != ApiVersionsRequest.API_KEY and request_class.flexible_version_q(version) else b""
-        payload: bytes = (header.correlation_id + self.correlation_skew).to_bytes(4, "big") + tags
-        payload += bytes(response.encode(version=version))
-        return len(payload).to_bytes(4, "big") + payload
-
-    def _api_versions_response(self, error: int) -> Any:
-        keys = [
-            ApiVersionsResponse.ApiVersion(api_key=key, min_version=low, max_version=high)
-            for key, (low, high) in self.versions.items()
-        ]
-        return ApiVersionsResponse(error_code=error, api_keys=keys, throttle_time_ms=0)
-
-    async def _api_versions(self, request: Any) -> Any:
-        return self._api_versions_response(0)
-
-    async def _metadata(self, request: Any) -> Any:
-        response = MetadataResponse
-        topic_class = response.MetadataResponseTopic
-        return response(
-            throttle_time_ms=0,
-            cluster_id="cluster",
-            controller_id=self.node_id,
-            brokers=[
-                response.MetadataResponseBroker(node_id=b.node_id, host="127.0.0.1", port=b.port, rack=None)
-                for b in self.brokers
-            ],
-            topics=[
-                topic_class(
-                    error_code=topic.error,
-                    name=topic.name,
-                    topic_id=topic.topic_id,
-                    is_internal=topic.is_internal,
-                    partitions=[
-                        topic_class.MetadataResponsePartition(
-                            error_code=p.error,
-                            partition_index=p.index,
-                            leader_id=p.leader_id,
-                            leader_epoch=p.leader_epoch,
-                            replica_nodes=list(p.replicas),
-                            isr_nodes=list(p.isr),
-                            offline_replicas=[],
-                        )
-                        for p in topic.partitions.values()
-                    ],
-                )
-                for topic in self.topics
-            ],
-        )
+    async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        wire = Wire(reader, writer)
+        self._wires.append(wire)
+        self._connections.put_nowait(wire)
 
 
-def response_class(request: Any) -> Any:
-    """kafka-python's response class of a decoded request."""
-    return ResponseClassRegistry._response_class_registry[request.API_KEY]
+@contextlib.asynccontextmanager
+async def connected(port: int, *, receive_buffer_bytes: int = 0) -> AsyncIterator[Wire]:
+    """A client of the proxy; `receive_buffer_bytes` shrinks what the kernel takes for a client that does not read."""
+    sock = socket.socket()
+    if receive_buffer_bytes:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
+    sock.setblocking(False)
+    try:
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+    except OSError:
+        sock.close()
+        raise
+    wire = Wire(*await asyncio.open_connection(sock=sock, limit=16 * 1024))
+    try:
+        yield wire
+    finally:
+        await wire.close()

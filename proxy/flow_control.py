@@ -1,0 +1,108 @@
+"""Back-pressure, and reading without copying: one buffer for every connection of a loop, given away when a peer stalls.
+
+Every connection reads into the same buffer and writes slices of it on. A write that the socket takes at once leaves the
+buffer free. One that it does not take (a peer that stalls) keeps its slices, so the buffer is retired to that peer
+until all is sent, and another takes its place. With a high-water mark of 0 that is exactly when the transport calls
+`pause_writing`, so a stalled peer costs one buffer, whatever the size of the frame that is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from protocol.frame import FramePart
+from protocol.primitives import Buffer
+
+READ_BUFFER_BYTES: Final = 256 * 1024
+_SPARE_BUFFERS: Final = 16
+
+NOT_CONNECTED: Final = 1
+PEER_IS_FULL: Final = 2
+OUT_OF_TURN: Final = 4
+DRAINING: Final = 8
+
+
+class ReadGate:
+    """Reads while no reason to pause is left. Every pause names its reason, so that none undoes another's."""
+
+    __slots__ = ("_reasons", "_transport")
+
+    def __init__(self) -> None:
+        self._reasons = 0
+        self._transport: asyncio.Transport | None = None
+
+    def attach(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        if self._reasons:
+            transport.pause_reading()
+
+    def pause(self, reason: int) -> None:
+        if not self._reasons and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+        self._reasons |= reason
+
+    def resume(self, reason: int) -> None:
+        if not self._reasons:
+            return
+        self._reasons &= ~reason
+        if not self._reasons and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+
+def owned_parts(parts: Sequence[FramePart], *, copy: bool) -> list[FramePart]:
+    """Parts that may outlive the read that brought them."""
+    return [part._replace(data=memoryview(bytes(part.data))) for part in parts] if copy else list(parts)
+
+
+class BufferPool:
+    """`current` is what every connection reads into."""
+
+    __slots__ = ("_spare", "current")
+
+    def __init__(self) -> None:
+        self.current = memoryview(bytearray(READ_BUFFER_BYTES))
+        self._spare: list[memoryview] = []
+
+    def retire(self) -> memoryview:
+        """Takes `current` out of use: a write still refers to it."""
+        retired = self.current
+        self.current = self._spare.pop() if self._spare else memoryview(bytearray(READ_BUFFER_BYTES))
+        return retired
+
+    def give_back(self, buffers: list[memoryview]) -> None:
+        self._spare.extend(buffers[: _SPARE_BUFFERS - len(self._spare)])
+        buffers.clear()
+
+
+class Outlet:
+    """The writing side of a connection. After `write`, the buffers belong to the transport until it has sent them."""
+
+    __slots__ = ("_pool", "_retained", "_transport")
+
+    def __init__(self, pool: BufferPool) -> None:
+        self._pool = pool
+        self._retained: list[memoryview] = []
+        self._transport: asyncio.Transport | None = None
+
+    def attach(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        transport.set_write_buffer_limits(high=0)
+
+    def write(self, buffers: Sequence[Buffer], *, aliases_pool: bool) -> None:
+        """`aliases_pool`: some of `buffers` are slices of the buffer that is being read into."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if len(buffers) == 1:
+            transport.write(buffers[0])
+        else:
+            transport.writelines(buffers)
+        if aliases_pool and transport.get_write_buffer_size():
+            self._retained.append(self._pool.retire())
+
+    def on_drained(self) -> None:
+        """All that was written is sent (`resume_writing` at a low-water mark of 0), or will never be."""
+        if self._retained:
+            self._pool.give_back(self._retained)

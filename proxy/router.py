@@ -1,0 +1,20 @@
+"""Which handler works on which API. What has none passes as opaque bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from proxy.exchange import Handler, PrefixHandler
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """By API key. An API is in one of the two at most."""
+
+    handlers: Mapping[int, Handler] = field(default_factory=dict)
+    prefix_handlers: Mapping[int, PrefixHandler] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if both := self.handlers.keys() & self.prefix_handlers.keys():
+            raise ValueError(f"API keys {sorted(both)} have two handlers")

@@ -1,0 +1,157 @@
+"""The listeners and every connection behind them: one port per broker and one to bootstrap from.
+
+A listener is bound synchronously, so that a broker's address may be answered in the moment in which it becomes known:
+the kernel queues connections until accepting starts. Every task of every connection lives in the server's task group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+
+from proxy.connection import ClientConnection
+from proxy.context import Address, ConnectionContext, ConnectionLimits, ConnectionRegistry, EarlyAnswer
+from proxy.metrics import ProxyMetrics
+from proxy.router import Router
+
+logger = logging.getLogger(__name__)
+
+LISTEN_BACKLOG = 1024
+_IDLE_SWEEPS = 4
+
+
+def monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerEndpoint:
+    """`node_id` None: the bootstrap port. `resolve` is asked before every attempt to connect."""
+
+    node_id: int | None
+    resolve: Callable[[], Sequence[Address]]
+
+    def addresses(self) -> Sequence[Address]:
+        return self.resolve()
+
+
+class ProxyServer:
+    """Use as an async context manager; leaving it aborts what `drain` has not closed."""
+
+    def __init__(
+        self,
+        router: Router,
+        limits: ConnectionLimits,
+        metrics: ProxyMetrics,
+        *,
+        early_answers: Mapping[int, EarlyAnswer] | None = None,
+        clock_ms: Callable[[], int] = monotonic_ms,
+        reuse_port: bool = False,
+    ) -> None:
+        self._limits = limits
+        self._metrics = metrics
+        self._router = router
+        self._early_answers = early_answers or {}
+        self._clock_ms = clock_ms
+        self._reuse_port = reuse_port
+        self._connections = ConnectionRegistry[ClientConnection]()
+        self._servers: dict[Address, asyncio.Server] = {}
+        self._tasks = asyncio.TaskGroup()
+        self._is_draining = False
+        self._idle_sweep: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> ProxyServer:
+        await self._tasks.__aenter__()
+        self._context = ConnectionContext(
+            self._router, self._limits, self._metrics, self._spawn, self._clock_ms, self._early_answers
+        )
+        if self._limits.idle_timeout_ms:
+            self._idle_sweep = self._spawn(self._close_idle())
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.stop_listening()
+        if self._idle_sweep is not None:
+            self._idle_sweep.cancel()
+        for connection in list(self._connections):
+            connection.abort("stopped")
+        # Aborted transports tell their connections, which end their tasks.
+        await self._connections.empty.wait()
+        for upstream in list(self._context.upstreams):
+            upstream.abort()
+        await self._context.upstreams.empty.wait()
+        await self._tasks.__aexit__(None, None, None)
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._connections)
+
+    def listen(self, host: str, port: int, endpoint: BrokerEndpoint) -> Address:
+        """Binds now and returns the address (port 0 picks one); accepting starts with the loop's next turn.
+
+        Raises `OSError`."""
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if self._reuse_port:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listener.bind(address)
+            listener.listen(LISTEN_BACKLOG)
+            listener.setblocking(False)
+        except OSError:
+            listener.close()
+            raise
+        bound: Address = listener.getsockname()[:2]
+        self._spawn(self._accept(listener, bound, endpoint))
+        return bound
+
+    async def _accept(self, listener: socket.socket, bound: Address, endpoint: BrokerEndpoint) -> None:
+        if self._stops():
+            listener.close()
+            return
+        loop = asyncio.get_running_loop()
+        self._servers[bound] = await loop.create_server(
+            lambda: ClientConnection(self._context, endpoint, self._connections), sock=listener, backlog=LISTEN_BACKLOG
+        )
+        if self._stops():
+            self.stop_listening()
+
+    def _stops(self) -> bool:
+        return self._is_draining
+
+    def stop_listening(self) -> None:
+        self._is_draining = True
+        for server in self._servers.values():
+            server.close()
+        self._servers.clear()
+
+    async def drain(self, timeout_ms: int | None = None) -> bool:
+        """Stops accepting, answers what is under way, closes. True when every connection ended within the timeout."""
+        self.stop_listening()
+        for connection in list(self._connections):
+            connection.drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout((self._limits.drain_timeout_ms if timeout_ms is None else timeout_ms) / 1000):
+                await self._connections.empty.wait()
+                await self._context.upstreams.empty.wait()
+        if survivors := len(self._connections):
+            logger.warning("%d connections outlived the drain", survivors)
+        return not survivors
+
+    def _spawn(self, coroutine: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        return self._tasks.create_task(coroutine)
+
+    async def _close_idle(self) -> None:
+        timeout_s = self._limits.idle_timeout_ms / 1000
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(timeout_s / _IDLE_SWEEPS)
+            for connection in list(self._connections):
+                if loop.time() - connection.last_active_s >= timeout_s:
+                    connection.close("idle")

@@ -1,0 +1,229 @@
+"""The broker's side of a connection: responses in, and each to the request that it answers.
+
+One broker connection belongs to one client connection, so that authentication passes through. A response whose turn has
+not come (the answer before it still waits for the remote tier) stops the reading: what one read has brought is stashed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from protocol.errors import FrameSizeError, ProtocolError
+from protocol.frame import LENGTH_BYTES, RESPONSE_HEAD_BYTES, FramePart, FrameTracker
+from protocol.header import parse_response_correlation_id
+from protocol.primitives import Buffer
+from proxy.context import ConnectionContext, Endpoint
+from proxy.flow_control import OUT_OF_TURN, Outlet, ReadGate, owned_parts
+from proxy.response_queue import Slot
+
+if TYPE_CHECKING:
+    from proxy.connection import ClientConnection
+
+logger = logging.getLogger(__name__)
+
+CONNECT_BACKOFF_BASE_MS = 50
+CONNECT_BACKOFF_CAP_MS = 1_000
+
+
+class UpstreamUnavailableError(Exception):
+    """No address of the broker could be reached before the deadline."""
+
+
+class CorrelationMismatchError(ProtocolError):
+    """A response that answers another request than the next one in order."""
+
+
+class UpstreamConnection(asyncio.BufferedProtocol):
+    def __init__(self, context: ConnectionContext, client: ClientConnection) -> None:
+        self.gate = ReadGate()
+        self.streaming_slot: Slot | None = None
+        """The response that has left in part."""
+        self._context = context
+        self._client = client
+        self._transport: asyncio.Transport | None = None
+        self._outlet = Outlet(context.buffers)
+        self._tracker = FrameTracker(RESPONSE_HEAD_BYTES, context.limits.max_response_bytes)
+        self._stash: list[FramePart] = []
+        self._slot: Slot | None = None
+        self._held: bytearray | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def has_stash(self) -> bool:
+        return bool(self._stash)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are not subclasses of asyncio's.
+        transport = self._transport = cast(asyncio.Transport, transport)
+        self._outlet.attach(transport)
+        self.gate.attach(transport)
+        self._context.upstreams.add(self)
+        self._context.metrics.upstream_connections += 1
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._context.buffers.current
+
+    def buffer_updated(self, nbytes: int) -> None:
+        client = self._client
+        client.last_active_s = asyncio.get_running_loop().time()
+        self._context.metrics.bytes_from_brokers += nbytes
+        data = self._context.buffers.current[:nbytes]
+        if client.relays_blindly:
+            client.relay(data)
+            return
+        try:
+            self._process(self._tracker.feed(data), aliases_pool=True)
+        except Exception as error:
+            client.fail("broker", error)
+
+    def eof_received(self) -> bool:
+        self._client.on_upstream_gone()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._context.upstreams.discard(self)
+        self._outlet.on_drained()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._client.on_upstream_gone()
+
+    def pause_writing(self) -> None:
+        self._client.pause_requests()
+
+    def resume_writing(self) -> None:
+        self._outlet.on_drained()
+        self._client.resume_requests()
+
+    def send(self, buffers: Sequence[Buffer], *, aliases_pool: bool) -> None:
+        self._outlet.write(buffers, aliases_pool=aliases_pool)
+
+    def close(self) -> None:
+        """Requests that were taken still leave (Produce with acks=0), if the broker reads them in time."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._timer = asyncio.get_running_loop().call_later(
+            self._context.limits.close_timeout_ms / 1000, self._transport.abort
+        )
+        self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def unblock(self) -> None:
+        """The turn has moved on: stashed responses are looked at again."""
+        if not self._stash:
+            return
+        stash, self._stash = self._stash, []
+        try:
+            self._process(stash, aliases_pool=False)
+        except Exception as error:
+            self._client.fail("broker", error)
+            return
+        if not self._stash:
+            self.gate.resume(OUT_OF_TURN)
+
+    def _process(self, parts: Sequence[FramePart], *, aliases_pool: bool) -> None:
+        client = self._client
+        for index, part in enumerate(parts):
+            if part.is_start:
+                if not self._may_begin():
+                    self.gate.pause(OUT_OF_TURN)
+                    self._stash = owned_parts(parts[index:], copy=aliases_pool)
+                    break
+                self._begin(part)
+            else:
+                self._continue(part)
+            if client.relays_blindly and index + 1 < len(parts):
+                raise ProtocolError("raw tokens before the client sent one")
+        client.commit_answers(aliases_pool=aliases_pool)
+        client.advance()
+
+    def _may_begin(self) -> bool:
+        queue = self._client.queue
+        if not queue.awaiting:
+            raise ProtocolError("a response that nobody asked for")
+        slot = queue.awaiting[0]
+        return slot.future is not None or slot.answer is not None or queue.slots[0] is slot
+
+    def _begin(self, part: FramePart) -> None:
+        slot = self._client.queue.awaiting.popleft()
+        self._slot = slot
+        payload = part.data[LENGTH_BYTES:]
+        correlation_id = parse_response_correlation_id(payload)
+        if correlation_id != slot.upstream_correlation_id:
+            raise CorrelationMismatchError(
+                f"correlation id {correlation_id} where {slot.upstream_correlation_id} was due"
+            )
+        if slot.answer is not None:
+            return
+        if slot.hold_bytes is None or part.size <= slot.hold_bytes:
+            if part.size > self._context.limits.max_held_response_bytes:
+                raise FrameSizeError(f"a response of {part.size} bytes, above the limit of held ones")
+            if part.remaining:
+                self._held = bytearray(payload)
+            else:
+                self._complete(slot, memoryview(bytes(payload)))
+            return
+        self.streaming_slot = slot
+        if slot.patcher is None:
+            self._client.emit((part.data,))
+        else:
+            self._client.emit((part.data[:LENGTH_BYTES], *slot.patcher.feed(payload)))
+        if not part.remaining:
+            self.streaming_slot = None
+            self._client.on_streamed(slot)
+
+    def _continue(self, part: FramePart) -> None:
+        slot = self._slot
+        assert slot is not None
+        if self._held is not None:
+            self._held += part.data
+            if not part.remaining:
+                held, self._held = self._held, None
+                self._complete(slot, memoryview(held))
+        elif self.streaming_slot is slot:
+            self._client.emit((part.data,) if slot.patcher is None else slot.patcher.feed(part.data))
+            if not part.remaining:
+                self.streaming_slot = None
+                self._client.on_streamed(slot)
+
+    def _complete(self, slot: Slot, response: memoryview) -> None:
+        if slot.future is not None:
+            if not slot.future.done():
+                slot.future.set_result(response)
+        elif slot.answer is None:
+            self._client.on_held(slot, response)
+
+
+async def connect_upstream(
+    context: ConnectionContext, endpoint: Endpoint, client: ClientConnection
+) -> UpstreamConnection:
+    """Tries the endpoint's addresses in turn, with backoff, until the deadline."""
+    loop = asyncio.get_running_loop()
+    limits = context.limits
+    deadline_s = loop.time() + limits.connect_deadline_ms / 1000
+    trouble = "no address is known"
+    backoff_ms = CONNECT_BACKOFF_BASE_MS
+    while True:
+        for host, port in endpoint.addresses():
+            left_s = deadline_s - loop.time()
+            if left_s <= 0:
+                break
+            try:
+                async with asyncio.timeout(min(limits.connect_timeout_ms / 1000, left_s)):
+                    _, upstream = await loop.create_connection(lambda: UpstreamConnection(context, client), host, port)
+            except (OSError, UnicodeError) as error:
+                context.metrics.upstream_connect_failures += 1
+                trouble = f"{host}:{port}: {str(error) or 'timed out'}"
+            else:
+                return upstream
+        pause_s = random.uniform(0.5, 1) * backoff_ms / 1000
+        if loop.time() + pause_s >= deadline_s:
+            raise UpstreamUnavailableError(trouble)
+        await asyncio.sleep(pause_s)
+        backoff_ms = min(2 * backoff_ms, CONNECT_BACKOFF_CAP_MS)

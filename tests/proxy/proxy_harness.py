@@ -1,0 +1,91 @@
+"""A proxy before a fake broker, with handlers that the test scripts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+
+from protocol.primitives import INT32
+from proxy.context import ConnectionLimits, EarlyAnswer
+from proxy.exchange import Answer, Buffers, Exchange, Forward, Handler, HandlerState, PrefixHandler, ResponsePatcher
+from proxy.metrics import ProxyMetrics
+from proxy.router import Router
+from proxy.server import BrokerEndpoint, ProxyServer
+from tests.fakes.fake_broker import FakeBroker
+
+
+@dataclass
+class Proxy:
+    server: ProxyServer
+    port: int
+    metrics: ProxyMetrics
+
+
+@contextlib.asynccontextmanager
+async def proxy_before(
+    broker: FakeBroker,
+    *,
+    handlers: Mapping[int, Handler] | None = None,
+    prefix_handlers: Mapping[int, PrefixHandler] | None = None,
+    limits: ConnectionLimits | None = None,
+    early_answers: Mapping[int, EarlyAnswer] | None = None,
+) -> AsyncIterator[Proxy]:
+    metrics = ProxyMetrics()
+    server = ProxyServer(
+        Router(handlers or {}, prefix_handlers or {}),
+        limits or ConnectionLimits(),
+        metrics,
+        early_answers=early_answers,
+    )
+    async with server:
+        _, port = server.listen("127.0.0.1", 0, BrokerEndpoint(1, lambda: broker.addresses))
+        yield Proxy(server, port, metrics)
+
+
+def reply(exchange: Exchange, body: bytes) -> Buffers:
+    """An answer of a handler to this request."""
+    return (INT32.pack(exchange.request.correlation_id), body)
+
+
+@dataclass
+class ScriptedState:
+    """Answers a held response by `on_response`; notes that it was abandoned."""
+
+    respond: Callable[[memoryview], Buffers | Coroutine[None, None, Buffers]]
+    abandoned: asyncio.Event = field(default_factory=asyncio.Event)
+    times_abandoned: int = 0
+
+    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
+        return self.respond(response)
+
+    def on_abandoned(self) -> None:
+        self.times_abandoned += 1
+        self.abandoned.set()
+
+
+@dataclass
+class ForwardingHandler:
+    """Forwards as it came; `answer(exchange, response)` makes the client's answer of a held response."""
+
+    answer: Callable[[Exchange, memoryview], Buffers | Coroutine[None, None, Buffers]]
+    hold_bytes: int | None = None
+    patcher: Callable[[], ResponsePatcher] | None = None
+    states: list[ScriptedState] = field(default_factory=list)
+
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+        state = ScriptedState(lambda response: self.answer(exchange, response))
+        self.states.append(state)
+        patcher = self.patcher() if self.patcher is not None else None
+        return Forward(exchange.request.frame, self.hold_bytes, patcher), state
+
+
+@dataclass
+class AnsweringHandler:
+    """Answers without the broker."""
+
+    body: bytes
+
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+        return Answer(reply(exchange, self.body)), None

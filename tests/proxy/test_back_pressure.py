@@ -1,0 +1,140 @@
+"""Nobody's silence costs more than one read buffer."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from pathlib import Path
+
+from protocol.primitives import INT32
+from proxy.flow_control import READ_BUFFER_BYTES, BufferPool
+from tests.fakes.fake_broker import FakeBroker, Wire, connected, frame, request, response
+from tests.proxy.proxy_harness import ForwardingHandler, proxy_before
+
+MIB = 1024 * 1024
+OPAQUE = 12
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+async def pump(wire: Wire, total_bytes: int) -> None:
+    piece = bytes(range(256)) * 256
+    for _ in range(total_bytes // len(piece)):
+        await wire.send_raw(piece)
+
+
+async def flows(counter: object, name: str) -> None:
+    """Until the proxy has read nothing for a while: the stream has stalled."""
+    before, still = -1, 0
+    while still < 20:
+        await asyncio.sleep(0.005)
+        now = getattr(counter, name)
+        still = still + 1 if now == before else 0
+        before = now
+
+
+async def test_a_64_mib_response_to_a_client_that_stalls_stays_in_the_sockets() -> None:
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker) as proxy,
+        connected(proxy.port, receive_buffer_bytes=64 * 1024) as client,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await client.send(request(OPAQUE, 4, 1))
+        upstream = await broker.accepted()
+        await upstream.receive()
+        gc.collect()
+        before = resident_bytes()
+        await upstream.send_raw(INT32.pack(4 + 64 * MIB) + INT32.pack(1))
+        sender = tasks.create_task(pump(upstream, 64 * MIB))
+        await flows(proxy.metrics, "bytes_from_brokers")
+        assert not sender.done()
+        assert proxy.metrics.bytes_from_brokers < 32 * MIB
+        assert resident_bytes() - before < 4 * MIB
+        assert await client.receive_raw(8) == INT32.pack(4 + 64 * MIB) + INT32.pack(1)
+        piece = bytes(range(256)) * 256
+        for _ in range(64 * MIB // len(piece)):
+            assert await client.receive_raw(len(piece)) == piece
+
+
+async def test_a_large_request_to_a_broker_that_stalls_stays_in_the_sockets() -> None:
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker) as proxy,
+        connected(proxy.port) as client,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await client.send(request(OPAQUE, 4, 1))
+        upstream = await broker.accepted()
+        await upstream.receive()
+        before = resident_bytes()
+        body = request(OPAQUE, 4, 2)
+        await client.send_raw(INT32.pack(len(body) + 64 * MIB) + body)
+        sender = tasks.create_task(pump(client, 64 * MIB))
+        await flows(proxy.metrics, "bytes_from_clients")
+        assert not sender.done()
+        assert resident_bytes() - before < 4 * MIB
+        assert len(await upstream.receive()) == len(body) + 64 * MIB
+
+
+async def test_slices_survive_while_other_connections_reuse_the_buffer() -> None:
+    """The stalled client's unsent bytes must not be overwritten by what other connections read meanwhile."""
+    body = bytes(i % 251 for i in range(8 * MIB))
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker) as proxy,
+        connected(proxy.port, receive_buffer_bytes=16 * 1024) as stalled,
+        connected(proxy.port) as busy,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await stalled.send(request(OPAQUE, 4, 1))
+        stalled_upstream = await broker.accepted()
+        tasks.create_task(stalled_upstream.send(response(1, body)))
+        await flows(proxy.metrics, "bytes_from_brokers")
+        await busy.send(request(OPAQUE, 4, 1, b"\xff" * MIB))
+        busy_upstream = await broker.accepted()
+        assert await busy_upstream.receive() == request(OPAQUE, 4, 1, b"\xff" * MIB)
+        await busy_upstream.send(response(1, b"\xee" * MIB))
+        assert await busy.receive() == response(1, b"\xee" * MIB)
+        assert await stalled.receive() == response(1, body)
+
+
+async def test_later_responses_are_not_read_while_an_answer_waits() -> None:
+    gate = asyncio.Event()
+
+    async def late(exchange: object, held: memoryview) -> tuple[bytes]:
+        await gate.wait()
+        return (bytes(held),)
+
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={1: ForwardingHandler(late)}) as proxy,
+        connected(proxy.port) as client,
+        asyncio.TaskGroup() as tasks,
+    ):
+        await client.send(request(1, 4, 1), request(OPAQUE, 4, 2))
+        upstream = await broker.accepted()
+        await upstream.receive()
+        await upstream.receive()
+        await upstream.send(response(1))
+        large = response(2, bytes(32 * MIB))
+        sender = tasks.create_task(upstream.send_raw(frame(large)))
+        await flows(proxy.metrics, "bytes_from_brokers")
+        assert proxy.metrics.bytes_from_brokers <= 2 * READ_BUFFER_BYTES
+        gate.set()
+        assert await client.receive() == response(1)
+        assert await client.receive() == large
+        await sender
+
+
+def test_the_pool_hands_out_what_came_back_before_it_allocates() -> None:
+    pool = BufferPool()
+    first = pool.retire()
+    assert pool.current is not first
+    pool.give_back([first])
+    second = pool.retire()
+    assert pool.current is first
+    pool.give_back([second])
