@@ -1,0 +1,61 @@
+# Every target does all of its own set-up on a fresh machine; a second run skips what is there.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+PYTHON ?= python3
+BIN := .venv/bin
+CACHE := .cache
+VERSITYGW_VERSION := v1.8.0
+
+# Nothing of the caller's own environment reaches ours.
+unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
+
+.PHONY: help demo test check bench lock jars clean
+
+help: ## what can be made
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+demo: .venv/installed jars ## watch an unmodified consumer read what the broker has no more (ARGS=--keep leaves it running)
+	$(BIN)/python -m bench.demo $(ARGS)
+
+test: check jars $(CACHE)/bin/versitygw ## check, then every test, on real servers
+	$(BIN)/pytest $(ARGS)
+
+check: .venv/installed ## style, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/installed jars ## one table: through the proxy against direct (ARGS=--quick for a small run)
+	$(BIN)/python -m bench.run $(ARGS)
+
+lock: .venv/bin/python ## pin every dependency again, with hashes (ARGS=--upgrade for the newest)
+	$(BIN)/python -m pip install -q pip-tools
+	$(PIP_COMPILE) --build-deps-for wheel --output-file requirements.txt pyproject.toml
+	$(PIP_COMPILE) --build-deps-for wheel --extra dev --constraint requirements.txt \
+	  --output-file requirements-dev.txt pyproject.toml
+
+# The lock names packages and hashes, never the machine or the index they came from.
+PIP_COMPILE = env -u PIP_FIND_LINKS $(BIN)/pip-compile -q $(ARGS) --no-header --generate-hashes --strip-extras \
+  --allow-unsafe --no-emit-index-url --no-emit-trusted-host --no-emit-find-links
+
+jars: .venv/bin/python ## the jars of a real Kafka
+	@$(BIN)/python -m tests.servers.kafka >/dev/null
+
+clean: ## remove what was made here
+	rm -rf .venv $(CACHE) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "Python 3.11 or newer is needed: install it, or name it with PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/installed: .venv/bin/python requirements-dev.txt pyproject.toml
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(CACHE)/bin/versitygw:
+	@command -v go >/dev/null || { echo "Go is missing: install it (golang-go), it builds the S3 server of the tests"; exit 1; }
+	GOBIN=$(CURDIR)/$(CACHE)/bin go install github.com/versity/versitygw/cmd/versitygw@$(VERSITYGW_VERSION)

@@ -1,0 +1,101 @@
+"""Writes the demo's records by an unmodified producer: uncompressed and compressed, one transaction aborted between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from bench.demo_records import ABORTED_PER_PARTITION, PARTITIONS, TOPIC, aborted_value, batches, key, value
+from bench.latency import LOG_ERRORS
+
+TIMEOUT_S = 60.0
+
+
+@dataclass(slots=True)
+class Produced:
+    records: int = 0
+    value_bytes: int = 0
+    aborted: int = 0
+    errors: list[str] = field(default_factory=list)
+
+    def acknowledged(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self.errors.append(str(error))
+        else:
+            self.records += 1
+
+
+def create_topic(bootstrap: str, name: str, partitions: int, settings: dict[str, str]) -> None:
+    new = NewTopic(name, num_partitions=partitions, replication_factor=1, config=settings)
+    # Held by a name, since a client that is collected ends its requests.
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": LOG_ERRORS})
+    admin.create_topics([new])[name].result(TIMEOUT_S)
+
+
+def produce(bootstrap: str, records: int, first_timestamp_ms: int, progress: Callable[[Produced], None]) -> Produced:
+    """Writes sequence numbers 0 to `records` - 1 of every partition; returns when all are acknowledged."""
+    produced = Produced()
+    for number, batch in enumerate(batches(records)):
+        if number == 2:
+            produced.aborted = abort_transaction(bootstrap)
+        producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "enable.idempotence": True,
+                "log_level": LOG_ERRORS,
+                "compression.type": batch.codec,
+                "linger.ms": 20,
+                "batch.size": 256 * 1024,
+                "queue.buffering.max.kbytes": 64 * 1024,
+            }
+        )
+        for sequence in range(batch.first, batch.last + 1):
+            for partition in range(PARTITIONS):
+                content = value(partition, sequence)
+                send(producer, partition, key(partition, sequence), content, first_timestamp_ms + sequence, produced)
+                produced.value_bytes += len(content)
+            if sequence % 256 == 0:
+                producer.poll(0)
+                progress(produced)
+        if producer.flush(TIMEOUT_S):
+            produced.errors.append(f"records of the {batch.codec} batches were not acknowledged in {TIMEOUT_S:.0f} s")
+        progress(produced)
+    return produced
+
+
+def send(
+    producer: Producer, partition: int, its_key: bytes, its_value: bytes, timestamp_ms: int, produced: Produced
+) -> None:
+    while True:
+        try:
+            producer.produce(
+                TOPIC,
+                its_value,
+                its_key,
+                partition=partition,
+                timestamp=timestamp_ms,
+                on_delivery=produced.acknowledged,
+            )
+        except BufferError:
+            producer.poll(0.1)
+        else:
+            return
+
+
+def abort_transaction(bootstrap: str) -> int:
+    """Records in every partition that were written, acknowledged and then taken back."""
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "demo-aborted", "log_level": LOG_ERRORS})
+    producer.init_transactions(TIMEOUT_S)
+    producer.begin_transaction()
+    aborted = Produced()
+    for number in range(ABORTED_PER_PARTITION):
+        for partition in range(PARTITIONS):
+            producer.produce(TOPIC, aborted_value(number), partition=partition, on_delivery=aborted.acknowledged)
+    if producer.flush(TIMEOUT_S) or aborted.errors:
+        raise KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT))
+    producer.abort_transaction(TIMEOUT_S)
+    return aborted.records

@@ -1,0 +1,50 @@
+"""Real servers, started once per run by the first test that asks, and names that no other test uses."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from tests.servers.jars import ServerUnavailable
+from tests.servers.kafka import SHRINKS_SOON, KafkaCluster
+
+BROKER_HOST = "localhost"
+"""What the brokers of every session advertise. Proxies under test advertise 127.0.0.1: no client may ever see this."""
+
+
+def _cluster(request: pytest.FixtureRequest, brokers: int) -> Iterator[KafkaCluster]:
+    cluster = KafkaCluster(brokers=brokers, settings=SHRINKS_SOON, advertised_host=BROKER_HOST)
+    failed_before = request.session.testsfailed
+    try:
+        cluster.start()
+    except ServerUnavailable as missing:
+        pytest.fail(str(missing), pytrace=False)
+    try:
+        yield cluster
+    finally:
+        if request.session.testsfailed > failed_before:
+            cluster.keep()
+            print(f"\nbroker logs are kept in {cluster.folder}")
+        cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def kafka(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
+    """One broker, node id 1; its local log shrinks soon (segments of 1 MiB, retention checked twice a second)."""
+    yield from _cluster(request, 1)
+
+
+@pytest.fixture(scope="session")
+def kafka_of_three(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
+    """Three brokers, node ids 1 to 3. A test that stops one starts it again."""
+    yield from _cluster(request, 3)
+
+
+@pytest.fixture
+def topic_name(request: pytest.FixtureRequest) -> str:
+    """A topic name of this test alone."""
+    test = re.sub(r"[^A-Za-z0-9._-]+", "-", request.node.name)[:80]
+    return f"{test}-{uuid.uuid4().hex[:8]}"

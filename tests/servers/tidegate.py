@@ -1,0 +1,141 @@
+"""`tidegate serve` as a process of its own, as a user starts it: one TOML file, ready when its admin port says so."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.servers.jars import ServerUnavailable
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class TidegateProcess:
+    """A context manager, or `start()` and `stop()`. `config` is the text of the TOML file.
+
+    `admin` and `address` are what that file says: the admin listener and the bootstrap listener.
+    """
+
+    def __init__(self, config: str, *, address: tuple[str, int], admin: tuple[str, int]) -> None:
+        self.address = address
+        self.admin = admin
+        self.folder = Path(tempfile.mkdtemp(prefix="tidegate-"))
+        self.config = self.folder / "tidegate.toml"
+        self.config.write_text(config)
+        self.output = self.folder / "tidegate.out"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._keep = False
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.keep()
+        self.stop()
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return f"{self.address[0]}:{self.address[1]}"
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise RuntimeError("tidegate was not started")
+        return self._process.pid
+
+    def start(self) -> Self:
+        """Returns when `/readyz` answers 200."""
+        atexit.register(self.stop)
+        with self.output.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "proxy", "serve", "--config", str(self.config)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            self.wait_until_ready()
+        except BaseException:
+            self.keep()
+            self.stop()
+            raise
+        return self
+
+    def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not self._ready():
+            if self._process is None or self._process.poll() is not None:
+                raise ServerUnavailable(f"tidegate ended: see {self.output}\n{self.last_output()}")
+            if time.monotonic() > deadline:
+                raise ServerUnavailable(f"tidegate is not ready after {timeout_s:.0f} s: see {self.output}")
+            time.sleep(0.1)
+
+    def _ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{self.admin[0]}:{self.admin[1]}/readyz", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def metrics(self) -> str:
+        """What `/metrics` says now, in Prometheus's text format."""
+        with urllib.request.urlopen(f"http://{self.admin[0]}:{self.admin[1]}/metrics", timeout=10) as answer:
+            return str(answer.read().decode())
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """SIGTERM drains; SIGKILL is a crash. What takes too long is killed. May be called twice."""
+        process, self._process = self._process, None
+        if process is not None and process.poll() is None:
+            os.killpg(process.pid, number)
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(STOP_TIMEOUT_S)
+        if not self._keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        atexit.unregister(self.stop)
+
+    def keep(self) -> None:
+        """Leaves the folder, with the settings and `tidegate.out`, where it is."""
+        self._keep = True
+
+    def last_output(self, lines: int = 15) -> str:
+        return "\n".join(self.output.read_text(errors="replace").splitlines()[-lines:])
+
+    def cpu_seconds(self) -> float:
+        """User and system time of the process and its children so far."""
+        return sum(_cpu_seconds(pid) for pid in [self.pid, *_descendants(self.pid)])
+
+
+def _cpu_seconds(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, children.read_text().split()):
+            found += [child, *_descendants(child)]
+    return found

@@ -1,0 +1,32 @@
+"""The harness itself: what every integration test relies on."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.servers.kafka import CONSOLE_CONSUMER, CONSOLE_PRODUCER, TOPIC_COMMAND, KafkaCluster, running_brokers
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_broker_answers_under_the_host_name_that_it_advertises(kafka: KafkaCluster) -> None:
+    assert running_brokers(*kafka.address()) == {1: ("localhost", kafka.address()[1])}
+
+
+def test_records_written_by_a_console_tool_land_in_the_log_folder(kafka: KafkaCluster, topic_name: str) -> None:
+    to_topic = ["--bootstrap-server", kafka.bootstrap_servers, "--topic", topic_name]
+    kafka.run_tool(TOPIC_COMMAND, *to_topic, "--create")
+    kafka.run_tool(CONSOLE_PRODUCER, *to_topic, stdin="one\ntwo\n")
+
+    read = kafka.run_tool(CONSOLE_CONSUMER, *to_topic, "--from-beginning", "--max-messages", "2")
+
+    assert read.stdout.split() == ["one", "two"]
+    assert b"one" in (kafka.log_folder(topic_name, 0) / f"{0:020}.log").read_bytes()
+
+
+def test_a_killed_broker_comes_back_on_its_port(kafka_of_three: KafkaCluster) -> None:
+    before = kafka_of_three.address(2)
+    kafka_of_three.kill_broker(2)
+    kafka_of_three.start_broker(2)
+
+    assert running_brokers(*before)[2] == before
