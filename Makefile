@@ -5,7 +5,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 CACHE := .cache
-VERSITYGW_VERSION := v1.8.0
+VERSITYGW_VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' tests/servers/versitygw.py)
 
 # Nothing of the caller's own environment reaches ours.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME

@@ -10,6 +10,7 @@ import pytest
 
 from tests.servers.jars import ServerUnavailable
 from tests.servers.kafka import SHRINKS_SOON, KafkaCluster
+from tests.servers.versitygw import VersityGateway
 
 BROKER_HOST = "localhost"
 """What the brokers of every session advertise. Proxies under test advertise 127.0.0.1: no client may ever see this."""
@@ -41,6 +42,17 @@ def kafka(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
 def kafka_of_three(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
     """Three brokers, node ids 1 to 3. A test that stops one starts it again."""
     yield from _cluster(request, 3)
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[VersityGateway]:
+    """A real S3; a test makes a bucket of its own, and starts again what it kills."""
+    try:
+        gateway = VersityGateway()
+    except ServerUnavailable as missing:
+        pytest.fail(str(missing), pytrace=False)
+    with gateway:
+        yield gateway
 
 
 @pytest.fixture
