@@ -1,0 +1,100 @@
+"""`LogSource` over lists of batches: one partition's leader log, with knobs for what leaders do to copiers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from protocol.errors import ErrorCode
+from protocol.records.record_batch import iterate_batches
+from tiers.errors import BrokerError, LogDivergedError, OffsetGapError
+from tiers.log.log_source import AbortedTransaction, EpochEndOffset, LocalLogBounds, LogRead
+from tiers.model.ids import TopicIdPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    producer_id: int
+    first_offset: int
+    marker_offset: int
+
+
+@dataclass
+class InMemoryLog:
+    """`last_stable_offset` None: the end of the log. `epoch_ends` None: computed from the batches."""
+
+    records: bytes = b""
+    log_start_offset: int = 0
+    last_stable_offset: int | None = None
+    leader_epoch: int = 0
+    aborted: list[Aborted] = field(default_factory=list)
+    epoch_answer: EpochEndOffset | None = None
+    failure: Exception | None = None
+    reads: list[int] = field(default_factory=list)
+    trims: list[int] = field(default_factory=list)
+
+    def append(self, *batches: bytes) -> None:
+        self.records += b"".join(batches)
+
+    @property
+    def end_offset(self) -> int:
+        return max((batch.next_offset for batch in iterate_batches(self.records)), default=0)
+
+    @property
+    def lso(self) -> int:
+        return self.end_offset if self.last_stable_offset is None else self.last_stable_offset
+
+    def bytes_of(self, first: int, last: int) -> bytes:
+        """The batches from the one that holds `first` to the one that ends with `last`."""
+        batches = [b for b in iterate_batches(self.records) if b.last_offset >= first and b.base_offset <= last]
+        return self.records[batches[0].start : batches[-1].end]
+
+    async def bounds(self, partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
+        self._fail()
+        return LocalLogBounds(self.log_start_offset, self.lso, self.end_offset, self.leader_epoch)
+
+    async def read(self, partition: TopicIdPartition, offset: int, max_bytes: int, timeout_ms: int) -> LogRead:
+        self._fail()
+        self.reads.append(offset)
+        if offset < self.log_start_offset:
+            raise OffsetGapError(f"{offset} < {self.log_start_offset}")
+        if offset > self.end_offset:
+            raise LogDivergedError(f"{offset} > {self.end_offset}")
+        taken = bytearray()
+        last = offset
+        for batch in iterate_batches(self.records):
+            if batch.last_offset < offset or batch.next_offset > self.lso:
+                continue
+            if taken and len(taken) + batch.size_bytes > max_bytes:
+                break
+            taken += self.records[batch.start : batch.end]
+            last = batch.last_offset
+        reported = [one for one in self.aborted if one.marker_offset >= offset and one.first_offset <= last]
+        return LogRead(
+            records=bytes(taken),
+            log_start_offset=self.log_start_offset,
+            last_stable_offset=self.lso,
+            high_watermark=self.end_offset,
+            leader_epoch=self.leader_epoch,
+            aborted_transactions=tuple(AbortedTransaction(one.producer_id, one.first_offset) for one in reported),
+        )
+
+    async def end_offset_for_epoch(
+        self, partition: TopicIdPartition, leader_epoch: int, timeout_ms: int
+    ) -> EpochEndOffset:
+        self._fail()
+        if self.epoch_answer is not None:
+            return self.epoch_answer
+        later = [b.base_offset for b in iterate_batches(self.records) if b.leader_epoch > leader_epoch]
+        return EpochEndOffset(leader_epoch, max(self.log_start_offset, min(later, default=self.end_offset)))
+
+    async def delete_records(self, partition: TopicIdPartition, offset: int, leader_epoch: int, timeout_ms: int) -> int:
+        self._fail()
+        if leader_epoch != self.leader_epoch:
+            raise BrokerError("fenced", ErrorCode.FENCED_LEADER_EPOCH)
+        self.trims.append(offset)
+        self.log_start_offset = max(self.log_start_offset, offset)
+        return self.log_start_offset
+
+    def _fail(self) -> None:
+        if self.failure is not None:
+            raise self.failure

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.fakes.in_memory_log import Aborted
+from tests.fakes.record_batches import batch_of, build_batch, record
+from tests.tiers.manager.workbench import PARTITION, POLICY, ProcessEnded, Workbench
+from tiers.errors import (
+    CorruptSegmentError,
+    CustomMetadataTooLargeError,
+    LogDivergedError,
+    OwnershipLostError,
+    RetriableRemoteStorageError,
+)
+from tiers.log.log_source import EpochEndOffset
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.segment.indexes_object import decode_indexes_object
+from tiers.segment.segment_index import AbortedTransactionRange
+
+COPY_STEPS = ["segment-built", "copy-started-written", "objects-written", "copy-verified", "copy-finished-written"]
+
+
+def batches(first: int, count: int, leader_epoch: int = 0) -> list[bytes]:
+    """Batches of ten records and about 300 bytes: three fill a segment of the test policy."""
+    return [batch_of(first + 10 * n, 10, value_bytes=15, leader_epoch=leader_epoch) for n in range(count)]
+
+
+async def test_the_log_is_cut_into_segments_and_copied_byte_for_byte(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 10))
+    await bench.copy_all()
+    assert bench.finished == [(0, 29), (30, 59), (60, 89)]
+    assert await bench.remote_bytes() == bench.log.bytes_of(0, 89)
+    assert [path.suffix for path in bench.spooled()] == [".spool"]
+
+
+async def test_the_newest_data_stays_local_until_it_fills_a_segment_or_is_old(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 2))
+    assert await bench.copy() is False
+    assert bench.finished == []
+    bench.now_ms += POLICY.segment_ms
+    assert await bench.copy() is False
+    assert bench.finished == [(0, 19)]
+    assert bench.spooled() == []
+
+
+async def test_an_open_segment_goes_on_where_it_stood(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 2))
+    await bench.copy()
+    bench.log.reads.clear()
+    bench.log.append(*batches(20, 2))
+    await bench.copy()
+    assert bench.log.reads[0] == 20
+    assert bench.finished == [(0, 29)]
+
+
+async def test_nothing_at_or_above_the_last_stable_offset_is_copied(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 10))
+    bench.log.last_stable_offset = 40
+    await bench.copy_all(replace(POLICY, segment_ms=0))
+    assert bench.finished[-1][1] == 39
+
+
+async def test_the_first_copy_records_where_the_log_starts(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 10))
+    bench.log.log_start_offset = 20
+    await bench.copy_all()
+    assert bench.metadata.log_start_offset(PARTITION) == 20
+    assert bench.finished[0][0] == 20
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="hole") == 0
+
+
+async def test_records_removed_before_they_were_copied_move_the_log_start_with_an_alarm(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 10))
+    await bench.copy_all()
+    bench.log.append(*batches(100, 10))
+    bench.log.log_start_offset = 120
+    await bench.copy_all()
+    assert bench.metadata.log_start_offset(PARTITION) == 120
+    assert bench.finished[3][0] == 120
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="hole") == 1
+
+
+async def test_a_gap_below_the_log_start_is_no_hole(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 10))
+    await bench.copy_all()
+    bench.log.append(*batches(100, 10))
+    bench.log.log_start_offset = 120
+    await bench.metadata.raise_log_start_offset(PARTITION, 120)
+    await bench.copy_all()
+    assert bench.finished[3][0] == 120
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="hole") == 0
+
+
+async def test_every_copy_is_announced_before_its_objects_and_finished_after_the_read_back(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 4))
+    await bench.copy()
+    assert bench.steps == COPY_STEPS
+
+
+@pytest.mark.parametrize("step", COPY_STEPS)
+async def test_a_process_that_ends_after_any_step_loses_nothing(bench: Workbench, step: str) -> None:
+    bench.log.append(*batches(0, 10))
+    bench.end_after = step
+    with pytest.raises(ProcessEnded):
+        await bench.copy_all()
+    ids_before = {one.segment_id for one in bench.segments if one.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED}
+    bench.end_after = ""
+    bench.restart()
+    await bench.copy_all()
+    assert bench.finished == [(0, 29), (30, 59), (60, 89)]
+    assert await bench.remote_bytes() == bench.log.bytes_of(0, 89)
+    assert not ids_before & {one.segment_id for one in bench.segments}
+    assert len(await bench.objects()) == 2 * len(bench.segments)
+
+
+async def test_a_store_that_fails_leaves_the_attempt_to_be_collected(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def down(*_: object) -> None:
+        raise RetriableRemoteStorageError("down")
+
+    bench.log.append(*batches(0, 4))
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.store, "copy_log_segment_data", down)
+        with pytest.raises(RetriableRemoteStorageError):
+            await bench.copy()
+    failed = bench.segments[0]
+    assert failed.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
+    assert bench.spooled() == []
+    await bench.copy()
+    assert bench.finished == [(0, 29)]
+    assert bench.segments[0].segment_id != failed.segment_id
+
+
+async def test_a_copy_that_reads_back_differently_is_never_finished(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = bench.store.fetch_log_segment
+
+    async def corrupt(*args: object) -> memoryview:
+        data = bytearray(await fetch(*args))  # type: ignore[arg-type]  # handed through
+        data[-1] ^= 1
+        return memoryview(data)
+
+    bench.log.append(*batches(0, 4))
+    monkeypatch.setattr(bench.store, "fetch_log_segment", corrupt)
+    with pytest.raises(CorruptSegmentError):
+        await bench.copy()
+    assert bench.finished == []
+
+
+async def test_custom_metadata_above_the_limit_ends_the_copy_and_its_objects(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = bench.store.copy_log_segment_data
+
+    async def talkative(*args: object) -> bytes:
+        await copy(*args)  # type: ignore[arg-type]  # handed through
+        return b"x" * 129
+
+    bench.log.append(*batches(0, 4))
+    monkeypatch.setattr(bench.store, "copy_log_segment_data", talkative)
+    with pytest.raises(CustomMetadataTooLargeError):
+        await bench.copy()
+    assert bench.segments == []
+    assert await bench.objects() == []
+
+
+async def test_custom_metadata_is_kept_with_the_finished_segment(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = bench.store.copy_log_segment_data
+
+    async def talkative(*args: object) -> bytes:
+        await copy(*args)  # type: ignore[arg-type]  # handed through
+        return b"etag"
+
+    bench.log.append(*batches(0, 4))
+    monkeypatch.setattr(bench.store, "copy_log_segment_data", talkative)
+    await bench.copy()
+    assert bench.segments[0].custom_metadata == b"etag"
+
+
+@pytest.mark.parametrize("answer", [EpochEndOffset(0, 0), EpochEndOffset(0, 29), EpochEndOffset(-1, -1)])
+async def test_a_log_that_does_not_continue_the_copy_stops_it_and_deletes_nothing(
+    bench: Workbench, answer: EpochEndOffset
+) -> None:
+    bench.log.append(*batches(0, 4))
+    await bench.copy_all()
+    objects = await bench.objects()
+    bench.log.epoch_answer = answer
+    bench.log.append(*batches(40, 10))
+    with pytest.raises(LogDivergedError):
+        await bench.copy()
+    assert bench.finished == [(0, 29)]
+    assert await bench.objects() == objects
+
+
+async def test_an_open_segment_that_the_leader_lost_is_not_copied(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 2, leader_epoch=1))
+    await bench.copy()
+    bench.log.records = b""
+    bench.log.append(*batches(0, 1, leader_epoch=1), *batches(10, 5, leader_epoch=3))
+    bench.log.leader_epoch = 3
+    with pytest.raises(LogDivergedError):
+        await bench.copy()
+    assert bench.segments == []
+    await bench.copy_all()
+    assert await bench.remote_bytes() == bench.log.bytes_of(0, 29)
+
+
+async def test_nothing_is_read_or_written_for_another_owner(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 4))
+    bench.metadata.owned = False
+    with pytest.raises(OwnershipLostError):
+        await bench.copy()
+    assert bench.segments == []
+    assert bench.log.reads == []
+
+
+async def test_leader_epochs_are_carried_over_segments_and_restarts(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 2, leader_epoch=1), *batches(20, 5, leader_epoch=4), *batches(70, 4, leader_epoch=7))
+    assert await bench.copy(replace(POLICY, segment_bytes=700))
+    bench.restart()
+    await bench.copy_all()
+    epochs = [[(one.epoch, one.start_offset) for one in segment.segment_leader_epochs] for segment in bench.segments]
+    assert epochs[0] == [(1, 0)]
+    assert epochs[-1][-1] == (7, 70)
+    last = bench.segments[-1]
+    cumulative = decode_indexes_object(await bench.store.fetch_indexes(last)).indexes.leader_epochs
+    assert [(one.epoch, one.start_offset) for one in cumulative] == [(1, 0), (4, 20), (7, 70)]
+
+
+async def test_an_aborted_transaction_is_known_to_every_segment_that_it_overlaps_and_to_no_later_one(
+    bench: Workbench,
+) -> None:
+    def data(offset: int) -> bytes:
+        return build_batch(
+            offset, [record(offset, value=b"x" * 350)], producer_id=9, producer_epoch=0, transactional=True
+        )
+
+    def marker(offset: int, kind: int) -> bytes:
+        key, value = b"\x00\x00\x00" + bytes([kind]), b"\x00" * 6
+        control = [record(offset, key=key, value=value)]
+        return build_batch(offset, control, producer_id=9, producer_epoch=0, transactional=True, control=True)
+
+    bench.log.append(*map(data, range(5)), marker(5, 0), *map(data, range(6, 14)), marker(14, 1))
+    bench.log.aborted = [Aborted(9, 0, 5)]
+    await bench.copy_all()
+    bench.now_ms += POLICY.segment_ms
+    await bench.copy_all()
+    known = []
+    for segment in bench.segments:
+        indexes = decode_indexes_object(await bench.store.fetch_indexes(segment)).indexes
+        known.append((segment.start_offset, segment.end_offset, indexes.aborted_transactions))
+    open_end = 2**63 - 1
+    assert known[0] == (0, 1, (AbortedTransactionRange(9, 0, open_end),))
+    assert [entry[2] for entry in known if entry[0] <= 5 <= entry[1]] == [(AbortedTransactionRange(9, 0, 5),)]
+    assert all(entry[2] == () for entry in known if entry[0] > 5)
+
+
+async def test_a_full_spool_rolls_what_it_has(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 1))
+    bench.services.spool.grow(bench.services.settings.spool_max_bytes)
+    await bench.copy()
+    assert bench.finished == [(0, 9)]
+
+
+async def test_copy_lag_is_what_is_not_remote_yet(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 4))
+    await bench.copy()
+    lag = bench.metric("remote_copy_lag_bytes", topic="orders", partition="0")
+    assert lag == len(bench.log.bytes_of(30, 39))
+    bench.now_ms += POLICY.segment_ms
+    await bench.copy()
+    await bench.copy()
+    assert bench.metric("remote_copy_lag_bytes", topic="orders", partition="0") == 0

@@ -1,0 +1,151 @@
+"""One partition's RLM tasks on fakes: an in-memory log and metadata manager, a folder as the remote tier."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from uuid import UUID
+
+from prometheus_client import CollectorRegistry
+
+from tests.fakes.in_memory_log import InMemoryLog
+from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tiers.manager.copy_task import RLMCopyTask
+from tiers.manager.expiration_task import RLMExpirationTask
+from tiers.manager.lineage import check_remote_lineage
+from tiers.manager.metrics import RemoteLogManagerMetrics
+from tiers.manager.segment_deletion import collect_leftovers
+from tiers.manager.settings import RemoteLogManagerSettings
+from tiers.manager.spool import Spool
+from tiers.manager.task_services import TaskServices
+from tiers.manager.topic_policy import TopicPolicy
+from tiers.manager.trim_task import TrimTask
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.storage.local import LocalRemoteStorageManager
+
+PARTITION = TopicIdPartition(UUID(int=1), 0, "orders")
+POLICY = TopicPolicy(
+    topic="orders",
+    topic_id=PARTITION.topic_id,
+    partition_count=1,
+    retention_ms=-1,
+    retention_bytes=-1,
+    local_retention_ms=None,
+    local_retention_bytes=None,
+    segment_bytes=1000,
+    segment_ms=60_000,
+)
+
+
+@dataclass
+class Workbench:
+    folder: Path
+    store: LocalRemoteStorageManager
+    log: InMemoryLog = field(default_factory=InMemoryLog)
+    now_ms: int = 1_000_000
+    wall_ms: int = 1_700_000_000_000
+    clock_skew_ms: int | None = None
+    steps: list[str] = field(default_factory=list)
+    end_after: str = ""
+
+    def __post_init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.metadata = InMemoryRemoteLogMetadataManager(lambda: self.now_ms, lambda: self.wall_ms)
+        settings = RemoteLogManagerSettings(spool_dir=self.folder / "spool", fetch_bytes=500, verify_bytes=600)
+        self.services = TaskServices(
+            source=self.log,
+            storage=self.store,
+            metadata=self.metadata,
+            settings=settings,
+            metrics=RemoteLogManagerMetrics(self.registry),
+            spool=Spool(settings.spool_dir, settings.spool_max_bytes, 1),
+            clock_ms=lambda: self.now_ms,
+            wall_clock_ms=lambda: self.wall_ms,
+            checkpoint=self._checkpoint,
+            clock_skew_ms=lambda: self.clock_skew_ms,
+        )
+        self.restart()
+
+    def _checkpoint(self, name: str) -> None:
+        self.steps.append(name)
+        if name == self.end_after:
+            raise ProcessEnded(name)
+
+    def restart(self) -> None:
+        """As after a crash: the tasks' own memory is gone."""
+        self.copy_task = RLMCopyTask(self.services, PARTITION)
+        self.trim_task = TrimTask(self.services, PARTITION)
+        self.expiration_task = RLMExpirationTask(self.services, PARTITION)
+
+    async def copy(self, policy: TopicPolicy = POLICY) -> bool:
+        """A round's leftovers, lineage check and copying."""
+        await collect_leftovers(self.services, PARTITION)
+        await check_remote_lineage(self.log, self.metadata, PARTITION, 1000)
+        return await self.copy_task.run(policy, await self.log.bounds(PARTITION, 1000))
+
+    async def copy_all(self, policy: TopicPolicy = POLICY) -> None:
+        while await self.copy(policy):
+            pass
+
+    async def trim(self, policy: TopicPolicy) -> int | None:
+        return await self.trim_task.run(policy, self.copy_task.local_only_bytes)
+
+    async def expire(self, policy: TopicPolicy) -> int:
+        bounds = await self.log.bounds(PARTITION, 1000)
+        return await self.expiration_task.run(policy, bounds, self.copy_task.local_only_bytes)
+
+    @property
+    def segments(self) -> list[RemoteLogSegmentMetadata]:
+        return list(self.metadata.list_remote_log_segments(PARTITION))
+
+    @property
+    def finished(self) -> list[tuple[int, int]]:
+        readable = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+        return [(one.start_offset, one.end_offset) for one in self.segments if one.state is readable]
+
+    async def remote_bytes(self) -> bytes:
+        """The stored log objects of the readable segments, in order."""
+        readable = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+        parts = [
+            bytes(await self.store.fetch_log_segment(one, 0, one.segment_size_bytes + 100))
+            for one in self.segments
+            if one.state is readable
+        ]
+        return b"".join(parts)
+
+    async def objects(self) -> list[str]:
+        return sorted([found.key async for found in self.store.list_objects("")])
+
+    def spooled(self) -> list[Path]:
+        return list((self.folder / "spool").iterdir())
+
+    def metric(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(f"tidegate_{name}", labels) or 0.0
+
+
+class ProcessEnded(Exception):
+    """The process is gone at this point."""
+
+
+@asynccontextmanager
+async def workbench(folder: Path) -> AsyncIterator[Workbench]:
+    root = folder / "remote"
+    root.mkdir()
+    store = LocalRemoteStorageManager({"path": str(root), "cluster.id": "cluster"})
+    await store.open()
+    bench = Workbench(folder, store)
+    await bench.services.spool.open()
+    try:
+        yield bench
+    finally:
+        bench.copy_task.discard()
+        bench.services.spool.close()
+        await store.close()
+
+
+def with_retention(**changes: int | None) -> TopicPolicy:
+    return replace(POLICY, **changes)  # type: ignore[arg-type]  # the fields are named by the tests

@@ -1,0 +1,273 @@
+"""`RLMCopyTask`: one partition's log below the LSO, cut into segments and copied to the remote tier (semantics 13).
+
+    read batches -> segment file and indexes -> COPY_SEGMENT_STARTED -> objects -> read back -> COPY_SEGMENT_FINISHED
+
+* A segment is rolled when the next batch does not fit, when it is old enough, or when the spool is full; what is not
+  rolled is only local. It stays open from run to run, and is read again after a restart.
+* A new segment's first read starts at its first offset, so that the leader reports the aborted transactions of exactly
+  what the segment holds: nothing about them needs to survive a restart.
+* Every attempt has a new uuid. A failed one leaves COPY_SEGMENT_STARTED, which `collect_leftovers` deletes.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from functools import partial
+from uuid import uuid4
+
+from protocol.records.record_batch import cut_at_batches
+from tiers.errors import CustomMetadataTooLargeError, LogDivergedError, OwnershipLostError
+from tiers.log.log_source import LocalLogBounds, LogRead
+from tiers.manager.lineage import check_lineage
+from tiers.manager.read_back import verify_copied_segment
+from tiers.manager.segment_deletion import delete_segment, write_state
+from tiers.manager.task_services import TaskServices
+from tiers.manager.topic_policy import TopicPolicy
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.segment.indexes_object import decode_indexes_object
+from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder, SegmentOverflowError
+from tiers.segment.transaction_tracker import OpenTransactions
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Continuation:
+    """What a segment takes over from the one that ends right before `next_offset`."""
+
+    next_offset: int
+    leader_epochs: tuple[LeaderEpochEntry, ...] = ()
+    open_transactions: OpenTransactions | None = None
+
+
+class RLMCopyTask:
+    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
+        self._services = services
+        self._partition = topic_id_partition
+        self._builder: SegmentBuilder | None = None
+        self._continuation: _Continuation | None = None
+        self._read_epoch = -1
+        self._copied_bytes = 0
+        self._copied_offsets = 0
+        self._behind_since_ms: int | None = None
+
+    async def run(self, policy: TopicPolicy, bounds: LocalLogBounds) -> bool:
+        """Copies what is ready, at most `segments_per_run` segments; True when more may be ready.
+
+        The remote lineage was checked and leftovers were collected right before."""
+        services = self._services
+        start = await self._start_offset(bounds)
+        for _ in range(services.settings.segments_per_run):
+            if not await self._fill(policy, start):
+                return False
+            start = await self._roll()
+        return True
+
+    async def _start_offset(self, bounds: LocalLogBounds) -> int:
+        """Where the next segment begins; moves the tier's log start past what exists nowhere (safety rule 5)."""
+        metadata, partition = self._services.metadata, self._partition
+        remote_end = metadata.remote_end_offset(partition)
+        recorded = metadata.log_start_offset(partition)
+        if remote_end is None:
+            start = max(bounds.log_start_offset, recorded or 0)
+            if recorded is None or recorded < start:
+                if recorded is not None:
+                    self._alarm_hole(recorded, start)
+                await metadata.raise_log_start_offset(partition, start)
+            return start
+        next_offset = remote_end + 1
+        if bounds.log_start_offset <= next_offset:
+            return next_offset
+        if recorded is None or recorded < bounds.log_start_offset:
+            self._alarm_hole(next_offset, bounds.log_start_offset)
+            await metadata.raise_log_start_offset(partition, bounds.log_start_offset)
+        return bounds.log_start_offset
+
+    def _alarm_hole(self, first: int, next_offset: int) -> None:
+        self._services.metrics.alarms.labels(self._partition.topic, "hole").inc()
+        _LOG.error(
+            "records were removed before they were copied; the log now starts after them",
+            extra={"partition": str(self._partition), "first_offset": first, "next_offset": next_offset},
+        )
+
+    async def _fill(self, policy: TopicPolicy, start: int) -> bool:
+        """Reads until the open segment is to be rolled (True), or the LSO is reached (False)."""
+        services = self._services
+        if self._builder is not None and self._builder.base_offset != start:
+            self.discard()
+        while True:
+            if not services.metadata.owns(self._partition):
+                raise OwnershipLostError(f"{self._partition} is owned by another member")
+            next_offset = start if self._builder is None else self._builder.next_offset
+            read = await services.source.read(
+                self._partition, next_offset, services.settings.fetch_bytes, services.settings.request_timeout_ms
+            )
+            await self._follow_leader(read.leader_epoch)
+            held_bytes = self.local_only_bytes
+            fits = cut_at_batches(read.records, policy.segment_bytes - held_bytes, min_one=held_bytes == 0)
+            if fits and not await self._append(await self._builder_from(start), read, fits):
+                return True
+            builder = self._builder
+            self._observe_lag(start, read, policy)
+            if fits < len(read.records):
+                return True
+            if builder is not None and (services.spool.is_full or self._is_old(builder, policy)):
+                return True
+            if not read.records or (builder is not None and builder.next_offset >= read.last_stable_offset):
+                return False
+
+    async def _follow_leader(self, leader_epoch: int) -> None:
+        """What was read from an earlier leader must be this one's too, or an unclean election replaced it."""
+        builder = self._builder
+        if builder is not None and leader_epoch != self._read_epoch:
+            await self._check_open_segment(builder)
+        self._read_epoch = leader_epoch
+
+    async def _check_open_segment(self, builder: SegmentBuilder) -> None:
+        services = self._services
+        if builder.leader_epoch is None:
+            return
+        try:
+            await check_lineage(
+                services.source,
+                self._partition,
+                builder.leader_epoch,
+                builder.next_offset,
+                services.settings.request_timeout_ms,
+            )
+        except LogDivergedError:
+            self.discard()
+            raise
+
+    async def _append(self, builder: SegmentBuilder, read: LogRead, end: int) -> bool:
+        """False when the segment cannot hold more offsets or bytes and must be rolled first."""
+        spool = self._services.spool
+        before_bytes = builder.size_bytes
+        records = read.records if end == len(read.records) else read.records[:end]
+        try:
+            await spool.run(partial(builder.append, records, read.aborted_transactions))
+        except SegmentOverflowError:
+            if builder.size_bytes == 0:
+                raise
+            return False
+        spool.grow(builder.size_bytes - before_bytes)
+        self._services.metrics.spool_bytes.set(spool.used_bytes)
+        return True
+
+    def _is_old(self, builder: SegmentBuilder, policy: TopicPolicy) -> bool:
+        first_ms = builder.first_append_ms
+        return first_ms is not None and self._services.clock_ms() - first_ms >= policy.segment_ms
+
+    async def _builder_from(self, start: int) -> SegmentBuilder:
+        if self._builder is not None:
+            return self._builder
+        if self._continuation is None or self._continuation.next_offset != start:
+            self._continuation = await self._continuation_at(start)
+        continuation, services = self._continuation, self._services
+        path = services.spool.new_path(self._partition)
+        self._builder = await services.spool.run(
+            lambda: SegmentBuilder(
+                path, start, services.clock_ms, continuation.leader_epochs, continuation.open_transactions
+            )
+        )
+        return self._builder
+
+    async def _continuation_at(self, start: int) -> _Continuation:
+        """The leader epochs that earlier segments know, from the last one's stored indexes."""
+        previous = self._services.metadata.remote_log_segment_metadata(self._partition, start - 1)
+        if previous is None:
+            return _Continuation(start)
+        stored = decode_indexes_object(await self._services.storage.fetch_indexes(previous), previous)
+        return _Continuation(start, stored.indexes.leader_epochs)
+
+    async def _roll(self) -> int:
+        """Finishes the open segment and copies it; returns the offset after it."""
+        builder, services = self._builder, self._services
+        assert builder is not None
+        try:
+            await self._check_open_segment(builder)
+            built = await services.spool.run(builder.finish)
+            services.checkpoint("segment-built")
+            await self._copy(built)
+        except BaseException:
+            services.metrics.copy_errors.labels(self._partition.topic).inc()
+            raise
+        finally:
+            self.discard()
+        self._continuation = _Continuation(built.end_offset + 1, built.leader_epochs, built.open_transactions)
+        self._copied_bytes += built.size_bytes
+        self._copied_offsets += built.end_offset - built.start_offset + 1
+        return built.end_offset + 1
+
+    async def _copy(self, built: BuiltSegment) -> None:
+        services = self._services
+        services.metrics.copy_requests.labels(self._partition.topic).inc()
+        segment = RemoteLogSegmentMetadata(
+            segment_id=RemoteLogSegmentId(self._partition, uuid4()),
+            start_offset=built.start_offset,
+            end_offset=built.end_offset,
+            broker_id=services.settings.broker_id,
+            max_timestamp_ms=built.max_timestamp_ms,
+            event_timestamp_ms=services.wall_clock_ms(),
+            segment_leader_epochs=built.segment_leader_epochs,
+            segment_size_bytes=built.size_bytes,
+            state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+            txn_index_empty=built.txn_index_empty,
+        )
+        data = await services.spool.run(lambda: built.log_segment_data(segment))
+        await services.metadata.add_remote_log_segment_metadata(segment)
+        services.checkpoint("copy-started-written")
+        custom_metadata = await services.storage.copy_log_segment_data(segment, data)
+        services.checkpoint("objects-written")
+        segment = replace(segment, custom_metadata=custom_metadata)
+        if custom_metadata is not None and len(custom_metadata) > services.settings.custom_metadata_max_bytes:
+            await delete_segment(services, replace(segment, custom_metadata=None))
+            raise CustomMetadataTooLargeError(
+                f"{self._partition}: the store returned {len(custom_metadata)} bytes of custom metadata; "
+                f"the limit is {services.settings.custom_metadata_max_bytes}"
+            )
+        await verify_copied_segment(services.storage, segment, built, services.settings.verify_bytes)
+        services.checkpoint("copy-verified")
+        await write_state(services, segment, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+        services.checkpoint("copy-finished-written")
+        services.metrics.copy_bytes.labels(self._partition.topic).inc(built.size_bytes)
+        if built.missing_offsets:
+            _LOG.warning(
+                "the log has no records for some offsets of a segment",
+                extra={"partition": str(self._partition), "missing_offsets": built.missing_offsets},
+            )
+
+    @property
+    def local_only_bytes(self) -> int:
+        """Bytes that were read and are not remote yet: at least so much lies in the local tier alone."""
+        return 0 if self._builder is None else self._builder.size_bytes
+
+    def _observe_lag(self, start: int, read: LogRead, policy: TopicPolicy) -> None:
+        builder = self._builder
+        next_offset = start if builder is None else builder.next_offset
+        unread_offsets = max(0, read.last_stable_offset - next_offset)
+        known_offsets = self._copied_offsets + next_offset - start
+        bytes_per_offset = (self._copied_bytes + self.local_only_bytes) / known_offsets if known_offsets else 0.0
+        lag_bytes = self.local_only_bytes + int(unread_offsets * bytes_per_offset)
+        now_ms = self._services.clock_ms()
+        first_ms = None if builder is None else builder.first_append_ms
+        if unread_offsets == 0:
+            self._behind_since_ms = first_ms
+        elif self._behind_since_ms is None:
+            self._behind_since_ms = now_ms if first_ms is None else first_ms
+        labels = self._partition.topic, str(self._partition.partition)
+        metrics = self._services.metrics
+        metrics.copy_lag_bytes.labels(*labels).set(lag_bytes)
+        metrics.copy_lag_segments.labels(*labels).set(lag_bytes // policy.segment_bytes)
+        behind_ms = 0 if self._behind_since_ms is None else now_ms - self._behind_since_ms
+        metrics.copy_lag_seconds.labels(*labels).set(behind_ms / 1000)
+
+    def discard(self) -> None:
+        """Gives up the open segment and its spool file."""
+        if self._builder is not None:
+            self._services.spool.shrink(self._builder.size_bytes)
+            self._builder.discard()
+            self._builder = None

@@ -1,0 +1,117 @@
+"""`RLMExpirationTask`: the total retention over both tiers, and records below the log start (semantics 9.4, last rule).
+
+* The tier's log start moves first, then segments are deleted: what is being deleted is never offered to a client.
+* Time is the brokers' (LogAppendTime of our own metadata records): too much skew stops every expiry (safety rule 6).
+* A broker whose log start went back (unclean stop) is told again what was deleted (safety rule 5).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tiers.errors import OwnershipLostError
+from tiers.log.log_source import LocalLogBounds
+from tiers.manager.segment_deletion import delete_segment
+from tiers.manager.task_services import TaskServices
+from tiers.manager.topic_policy import TopicPolicy
+from tiers.manager.trim_task import segment_timestamp_ms
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+
+_LOG = logging.getLogger(__name__)
+
+
+class RLMExpirationTask:
+    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
+        self._services = services
+        self._partition = topic_id_partition
+
+    async def run(self, policy: TopicPolicy, bounds: LocalLogBounds, local_only_bytes: int) -> int:
+        """Returns how many segments were deleted. The remote lineage was checked right before."""
+        services, partition = self._services, self._partition
+        segments = self._readable()
+        log_start = services.metadata.log_start_offset(partition) or 0
+        if self._clock_is_trusted(segments):
+            expired_to = self._expired_to(policy, segments, log_start, local_only_bytes)
+            if expired_to > log_start:
+                self._check_ownership()
+                await services.metadata.raise_log_start_offset(partition, expired_to)
+                services.checkpoint("log-start-raised")
+                log_start = expired_to
+        deleted = await self._delete_below(log_start, segments)
+        await self._apply_log_start(log_start, bounds)
+        return deleted
+
+    def _readable(self) -> list[RemoteLogSegmentMetadata]:
+        return [
+            segment
+            for segment in self._services.metadata.list_remote_log_segments(self._partition)
+            if segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+        ]
+
+    def _clock_is_trusted(self, segments: list[RemoteLogSegmentMetadata]) -> bool:
+        """Our clock is behind when a record was written in its future; ahead is for `clock_skew_ms` to say."""
+        services = self._services
+        newest_ms = max((segment.event_timestamp_ms for segment in segments), default=0)
+        skew_ms = max(0, newest_ms - services.wall_clock_ms())
+        measured_ms = services.clock_skew_ms()
+        if measured_ms is not None:
+            skew_ms = max(skew_ms, abs(measured_ms))
+        if skew_ms <= services.settings.max_clock_skew_ms:
+            return True
+        services.metrics.alarms.labels(self._partition.topic, "clock-skew").inc()
+        _LOG.error(
+            "nothing expires while our clock and the brokers' differ",
+            extra={"partition": str(self._partition), "skew_ms": skew_ms},
+        )
+        return False
+
+    def _expired_to(
+        self, policy: TopicPolicy, segments: list[RemoteLogSegmentMetadata], log_start: int, local_only_bytes: int
+    ) -> int:
+        """The log start that retention asks for, from the head on, as far as one run may go."""
+        services = self._services
+        alive = [segment for segment in segments if segment.end_offset >= log_start]
+        excess_bytes = local_only_bytes + sum(segment.segment_size_bytes for segment in alive) - policy.retention_bytes
+        budget_bytes = services.settings.expire_max_bytes_per_run
+        now_ms = services.wall_clock_ms()
+        expired_to = log_start
+        for segment in alive:
+            size_bytes = segment.segment_size_bytes
+            too_old = 0 <= policy.retention_ms < now_ms - segment_timestamp_ms(segment)
+            too_much = policy.retention_bytes >= 0 and excess_bytes >= size_bytes
+            if not (too_old or too_much):
+                break
+            if size_bytes > budget_bytes and expired_to > log_start:
+                break
+            budget_bytes -= size_bytes
+            excess_bytes -= size_bytes
+            expired_to = max(expired_to, segment.end_offset + 1)
+        return expired_to
+
+    async def _delete_below(self, log_start: int, segments: list[RemoteLogSegmentMetadata]) -> int:
+        deleted = 0
+        budget_bytes = self._services.settings.expire_max_bytes_per_run
+        for segment in segments:
+            if segment.end_offset >= log_start or (deleted and segment.segment_size_bytes > budget_bytes):
+                continue
+            self._check_ownership()
+            await delete_segment(self._services, segment)
+            budget_bytes -= segment.segment_size_bytes
+            deleted += 1
+        return deleted
+
+    async def _apply_log_start(self, log_start: int, bounds: LocalLogBounds) -> None:
+        if not bounds.log_start_offset < log_start <= bounds.last_stable_offset:
+            return
+        self._check_ownership()
+        settings = self._services.settings
+        await self._services.source.delete_records(
+            self._partition, log_start, bounds.leader_epoch, settings.request_timeout_ms
+        )
+        self._services.checkpoint("log-start-applied")
+
+    def _check_ownership(self) -> None:
+        if not self._services.metadata.owns(self._partition):
+            raise OwnershipLostError(f"{self._partition} is owned by another member")

@@ -1,0 +1,43 @@
+"""Metrics of the RLM tasks. Names follow Kafka's (KIP-405, KIP-963), in Prometheus spelling."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+_PARTITION = ("topic", "partition")
+
+
+class RemoteLogManagerMetrics:
+    """One set per registry. Gauges of a partition are removed when another process takes it over."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, labels: tuple[str, ...] = ("topic",)) -> Counter:
+            return Counter(f"tidegate_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"tidegate_{name}", text, _PARTITION, registry=registry)
+
+        self.copy_bytes = counter("remote_copy_bytes", "Bytes of segments copied, verified and finished")
+        self.copy_requests = counter("remote_copy_requests", "Segments whose copy began")
+        self.copy_errors = counter("remote_copy_errors", "Copies that failed")
+        self.delete_requests = counter("remote_delete_requests", "Segments whose deletion began")
+        self.delete_errors = counter("remote_delete_errors", "Deletions that failed")
+        self.trimmed_offsets = counter("local_trimmed_offsets", "Offsets removed from brokers by DeleteRecords")
+        self.alarms = counter("remote_log_alarms", "Partitions stopped or moved, by reason", ("topic", "reason"))
+        self.bounds_violations = counter("bounds_violations", "Broken bounds, by bound", ("topic", "bound"))
+        self.copy_lag_bytes = gauge("remote_copy_lag_bytes", "Estimated bytes below the LSO that are not remote yet")
+        self.copy_lag_segments = gauge("remote_copy_lag_segments", "The same in segments")
+        self.copy_lag_seconds = gauge("remote_copy_lag_seconds", "Since when the remote end did not reach the LSO")
+        self.delete_lag_bytes = gauge("remote_delete_lag_bytes", "Bytes of segments being deleted")
+        self.delete_lag_segments = gauge("remote_delete_lag_segments", "Segments being deleted")
+        self.log_size_bytes = gauge("remote_log_size_bytes", "Bytes of readable remote segments")
+        self.metadata_count = gauge("remote_log_metadata_count", "Remote segments with metadata")
+        self.owned_partitions = Gauge("tidegate_owned_partitions", "Partitions this process copies", registry=registry)
+        self.refused_topics = Gauge("tidegate_refused_topics", "Topics that rules name but no tier", registry=registry)
+        self.spool_bytes = Gauge("tidegate_spool_bytes", "Bytes of segments being made", registry=registry)
+        self._of_partition = [each for each in vars(self).values() if getattr(each, "_labelnames", ()) == _PARTITION]
+
+    def forget(self, topic: str, partition: int) -> None:
+        """The partition is not ours any more."""
+        for metric in self._of_partition:
+            metric.remove_by_labels({"topic": topic, "partition": str(partition)})

@@ -1,0 +1,50 @@
+"""Read-back: a copy counts only when the store gives back what was written, every chunk and the indexes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from protocol.records.record_batch import crc32c
+from tiers.errors import CorruptSegmentError
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.segment.indexes_object import decode_indexes_object
+from tiers.segment.segment_builder import BuiltSegment
+from tiers.segment.segment_index import Chunk
+from tiers.storage.remote_storage_manager import RemoteStorageManager
+
+
+async def verify_copied_segment(
+    storage: RemoteStorageManager, metadata: RemoteLogSegmentMetadata, built: BuiltSegment, max_bytes: int
+) -> None:
+    """Raises `CorruptSegmentError` when anything differs; holds about `max_bytes` at a time, at least one chunk."""
+    stored = decode_indexes_object(await storage.fetch_indexes(metadata), metadata)
+    chunks = stored.remote_log_index().chunks()
+    if [_log_of(chunk) for chunk in chunks] != [_log_of(chunk) for chunk in built.chunks]:
+        raise CorruptSegmentError(f"segment {metadata.segment_id.id}: the stored index is not the one that was made")
+    for run in _runs(chunks, max_bytes):
+        first, last = run[0].stored_position, run[-1].stored_position + run[-1].stored_bytes - 1
+        data = await storage.fetch_log_segment(metadata, first, last)
+        if len(data) != last - first + 1:
+            raise CorruptSegmentError(f"segment {metadata.segment_id.id}: {len(data)} bytes at {first}, not {last}")
+        for chunk in run:
+            start = chunk.stored_position - first
+            if crc32c(data, start, start + chunk.stored_bytes) != chunk.crc32c:
+                raise CorruptSegmentError(f"segment {metadata.segment_id.id}: CRC differs at {chunk.stored_position}")
+
+
+def _log_of(chunk: Chunk) -> tuple[int, int, int, int | None]:
+    return chunk.first_offset, chunk.last_offset, chunk.log_bytes, chunk.crc32c
+
+
+def _runs(chunks: tuple[Chunk, ...], max_bytes: int) -> Iterator[list[Chunk]]:
+    """Adjacent chunks, together one GET."""
+    run: list[Chunk] = []
+    size_bytes = 0
+    for chunk in chunks:
+        if run and size_bytes + chunk.stored_bytes > max_bytes:
+            yield run
+            run, size_bytes = [], 0
+        run.append(chunk)
+        size_bytes += chunk.stored_bytes
+    if run:
+        yield run

@@ -1,0 +1,248 @@
+"""`RemoteLogManager`: the leader tasks of every user partition that this process owns (founding documents, RLM tasks).
+
+* Every partition has a scheduled processing time. One process step of a partition runs at a time: leftovers, lineage,
+  copy, trim, expiry. After it the next is due in `process_interval_ms`, at once when more is ready to be copied, or
+  in `retry_interval_ms` (doubling, up to the interval) after a failure.
+* At most `copier_tasks` partitions are processed at a time. One partition's failure leaves the others alone.
+* `run` lives in the caller's TaskGroup; after `stop` no step begins, and those under way may end within a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+from uuid import UUID
+
+from tiers.errors import CustomMetadataTooLargeError, LogDivergedError, OwnershipLostError, RemoteLogError
+from tiers.log.log_source import LocalLogBounds
+from tiers.manager.bounds import violated_bounds
+from tiers.manager.copy_task import RLMCopyTask
+from tiers.manager.expiration_task import RLMExpirationTask
+from tiers.manager.lineage import check_remote_lineage
+from tiers.manager.segment_deletion import collect_leftovers
+from tiers.manager.task_services import TaskServices
+from tiers.manager.topic_policy import TopicPolicy
+from tiers.manager.trim_task import TrimTask
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_state import RemoteLogSegmentState
+
+_OWNERSHIP_INTERVAL_MS = 1000
+_LOG = logging.getLogger(__name__)
+
+
+class TopicPolicies(Protocol):
+    """What `TieredTopics` offers."""
+
+    @property
+    def policies(self) -> Mapping[UUID, TopicPolicy]: ...
+
+    async def refresh(self, timeout_ms: int) -> object: ...
+
+
+@dataclass(slots=True)
+class _Managed:
+    partition: TopicIdPartition
+    policy: TopicPolicy
+    copy: RLMCopyTask
+    trim: TrimTask
+    expiration: RLMExpirationTask
+    due_ms: int = 0
+    failures: int = 0
+    copy_stopped: bool = False
+    step: asyncio.Task[None] | None = None
+
+
+class RemoteLogManager:
+    def __init__(self, services: TaskServices, topics: TopicPolicies) -> None:
+        self._services = services
+        self._topics = topics
+        self._managed: dict[TopicIdPartition, _Managed] = {}
+        self._steps: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._stopping = False
+
+    async def run(self) -> None:
+        """Until `stop`. Returns when the steps under way have ended, or were cancelled at their deadline."""
+        await self._services.spool.open()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                topics = tasks.create_task(self._keep_topics())
+                while not self._stopping:
+                    self._wake.clear()
+                    self._start_due(tasks)
+                    await self._wait(self._wake, self._idle_ms())
+                topics.cancel()
+                await self._end_steps()
+        finally:
+            for managed in self._managed.values():
+                managed.copy.discard()
+            self._managed.clear()
+            self._services.spool.close()
+
+    def stop(self) -> None:
+        """No step begins any more."""
+        self._stopping = True
+        self._wake.set()
+
+    @property
+    def partitions(self) -> list[TopicIdPartition]:
+        """Those that this process copies now."""
+        return list(self._managed)
+
+    def process_now(self, partition: TopicIdPartition) -> None:
+        """Makes the partition due at once, when it is managed here."""
+        if partition in self._managed:
+            self._managed[partition].due_ms = 0
+            self._wake.set()
+
+    async def _keep_topics(self) -> None:
+        services, settings = self._services, self._services.settings
+        refresh_at_ms = services.clock_ms()
+        while True:
+            if services.clock_ms() >= refresh_at_ms:
+                refresh_at_ms = services.clock_ms() + settings.topics_interval_ms
+                try:
+                    await self._topics.refresh(settings.request_timeout_ms)
+                except RemoteLogError as error:
+                    _LOG.warning("the tiered topics could not be read", extra={"error": str(error)})
+            self._assign()
+            self._wake.set()
+            await asyncio.sleep(min(settings.topics_interval_ms, _OWNERSHIP_INTERVAL_MS) / 1000)
+
+    def _assign(self) -> None:
+        """Takes on what is tiered and owned, gives up the rest."""
+        wanted = {
+            partition: policy
+            for policy in self._topics.policies.values()
+            for partition in policy.partitions()
+            if self._services.metadata.owns(partition)
+        }
+        for partition in [each for each in self._managed if each not in wanted]:
+            self._give_up(partition)
+        for partition, policy in wanted.items():
+            managed = self._managed.get(partition)
+            if managed is not None:
+                managed.policy = policy
+                continue
+            self._managed[partition] = _Managed(
+                partition,
+                policy,
+                RLMCopyTask(self._services, partition),
+                TrimTask(self._services, partition),
+                RLMExpirationTask(self._services, partition),
+            )
+        self._services.metrics.owned_partitions.set(len(self._managed))
+
+    def _give_up(self, partition: TopicIdPartition) -> None:
+        """A step under way is cancelled: what it would write is fenced; the next owner collects what it wrote."""
+        managed = self._managed.pop(partition, None)
+        if managed is None:
+            return
+        if managed.step is not None:
+            managed.step.cancel()
+        else:
+            managed.copy.discard()
+        self._services.metrics.forget(partition.topic, partition.partition)
+        self._services.metrics.owned_partitions.set(len(self._managed))
+
+    def _start_due(self, tasks: asyncio.TaskGroup) -> None:
+        now_ms = self._services.clock_ms()
+        due = [each for each in self._managed.values() if each.step is None and each.due_ms <= now_ms]
+        for managed in sorted(due, key=lambda each: each.due_ms):
+            if len(self._steps) >= self._services.settings.copier_tasks:
+                return
+            managed.step = tasks.create_task(self._step(managed), name=f"rlm {managed.partition}")
+            self._steps.add(managed.step)
+            managed.step.add_done_callback(self._steps.discard)
+
+    def _idle_ms(self) -> int:
+        """Until a step is due; a free place or an assignment wakes earlier."""
+        if len(self._steps) >= self._services.settings.copier_tasks:
+            return self._services.settings.process_interval_ms
+        waiting = [each.due_ms for each in self._managed.values() if each.step is None]
+        now_ms = self._services.clock_ms()
+        return max(1, min(waiting, default=now_ms + self._services.settings.process_interval_ms) - now_ms)
+
+    @staticmethod
+    async def _wait(event: asyncio.Event, timeout_ms: int) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_ms / 1000):
+                await event.wait()
+
+    async def _end_steps(self) -> None:
+        if self._steps:
+            await asyncio.wait(self._steps, timeout=self._services.settings.stop_timeout_ms / 1000)
+        for step in self._steps:
+            step.cancel()
+
+    async def _step(self, managed: _Managed) -> None:
+        settings = self._services.settings
+        pause_ms = settings.process_interval_ms
+        try:
+            pause_ms = 0 if await self._process(managed) else settings.process_interval_ms
+            managed.failures = 0
+        except OwnershipLostError:
+            managed.step = None
+            self._give_up(managed.partition)
+        except Exception as error:  # one partition's trouble, of whatever kind, is not the others'
+            self._on_failure(managed, error)
+            pause_ms = min(settings.process_interval_ms, settings.retry_interval_ms << min(managed.failures, 16))
+            managed.failures += 1
+        finally:
+            managed.step = None
+            managed.due_ms = self._services.clock_ms() + pause_ms
+            if self._managed.get(managed.partition) is not managed:
+                managed.copy.discard()
+            self._wake.set()
+
+    def _on_failure(self, managed: _Managed, error: Exception) -> None:
+        topic = managed.partition.topic
+        fields = {"partition": str(managed.partition), "error": str(error)}
+        if isinstance(error, LogDivergedError):
+            self._services.metrics.alarms.labels(topic, "diverged").inc()
+            _LOG.error("the log diverged from what was copied; nothing is copied, trimmed or expired", extra=fields)
+        elif isinstance(error, CustomMetadataTooLargeError):
+            managed.copy_stopped = True
+            self._services.metrics.alarms.labels(topic, "custom-metadata").inc()
+            _LOG.error("copying stops: the store's custom metadata is too large", extra=fields)
+        elif isinstance(error, RemoteLogError):
+            _LOG.warning("a partition could not be processed", extra=fields)
+        else:
+            _LOG.exception("a partition could not be processed", extra=fields)
+
+    async def _process(self, managed: _Managed) -> bool:
+        """One round; True when more is ready to be copied."""
+        services, partition, policy = self._services, managed.partition, managed.policy
+        settings, timeout_ms = services.settings, services.settings.request_timeout_ms
+        if not services.metadata.owns(partition):
+            raise OwnershipLostError(f"{partition} is owned by another member")
+        await services.metadata.ensure_fresh(partition, settings.visible_after_ms // 2, timeout_ms)
+        bounds = await services.source.bounds(partition, timeout_ms)
+        await check_remote_lineage(services.source, services.metadata, partition, timeout_ms)
+        self._check_bounds(partition, bounds)
+        await collect_leftovers(services, partition)
+        more = False
+        if not (policy.copy_disable or managed.copy_stopped):
+            more = await managed.copy.run(policy, bounds)
+        await managed.trim.run(policy, managed.copy.local_only_bytes)
+        await managed.expiration.run(policy, bounds, managed.copy.local_only_bytes)
+        self._measure(partition)
+        return more
+
+    def _check_bounds(self, partition: TopicIdPartition, bounds: LocalLogBounds) -> None:
+        metadata = self._services.metadata
+        violated = violated_bounds(bounds, metadata.earliest_offset(partition), metadata.remote_end_offset(partition))
+        for bound in violated:
+            self._services.metrics.bounds_violations.labels(partition.topic, bound).inc()
+            _LOG.error("a bound between the tiers does not hold", extra={"partition": str(partition), "bound": bound})
+
+    def _measure(self, partition: TopicIdPartition) -> None:
+        segments = list(self._services.metadata.list_remote_log_segments(partition))
+        labels = partition.topic, str(partition.partition)
+        finished = [one for one in segments if one.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED]
+        self._services.metrics.metadata_count.labels(*labels).set(len(segments))
+        self._services.metrics.log_size_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in finished))

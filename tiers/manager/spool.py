@@ -1,0 +1,60 @@
+"""`Spool`: the files of segments being made. What a crash left there is removed at the start; nothing in it is needed.
+
+Disk use is bounded: above `max_bytes` copiers finish the segments that they have, however small (`is_full`).
+File work runs in a bounded pool of threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+from uuid import uuid4
+
+from tiers.model.ids import TopicIdPartition
+
+Result = TypeVar("Result")
+_SUFFIX = ".spool"
+
+
+class Spool:
+    def __init__(self, folder: Path, max_bytes: int, threads: int) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._used_bytes = 0
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="spool")
+
+    @property
+    def used_bytes(self) -> int:
+        return self._used_bytes
+
+    @property
+    def is_full(self) -> bool:
+        return self._used_bytes >= self._max_bytes
+
+    async def open(self) -> None:
+        """Makes the folder and empties it of spool files; the folder is this process's alone."""
+        await self.run(self._empty)
+
+    def _empty(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for leftover in self._folder.glob(f"*{_SUFFIX}"):
+            leftover.unlink(missing_ok=True)
+
+    def new_path(self, partition: TopicIdPartition) -> Path:
+        return self._folder / f"{partition.topic_id}-{partition.partition}-{uuid4()}{_SUFFIX}"
+
+    def grow(self, size_bytes: int) -> None:
+        self._used_bytes += size_bytes
+
+    def shrink(self, size_bytes: int) -> None:
+        self._used_bytes -= size_bytes
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Runs blocking file work. A cancelled caller leaves the work to its end."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,42 @@
+"""`TaskServices`: what every RLM task of a process works with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tiers.broker.client import monotonic_ms
+from tiers.log.log_source import LogSource
+from tiers.manager.metrics import RemoteLogManagerMetrics
+from tiers.manager.settings import RemoteLogManagerSettings
+from tiers.manager.spool import Spool
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.storage.remote_storage_manager import RemoteStorageManager
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _no_checkpoint(name: str) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskServices:
+    """`checkpoint` is called with a step's name once the step is done: a test ends the process there.
+
+    `clock_skew_ms` says how far the brokers' clock (LogAppendTime of our own records) is ahead of ours, None when that
+    is not known."""
+
+    source: LogSource
+    storage: RemoteStorageManager
+    metadata: RemoteLogMetadataManager
+    settings: RemoteLogManagerSettings
+    metrics: RemoteLogManagerMetrics
+    spool: Spool
+    clock_ms: Callable[[], int] = monotonic_ms
+    wall_clock_ms: Callable[[], int] = wall_clock_ms
+    checkpoint: Callable[[str], None] = _no_checkpoint
+    clock_skew_ms: Callable[[], int | None] = lambda: None

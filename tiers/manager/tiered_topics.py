@@ -1,0 +1,105 @@
+"""`TieredTopics`: which topics are tiered, found in the cluster's metadata and the topics' configuration."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from kafka.protocol.admin import DescribeConfigsRequest
+
+from protocol.errors import ErrorCode
+from tiers.broker.client import BrokerClient
+from tiers.broker.cluster_metadata import TopicMetadata
+from tiers.manager.metrics import RemoteLogManagerMetrics
+from tiers.manager.settings import TopicRule
+from tiers.manager.topic_policy import BROKER_KEYS, Refusal, TopicPolicy, matching_rule, policy_of
+
+_LOG = logging.getLogger(__name__)
+_TOPIC_RESOURCE = 2
+_TOPICS_PER_REQUEST = 500
+
+Overrides = Callable[[UUID], Mapping[str, str] | None]
+
+
+class TieredTopics:
+    """`overrides` are the tier settings that a topic was given through the proxy, by Kafka's names."""
+
+    def __init__(
+        self,
+        client: BrokerClient,
+        rules: Sequence[TopicRule],
+        metrics: RemoteLogManagerMetrics,
+        overrides: Overrides = lambda topic_id: None,
+    ) -> None:
+        self._client = client
+        self._rules = tuple(rules)
+        self._metrics = metrics
+        self._overrides = overrides
+        self._policies: dict[UUID, TopicPolicy] = {}
+        self._refused: dict[str, str] = {}
+
+    @property
+    def policies(self) -> Mapping[UUID, TopicPolicy]:
+        """By topic id, as of the last refresh."""
+        return self._policies
+
+    async def refresh(self, timeout_ms: int) -> Mapping[UUID, TopicPolicy]:
+        """Asks the cluster. A topic whose configuration could not be read keeps its last policy.
+
+        Raises `BrokerError` when the cluster does not answer; nothing changes then."""
+        metadata = await self._client.metadata(0, timeout_ms)
+        wanted: dict[str, tuple[TopicMetadata, TopicRule]] = {}
+        for topic in metadata.topics.values():
+            rule = self._rule(topic)
+            if rule is not None:
+                wanted[topic.name] = topic, rule
+        configs = await self._describe(list(wanted), timeout_ms)
+        policies: dict[UUID, TopicPolicy] = {}
+        refused: dict[str, str] = {}
+        for name, (topic, rule) in wanted.items():
+            config = configs.get(name)
+            if config is None:
+                if topic.topic_id in self._policies:
+                    policies[topic.topic_id] = self._policies[topic.topic_id]
+                continue
+            found = policy_of(name, topic.topic_id, len(topic.partitions), rule, config)
+            if isinstance(found, Refusal):
+                refused[name] = found.reason
+            else:
+                policies[topic.topic_id] = found
+        self._report(refused)
+        self._policies = policies
+        return policies
+
+    def _rule(self, topic: TopicMetadata) -> TopicRule | None:
+        if topic.is_internal or topic.error != ErrorCode.NONE or topic.name.startswith("__"):
+            return None
+        return matching_rule(topic.name, self._rules, self._overrides(topic.topic_id))
+
+    def _report(self, refused: dict[str, str]) -> None:
+        for topic, reason in refused.items():
+            if self._refused.get(topic) != reason:
+                _LOG.error("a topic cannot be tiered", extra={"topic": topic, "reason": reason})
+        self._refused = refused
+        self._metrics.refused_topics.set(len(refused))
+
+    async def _describe(self, topics: list[str], timeout_ms: int) -> dict[str, dict[str, str]]:
+        request = DescribeConfigsRequest
+        configs: dict[str, dict[str, str]] = {}
+        for first in range(0, len(topics), _TOPICS_PER_REQUEST):
+            resources = [
+                request.DescribeConfigsResource(
+                    resource_type=_TOPIC_RESOURCE, resource_name=topic, configuration_keys=list(BROKER_KEYS)
+                )
+                for topic in topics[first : first + _TOPICS_PER_REQUEST]
+            ]
+            message = request(resources=resources, include_synonyms=False, include_documentation=False)
+            response: Any = await self._client.request(None, message, timeout_ms, min_version=1)
+            for result in response.results:
+                if result.error_code == ErrorCode.NONE:
+                    configs[result.resource_name] = {
+                        entry.name: entry.value for entry in result.configs if entry.value is not None
+                    }
+        return configs

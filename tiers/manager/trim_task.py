@@ -1,0 +1,86 @@
+"""Trimming the local tier: DeleteRecords up to the local retention target (DESIGN, safety rules 1, 2 and 4).
+
+Only a prefix of the local log that the remote tier covers without a gap is trimmed, of segments that this process's own
+reader saw finished T_vis ago. The newest segment always stays local, and nothing above the LSO is touched.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tiers.errors import OwnershipLostError
+from tiers.log.log_source import LocalLogBounds
+from tiers.manager.lineage import check_remote_lineage
+from tiers.manager.task_services import TaskServices
+from tiers.manager.topic_policy import TopicPolicy
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+
+_LOG = logging.getLogger(__name__)
+
+
+class TrimTask:
+    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
+        self._services = services
+        self._partition = topic_id_partition
+
+    async def run(self, policy: TopicPolicy, local_only_bytes: int) -> int | None:
+        """The local log start after a trim, None when there was nothing to trim.
+
+        `local_only_bytes`: how much the local tier holds beyond what is remote; an underestimate keeps more local."""
+        if policy.local_retention_ms is None and policy.local_retention_bytes is None:
+            return None
+        services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
+        bounds = await services.source.bounds(partition, timeout_ms)
+        target = self.target(policy, bounds, local_only_bytes)
+        if target <= bounds.log_start_offset:
+            return None
+        await check_remote_lineage(services.source, services.metadata, partition, timeout_ms)
+        if not services.metadata.owns(partition):
+            raise OwnershipLostError(f"{partition} is owned by another member")
+        services.checkpoint("trim-decided")
+        low_watermark = await services.source.delete_records(partition, target, bounds.leader_epoch, timeout_ms)
+        services.checkpoint("trimmed")
+        services.metrics.trimmed_offsets.labels(partition.topic).inc(max(0, low_watermark - bounds.log_start_offset))
+        _LOG.info("the local tier was trimmed", extra={"partition": str(partition), "log_start_offset": low_watermark})
+        return low_watermark
+
+    def target(self, policy: TopicPolicy, bounds: LocalLogBounds, local_only_bytes: int) -> int:
+        """The offset to trim to; the local log start when nothing may go."""
+        services = self._services
+        covering = covering_segments(services.metadata, self._partition, bounds.log_start_offset)
+        local_bytes = local_only_bytes + sum(segment.segment_size_bytes for segment in covering)
+        target = bounds.log_start_offset
+        for segment in covering[:-1]:
+            seen_at_ms = services.metadata.seen_at_ms(segment.segment_id)
+            if seen_at_ms is None or services.clock_ms() - seen_at_ms < services.settings.visible_after_ms:
+                break
+            if segment.end_offset >= bounds.last_stable_offset:
+                break
+            expired = (
+                policy.local_retention_ms is not None
+                and services.wall_clock_ms() - segment_timestamp_ms(segment) > policy.local_retention_ms
+            )
+            local_bytes -= segment.segment_size_bytes
+            too_much = policy.local_retention_bytes is not None and local_bytes >= policy.local_retention_bytes
+            if not (expired or too_much):
+                break
+            target = segment.end_offset + 1
+        return target
+
+
+def covering_segments(
+    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, offset: int
+) -> list[RemoteLogSegmentMetadata]:
+    """The readable segments from the one that holds `offset` on, up to the first gap."""
+    covering: list[RemoteLogSegmentMetadata] = []
+    while (segment := metadata.remote_log_segment_metadata(partition, offset)) is not None:
+        covering.append(segment)
+        offset = segment.end_offset + 1
+    return covering
+
+
+def segment_timestamp_ms(segment: RemoteLogSegmentMetadata) -> int:
+    """What time retention counts from: the copy time for records without timestamps (DESIGN, safety rule 6)."""
+    return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.event_timestamp_ms
