@@ -68,7 +68,7 @@ class Workbench:
             checkpoint=self._checkpoint,
             clock_skew_ms=lambda: self.clock_skew_ms,
         )
-        self.restart()
+        self._start()
 
     def _checkpoint(self, name: str) -> None:
         self.steps.append(name)
@@ -76,7 +76,11 @@ class Workbench:
             raise ProcessEnded(name)
 
     def restart(self) -> None:
-        """As after a crash: the tasks' own memory is gone."""
+        """As after a crash: the tasks' own memory and files are gone."""
+        self.copy_task.discard()
+        self._start()
+
+    def _start(self) -> None:
         self.copy_task = RLMCopyTask(self.services, PARTITION)
         self.trim_task = TrimTask(self.services, PARTITION)
         self.expiration_task = RLMExpirationTask(self.services, PARTITION)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+from uuid import UUID
+
+import pytest
+from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
+from prometheus_client import CollectorRegistry
+
+from tests.fakes.decoding_broker import DecodingBroker
+from tiers.broker.client import BrokerClient
+from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
+from tiers.manager.metrics import RemoteLogManagerMetrics
+from tiers.manager.settings import TopicRule
+from tiers.manager.tiered_topics import TieredTopics
+
+DELETE = {"cleanup.policy": "delete", "retention.ms": "604800000", "retention.bytes": "-1"}
+
+
+class Cluster:
+    """A broker with topics and their configuration."""
+
+    def __init__(self, broker: DecodingBroker, client: BrokerClient) -> None:
+        self.broker = broker
+        self.client = client
+        self.configs: dict[str, dict[str, str]] = {}
+        self.unreadable: set[str] = set()
+        broker.answers[DescribeConfigsRequest.API_KEY] = self._describe
+
+    def add(self, name: str, number: int, config: Mapping[str, str] = DELETE) -> UUID:
+        topic_id = UUID(int=number)
+        partitions = {0: PartitionMetadata(0, 1, 0, (1,), (1,))}
+        self.broker.topics.append(TopicMetadata(name, topic_id, partitions, is_internal=name.startswith("__")))
+        self.configs[name] = dict(config)
+        return topic_id
+
+    async def _describe(self, request: Any) -> Any:
+        result = DescribeConfigsResponse.DescribeConfigsResult
+        entry = result.DescribeConfigsResourceResult
+        return DescribeConfigsResponse(
+            throttle_time_ms=0,
+            results=[
+                result(
+                    error_code=29 if resource.resource_name in self.unreadable else 0,
+                    error_message=None,
+                    resource_type=2,
+                    resource_name=resource.resource_name,
+                    configs=[
+                        entry(name=key, value=value, synonyms=[])
+                        for key, value in self.configs[resource.resource_name].items()
+                        if key in resource.configuration_keys
+                    ],
+                )
+                for resource in request.resources
+            ],
+        )
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    async with DecodingBroker() as broker:
+        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
+        yield Cluster(broker, client)
+        await client.close()
+
+
+def tiered(
+    cluster: Cluster, *rules: TopicRule, overrides: Mapping[UUID, Mapping[str, str]] | None = None
+) -> TieredTopics:
+    metrics = RemoteLogManagerMetrics(CollectorRegistry())
+    return TieredTopics(cluster.client, rules, metrics, (overrides or {}).get)
+
+
+async def test_the_first_rule_that_matches_decides(cluster: Cluster) -> None:
+    cluster.add("orders-eu", 1)
+    cluster.add("orders-us", 2)
+    cluster.add("clicks", 3)
+    topics = tiered(
+        cluster,
+        TopicRule("orders-us", remote_storage_enable=False),
+        TopicRule("orders-*", local_retention_ms=1000, segment_bytes=5),
+    )
+    policies = await topics.refresh(1000)
+    assert {policy.topic for policy in policies.values()} == {"orders-eu"}
+    policy = policies[UUID(int=1)]
+    assert (policy.retention_ms, policy.retention_bytes) == (604_800_000, -1)
+    assert (policy.local_retention_ms, policy.local_retention_bytes, policy.segment_bytes) == (1000, None, 5)
+
+
+async def test_a_topic_with_tier_settings_of_its_own_needs_no_rule(cluster: Cluster) -> None:
+    topic_id = cluster.add("clicks", 3)
+    own = {topic_id: {"remote.storage.enable": "true", "local.retention.bytes": "77"}}
+    policies = await tiered(cluster, overrides=own).refresh(1000)
+    assert policies[topic_id].local_retention_bytes == 77
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        DELETE | {"cleanup.policy": "compact"},
+        DELETE | {"cleanup.policy": "compact,delete"},
+        DELETE | {"remote.storage.enable": "true"},
+    ],
+)
+async def test_what_cannot_be_tiered_is_refused_once_with_the_reason(
+    cluster: Cluster, config: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.add("state", 1, config)
+    topics = tiered(cluster, TopicRule("*"))
+    with caplog.at_level(logging.ERROR):
+        assert await topics.refresh(1000) == {}
+        assert await topics.refresh(1000) == {}
+    assert [line.getMessage() for line in caplog.records] == ["a topic cannot be tiered"]
+
+
+async def test_internal_topics_match_no_rule(cluster: Cluster) -> None:
+    cluster.add("__consumer_offsets", 1)
+    cluster.add("__remote_log_metadata", 2)
+    assert await tiered(cluster, TopicRule("*")).refresh(1000) == {}
+
+
+async def test_a_configuration_that_cannot_be_read_changes_nothing(cluster: Cluster) -> None:
+    topic_id = cluster.add("orders", 1)
+    topics = tiered(cluster, TopicRule("*"))
+    before = (await topics.refresh(1000))[topic_id]
+    cluster.unreadable.add("orders")
+    assert (await topics.refresh(1000))[topic_id] == before
