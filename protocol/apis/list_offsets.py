@@ -1,0 +1,153 @@
+"""ListOffsets, versions 1 to 11: what is asked per partition, and answers overwritten in place (semantics 5).
+
+Topics have names in every version. Below version 4 an answer has no leader epoch; version 0, with its lists of
+old-style offsets, is not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from struct import Struct
+from typing import NamedTuple
+
+from protocol.apis.partition_walk import check_end, walk_partitions
+from protocol.errors import ProtocolError
+from protocol.primitives import Buffer, read_int8, read_int32
+
+LATEST_TIMESTAMP = -1
+EARLIEST_TIMESTAMP = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL_TIMESTAMP = -4
+LATEST_TIERED_TIMESTAMP = -5
+EARLIEST_PENDING_UPLOAD_TIMESTAMP = -6
+
+UNKNOWN_TIMESTAMP = -1
+UNKNOWN_OFFSET = -1
+UNKNOWN_LEADER_EPOCH = -1
+
+FLEXIBLE_FROM = 6
+MIN_VERSION = 1
+MAX_VERSION = 11
+
+_ISOLATION_LEVEL_FROM = 2
+_THROTTLE_FROM = 2
+_LEADER_EPOCH_FROM = 4
+_TIMEOUT_FROM = 10
+
+_ASKED_V1 = Struct(">iq")
+_ASKED_V4 = Struct(">iiq")
+_ANSWERED_V1 = Struct(">ihqq")
+_ANSWERED_V4 = Struct(">ihqqi")
+_ANSWER_AT = 4
+_ANSWER_V1 = Struct(">hqq")
+_ANSWER_V4 = Struct(">hqqi")
+
+
+class ListOffsetsPartition(NamedTuple):
+    topic: str
+    partition: int
+    current_leader_epoch: int
+    """-1 before version 4."""
+    timestamp: int
+    """Milliseconds, or one of the negative names above."""
+
+
+class ListOffsetsRequest(NamedTuple):
+    version: int
+    replica_id: int
+    isolation_level: int
+    partitions: list[ListOffsetsPartition]
+    """In wire order; one that stands twice is the broker's to refuse."""
+    timeout_ms: int
+    """0 when the version, or the client, has none."""
+
+    @property
+    def is_read_committed(self) -> bool:
+        return self.isolation_level == 1
+
+
+class ListOffsetsResponsePartition(NamedTuple):
+    topic: str
+    partition: int
+    error_code: int
+    timestamp: int
+    offset: int
+    leader_epoch: int
+    position: int
+    """Of the entry in the payload."""
+
+
+class ListOffsetsResponse(NamedTuple):
+    """Positions are absolute in `payload`, which is referenced, not copied."""
+
+    payload: Buffer
+    version: int
+    throttle_time_ms: int
+    partitions: list[ListOffsetsResponsePartition]
+
+
+class ListOffsetsAnswer(NamedTuple):
+    error_code: int = 0
+    timestamp: int = UNKNOWN_TIMESTAMP
+    offset: int = UNKNOWN_OFFSET
+    leader_epoch: int = UNKNOWN_LEADER_EPOCH
+    """The true one of that offset or -1, never the current one for old data. Dropped before version 4."""
+
+
+def parse_list_offsets_request(payload: Buffer, body_position: int, version: int) -> ListOffsetsRequest:
+    """Raises `ProtocolError` for what is no request of that version, trailing bytes included."""
+    _check_version(version)
+    compact = version >= FLEXIBLE_FROM
+    isolation_level = timeout_ms = 0
+    replica_id, pos = read_int32(payload, body_position)
+    if version >= _ISOLATION_LEVEL_FROM:
+        isolation_level, pos = read_int8(payload, pos)
+    if version >= _LEADER_EPOCH_FROM:
+        walked, pos = walk_partitions(payload, pos, _ASKED_V4, compact)
+        partitions = [ListOffsetsPartition(topic, *fields) for topic, _, fields in walked]
+    else:
+        walked, pos = walk_partitions(payload, pos, _ASKED_V1, compact)
+        partitions = [
+            ListOffsetsPartition(topic, partition, UNKNOWN_LEADER_EPOCH, timestamp)
+            for topic, _, (partition, timestamp) in walked
+        ]
+    if version >= _TIMEOUT_FROM:
+        timeout_ms, pos = read_int32(payload, pos)
+    check_end(payload, pos, compact)
+    return ListOffsetsRequest(version, replica_id, isolation_level, partitions, timeout_ms)
+
+
+def parse_list_offsets_response(payload: Buffer, body_position: int, version: int) -> ListOffsetsResponse:
+    """Raises `ProtocolError` for what is no response of that version, trailing bytes included."""
+    _check_version(version)
+    compact = version >= FLEXIBLE_FROM
+    throttle_time_ms, pos = 0, body_position
+    if version >= _THROTTLE_FROM:
+        throttle_time_ms, pos = read_int32(payload, pos)
+    has_epoch = version >= _LEADER_EPOCH_FROM
+    walked, pos = walk_partitions(payload, pos, _ANSWERED_V4 if has_epoch else _ANSWERED_V1, compact)
+    partitions = []
+    for topic, position, (partition, error_code, timestamp, offset, *epoch) in walked:
+        leader_epoch = epoch[0] if epoch else UNKNOWN_LEADER_EPOCH
+        partitions.append(
+            ListOffsetsResponsePartition(topic, partition, error_code, timestamp, offset, leader_epoch, position)
+        )
+    check_end(payload, pos, compact)
+    return ListOffsetsResponse(payload, version, throttle_time_ms, partitions)
+
+
+def patch_list_offsets_response(response: ListOffsetsResponse, answers: Mapping[int, ListOffsetsAnswer]) -> bytearray:
+    """A copy of the payload with the answers of the partitions at those indexes overwritten."""
+    out = bytearray(response.payload)
+    for index, answer in answers.items():
+        position = response.partitions[index].position + _ANSWER_AT
+        if response.version >= _LEADER_EPOCH_FROM:
+            _ANSWER_V4.pack_into(out, position, *answer)
+        else:
+            _ANSWER_V1.pack_into(out, position, *answer[:3])
+    return out
+
+
+def _check_version(version: int) -> None:
+    if not MIN_VERSION <= version <= MAX_VERSION:
+        raise ProtocolError(f"ListOffsets version {version}")

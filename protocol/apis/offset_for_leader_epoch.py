@@ -1,0 +1,119 @@
+"""OffsetForLeaderEpoch, versions 2 to 4: where an epoch ends, answered in place (semantics 6.1).
+
+In a response the error code comes before the partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from struct import Struct
+from typing import NamedTuple
+
+from protocol.apis.partition_walk import check_end, walk_partitions
+from protocol.errors import ProtocolError
+from protocol.primitives import Buffer, read_int32
+
+UNDEFINED_EPOCH = -1
+UNDEFINED_EPOCH_OFFSET = -1
+
+FLEXIBLE_FROM = 4
+MIN_VERSION = 2
+MAX_VERSION = 4
+
+DEBUGGING_CONSUMER_REPLICA_ID = -2
+"""Kafka's default of the replica id, and what version 2, which has none, means."""
+
+_REPLICA_ID_FROM = 3
+_ASKED = Struct(">iii")
+_ANSWERED = Struct(">hiiq")
+_EPOCH_AT = 6
+_EPOCH_AND_END_OFFSET = Struct(">iq")
+_ERROR_CODE = Struct(">h")
+
+
+class EpochPartition(NamedTuple):
+    topic: str
+    partition: int
+    current_leader_epoch: int
+    leader_epoch: int
+    """The epoch whose end is asked for."""
+
+
+class OffsetForLeaderEpochRequest(NamedTuple):
+    version: int
+    replica_id: int
+    partitions: list[EpochPartition]
+
+
+class EpochEndOffsetPartition(NamedTuple):
+    topic: str
+    error_code: int
+    partition: int
+    leader_epoch: int
+    end_offset: int
+    position: int
+    """Of the entry in the payload."""
+
+
+class OffsetForLeaderEpochResponse(NamedTuple):
+    """Positions are absolute in `payload`, which is referenced, not copied."""
+
+    payload: Buffer
+    version: int
+    throttle_time_ms: int
+    partitions: list[EpochEndOffsetPartition]
+
+
+class EpochAnswer(NamedTuple):
+    error_code: int = 0
+    leader_epoch: int = UNDEFINED_EPOCH
+    end_offset: int = UNDEFINED_EPOCH_OFFSET
+
+
+def parse_offset_for_leader_epoch_request(
+    payload: Buffer, body_position: int, version: int
+) -> OffsetForLeaderEpochRequest:
+    """Raises `ProtocolError` for what is no request of that version, trailing bytes included."""
+    _check_version(version)
+    compact = version >= FLEXIBLE_FROM
+    replica_id, pos = DEBUGGING_CONSUMER_REPLICA_ID, body_position
+    if version >= _REPLICA_ID_FROM:
+        replica_id, pos = read_int32(payload, pos)
+    walked, pos = walk_partitions(payload, pos, _ASKED, compact)
+    check_end(payload, pos, compact)
+    return OffsetForLeaderEpochRequest(
+        version, replica_id, [EpochPartition(topic, *fields) for topic, _, fields in walked]
+    )
+
+
+def parse_offset_for_leader_epoch_response(
+    payload: Buffer, body_position: int, version: int
+) -> OffsetForLeaderEpochResponse:
+    """Raises `ProtocolError` for what is no response of that version, trailing bytes included."""
+    _check_version(version)
+    compact = version >= FLEXIBLE_FROM
+    throttle_time_ms, pos = read_int32(payload, body_position)
+    walked, pos = walk_partitions(payload, pos, _ANSWERED, compact)
+    check_end(payload, pos, compact)
+    partitions = [
+        EpochEndOffsetPartition(topic, error_code, partition, leader_epoch, end_offset, position)
+        for topic, position, (error_code, partition, leader_epoch, end_offset) in walked
+    ]
+    return OffsetForLeaderEpochResponse(payload, version, throttle_time_ms, partitions)
+
+
+def patch_offset_for_leader_epoch_response(
+    response: OffsetForLeaderEpochResponse, answers: Mapping[int, EpochAnswer]
+) -> bytearray:
+    """A copy of the payload with the answers of the partitions at those indexes overwritten."""
+    out = bytearray(response.payload)
+    for index, answer in answers.items():
+        position = response.partitions[index].position
+        _ERROR_CODE.pack_into(out, position, answer.error_code)
+        _EPOCH_AND_END_OFFSET.pack_into(out, position + _EPOCH_AT, answer.leader_epoch, answer.end_offset)
+    return out
+
+
+def _check_version(version: int) -> None:
+    if not MIN_VERSION <= version <= MAX_VERSION:
+        raise ProtocolError(f"OffsetForLeaderEpoch version {version}")

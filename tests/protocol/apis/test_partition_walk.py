@@ -1,0 +1,224 @@
+"""ListOffsets, OffsetForLeaderEpoch, DeleteRecords: read as the schema says, and patched without touching the rest."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.apis.delete_records import (
+    DeleteRecordsAnswer,
+    parse_delete_records_request,
+    parse_delete_records_response,
+    patch_delete_records_response,
+)
+from protocol.apis.list_offsets import (
+    ListOffsetsAnswer,
+    parse_list_offsets_request,
+    parse_list_offsets_response,
+    patch_list_offsets_response,
+)
+from protocol.apis.offset_for_leader_epoch import (
+    EpochAnswer,
+    parse_offset_for_leader_epoch_request,
+    parse_offset_for_leader_epoch_response,
+    patch_offset_for_leader_epoch_response,
+)
+from protocol.errors import ProtocolError
+from tests.fakes.schema_messages import Message, messages
+
+int16s = st.integers(-(2**15), 2**15 - 1)
+int32s = st.integers(-(2**31), 2**31 - 1)
+int64s = st.integers(-(2**63), 2**63 - 1)
+
+
+class Api(NamedTuple):
+    name: str
+    versions: range
+    parse_request: Callable[[bytes, int, int], Any]
+    parse_response: Callable[[bytes, int, int], Any]
+    patch: Callable[[Any, Mapping[int, Any]], bytearray]
+    request_fields: dict[str, tuple[str, Any]]
+    """Ours to the schema's, and what an absent one reads as."""
+    response_fields: dict[str, tuple[str, Any]]
+    answers: st.SearchStrategy[Any]
+    answer_fields: dict[str, str]
+    topics: str
+    name_field: str
+
+
+LIST_OFFSETS = Api(
+    "ListOffsets",
+    range(1, 12),
+    parse_list_offsets_request,
+    parse_list_offsets_response,
+    patch_list_offsets_response,
+    {
+        "partition": ("PartitionIndex", None),
+        "current_leader_epoch": ("CurrentLeaderEpoch", -1),
+        "timestamp": ("Timestamp", None),
+    },
+    {
+        "partition": ("PartitionIndex", None),
+        "error_code": ("ErrorCode", None),
+        "timestamp": ("Timestamp", None),
+        "offset": ("Offset", None),
+        "leader_epoch": ("LeaderEpoch", -1),
+    },
+    st.builds(ListOffsetsAnswer, int16s, int64s, int64s, int32s),
+    {"error_code": "ErrorCode", "timestamp": "Timestamp", "offset": "Offset", "leader_epoch": "LeaderEpoch"},
+    "Topics",
+    "Name",
+)
+OFFSET_FOR_LEADER_EPOCH = Api(
+    "OffsetForLeaderEpoch",
+    range(2, 5),
+    parse_offset_for_leader_epoch_request,
+    parse_offset_for_leader_epoch_response,
+    patch_offset_for_leader_epoch_response,
+    {
+        "partition": ("Partition", None),
+        "current_leader_epoch": ("CurrentLeaderEpoch", None),
+        "leader_epoch": ("LeaderEpoch", None),
+    },
+    {
+        "error_code": ("ErrorCode", None),
+        "partition": ("Partition", None),
+        "leader_epoch": ("LeaderEpoch", None),
+        "end_offset": ("EndOffset", None),
+    },
+    st.builds(EpochAnswer, int16s, int32s, int64s),
+    {"error_code": "ErrorCode", "leader_epoch": "LeaderEpoch", "end_offset": "EndOffset"},
+    "Topics",
+    "Topic",
+)
+DELETE_RECORDS = Api(
+    "DeleteRecords",
+    range(3),
+    parse_delete_records_request,
+    parse_delete_records_response,
+    patch_delete_records_response,
+    {"partition": ("PartitionIndex", None), "offset": ("Offset", None)},
+    {
+        "partition": ("PartitionIndex", None),
+        "low_watermark": ("LowWatermark", None),
+        "error_code": ("ErrorCode", None),
+    },
+    st.builds(DeleteRecordsAnswer, int64s, int16s),
+    {"low_watermark": "LowWatermark", "error_code": "ErrorCode"},
+    "Topics",
+    "Name",
+)
+APIS = [LIST_OFFSETS, OFFSET_FOR_LEADER_EPOCH, DELETE_RECORDS]
+
+every_api = pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
+
+
+def draw_message(data: st.DataObject, api: Api, kind: str) -> tuple[int, Message]:
+    version = data.draw(st.sampled_from(api.versions))
+    return version, data.draw(messages(api.name + kind, version))
+
+
+def expected_partitions(api: Api, tree: dict[str, Any], fields: dict[str, tuple[str, Any]]) -> list[tuple[Any, ...]]:
+    return [
+        (topic[api.name_field], *(partition.get(name, default) for name, default in fields.values()))
+        for topic in tree[api.topics]
+        for partition in topic["Partitions"]
+    ]
+
+
+def read_partitions(partitions: list[Any], fields: dict[str, tuple[str, Any]]) -> list[tuple[Any, ...]]:
+    return [(p.topic, *(getattr(p, name) for name in fields)) for p in partitions]
+
+
+@every_api
+@given(data=st.data())
+def test_requests_of_every_version(api: Api, data: st.DataObject) -> None:
+    version, (body, tree) = draw_message(data, api, "Request")
+    request = api.parse_request(b"head" + body, 4, version)
+    assert request.version == version
+    assert read_partitions(request.partitions, api.request_fields) == expected_partitions(api, tree, api.request_fields)
+    if hasattr(request, "replica_id"):
+        assert request.replica_id == tree.get("ReplicaId", -2)
+    if hasattr(request, "isolation_level"):
+        assert request.isolation_level == tree.get("IsolationLevel", 0)
+        assert request.is_read_committed is (request.isolation_level == 1)
+    if hasattr(request, "timeout_ms"):
+        assert request.timeout_ms == tree.get("TimeoutMs", 0)
+
+
+@every_api
+@given(data=st.data())
+def test_responses_of_every_version(api: Api, data: st.DataObject) -> None:
+    version, (body, tree) = draw_message(data, api, "Response")
+    response = api.parse_response(b"head" + body, 4, version)
+    assert response.throttle_time_ms == tree.get("ThrottleTimeMs", 0)
+    assert read_partitions(response.partitions, api.response_fields) == expected_partitions(
+        api, tree, api.response_fields
+    )
+    assert api.patch(response, {}) == b"head" + body
+
+
+@every_api
+@given(data=st.data())
+def test_patches_change_what_they_name_alone(api: Api, data: st.DataObject) -> None:
+    version, (body, tree) = draw_message(data, api, "Response")
+    response = api.parse_response(body, 0, version)
+    answers = {}
+    partitions = [p for topic in tree[api.topics] for p in topic["Partitions"]]
+    for index, partition in enumerate(partitions):
+        if data.draw(st.booleans()):
+            answers[index] = data.draw(api.answers)
+            for ours, theirs in api.answer_fields.items():
+                if theirs in partition:
+                    partition[theirs] = getattr(answers[index], ours)
+    patched = api.patch(response, answers)
+    again = api.parse_response(bytes(patched), 0, version)
+    assert read_partitions(again.partitions, api.response_fields) == expected_partitions(api, tree, api.response_fields)
+    restored = api.patch(
+        again,
+        {i: type(a)(*(getattr(response.partitions[i], name) for name in a._fields)) for i, a in answers.items()},
+    )
+    assert restored == body
+
+
+@every_api
+@pytest.mark.parametrize("kind", ["Request", "Response"])
+@given(data=st.data())
+def test_a_message_cut_short_too_long_or_damaged(api: Api, kind: str, data: st.DataObject) -> None:
+    version, (body, _) = draw_message(data, api, kind)
+    parse = api.parse_request if kind == "Request" else api.parse_response
+    with pytest.raises(ProtocolError):
+        parse(body[: data.draw(st.integers(0, len(body) - 1))], 0, version)
+    with pytest.raises(ProtocolError):
+        parse(body + b"\x00", 0, version)
+    damaged = bytearray(body)
+    damaged[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(ProtocolError):
+        parse(bytes(damaged), 0, version)
+
+
+@every_api
+def test_versions_that_are_not_read(api: Api) -> None:
+    for version in (api.versions.start - 1, api.versions.stop):
+        for parse in (api.parse_request, api.parse_response):
+            with pytest.raises(ProtocolError, match=f"version {version}"):
+                parse(bytes(100), 0, version)
+
+
+def test_the_error_comes_before_the_partition_in_an_epoch_answer() -> None:
+    body = bytes.fromhex(
+        "00000000"  # throttle
+        "00000001 0001 74"  # one topic, "t"
+        "00000001"  # one partition
+        "004a 00000007"  # error 74, partition 7
+        "00000003 0000000000000064"  # epoch 3 ends at 100
+    )
+    response = parse_offset_for_leader_epoch_response(body, 0, 3)
+    assert response.partitions == [("t", 74, 7, 3, 100, 15)]
+    patched = patch_offset_for_leader_epoch_response(response, {0: EpochAnswer(0, 2, 50)})
+    assert parse_offset_for_leader_epoch_response(patched, 0, 3).partitions == [("t", 0, 7, 2, 50, 15)]
