@@ -28,7 +28,7 @@ from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, Retria
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
 from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject
-from tiers.storage.settings import read_settings
+from tiers.storage.settings import read_number, read_settings
 
 T = TypeVar("T")
 
@@ -46,9 +46,9 @@ class LocalRemoteStorageManager:
         values = read_settings("local", settings, _DEFAULTS)
         self._root = Path(values["path"])
         self._cluster_id = check_cluster_id(values["cluster.id"])
-        self._timeout_s = int(values["timeout.ms"]) / 1000
-        self._copy_timeout_s = int(values["copy.timeout.ms"]) / 1000
-        self._threads = ThreadPoolExecutor(int(values["threads"]), thread_name_prefix="local-storage")
+        self._timeout_s = read_number(values, "timeout.ms", 1) / 1000
+        self._copy_timeout_s = read_number(values, "copy.timeout.ms", 1) / 1000
+        self._threads = ThreadPoolExecutor(read_number(values, "threads", 1), thread_name_prefix="local-storage")
 
     async def open(self) -> None:
         await self._run(self._open)

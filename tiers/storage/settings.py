@@ -23,3 +23,22 @@ def read_settings(store: str, settings: Mapping[str, str], defaults: Mapping[str
             raise ValueError(f"setting {key!r} of the {store} storage manager is missing")
         values[key] = value
     return values
+
+
+def read_number(values: Mapping[str, str], key: str, minimum: int) -> int:
+    try:
+        number = int(values[key])
+    except ValueError:
+        raise ValueError(f"setting {key!r}: expected a whole number") from None
+    if number < minimum:
+        raise ValueError(f"setting {key!r}: {number} is below {minimum}")
+    return number
+
+
+def read_flag(values: Mapping[str, str], key: str) -> bool:
+    match values[key].lower():
+        case "true":
+            return True
+        case "false":
+            return False
+    raise ValueError(f"setting {key!r}: expected true or false")

@@ -1,0 +1,210 @@
+"""What every `RemoteLogMetadataManager` promises: the topic-based one on a real Kafka, and the unit tests' own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.servers.kafka import KafkaCluster
+from tiers.broker.client import BrokerClient
+from tiers.errors import InvalidTransitionError
+from tiers.metadata.metadata_topic import MetadataTopicSettings
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import (
+    LeaderEpochEntry,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    RemotePartitionDeleteMetadata,
+)
+from tiers.model.segment_state import RemoteLogSegmentState as State
+from tiers.model.segment_state import RemotePartitionDeleteState as DeleteState
+
+
+@pytest.fixture(params=["in-memory", pytest.param("topic-based", marks=pytest.mark.integration)])
+async def manager(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RemoteLogMetadataManager]:
+    if request.param == "in-memory":
+        yield InMemoryRemoteLogMetadataManager()
+        return
+    kafka: KafkaCluster = request.getfixturevalue("kafka")
+    unique = f"rlmm-contract-{uuid4().hex[:8]}"
+    client = BrokerClient([kafka.address()], client_id="test")
+    settings = TopicBasedSettings(tmp_path, prefix=unique, topic=MetadataTopicSettings(unique, 3))
+    manager = TopicBasedRemoteLogMetadataManager(client, settings)
+    try:
+        await manager.open()
+        yield manager
+    finally:
+        await manager.close()
+        await client.close()
+
+
+@pytest.fixture
+async def partition(manager: RemoteLogMetadataManager) -> TopicIdPartition:
+    partition = TopicIdPartition(uuid4(), 1, "orders")
+    await until(lambda: manager.owns(partition))
+    return partition
+
+
+async def until(holds: Callable[[], bool], timeout_s: float = 30) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not holds():  # noqa: ASYNC110 - what is waited for happens in a broker, which sets no event
+            await asyncio.sleep(0.02)
+
+
+def segment(partition: TopicIdPartition, start: int, end: int, epoch: int = 0) -> RemoteLogSegmentMetadata:
+    return RemoteLogSegmentMetadata(
+        segment_id=RemoteLogSegmentId(partition, uuid4()),
+        start_offset=start,
+        end_offset=end,
+        broker_id=1,
+        max_timestamp_ms=1_700_000_000_000,
+        event_timestamp_ms=0,
+        segment_leader_epochs=(LeaderEpochEntry(epoch, start),),
+        segment_size_bytes=1000,
+        state=State.COPY_SEGMENT_STARTED,
+    )
+
+
+def to(metadata: RemoteLogSegmentMetadata, state: State) -> RemoteLogSegmentMetadataUpdate:
+    return RemoteLogSegmentMetadataUpdate(metadata.segment_id, 1, 0, state)
+
+
+async def copied(manager: RemoteLogMetadataManager, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
+    await manager.add_remote_log_segment_metadata(metadata)
+    await manager.update_remote_log_segment_metadata(to(metadata, State.COPY_SEGMENT_FINISHED))
+    return metadata
+
+
+async def test_nothing_is_known_of_a_partition_without_metadata(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    await manager.ensure_fresh(partition, 1000, 10_000)
+    assert manager.is_fresh(partition, 60_000)
+    assert manager.remote_log_segment_metadata(partition, 0) is None
+    assert manager.next_segment(partition, 0) is None
+    assert list(manager.list_remote_log_segments(partition)) == []
+    assert manager.earliest_offset(partition) is None
+    assert manager.remote_end_offset(partition) is None
+    assert manager.log_start_offset(partition) is None
+    assert manager.highest_offset_for_epoch(partition, 0) is None
+    assert manager.remote_partition_delete_state(partition) is None
+    assert not manager.is_tiered(partition.topic_id)
+    assert partition not in manager.partitions()
+
+
+async def test_a_write_is_read_as_soon_as_it_returns(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    before_ms = time.time_ns() // 1_000_000
+    first = segment(partition, 0, 99, epoch=2)
+    await manager.add_remote_log_segment_metadata(first)
+    assert manager.remote_log_segment_metadata(partition, 5) is None
+    assert manager.seen_at_ms(first.segment_id) is None
+    [listed] = manager.list_remote_log_segments(partition)
+    assert listed == replace(first, event_timestamp_ms=listed.event_timestamp_ms)
+    assert listed.event_timestamp_ms >= before_ms
+    assert listed.topic_id_partition.topic == "orders"
+
+    await manager.update_remote_log_segment_metadata(
+        replace(to(first, State.COPY_SEGMENT_FINISHED), custom_metadata=b"where")
+    )
+    found = manager.remote_log_segment_metadata(partition, 99, leader_epoch=2)
+    assert found is not None
+    assert found.custom_metadata == b"where"
+    assert manager.remote_log_segment_metadata(partition, 99, leader_epoch=1) is None
+    assert manager.remote_log_segment_metadata_by_id(first.segment_id) == found
+    assert manager.seen_at_ms(first.segment_id) is not None
+    assert (manager.earliest_offset(partition), manager.remote_end_offset(partition)) == (0, 99)
+    assert manager.highest_offset_for_epoch(partition, 2) == 99
+    assert manager.is_tiered(partition.topic_id)
+    assert partition in manager.partitions()
+
+
+async def test_a_segment_lives_through_its_states(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    first = await copied(manager, segment(partition, 0, 99))
+    second = await copied(manager, segment(partition, 100, 199))
+    await manager.update_remote_log_segment_metadata(to(first, State.DELETE_SEGMENT_STARTED))
+    assert manager.remote_log_segment_metadata(partition, 50) is None
+    assert manager.next_segment(partition, 50) == manager.remote_log_segment_metadata(partition, 100)
+    assert manager.earliest_offset(partition) == 100
+    assert len(list(manager.list_remote_log_segments(partition))) == 2
+
+    await manager.update_remote_log_segment_metadata(to(first, State.DELETE_SEGMENT_FINISHED))
+    assert manager.remote_log_segment_metadata_by_id(first.segment_id) is None
+    listed = [each.segment_id for each in manager.list_remote_log_segments(partition)]
+    assert listed == [second.segment_id]
+
+
+async def test_segments_are_listed_by_start_offset(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    for start in (200, 0, 100):
+        await manager.add_remote_log_segment_metadata(segment(partition, start, start + 99))
+    starts = [each.start_offset for each in manager.list_remote_log_segments(partition)]
+    assert starts == [0, 100, 200]
+    assert [each.start_offset for each in manager.list_remote_log_segments(partition, 199)] == [100, 200]
+    assert [each.start_offset for each in manager.list_remote_log_segments(partition, 200)] == [200]
+
+
+async def test_writing_a_state_again_is_allowed(manager: RemoteLogMetadataManager, partition: TopicIdPartition) -> None:
+    first = segment(partition, 0, 99)
+    await manager.add_remote_log_segment_metadata(first)
+    await manager.add_remote_log_segment_metadata(first)
+    for _ in range(2):
+        await manager.update_remote_log_segment_metadata(to(first, State.COPY_SEGMENT_FINISHED))
+    assert manager.remote_end_offset(partition) == 99
+
+
+async def test_impossible_moves_are_refused_and_not_written(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    first = segment(partition, 0, 99)
+    with pytest.raises(InvalidTransitionError):
+        await manager.update_remote_log_segment_metadata(to(first, State.COPY_SEGMENT_FINISHED))
+    with pytest.raises(InvalidTransitionError):
+        await manager.add_remote_log_segment_metadata(replace(first, state=State.COPY_SEGMENT_FINISHED))
+    await copied(manager, first)
+    for state in (State.COPY_SEGMENT_STARTED, State.DELETE_SEGMENT_FINISHED):
+        with pytest.raises(InvalidTransitionError):
+            await manager.update_remote_log_segment_metadata(to(first, state))
+    with pytest.raises(InvalidTransitionError):
+        await manager.add_remote_log_segment_metadata(first)
+    assert manager.owns(partition)
+    assert manager.remote_end_offset(partition) == 99
+
+
+async def test_the_log_start_only_rises(manager: RemoteLogMetadataManager, partition: TopicIdPartition) -> None:
+    await copied(manager, segment(partition, 10, 99))
+    assert manager.log_start_offset(partition) == 10
+    for raised, expected in ((50, 50), (20, 50), (50, 50), (70, 70)):
+        await manager.raise_log_start_offset(partition, raised)
+        assert manager.log_start_offset(partition) == expected
+
+
+async def test_a_partition_is_deleted_in_order_and_forgotten(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    def deletion(state: DeleteState) -> RemotePartitionDeleteMetadata:
+        return RemotePartitionDeleteMetadata(partition, 1, 0, state)
+
+    await copied(manager, segment(partition, 0, 99))
+    await manager.raise_log_start_offset(partition, 5)
+    with pytest.raises(InvalidTransitionError):
+        await manager.put_remote_partition_delete_metadata(deletion(DeleteState.DELETE_PARTITION_STARTED))
+    for state in DeleteState:
+        await manager.put_remote_partition_delete_metadata(deletion(state))
+        assert manager.remote_partition_delete_state(partition) is state
+    assert not manager.is_tiered(partition.topic_id)
+    assert list(manager.list_remote_log_segments(partition)) == []
+    assert manager.log_start_offset(partition) is None

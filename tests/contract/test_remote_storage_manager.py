@@ -1,0 +1,209 @@
+"""The contract of `RemoteStorageManager`, over every implementation and its real store."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.record_batches import batch_of
+from tests.fakes.segments import build_segment, metadata_of
+from tests.servers.versitygw import VersityGateway
+from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.object_key import partition_manifest_key, partition_prefix
+from tiers.storage.registry import create_remote_storage_manager
+from tiers.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager
+
+CLUSTER_ID = "cluster-1"
+PART_BYTES = 5 << 20
+
+
+@pytest.fixture(params=["local", "s3"])
+async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RemoteStorageManager]:
+    if request.param == "local":
+        settings = {"path": str(tmp_path / "store")}
+        (tmp_path / "store").mkdir()
+    else:
+        server: VersityGateway = request.getfixturevalue("s3_server")
+        await server.create_bucket("contract")
+        settings = server.settings("contract") | {"prefix": f"tiered/{uuid.uuid4()}", "part.size": str(PART_BYTES)}
+    manager = create_remote_storage_manager(request.param, settings | {"cluster.id": CLUSTER_ID})
+    await manager.open()
+    yield manager
+    await manager.close()
+    await manager.close()
+
+
+Copied = tuple[RemoteLogSegmentMetadata, LogSegmentData]
+
+
+@pytest.fixture(params=[1000, 11 << 20], ids=["small", "several parts"])
+def segment(request: pytest.FixtureRequest, tmp_path: Path) -> Copied:
+    """Big enough for three parts of a multipart upload, or for none."""
+    value_bytes: int = request.param
+    built = build_segment(tmp_path / "log", [batch_of(0, 5), batch_of(5, 1, value_bytes=value_bytes)])
+    metadata = metadata_of(built)
+    return metadata, built.log_segment_data(metadata)
+
+
+def other_attempt(metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
+    return replace(metadata, segment_id=RemoteLogSegmentId(metadata.topic_id_partition, uuid.uuid4()))
+
+
+async def keys(storage: RemoteStorageManager, prefix: str = "") -> list[str]:
+    return [stored.key async for stored in storage.list_objects(prefix)]
+
+
+async def test_a_usable_store_passes_its_check_and_keeps_nothing_of_it(storage: RemoteStorageManager) -> None:
+    await storage.check()
+    assert await keys(storage) == []
+
+
+async def test_what_was_copied_is_read_back(storage: RemoteStorageManager, segment: Copied) -> None:
+    metadata, data = segment
+    assert await storage.copy_log_segment_data(metadata, data) is None
+    log = data.log_segment.read_bytes()
+    size = len(log)
+    assert await storage.fetch_log_segment(metadata, 0, size - 1) == log
+    assert await storage.fetch_indexes(metadata) == data.indexes
+
+
+async def test_ranges_are_inclusive_and_clamped(storage: RemoteStorageManager, segment: Copied) -> None:
+    metadata, data = segment
+    await storage.copy_log_segment_data(metadata, data)
+    log = data.log_segment.read_bytes()
+    size = len(log)
+    for start, end in ((0, 0), (1, 1), (3, 9), (size - 1, size - 1), (size - 4, size + 100), (0, 1 << 40)):
+        assert await storage.fetch_log_segment(metadata, start, end) == log[start : end + 1]
+    for start in (size, size + 1, 1 << 40):
+        assert len(await storage.fetch_log_segment(metadata, start, start + 10)) == 0
+
+
+async def test_the_caller_owns_the_buffer(storage: RemoteStorageManager, segment: Copied) -> None:
+    metadata, data = segment
+    await storage.copy_log_segment_data(metadata, data)
+    view = await storage.fetch_log_segment(metadata, 0, 9)
+    view[0] = view[0] ^ 0xFF
+    assert await storage.fetch_log_segment(metadata, 0, 9) == data.log_segment.read_bytes()[:10]
+
+
+async def test_a_second_copy_of_one_attempt_changes_nothing(storage: RemoteStorageManager, segment: Copied) -> None:
+    metadata, data = segment
+    await storage.copy_log_segment_data(metadata, data)
+    await storage.copy_log_segment_data(metadata, data)
+    assert await storage.fetch_indexes(metadata) == data.indexes
+    assert len(await keys(storage)) == 2
+
+
+async def test_one_uuid_is_not_used_for_different_data(
+    storage: RemoteStorageManager, segment: Copied, tmp_path: Path
+) -> None:
+    metadata, data = segment
+    await storage.copy_log_segment_data(metadata, data)
+    shorter = tmp_path / "shorter"
+    shorter.write_bytes(data.log_segment.read_bytes()[:-1])
+    with pytest.raises(RemoteStorageError, match="a uuid was used twice") as raised:
+        await storage.copy_log_segment_data(metadata, replace(data, log_segment=shorter))
+    assert not raised.value.retriable
+    assert await storage.fetch_log_segment(metadata, 0, 1 << 40) == data.log_segment.read_bytes()
+
+
+async def test_attempts_live_side_by_side(storage: RemoteStorageManager, segment: Copied) -> None:
+    metadata, data = segment
+    other = other_attempt(metadata)
+    await storage.copy_log_segment_data(metadata, data)
+    await storage.copy_log_segment_data(other, data)
+    assert await storage.delete_log_segment_data(other)
+    assert await storage.fetch_indexes(metadata) == data.indexes
+    with pytest.raises(RemoteResourceNotFoundError):
+        await storage.fetch_indexes(other)
+
+
+async def test_the_spool_file_may_go_once_it_is_copied(storage: RemoteStorageManager, segment: Copied) -> None:
+    metadata, data = segment
+    log = data.log_segment.read_bytes()
+    await storage.copy_log_segment_data(metadata, data)
+    data.log_segment.unlink()
+    assert await storage.fetch_log_segment(metadata, 0, 1 << 40) == log
+
+
+async def test_a_segment_file_that_is_gone_is_an_error_for_good(
+    storage: RemoteStorageManager, segment: Copied, tmp_path: Path
+) -> None:
+    metadata, data = segment
+    with pytest.raises(RemoteStorageError) as raised:
+        await storage.copy_log_segment_data(metadata, replace(data, log_segment=tmp_path / "missing"))
+    assert not raised.value.retriable
+    assert await keys(storage) == []
+
+
+async def test_what_is_missing_is_not_found(storage: RemoteStorageManager, segment: Copied) -> None:
+    metadata, _ = segment
+    with pytest.raises(RemoteResourceNotFoundError):
+        await storage.fetch_log_segment(metadata, 0, 0)
+    with pytest.raises(RemoteResourceNotFoundError):
+        await storage.fetch_indexes(metadata)
+    with pytest.raises(RemoteResourceNotFoundError):
+        await storage.get_object("no/such/object")
+
+
+async def test_delete_is_idempotent_and_leaves_nothing(storage: RemoteStorageManager, segment: Copied) -> None:
+    metadata, data = segment
+    assert await storage.delete_log_segment_data(metadata)
+    await storage.copy_log_segment_data(metadata, data)
+    assert await storage.delete_log_segment_data(metadata)
+    assert await storage.delete_log_segment_data(metadata)
+    assert await keys(storage) == []
+    with pytest.raises(RemoteResourceNotFoundError):
+        await storage.fetch_log_segment(metadata, 0, 0)
+
+
+async def test_small_objects_are_written_replaced_and_read(storage: RemoteStorageManager, segment: Copied) -> None:
+    key = partition_manifest_key(CLUSTER_ID, segment[0].topic_id_partition)
+    await storage.put_object(key, b"first")
+    await storage.put_object(key, b"second")
+    assert await storage.get_object(key) == b"second"
+    await storage.put_object(key, b"")
+    assert await storage.get_object(key) == b""
+
+
+async def test_a_listing_names_all_below_a_prefix_in_order(storage: RemoteStorageManager, segment: Copied) -> None:
+    metadata, data = segment
+    prefix = partition_prefix(CLUSTER_ID, metadata.topic_id_partition)
+    await storage.copy_log_segment_data(metadata, data)
+    await storage.put_object(prefix + "manifest.json", b"{}")
+    neighbour = partition_prefix(CLUSTER_ID, replace(metadata.topic_id_partition, partition=4))
+    await storage.put_object(neighbour + "manifest.json", b"{}")
+
+    found = [stored async for stored in storage.list_objects(prefix)]
+    assert [stored.key for stored in found] == sorted(stored.key for stored in found)
+    sizes = sorted(stored.size_bytes for stored in found)
+    assert sizes == sorted([2, len(data.indexes), data.log_segment.stat().st_size])
+    assert all(stored.key.startswith(prefix) for stored in found)
+    assert len(await keys(storage)) == 4
+    assert await keys(storage, prefix[:-3]) == [stored.key for stored in found]
+    assert await keys(storage, "no/such/prefix/") == []
+
+
+async def test_a_listing_of_more_than_a_page(storage: RemoteStorageManager) -> None:
+    async with asyncio.TaskGroup() as group:
+        for number in range(1005):
+            group.create_task(storage.put_object(f"many/{number:04d}", b""))
+    assert await keys(storage, "many/") == [f"many/{number:04d}" for number in range(1005)]
+
+
+async def test_many_reads_at_once(storage: RemoteStorageManager, segment: Copied) -> None:
+    metadata, data = segment
+    await storage.copy_log_segment_data(metadata, data)
+    log = data.log_segment.read_bytes()
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(storage.fetch_log_segment(metadata, start, start + 99)) for start in range(0, 1000, 10)
+        ]
+    assert [bytes(task.result()) for task in tasks] == [log[start : start + 100] for start in range(0, 1000, 10)]

@@ -1,0 +1,166 @@
+"""`S3RemoteStorageManager`: a bucket of S3, or of any store that speaks it, as the remote tier.
+
+Requests per operation, which a test counts: copy of a small segment 2 PUTs; of a large one 1 PUT and a multipart
+upload; a range 1 GET; indexes 1 GET; delete of a copied segment 1 HEAD and 2 DELETEs. Nothing of these lists, but the
+delete of an attempt that did not finish: its multipart uploads can be found in no other way.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+
+from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
+from botocore.exceptions import BotoCoreError
+
+from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
+from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject
+from tiers.storage.s3_download import S3Downloader
+from tiers.storage.s3_upload import S3Uploader
+from tiers.storage.settings import read_flag, read_number, read_settings
+
+_MINIMUM_PART_BYTES = 5 * 1024 * 1024
+"""S3's own; only the last part may be smaller."""
+_DEFAULTS = {
+    "bucket": None,
+    "cluster.id": None,
+    "prefix": "",
+    "endpoint.url": "",
+    "region": "",
+    "access.key.id": "",
+    "secret.access.key": "",
+    "path.style": "false",
+    "part.size": str(16 * 1024 * 1024),
+    "timeout.ms": "30000",
+    "max.concurrency": "64",
+}
+
+
+class S3RemoteStorageManager:
+    """Settings: `bucket`, `cluster.id`; `prefix`, `endpoint.url`, `region`, `access.key.id` and `secret.access.key`
+    (without them the SDK's own chain), `path.style` (false), `part.size` in bytes (16 MiB), `timeout.ms` of every
+    request (30000), `max.concurrency` in connections for reads and as many for the rest (64).
+    """
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        values = read_settings("s3", settings, _DEFAULTS)
+        self._bucket = values["bucket"]
+        self._cluster_id = check_cluster_id(values["cluster.id"])
+        prefix = values["prefix"].strip("/")
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._endpoint_url = values["endpoint.url"] or None
+        self._region = values["region"] or None
+        self._access_key_id = values["access.key.id"] or None
+        self._secret_access_key = values["secret.access.key"] or None
+        if (self._access_key_id is None) != (self._secret_access_key is None):
+            raise ValueError("`access.key.id` and `secret.access.key` belong together: give both or neither")
+        self._path_style = read_flag(values, "path.style")
+        self._part_bytes = read_number(values, "part.size", _MINIMUM_PART_BYTES)
+        self._timeout_s = read_number(values, "timeout.ms", 1) / 1000
+        self._max_connections = read_number(values, "max.concurrency", 1)
+        self._resources = AsyncExitStack()
+        self._up: S3Uploader
+        self._down: S3Downloader
+
+    async def open(self) -> None:
+        config = AioConfig(
+            signature_version="s3v4",
+            max_pool_connections=self._max_connections,
+            connect_timeout=self._timeout_s,
+            read_timeout=self._timeout_s,
+            retries={"mode": "standard", "total_max_attempts": 2},
+            # Neither checksum nor signature of the payload: both cost more CPU than all else, and every copy is
+            # read back and verified by the checksums in the segment's own indexes.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            s3={
+                "addressing_style": "path" if self._path_style else "auto",
+                "payload_signing_enabled": False,
+            },
+        )
+        try:
+            client = await self._resources.enter_async_context(
+                get_session().create_client(
+                    "s3",
+                    region_name=self._region,
+                    endpoint_url=self._endpoint_url,
+                    aws_access_key_id=self._access_key_id,
+                    aws_secret_access_key=self._secret_access_key,
+                    config=config,
+                )
+            )
+        except (BotoCoreError, ValueError) as error:
+            raise RemoteStorageError(f"S3 client: {error}: change `endpoint.url` or `region`") from error
+        self._up = S3Uploader(client, self._bucket, self._timeout_s, self._part_bytes)
+        self._down = S3Downloader(client, self._bucket, self._timeout_s, self._max_connections)
+        self._resources.push_async_callback(self._down.close)
+
+    async def check(self) -> None:
+        name = f".check-{uuid.uuid4()}"
+        await self.put_object(name, name.encode())
+        found = await self.get_object(name)
+        await self._up.call("delete_object", self._prefix + name, Key=self._prefix + name)
+        if found != name.encode():
+            raise RemoteStorageError(f"s3://{self._bucket}: an object does not read back as it was written")
+
+    async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+        await self._up.create_from_file(self._log_key(metadata), data.log_segment)
+        await self._up.create(self._indexes_key(metadata), data.indexes)
+        return None
+
+    async def fetch_log_segment(
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+    ) -> memoryview:
+        if end_position < start_position:
+            return memoryview(b"")
+        return await self._down.get(self._log_key(metadata), start_position, end_position)
+
+    async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
+        return bytes(await self._down.get(self._indexes_key(metadata)))
+
+    async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
+        log, indexes = self._log_key(metadata), self._indexes_key(metadata)
+        try:
+            await self._up.call("head_object", indexes, Key=indexes)
+        except RemoteResourceNotFoundError:
+            # The indexes are written last: without them an upload of the log may be pending.
+            await self._abort_uploads(log)
+        await self._up.call("delete_object", indexes, Key=indexes)
+        await self._up.call("delete_object", log, Key=log)
+        return True
+
+    async def put_object(self, key: str, data: bytes) -> None:
+        await self._up.call("put_object", self._prefix + key, Key=self._prefix + key, Body=data)
+
+    async def get_object(self, key: str) -> bytes:
+        return bytes(await self._down.get(self._prefix + key))
+
+    async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
+        parameters = {"Prefix": self._prefix + prefix}
+        while True:
+            page = await self._up.call("list_objects_v2", self._prefix + prefix, **parameters)
+            for item in page.get("Contents", ()):
+                yield StoredObject(item["Key"].removeprefix(self._prefix), item["Size"])
+            if not page.get("IsTruncated"):
+                return
+            parameters["ContinuationToken"] = page["NextContinuationToken"]
+
+    async def close(self) -> None:
+        await self._resources.aclose()
+
+    async def _abort_uploads(self, key: str) -> None:
+        """No paging: one attempt has one upload, or the few that were retried."""
+        page = await self._up.call("list_multipart_uploads", key, Prefix=key)
+        for upload in page.get("Uploads", ()):
+            if upload["Key"] == key:
+                await self._up.call("abort_multipart_upload", key, Key=key, UploadId=upload["UploadId"])
+
+    def _log_key(self, metadata: RemoteLogSegmentMetadata) -> str:
+        return self._prefix + log_key(self._cluster_id, metadata)
+
+    def _indexes_key(self, metadata: RemoteLogSegmentMetadata) -> str:
+        return self._prefix + indexes_key(self._cluster_id, metadata)

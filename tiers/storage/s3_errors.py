@@ -1,0 +1,104 @@
+"""What S3 answers, in the words of this layer: what heals by itself, what needs a person, and what that person changes.
+
+Error codes are S3's own; servers that speak S3 differ in status codes more than in these.
+"""
+
+from __future__ import annotations
+
+import re
+
+import aiohttp
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, SSLError
+
+from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
+
+_WRONG_CREDENTIALS = {
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "XAdminUserNotFound",
+    "InvalidToken",
+    "ExpiredToken",
+}
+_WRONG_PLACE = {
+    "AuthorizationHeaderMalformed",
+    "AuthorizationQueryParametersError",
+    "IllegalLocationConstraintException",
+    "PermanentRedirect",
+    "TemporaryRedirect",
+    "301",
+    "307",
+}
+_HEALING = {
+    "RequestTimeout",
+    "SlowDown",
+    "Throttling",
+    "OperationAborted",
+    "ConditionalRequestConflict",
+    "NoSuchUpload",
+}
+_HEALING_STATUS = {408, 409, 425, 429}
+_PRECONDITION_FAILED = 412
+
+_CODE_ELEMENT = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
+
+
+class PreconditionFailedError(RemoteStorageError):
+    """Create-if-absent found the object there. Stays within this implementation."""
+
+
+def error_code_of(body: bytes) -> str:
+    """The code in an error document; empty when there is none."""
+    found = _CODE_ELEMENT.search(body)
+    return found[1].decode() if found else ""
+
+
+def error_of_answer(bucket: str, key: str, status: int, code: str) -> RemoteStorageError:
+    """The error for a refusal. `code` may be empty or a bare status, as HEAD answers have no body."""
+    where = f"s3://{bucket}/{key}"
+    answer = f"{status} {code}".strip()
+    if code == "NoSuchBucket":
+        return RemoteStorageError(f"{where}: the bucket does not exist: create it or change `bucket`")
+    if code in _WRONG_CREDENTIALS:
+        return RemoteStorageError(f"{where}: {answer}: change `access.key.id` and `secret.access.key`")
+    if code == "RequestTimeTooSkewed":
+        return RemoteStorageError(f"{where}: {answer}: set this machine's clock")
+    if code in _WRONG_PLACE or status in (301, 307):
+        return RemoteStorageError(f"{where}: {answer}: change `region` or `endpoint.url` to the bucket's")
+    if code in _HEALING or status in _HEALING_STATUS:
+        return RetriableRemoteStorageError(f"{where}: {answer}")
+    if status == _PRECONDITION_FAILED:
+        return PreconditionFailedError(f"{where}: {answer}")
+    if status == 403:
+        return RemoteStorageError(
+            f"{where}: {answer}: check `access.key.id`, `secret.access.key` and their rights in this bucket; "
+            f"without s3:ListBucket a missing object is answered the same"
+        )
+    if status == 404:
+        return RemoteResourceNotFoundError(f"{where}: {answer}")
+    if status == 501:
+        return RemoteStorageError(f"{where}: {answer}: this server lacks a feature that is needed")
+    if status >= 500:
+        return RetriableRemoteStorageError(f"{where}: {answer}")
+    return RemoteStorageError(f"{where}: {answer}")
+
+
+def error_of_exception(bucket: str, key: str, error: Exception) -> RemoteStorageError:
+    """The error for whatever the client libraries raise."""
+    where = f"s3://{bucket}/{key}"
+    match error:
+        case RemoteStorageError():
+            return error
+        case ClientError():
+            status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+            return error_of_answer(bucket, key, status, str(error.response.get("Error", {}).get("Code", "")))
+        case SSLError() | aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
+            return RemoteStorageError(f"{where}: TLS: {error}: change `endpoint.url` or the trusted certificates")
+        case TimeoutError():
+            return RetriableRemoteStorageError(f"{where}: no answer in time")
+        case HTTPClientError() | aiohttp.ClientError() | OSError():
+            return RetriableRemoteStorageError(f"{where}: {type(error).__name__}: {error}")
+        case BotoCoreError():
+            # No credentials, or parameters that the client itself refuses: asking again changes nothing.
+            return RemoteStorageError(f"{where}: {error}")
+        case _:
+            return RemoteStorageError(f"{where}: {error!r}")

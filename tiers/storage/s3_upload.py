@@ -1,0 +1,108 @@
+"""Create-if-absent of files: one PUT for a small one, a multipart upload for a large one.
+
+An upload that fails or is cancelled is aborted. What a crash leaves is found again by its key, which holds the uuid of
+the attempt. Payloads are not signed: every copy is read back and verified by its checksums.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from tiers.errors import RemoteStorageError
+from tiers.storage.s3_errors import PreconditionFailedError, error_of_exception
+
+PARTS_AT_ONCE = 3
+MAX_PARTS = 10_000
+
+
+class S3Uploader:
+    def __init__(self, client: Any, bucket: str, timeout_s: float, part_bytes: int) -> None:
+        """`timeout_s` is the deadline of each request; up to `PARTS_AT_ONCE` parts are in memory."""
+        self._client = client
+        self._bucket = bucket
+        self._timeout_s = timeout_s
+        self._part_bytes = part_bytes
+
+    async def create_from_file(self, key: str, path: Path) -> None:
+        """Raises `RemoteStorageError` when the object is there with another size: then a uuid was used twice."""
+        try:
+            file = await asyncio.to_thread(path.open, "rb", 0)
+        except OSError as error:
+            raise RemoteStorageError(f"{path}: the segment to copy cannot be read: {error.strerror}") from error
+        try:
+            descriptor = file.fileno()
+            size = os.fstat(descriptor).st_size
+            try:
+                if size <= self._part_bytes:
+                    await self._put(key, await self._read(descriptor, 0, size))
+                else:
+                    await self._put_parts(key, descriptor, size)
+            except PreconditionFailedError:
+                await self._check_size(key, size)
+        finally:
+            file.close()
+
+    async def create(self, key: str, data: bytes) -> None:
+        try:
+            await self._put(key, data)
+        except PreconditionFailedError:
+            await self._check_size(key, len(data))
+
+    async def call(self, operation: str, key: str, **parameters: Any) -> Any:
+        """One request under the deadline, its errors in this layer's words."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await getattr(self._client, operation)(Bucket=self._bucket, **parameters)
+        except Exception as error:
+            raise error_of_exception(self._bucket, key, error) from error
+
+    async def _put(self, key: str, data: bytes) -> None:
+        await self.call("put_object", key, Key=key, Body=data, IfNoneMatch="*")
+
+    async def _put_parts(self, key: str, descriptor: int, size: int) -> None:
+        part_bytes = max(self._part_bytes, -(-size // MAX_PARTS))
+        created = await self.call("create_multipart_upload", key, Key=key)
+        upload = {"Key": key, "UploadId": created["UploadId"]}
+        try:
+            free = asyncio.Semaphore(PARTS_AT_ONCE)
+
+            async def put_part(number: int, start: int) -> dict[str, Any]:
+                async with free:
+                    body = await self._read(descriptor, start, min(part_bytes, size - start))
+                    answer = await self.call("upload_part", key, **upload, PartNumber=number, Body=body)
+                    return {"PartNumber": number, "ETag": answer["ETag"]}
+
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(put_part(number, start))
+                    for number, start in enumerate(range(0, size, part_bytes), start=1)
+                ]
+            parts = {"Parts": [task.result() for task in tasks]}
+            await self.call("complete_multipart_upload", key, **upload, MultipartUpload=parts, IfNoneMatch="*")
+        except BaseException as error:
+            # Not confirmed: then the delete of this attempt finds it.
+            with contextlib.suppress(RemoteStorageError):
+                await self.call("abort_multipart_upload", key, **upload)
+            if isinstance(error, ExceptionGroup):
+                raise error.exceptions[0] from error
+            raise
+
+    async def _read(self, descriptor: int, start: int, length: int) -> bytes:
+        try:
+            data = await asyncio.to_thread(os.pread, descriptor, length, start)
+        except OSError as error:
+            raise RemoteStorageError(f"the segment to copy cannot be read: {error.strerror}") from error
+        if len(data) != length:
+            raise RemoteStorageError(f"the segment to copy ends at {start + len(data)}, expected {start + length}")
+        return data
+
+    async def _check_size(self, key: str, size: int) -> None:
+        found = (await self.call("head_object", key, Key=key))["ContentLength"]
+        if found != size:
+            raise RemoteStorageError(
+                f"s3://{self._bucket}/{key} exists with {found} bytes, not {size}: a uuid was used twice"
+            )
