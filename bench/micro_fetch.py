@@ -15,6 +15,7 @@ from kafka.protocol.consumer import FetchRequest
 from protocol.apis.fetch_encoding import encode_partition, encode_response
 from protocol.apis.fetch_request import parse_fetch_request, topics_of
 from protocol.apis.fetch_response import parse_fetch_response, rebuild_response
+from protocol.apis.fetch_scan import plain_topics
 from protocol.apis.fetch_stream import PartitionHead, PartitionPatch, StreamingFetchPatcher
 from protocol.records.record_batch import iterate_batches, verify_batches
 from tests.fakes.record_batches import batch_of
@@ -79,6 +80,7 @@ def main(seconds: float) -> None:
     lines: list[tuple[str, Callable[[int], object]]] = [
         ("request: topics only", lambda i: topics_of(requests[i], 0, VERSION)),
         ("request: parse", lambda i: parse_fetch_request(requests[i], 0, VERSION)),
+        ("response: scan", lambda i: plain_topics(responses[i], 5, VERSION)),
         ("response: walk", lambda i: parse_fetch_response(responses[i], 5, VERSION)),
         (
             "response: rebuild, all patched",

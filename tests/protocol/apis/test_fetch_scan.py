@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.apis.fetch_response import parse_fetch_response
+from protocol.apis.fetch_scan import plain_topics
+from tests.fakes.schema_messages import Message, messages
+
+VERSIONS = range(4, 19)
+
+
+def overrides(error_codes: list[int]) -> dict[str, Any]:
+    return {
+        "ErrorCode": st.sampled_from(error_codes),
+        "[]AbortedTransactions": st.sampled_from([0, 0, 0, 1]),
+        "Records": st.none() | st.binary(max_size=300),
+    }
+
+
+@st.composite
+def responses(draw: st.DrawFn, error_codes: list[int]) -> tuple[int, Message]:
+    version = draw(st.sampled_from(VERSIONS))
+    tags = draw(st.booleans())
+    return version, draw(messages("FetchResponse", version, overrides(error_codes), tags))
+
+
+def is_plain(tree: dict[str, Any]) -> bool:
+    partitions = [p for topic in tree["Responses"] for p in topic["Partitions"]]
+    return not tree.get("ErrorCode") and not any(p["ErrorCode"] or p["AbortedTransactions"] for p in partitions)
+
+
+@given(responses([0]))
+def test_topics_of_plain_responses(message: tuple[int, Message]) -> None:
+    version, (body, tree) = message
+    topics = plain_topics(b"head" + body, 4, version)
+    if topics is not None:
+        assert is_plain(tree)
+        assert topics == [t.get("TopicId", t.get("Topic")) for t in tree["Responses"]]
+    elif version < 12:
+        assert not is_plain(tree)
+
+
+@given(responses([0, 0, 0, 0, 1, 6]))
+def test_a_response_with_an_error_is_never_plain(message: tuple[int, Message]) -> None:
+    version, (body, tree) = message
+    if not is_plain(tree):
+        assert plain_topics(body, 0, version) is None
+
+
+@given(responses([0]), st.data())
+def test_bytes_that_cannot_be_walked_are_never_plain(message: tuple[int, Message], data: st.DataObject) -> None:
+    version, (body, _) = message
+    assert plain_topics(body[: data.draw(st.integers(0, len(body) - 1))], 0, version) is None
+    assert plain_topics(body + b"\x00", 0, version) is None
+    damaged = bytearray(body)
+    for position in data.draw(st.lists(st.integers(0, len(body) - 1), min_size=1, max_size=4)):
+        damaged[position] = data.draw(st.integers(0, 255))
+    if plain_topics(damaged, 0, version) is not None:
+        response = parse_fetch_response(damaged, 0, version)
+        assert all(p.error_code == 0 for p in response.partitions)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_has_plain_responses(version: int) -> None:
+    zeros = {"ThrottleTimeMs": st.just(0), "[]Responses": st.just(2), "[]Partitions": st.just(2)}
+
+    @given(messages("FetchResponse", version, overrides([0]) | zeros | {"[]AbortedTransactions": st.just(0)}, False))
+    def check(message: Message) -> None:
+        tagged = {"DivergingEpoch", "CurrentLeader", "SnapshotId"}
+        partitions = [p for topic in message.tree["Responses"] for p in topic["Partitions"]]
+        has_tags = "NodeEndpoints" in message.tree or any(tagged & p.keys() for p in partitions)
+        assert (plain_topics(message.payload, 0, version) is None) == has_tags
+
+    check()
