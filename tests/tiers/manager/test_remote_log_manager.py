@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from tests.fakes.in_memory_log import InMemoryLog
+from tests.fakes.record_batches import batch_of
+from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
+from tiers.broker.client import monotonic_ms
+from tiers.errors import BrokerError, RetriableRemoteStorageError
+from tiers.log.log_source import EpochEndOffset, LocalLogBounds, LogRead
+from tiers.manager.remote_log_manager import RemoteLogManager
+from tiers.manager.topic_policy import TopicPolicy
+from tiers.model.ids import TopicIdPartition
+
+OTHER = TopicIdPartition(PARTITION.topic_id, 1, "orders")
+
+
+class Topics:
+    def __init__(self, policy: TopicPolicy) -> None:
+        self.policies = {policy.topic_id: policy}
+        self.refreshes = 0
+
+    async def refresh(self, timeout_ms: int) -> None:
+        self.refreshes += 1
+
+
+class Logs:
+    """A log for each of two partitions."""
+
+    def __init__(self) -> None:
+        self.of = {PARTITION: InMemoryLog(), OTHER: InMemoryLog()}
+
+    async def bounds(self, partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
+        return await self.of[partition].bounds(partition, timeout_ms)
+
+    async def read(self, partition: TopicIdPartition, offset: int, max_bytes: int, timeout_ms: int) -> LogRead:
+        return await self.of[partition].read(partition, offset, max_bytes, timeout_ms)
+
+    async def end_offset_for_epoch(
+        self, partition: TopicIdPartition, leader_epoch: int, timeout_ms: int
+    ) -> EpochEndOffset:
+        return await self.of[partition].end_offset_for_epoch(partition, leader_epoch, timeout_ms)
+
+    async def delete_records(self, partition: TopicIdPartition, offset: int, leader_epoch: int, timeout_ms: int) -> int:
+        return await self.of[partition].delete_records(partition, offset, leader_epoch, timeout_ms)
+
+
+class Running:
+    def __init__(self, bench: Workbench, policy: TopicPolicy) -> None:
+        self.bench = bench
+        self.logs = Logs()
+        self.topics = Topics(replace(policy, partition_count=2))
+        settings = replace(
+            bench.services.settings,
+            process_interval_ms=20,
+            retry_interval_ms=1,
+            topics_interval_ms=10,
+            visible_after_ms=0,
+            segments_per_run=1,
+        )
+        bench.services = replace(bench.services, source=self.logs, settings=settings, clock_ms=monotonic_ms)
+        bench.metadata.clock_ms = monotonic_ms
+        self.manager = RemoteLogManager(bench.services, self.topics)
+
+    def remote_end(self, partition: TopicIdPartition) -> int | None:
+        return self.bench.metadata.remote_end_offset(partition)
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.manager.run())
+            try:
+                yield
+            finally:
+                self.manager.stop()
+
+
+@pytest.fixture
+def running(bench: Workbench) -> Running:
+    running = Running(bench, replace(POLICY, local_retention_bytes=0))
+    for log in running.logs.of.values():
+        log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
+    return running
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  # conditions over fakes that know no events
+            await asyncio.sleep(0.005)
+
+
+async def test_every_owned_partition_is_copied_and_trimmed(running: Running) -> None:
+    async with running.run():
+        await eventually(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])
+        await eventually(lambda: all(log.log_start_offset == 60 for log in running.logs.of.values()))
+        assert sorted(running.manager.partitions, key=lambda each: each.partition) == [PARTITION, OTHER]
+    assert running.bench.metric("bounds_violations_total", topic="orders", bound="Ly>Ry") == 0
+
+
+async def test_one_partition_that_fails_leaves_the_other_alone_and_is_tried_again(running: Running) -> None:
+    failing = running.logs.of[PARTITION]
+    failing.failure = BrokerError("no leader", retriable=True)
+    async with running.run():
+        await eventually(lambda: running.remote_end(OTHER) == 89)
+        assert running.remote_end(PARTITION) is None
+        failing.failure = None
+        await eventually(lambda: running.remote_end(PARTITION) == 89)
+
+
+async def test_a_bug_in_one_partition_is_logged_and_not_spread(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    running.logs.of[PARTITION].failure = ZeroDivisionError("bug")
+    async with running.run():
+        await eventually(lambda: running.remote_end(OTHER) == 89)
+    assert "a partition could not be processed" in [line.getMessage() for line in caplog.records if line.exc_info]
+
+
+async def test_a_diverged_partition_raises_an_alarm_and_moves_nothing(running: Running) -> None:
+    async with running.run():
+        await eventually(lambda: running.remote_end(PARTITION) == 89)
+        log = running.logs.of[PARTITION]
+        await eventually(lambda: log.log_start_offset == 60)
+        log.epoch_answer = EpochEndOffset(0, 0)
+        log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10, 20)])
+        await eventually(lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="diverged") > 0)
+    assert running.remote_end(PARTITION) == 89
+    assert log.log_start_offset == 60
+
+
+async def test_partitions_of_another_owner_are_given_up(running: Running) -> None:
+    async with running.run():
+        await eventually(lambda: running.remote_end(PARTITION) == 89)
+        running.bench.metadata.owned = False
+        await eventually(lambda: running.manager.partitions == [])
+        await eventually(lambda: running.bench.spooled() == [])
+        assert running.bench.metric("owned_partitions") == 0
+
+
+async def test_a_topic_that_is_no_longer_tiered_is_given_up(running: Running) -> None:
+    async with running.run():
+        await eventually(lambda: len(running.manager.partitions) == 2)
+        running.topics.policies = {UUID(int=99): replace(POLICY, topic_id=UUID(int=99), partition_count=0)}
+        await eventually(lambda: running.manager.partitions == [])
+
+
+async def test_a_copy_under_way_is_finished_before_the_manager_ends(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copying, go_on = asyncio.Event(), asyncio.Event()
+    copy = running.bench.store.copy_log_segment_data
+
+    async def slow(*args: object) -> bytes | None:
+        copying.set()
+        await go_on.wait()
+        return await copy(*args)  # type: ignore[arg-type]  # handed through
+
+    monkeypatch.setattr(running.bench.store, "copy_log_segment_data", slow)
+    async with running.run():
+        await copying.wait()
+        running.manager.stop()
+        go_on.set()
+    assert 29 in (running.remote_end(PARTITION), running.remote_end(OTHER))
+    assert running.bench.spooled() == []
+
+
+async def test_a_copy_that_does_not_end_is_cancelled_at_the_deadline(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copying = asyncio.Event()
+
+    async def never(*args: object) -> bytes | None:
+        copying.set()
+        await asyncio.Event().wait()
+        raise RetriableRemoteStorageError("unreachable")
+
+    monkeypatch.setattr(running.bench.store, "copy_log_segment_data", never)
+    services = running.bench.services
+    services = replace(services, settings=replace(services.settings, stop_timeout_ms=20))
+    running.manager = RemoteLogManager(services, running.topics)
+    async with running.run():
+        await copying.wait()
+    assert running.bench.finished == []
+    assert running.bench.spooled() == []
+
+
+async def test_a_spool_file_of_an_earlier_process_is_removed(running: Running, tmp_path: Path) -> None:
+    leftover = tmp_path / "spool" / "x.spool"
+    leftover.write_bytes(b"torn")
+    async with running.run():
+        await eventually(lambda: running.topics.refreshes > 0)
+    assert not leftover.exists()
+
+
+async def test_too_much_custom_metadata_stops_copying_for_good(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = 0
+
+    async def talkative(*args: object) -> bytes | None:
+        nonlocal attempts
+        attempts += 1
+        return b"x" * 1000
+
+    monkeypatch.setattr(running.bench.store, "copy_log_segment_data", talkative)
+    async with running.run():
+        await eventually(lambda: attempts == 2)
+        rounds = running.topics.refreshes + 5
+        await eventually(lambda: running.topics.refreshes >= rounds)
+    assert attempts == 2
