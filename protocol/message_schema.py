@@ -71,7 +71,7 @@ def load_schema(name: str) -> MessageSchema:
     for folder in _schema_folders():
         path = folder / f"{name}.json"
         if path.is_file():
-            return _parse_message(json.loads(_COMMENT_LINE.sub("", path.read_text("utf-8"))))
+            return parse_schema(path.read_text("utf-8"))
     raise ProtocolError(f"no schema of {name}")
 
 
@@ -84,7 +84,9 @@ def _schema_folders() -> tuple[Path, ...]:
     return Path(__file__).parent / "schemas", shipped
 
 
-def _parse_message(schema: Mapping[str, Any]) -> MessageSchema:
+def parse_schema(text: str) -> MessageSchema:
+    """JSON in which whole lines may be comments."""
+    schema = json.loads(_COMMENT_LINE.sub("", text))
     common = {struct["name"]: struct["fields"] for struct in schema.get("commonStructs", ())}
     return MessageSchema(
         name=schema["name"],

@@ -288,7 +288,10 @@ class MessagePlan:
         return _checked_end(buf, self._root.skip(buf, pos))
 
     def walk(self, buf: Buffer, pos: int) -> list[FieldSpan]:
-        """Every field of the message that begins at `pos`, in wire order; bytes after its end are not looked at."""
+        """Every field of the message that begins at `pos`, in wire order; bytes after its end are not looked at.
+
+        The answer is many times larger than the message: for messages of known size, and for tests.
+        """
         spans: list[FieldSpan] = []
         self._root.walk(buf, pos, (), spans)
         return spans
