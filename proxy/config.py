@@ -1,0 +1,258 @@
+"""`TidegateConfig`: the one TOML file, read and validated. What is wrong with it is said in one line per mistake."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+
+from proxy.context import Address, ConnectionLimits
+from tiers.config import DurationMs, RemoteLogConfig, Section, SizeBytes, StorageConfig, TopicConfig
+
+MIB = 1024 * 1024
+
+
+class ConfigError(Exception):
+    """What to say to the user, a line per mistake."""
+
+
+def _address(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    host, _, port = value.strip().rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise ValueError(f"expected host:port, not {value!r}")
+    return host.strip("[]"), int(port)
+
+
+def _addresses(value: object) -> object:
+    return [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+HostAndPort = Annotated[Address, BeforeValidator(_address)]
+
+
+class UpstreamConfig(Section):
+    """The cluster behind the proxy."""
+
+    bootstrap_servers: Annotated[tuple[HostAndPort, ...], BeforeValidator(_addresses)] = Field(
+        alias="bootstrap.servers", min_length=1, description="Brokers to start from, as Kafka's clients name them."
+    )
+    metadata_max_age_ms: DurationMs = Field(
+        5_000, alias="metadata.max.age.ms", gt=0, description="How often the cluster's brokers and topics are read."
+    )
+    request_timeout_ms: DurationMs = Field(
+        30_000, alias="request.timeout.ms", gt=0, description="The deadline of the proxy's own requests to brokers."
+    )
+
+
+class ListenerConfig(Section):
+    """What clients connect to: one port to bootstrap from, and one per broker at base port + node id."""
+
+    host: str = Field("0.0.0.0", min_length=1, description="The address to bind.")
+    advertised_host: str = Field(
+        "localhost", alias="advertised.host", min_length=1, description="The host name that clients are told."
+    )
+    bootstrap_port: int = Field(
+        9092, alias="bootstrap.port", gt=0, lt=65_536, description="The port that clients are configured with."
+    )
+    base_port: int = Field(
+        9100, alias="base.port", gt=0, lt=65_536, description="Broker N is reached at this port + N."
+    )
+    reuse_port: bool = Field(
+        False, alias="reuse.port", description="Bind with SO_REUSEPORT, so that several processes share the ports."
+    )
+
+
+class AdminConfig(Section):
+    """`/metrics`, `/livez` and `/readyz`."""
+
+    host: str = Field("127.0.0.1", min_length=1, description="The address to bind.")
+    port: int = Field(9190, ge=0, lt=65_536, description="0 turns the admin port off.")
+
+
+class StateConfig(Section):
+    """What a proxy keeps on disk. It can be deleted while the proxy is stopped: all of it is rebuilt."""
+
+    path: Path = Field(Path("tidegate-state"), description="A folder of this process alone; created when missing.")
+
+
+class LogConfig(Section):
+    """What the process says of itself, on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least important to write.")
+    format: Literal["text", "json"] = Field("text", description="For people, or one JSON object per line.")
+
+
+class LimitsConfig(Section):
+    """What one client, and all of them together, may take."""
+
+    max_connections: int = Field(10_000, alias="max.connections", ge=0, description="Client connections; 0: no limit.")
+    max_request_bytes: SizeBytes = Field(
+        100 * MIB, alias="socket.request.max.bytes", gt=0, description="The largest request, as on a broker."
+    )
+    max_held_request_bytes: SizeBytes = Field(
+        16 * MIB, alias="held.request.max.bytes", gt=0, description="The largest request of an API that is decoded."
+    )
+    max_held_response_bytes: SizeBytes = Field(
+        128 * MIB, alias="held.response.max.bytes", gt=0, description="The largest response that is decoded as a whole."
+    )
+    max_in_flight: int = Field(
+        256, alias="max.in.flight.requests", gt=0, description="Unanswered requests of one connection."
+    )
+    connect_timeout_ms: DurationMs = Field(
+        5_000, alias="connect.timeout.ms", gt=0, description="One attempt to reach a broker."
+    )
+    connect_deadline_ms: DurationMs = Field(
+        20_000, alias="connect.deadline.ms", gt=0, description="All attempts, while the client waits."
+    )
+    idle_timeout_ms: DurationMs = Field(
+        0, alias="connections.max.idle.ms", ge=0, description="0 leaves it to the brokers to close idle connections."
+    )
+    half_close_timeout_ms: DurationMs = Field(
+        5_000, alias="half.close.timeout.ms", gt=0, description="How long a client that stopped sending is answered."
+    )
+    drain_timeout_ms: DurationMs = Field(
+        30_000, alias="drain.timeout.ms", gt=0, description="How long a stop waits for what is under way."
+    )
+
+    def of_connections(self) -> ConnectionLimits:
+        return ConnectionLimits(
+            max_connections=self.max_connections,
+            max_request_bytes=self.max_request_bytes,
+            max_held_request_bytes=self.max_held_request_bytes,
+            max_held_response_bytes=self.max_held_response_bytes,
+            max_in_flight=self.max_in_flight,
+            connect_timeout_ms=self.connect_timeout_ms,
+            connect_deadline_ms=self.connect_deadline_ms,
+            idle_timeout_ms=self.idle_timeout_ms,
+            half_close_timeout_ms=self.half_close_timeout_ms,
+            drain_timeout_ms=self.drain_timeout_ms,
+        )
+
+
+SECTIONS = ("upstream", "listener", "admin", "state", "storage", "topics", "log", "limits")
+
+
+class TidegateConfig(BaseModel):
+    """The whole file. Kafka's `remote.*` keys stand at its top, before the first section."""
+
+    model_config = {"frozen": True, "extra": "forbid", "hide_input_in_errors": True}
+
+    upstream: UpstreamConfig
+    listener: ListenerConfig = Field(default_factory=ListenerConfig.defaults)
+    admin: AdminConfig = Field(default_factory=AdminConfig.defaults)
+    state: StateConfig = Field(default_factory=StateConfig.defaults)
+    storage: StorageConfig | None = None
+    topics: tuple[TopicConfig, ...] = ()
+    log: LogConfig = Field(default_factory=LogConfig.defaults)
+    limits: LimitsConfig = Field(default_factory=LimitsConfig.defaults)
+    remote_log: RemoteLogConfig = Field(default_factory=RemoteLogConfig.defaults)
+    workers: int = Field(0, ge=0, description="Proxy processes beside the one of the remote log; 0: one for all.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_remote_log(cls, values: Any) -> Any:
+        known = {key: value for key, value in values.items() if key in SECTIONS or key == "workers"}
+        rest = {key: value for key, value in values.items() if key not in known}
+        return {**known, "remote_log": rest}
+
+    @model_validator(mode="after")
+    def _check_together(self) -> TidegateConfig:
+        if self.topics and self.storage is None and self.remote_log.enabled:
+            raise ValueError("[[topics]] names topics to tier, but there is no [storage] to copy them to")
+        return self
+
+    @property
+    def is_tiered(self) -> bool:
+        """Whether this process reads and serves a remote tier at all."""
+        return self.storage is not None and self.remote_log.enabled
+
+
+def load_config(path: Path) -> TidegateConfig:
+    """Raises `ConfigError`."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    return parse_config(text, str(path))
+
+
+def parse_config(text: str, name: str = "configuration") -> TidegateConfig:
+    """Raises `ConfigError`."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name}: not TOML: {error}") from None
+    try:
+        return TidegateConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{name}: {line}" for line in _explain(error))) from None
+
+
+def _explain(error: ValidationError) -> Iterator[str]:
+    details = error.errors(include_url=False, include_input=False, include_context=False)
+    for detail in details:
+        if detail["type"] == "too_short" and any(_is_within(other["loc"], detail["loc"]) for other in details):
+            continue  # what is missing was given and invalid: that is reported itself
+        where = [str(part) for part in detail["loc"] if part != "remote_log"]
+        section, key = _place(where)
+        match detail["type"]:
+            case "extra_forbidden":
+                yield f"unknown key {_quoted(section, key)}{_hint(section, key)}"
+            case "missing":
+                yield f"missing key {_quoted(section, key)}" if key else f"missing section [{section}]"
+            case _:
+                message = detail["msg"].removeprefix("Value error, ")
+                yield f"{_quoted(section, key)}: {message}" if where else message
+
+
+def _is_within(inner: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:
+    return len(inner) > len(outer) and inner[: len(outer)] == outer
+
+
+def _place(where: list[str]) -> tuple[str, str]:
+    if where and where[0] in SECTIONS:
+        return where[0], ".".join(part for part in where[1:] if not part.isdecimal())
+    return "", ".".join(where)
+
+
+def _quoted(section: str, key: str) -> str:
+    return f"[{section}] {key}".strip() if section else f"{key}"
+
+
+def _hint(section: str, key: str) -> str:
+    """A key may also be right, but in another section."""
+    if nearest := difflib.get_close_matches(key, keys_of(section), 1, 0.6):
+        return f"; did you mean {nearest[0]}?"
+    for other in ("", *SECTIONS):
+        if key in keys_of(other) or any(key.removeprefix(f"{other}.") == known for known in keys_of(other) if other):
+            return f"; it belongs {f'in [{other}]' if other else 'at the top of the file'}"
+    if not section and (nearest := difflib.get_close_matches(key.partition(".")[0], SECTIONS, 1, 0.6)):
+        return f"; did you mean [{nearest[0]}]?"
+    return ""
+
+
+def section_models() -> Mapping[str, type[BaseModel]]:
+    """By section; "" is the top of the file."""
+    return {
+        "": RemoteLogConfig,
+        "upstream": UpstreamConfig,
+        "listener": ListenerConfig,
+        "admin": AdminConfig,
+        "state": StateConfig,
+        "storage": StorageConfig,
+        "topics": TopicConfig,
+        "log": LogConfig,
+        "limits": LimitsConfig,
+    }
+
+
+def keys_of(section: str) -> list[str]:
+    model = section_models()[section]
+    names = [field.alias or field.serialization_alias or name for name, field in model.model_fields.items()]
+    return [*names, "workers"] if not section else names

@@ -1,0 +1,87 @@
+"""`docs/configuration.md`, made from the models: `python -m proxy.config_reference > docs/configuration.md`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from inspect import cleandoc
+
+from pydantic import AliasChoices, BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from proxy.config import TidegateConfig, section_models
+from tiers.config import DurationMs, SizeBytes
+
+INTRODUCTION = """\
+# Configuration
+
+One TOML file, `tidegate serve --config FILE`. Where a KIP names a key, that name is used verbatim; those keys stand at
+the top of the file, before the first section. An unknown key is an error. Durations are milliseconds, or strings with a
+unit (`"500ms"`, `"10s"`, `"5m"`, `"12h"`, `"7d"`); sizes are bytes, or strings with a unit (`"64MiB"`, `"1GB"`).
+An example that loads is `docs/tidegate.example.toml`. This page is made from the code by `proxy/config_reference.py`.
+"""
+
+
+def reference() -> str:
+    return INTRODUCTION + "".join(_section(name, model) for name, model in section_models().items())
+
+
+def _section(name: str, model: type[BaseModel]) -> str:
+    title = {"": "Top of the file", "topics": "`[[topics]]`"}.get(name, f"`[{name}]`")
+    lines = [f"\n## {title}\n", cleandoc(model.__doc__ or "").replace("\n", " "), "", *_table(model)]
+    if not name:
+        lines.append(_row("workers", TidegateConfig.model_fields["workers"]))
+    return "\n".join(lines) + "\n"
+
+
+def _table(model: type[BaseModel]) -> Iterator[str]:
+    yield "| Key | Default | Meaning |"
+    yield "|---|---|---|"
+    for name, field in model.model_fields.items():
+        if name == "settings":
+            yield f"| *others* | | {field.description} |"
+        else:
+            yield _row(field.alias or field.serialization_alias or name, field)
+
+
+def _row(key: str, field: FieldInfo) -> str:
+    also = [alias for alias in _aliases(field) if alias != key]
+    meaning = f"{field.description}" + (f" Also: `{'`, `'.join(map(str, also))}`." if also else "")
+    return f"| `{key}` | {_default(field)} | {meaning} |"
+
+
+def _aliases(field: FieldInfo) -> list[str]:
+    choices = field.validation_alias
+    return [str(choice) for choice in choices.choices] if isinstance(choices, AliasChoices) else []
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.default
+    if value is PydanticUndefined:
+        return "*required*"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, int) and value > 0:
+        if field.metadata and _is(field, SizeBytes):
+            return f"`{_largest(value, (('GiB', 1 << 30), ('MiB', 1 << 20), ('KiB', 1 << 10)))}`"
+        if field.metadata and _is(field, DurationMs):
+            return f"`{_largest(value, (('d', 86_400_000), ('h', 3_600_000), ('m', 60_000), ('s', 1_000)))}`"
+        return f"`{value}`"
+    return f"`{value}`" if isinstance(value, int) else f'`"{value}"`'
+
+
+def _is(field: FieldInfo, annotated: object) -> bool:
+    wanted = getattr(annotated, "__metadata__", ())
+    return any(entry in wanted for entry in field.metadata)
+
+
+def _largest(value: int, units: tuple[tuple[str, int], ...]) -> str:
+    for unit, size in units:
+        if value % size == 0:
+            return f'"{value // size}{unit}"'
+    return str(value)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

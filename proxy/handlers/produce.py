@@ -1,0 +1,27 @@
+"""Produce: cut through. Its acks say whether there will be a response, its small responses may name a new leader."""
+
+from __future__ import annotations
+
+from protocol.addresses import AddressOf, carries_addresses
+from protocol.api_keys import ApiKey
+from protocol.apis.produce import peek_acks
+from protocol.errors import TruncatedError
+from proxy.exchange import CutThrough, Exchange, HandlerState
+from proxy.handlers.addresses import AddressRewriter, check_version
+
+
+class ProduceHandler:
+    def __init__(self, address_of: AddressOf) -> None:
+        self._address_of = address_of
+
+    def on_prefix(self, exchange: Exchange, prefix: memoryview) -> tuple[CutThrough, HandlerState | None]:
+        api_version = exchange.request.api_version
+        check_version(ApiKey.PRODUCE, api_version)
+        acks = peek_acks(prefix)
+        if acks is None:
+            raise TruncatedError("a Produce request that ends before its acks")
+        if acks == 0:
+            return CutThrough(no_response=True), None
+        if not carries_addresses(ApiKey.PRODUCE, api_version):
+            return CutThrough(), None
+        return CutThrough(hold_bytes=None), AddressRewriter(ApiKey.PRODUCE, api_version, self._address_of)

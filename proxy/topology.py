@@ -1,0 +1,190 @@
+"""Which broker is where, where clients reach it through the proxy, and which topic has which id.
+
+A broker of node id N is advertised as (advertised host, base port + N): node ids and the cluster id stay the cluster's
+own. Metadata is read again every few seconds, and at once when an answer names a node that was not known; its listener
+is bound before that answer leaves, so that no client ever sees a broker's own address or a port without a listener.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from proxy.context import Address
+from proxy.server import BrokerEndpoint
+from tiers.broker.client import BrokerClient
+from tiers.broker.cluster_metadata import ClusterMetadata
+from tiers.errors import BrokerError
+
+logger = logging.getLogger(__name__)
+
+Listen = Callable[[str, int, BrokerEndpoint], object]
+MAX_PORT = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerAddresses:
+    """`host` is what is bound, `advertised_host` what clients are told."""
+
+    host: str
+    advertised_host: str
+    bootstrap_port: int
+    base_port: int
+
+    def advertised(self, node_id: int) -> Address:
+        return self.advertised_host, self.base_port + node_id
+
+
+class Topology:
+    def __init__(
+        self,
+        client: BrokerClient,
+        bootstrap_servers: Sequence[Address],
+        addresses: ListenerAddresses,
+        listen: Listen,
+        *,
+        clock_ms: Callable[[], int],
+        refresh_interval_ms: int = 5_000,
+        timeout_ms: int = 10_000,
+    ) -> None:
+        self._client = client
+        self._bootstrap_servers = tuple(bootstrap_servers)
+        self._addresses = addresses
+        self._listen = listen
+        self._clock_ms = clock_ms
+        self._refresh_interval_ms = refresh_interval_ms
+        self._timeout_ms = timeout_ms
+        self._metadata: ClusterMetadata | None = None
+        self._listening: set[int] = set()
+        self._wake = asyncio.Event()
+        self._first_read = asyncio.Event()
+        self._trouble: str | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the cluster has been read once: every broker that it named has its listener."""
+        return self._first_read.is_set()
+
+    @property
+    def cluster_id(self) -> str | None:
+        return None if self._metadata is None else self._metadata.cluster_id
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the last attempt to read the cluster failed; None when it did not."""
+        return self._trouble
+
+    def listen_for_bootstrap(self) -> None:
+        """Raises `OSError`."""
+        self._listen(self._addresses.host, self._addresses.bootstrap_port, BrokerEndpoint(None, self._any_broker))
+
+    async def wait_until_ready(self) -> None:
+        await self._first_read.wait()
+
+    async def run(self) -> None:
+        """Follows the cluster until cancelled."""
+        while True:
+            await self.refresh()
+            delay_ms = self._refresh_interval_ms if self._trouble is None else min(1_000, self._refresh_interval_ms)
+            try:
+                async with asyncio.timeout(delay_ms / 1000):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+            self._wake.clear()
+
+    async def refresh(self, max_age_ms: int = 0, timeout_ms: int | None = None) -> bool:
+        """Reads the cluster's metadata unless it is young enough. False when no broker answered."""
+        try:
+            metadata = await self._client.metadata(max_age_ms, timeout_ms or self._timeout_ms)
+        except BrokerError as error:
+            if self._trouble is None:
+                logger.warning("the cluster's metadata cannot be read: %s", error)
+            self._trouble = str(error)
+            return False
+        if self._trouble is not None:
+            logger.info("the cluster's metadata can be read again")
+        self._trouble = None
+        self._follow(metadata)
+        return True
+
+    def _follow(self, metadata: ClusterMetadata) -> None:
+        before = {} if self._metadata is None else self._metadata.brokers
+        self._metadata = metadata
+        for node_id, broker in metadata.brokers.items():
+            self._listen_for(node_id)
+            known = before.get(node_id)
+            if known is None or (known.host, known.port) != (broker.host, broker.port):
+                host, port = self._addresses.advertised(node_id)
+                logger.info(
+                    "broker %d at %s:%d is advertised as %s:%d",
+                    node_id, broker.host, broker.port, host, port,
+                    extra={"node_id": node_id},
+                )  # fmt: skip
+        self._first_read.set()
+
+    def _listen_for(self, node_id: int) -> None:
+        if node_id in self._listening:
+            return
+        port = self._addresses.base_port + node_id
+        try:
+            if port > MAX_PORT:
+                raise OSError(f"port {port} does not exist: lower listener.base.port")
+            self._listen(self._addresses.host, port, BrokerEndpoint(node_id, lambda: self.broker_addresses(node_id)))
+        except OSError as error:
+            logger.error("no listener for broker %d: %s", node_id, error, extra={"node_id": node_id, "port": port})
+            return
+        self._listening.add(node_id)
+
+    # Addresses
+
+    def advertised_address(self, node_id: int) -> Address:
+        """Where clients reach that broker through this proxy; an unknown node gets its listener here and now."""
+        if node_id not in self._listening:
+            self._listen_for(node_id)
+            self._wake.set()
+        return self._addresses.advertised(node_id)
+
+    def address_map(self) -> dict[int, tuple[Address, Address]]:
+        """By node id: the broker's own address and the advertised one."""
+        brokers = {} if self._metadata is None else self._metadata.brokers
+        return {
+            node_id: ((broker.host, broker.port), self._addresses.advertised(node_id))
+            for node_id, broker in sorted(brokers.items())
+        }
+
+    def broker_addresses(self, node_id: int) -> Sequence[Address]:
+        """Where the broker is now, as a list of at most one; asking for an unknown one makes the cluster be read."""
+        broker = None if self._metadata is None else self._metadata.brokers.get(node_id)
+        if broker is None:
+            self._wake.set()
+            return ()
+        return ((broker.host, broker.port),)
+
+    def _any_broker(self) -> Sequence[Address]:
+        """For the bootstrap port: what the user gave comes first, then whoever the cluster named."""
+        named = () if self._metadata is None else ((b.host, b.port) for b in self._metadata.brokers.values())
+        return tuple(dict.fromkeys((*self._bootstrap_servers, *named)))
+
+    # Topics
+
+    def topic_id(self, name: str, max_age_ms: int | None = None) -> UUID | None:
+        """None when the name is not known, or was learned more than `max_age_ms` ago. Never waits."""
+        metadata = self._metadata
+        if metadata is None or (max_age_ms is not None and self._clock_ms() - metadata.fetched_at_ms > max_age_ms):
+            return None
+        topic = metadata.topics.get(name)
+        return None if topic is None or topic.topic_id.int == 0 else topic.topic_id
+
+    async def resolve_topic_id(self, name: str, max_age_ms: int, timeout_ms: int) -> UUID | None:
+        """As the cluster names it, or did `max_age_ms` ago at most; None when it has no such topic, or no answer."""
+        if (known := self.topic_id(name, max_age_ms)) is not None:
+            return known
+        return self.topic_id(name) if await self.refresh(max_age_ms, timeout_ms) else None
+
+    def topic_name(self, topic_id: UUID) -> str | None:
+        topic = None if self._metadata is None else self._metadata.topics_by_id.get(topic_id)
+        return None if topic is None else topic.name

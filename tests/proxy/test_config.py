@@ -1,0 +1,85 @@
+"""One file, its mistakes said in one line each, its secrets never."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proxy.config import ConfigError, load_config, parse_config
+from proxy.config_reference import reference
+
+ROOT = Path(__file__).resolve().parents[2]
+UPSTREAM = '[upstream]\nbootstrap.servers = "a:9092, b:9093"\n'
+
+
+def mistakes(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        parse_config(text, "f.toml")
+    return str(raised.value).splitlines()
+
+
+def test_the_reference_page_is_up_to_date() -> None:
+    assert (ROOT / "docs/configuration.md").read_text() == reference()
+
+
+def test_the_example_loads() -> None:
+    config = load_config(ROOT / "docs/tidegate.example.toml")
+    assert config.is_tiered
+    assert config.remote_log.task_interval_ms == 30_000
+    assert config.upstream.bootstrap_servers == (("kafka-1", 9092), ("kafka-2", 9092))
+    assert [rule.pattern for rule in config.topics] == ["orders", "events-*"]
+    assert [rule.local_retention_ms for rule in config.topics] == [6 * 3_600_000, -2]
+    assert [rule.local_retention_bytes for rule in config.topics] == [-2, 10 << 30]
+
+
+def test_an_upstream_alone_is_enough_to_pass_through() -> None:
+    config = parse_config(UPSTREAM)
+    assert not config.is_tiered
+    assert config.upstream.bootstrap_servers == (("a", 9092), ("b", 9093))
+
+
+def test_founding_names_are_accepted() -> None:
+    config = parse_config(
+        "rlm_process_interval_ms = 5\nrlm_retry_interval_ms = 6\nremote.log.storage.enable = false\n" + UPSTREAM
+    )
+    assert (config.remote_log.task_interval_ms, config.remote_log.task_retry_backoff_ms) == (5, 6)
+    assert not config.remote_log.enabled
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "missing section [upstream]"),
+        ("remote.log.reader.thread = 3\n" + UPSTREAM, "did you mean remote.log.reader.threads?"),
+        (UPSTREAM + "[limits]\nmax.conections = 3", "[limits] max.conections; did you mean max.connections?"),
+        (UPSTREAM + "[listner]\nhost = 'x'", "unknown key listner.host; did you mean [listener]?"),
+        (UPSTREAM + "[log]\nlevel = 'loud'", "[log] level: Input should be"),
+        (UPSTREAM + "[admin]\nport = 70000", "[admin] port: Input should be less than 65536"),
+        (UPSTREAM + "[limits]\ndrain.timeout.ms = '3 parsecs'", "one of the units ms, s, m"),
+        ("[upstream]\nbootstrap.servers = 'nowhere'", "[upstream] bootstrap.servers: expected host:port"),
+        (UPSTREAM + "[[topics]]\nname = 'x'", "there is no [storage]"),
+        ("x = ", "f.toml: not TOML"),
+    ],
+)
+def test_every_mistake_is_one_line(text: str, said: str) -> None:
+    (line,) = mistakes(text)
+    assert said in line
+    assert line.startswith("f.toml: ")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothing\.toml: No such file"):
+        load_config(tmp_path / "nothing.toml")
+
+
+def test_secrets_show_nowhere() -> None:
+    text = UPSTREAM + "[storage]\nimplementation = 's3'\nsecret.access.key = 'hush'\npath.style = true\n"
+    config = parse_config(text)
+    assert "hush" not in repr(config)
+    assert "hush" not in str(config.model_dump())
+    assert "hush" not in config.model_dump_json()
+    assert config.storage is not None
+    assert config.storage.plain_settings() == {"secret.access.key": "hush", "path.style": "true"}
+    (line,) = mistakes(UPSTREAM + "[storage]\nsecret.access.key = 'hush'\n")
+    assert "hush" not in line

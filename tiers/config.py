@@ -1,0 +1,218 @@
+"""The settings of the remote log, validated; and how every section of the file is read.
+
+Where a KIP names a key it is used verbatim, dots included. Durations and sizes are numbers of milliseconds and bytes,
+or strings with a unit ("10s", "7d", "64MiB"). Unknown keys are errors that name the nearest known one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Self
+
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+
+MIB = 1024 * 1024
+
+_DURATION_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SIZE_UNITS: Final = {
+    "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,
+}  # fmt: skip
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+
+
+def _with_unit(value: object, units: Mapping[str, int], example: str) -> object:
+    if not isinstance(value, str):
+        return value
+    matched = _QUANTITY.fullmatch(value)
+    if matched is None or matched[2] not in units:
+        raise ValueError(f"expected a number or a string like {example!r}, with one of the units {', '.join(units)}")
+    return int(float(matched[1]) * units[matched[2]])
+
+
+def _duration(value: object) -> object:
+    return _with_unit(value, _DURATION_UNITS_MS, "10s")
+
+
+def _size(value: object) -> object:
+    return _with_unit(value, _SIZE_UNITS, "64MiB")
+
+
+DurationMs = Annotated[int, BeforeValidator(_duration)]
+SizeBytes = Annotated[int, BeforeValidator(_size)]
+
+
+class Section(BaseModel):
+    """One section of the file; keys may hold dots. TOML reads `a.b = 1` as nested tables: they are flattened again."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=False, hide_input_in_errors=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flatten(cls, values: object) -> object:
+        return flatten(values) if isinstance(values, Mapping) else values
+
+    @classmethod
+    def defaults(cls) -> Self:
+        return cls.model_validate({})
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"a": {"b": 1}}` is `{"a.b": 1}`."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+class RemoteLogConfig(Section):
+    """Kafka's own keys, at the top of the file."""
+
+    enabled: bool = Field(
+        True,
+        alias="remote.log.storage.system.enable",
+        validation_alias=AliasChoices("remote.log.storage.system.enable", "remote.log.storage.enable"),
+        description="The master switch. False: everything passes through, nothing is copied or served from the tier.",
+    )
+    task_interval_ms: DurationMs = Field(
+        30_000,
+        alias="remote.log.manager.task.interval.ms",
+        validation_alias=AliasChoices("remote.log.manager.task.interval.ms", "rlm_process_interval_ms"),
+        gt=0,
+        description="How often every partition is looked at for what to copy, trim and expire.",
+    )
+    task_retry_backoff_ms: DurationMs = Field(
+        1_000,
+        alias="remote.log.manager.task.retry.backoff.ms",
+        validation_alias=AliasChoices("remote.log.manager.task.retry.backoff.ms", "rlm_retry_interval_ms"),
+        gt=0,
+        description="How long a failed task waits before it is tried again.",
+    )
+    copier_threads: int = Field(
+        10, alias="remote.log.manager.copier.thread.pool.size", gt=0, description="Partitions copied at the same time."
+    )
+    reader_threads: int = Field(
+        10, alias="remote.log.reader.threads", gt=0, description="Downloads from the remote tier at the same time."
+    )
+    reader_max_pending_tasks: int = Field(
+        100, alias="remote.log.reader.max.pending.tasks", gt=0, description="Downloads that may wait for a reader."
+    )
+    fetch_max_wait_ms: DurationMs = Field(
+        5_000,
+        alias="remote.fetch.max.wait.ms",
+        gt=0,
+        description="How long a fetch of remote partitions alone may wait for them, if its own wait is shorter.",
+    )
+    list_offsets_timeout_ms: DurationMs = Field(
+        15_000,
+        alias="remote.list.offsets.request.timeout.ms",
+        gt=0,
+        description="The deadline of a look-up by timestamp in the remote tier.",
+    )
+    custom_metadata_max_bytes: SizeBytes = Field(
+        128,
+        alias="remote.log.metadata.custom.metadata.max.bytes",
+        gt=0,
+        description="What a storage manager may keep with a segment (KIP-917).",
+    )
+    index_cache_bytes: SizeBytes = Field(
+        64 * MIB,
+        alias="remote.log.index.file.cache.total.size.bytes",
+        gt=0,
+        description="Segment indexes kept.",
+    )
+    chunk_cache_bytes: SizeBytes = Field(
+        256 * MIB, alias="remote.log.chunk.cache.total.size.bytes", gt=0, description="Record data kept in memory."
+    )
+    reader_max_bytes_in_flight: SizeBytes = Field(
+        128 * MIB,
+        alias="remote.log.reader.max.bytes.in.flight",
+        gt=0,
+        description="What all downloads under way may take together.",
+    )
+    metadata_topic: str = Field(
+        "__remote_log_metadata",
+        alias="remote.log.metadata.topic.name",
+        min_length=1,
+        description="The topic that holds the metadata of every segment.",
+    )
+    metadata_topic_partitions: int = Field(
+        50, alias="remote.log.metadata.topic.num.partitions", gt=0, description="Used when the topic is created."
+    )
+    metadata_topic_replication_factor: int = Field(
+        3,
+        alias="remote.log.metadata.topic.replication.factor",
+        gt=0,
+        description="Used when the topic is created; never more than there are brokers.",
+    )
+    visible_after_ms: DurationMs = Field(
+        10_000,
+        alias="remote.log.visible.after.ms",
+        gt=0,
+        description="How long a copied segment must have been visible before the broker's copy may be removed (T_vis).",
+    )
+
+
+class TopicConfig(Section):
+    """Which topics are tiered: as many `[[topics]]` as you like; the first that matches a topic decides."""
+
+    pattern: str = Field(
+        validation_alias=AliasChoices("name", "pattern"),
+        serialization_alias="name",
+        min_length=1,
+        description="A topic's name, or a shell pattern like `orders-*` (then the key may be written `pattern`).",
+    )
+    remote_storage_enable: bool = Field(True, alias="remote.storage.enable", description="Whether to tier the topic.")
+    local_retention_ms: DurationMs = Field(
+        -2,
+        alias="local.retention.ms",
+        ge=-2,
+        description="How long the broker keeps what was copied; -2: as long as retention.ms.",
+    )
+    local_retention_bytes: SizeBytes = Field(
+        -2,
+        alias="local.retention.bytes",
+        ge=-2,
+        description="How much of a partition the broker keeps of what was copied; -2: retention.bytes.",
+    )
+    segment_bytes: SizeBytes = Field(
+        64 * MIB, alias="segment.bytes", gt=0, lt=1 << 31, description="Size of a remote segment."
+    )
+    segment_ms: DurationMs = Field(
+        3_600_000, alias="segment.ms", gt=0, description="Age at which a segment is copied though it is not full."
+    )
+    copy_disable: bool = Field(
+        False, alias="remote.log.copy.disable", description="Stops copying; what was copied stays readable (KIP-950)."
+    )
+
+
+class StorageConfig(BaseModel):
+    """The store. Every key but `implementation` goes to the storage manager as it is; see its own documentation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    implementation: str = Field(
+        min_length=1, description="An entry point of the group `tidegate.remote_storage_manager`: `local`, `s3`."
+    )
+    settings: Mapping[str, SecretStr] = Field(default_factory=dict, description="The storage manager's own keys.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect(cls, values: object) -> object:
+        if not isinstance(values, Mapping):
+            return values
+        flat = flatten(values)
+        own = {"implementation": flat.pop("implementation")} if "implementation" in flat else {}
+        return {**own, "settings": {key: _text(value) for key, value in flat.items()}}
+
+    def plain_settings(self) -> dict[str, str]:
+        """For the storage manager's constructor alone: secrets in the clear."""
+        return {key: value.get_secret_value() for key, value in self.settings.items()}
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
