@@ -88,6 +88,20 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
             probe.close()
 
 
+def consecutive_free_ports(count: int, host: str = "127.0.0.1") -> int:
+    """The first of `count` neighbouring ports on which nothing listens now."""
+    while True:
+        first = random.choice(PORTS)
+        with contextlib.ExitStack() as held:
+            try:
+                for port in range(first, first + count):
+                    probe = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+                    probe.bind((host, port))
+            except OSError:
+                continue
+            return first
+
+
 def kafka_uuid() -> str:
     """A random id as Kafka writes it: url-safe base64, never led by a dash, which tools take for an option."""
     while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import shutil
 import signal
@@ -12,11 +13,13 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from tests.servers.jars import ServerUnavailable
+from tests.servers.kafka import KafkaCluster, consecutive_free_ports, free_ports
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
@@ -123,6 +126,61 @@ class TidegateProcess:
     def cpu_seconds(self) -> float:
         """User and system time of the process and its children so far."""
         return sum(_cpu_seconds(pid) for pid in [self.pid, *_descendants(self.pid)])
+
+
+def tidegate_over(
+    cluster: KafkaCluster,
+    home: Path,
+    *,
+    tiered: Sequence[str] = (),
+    segment_bytes: int = 1 << 20,
+    storage: Mapping[str, str] | None = None,
+    settings: Mapping[str, str | int] | None = None,
+) -> TidegateProcess:
+    """A proxy before `cluster` that tiers the topics `tiered`, soon and eagerly; not started yet.
+
+    Its state goes to `home/state`. `storage` are the storage manager's settings with `implementation`; without it the
+    tier is the folder `home/tier`. `settings` are keys of the top of the file.
+    """
+    bootstrap_port = consecutive_free_ports(1 + len(cluster.brokers))
+    (admin_port,) = free_ports(1)
+    if storage is None:
+        (home / "tier").mkdir(parents=True, exist_ok=True)
+        storage = {"implementation": "local", "path": str(home / "tier")}
+    eager: dict[str, str | int] = {
+        "remote.log.manager.task.interval.ms": 1000,
+        "remote.log.manager.task.retry.backoff.ms": 500,
+        "remote.log.metadata.topic.num.partitions": 4,
+    }
+    eager.update(settings or {})
+    lines = _pairs(eager)
+    lines += ["[upstream]", *_pairs({"bootstrap.servers": cluster.bootstrap_servers})]
+    listener: dict[str, str | int] = {
+        "host": "127.0.0.1",
+        "advertised.host": "127.0.0.1",
+        "bootstrap.port": bootstrap_port,
+        "base.port": bootstrap_port,
+    }
+    lines += ["[listener]", *_pairs(listener)]
+    lines += ["[admin]", *_pairs({"host": "127.0.0.1", "port": admin_port})]
+    lines += ["[state]", *_pairs({"path": str(home / "state")})]
+    lines += ["[storage]", *_pairs(storage)]
+    for name in tiered:
+        rule: dict[str, str | int] = {
+            "name": name,
+            "local.retention.bytes": 1,
+            "segment.bytes": segment_bytes,
+            "segment.ms": "5s",
+        }
+        lines += ["[[topics]]", *_pairs(rule)]
+    return TidegateProcess(
+        "\n".join([*lines, ""]), address=("127.0.0.1", bootstrap_port), admin=("127.0.0.1", admin_port)
+    )
+
+
+def _pairs(values: Mapping[str, str | int]) -> list[str]:
+    """Lines of TOML; JSON writes strings and numbers as TOML reads them."""
+    return [f"{key} = {json.dumps(value)}" for key, value in values.items()]
 
 
 def _cpu_seconds(pid: int) -> float:

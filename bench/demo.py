@@ -1,0 +1,244 @@
+"""`make demo`: an unmodified consumer reads, through Tidegate, records that the broker no longer has.
+
+Everything is real and runs here: Kafka, `tidegate serve`, producer and consumers, each a process of its own. Ends with
+0 only if every record that was produced came back, byte for byte, in order, exactly once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import kafka
+from rich.console import Console
+from rich.table import Table
+
+from bench import demo_producer
+from bench.demo_reader import CLIENTS, Result
+from bench.demo_records import ABORTED_PER_PARTITION, PARTITIONS, TOPIC, records_per_partition
+from bench.demo_view import MIB, PartitionTiers, TierState, TierView, folder_bytes
+from bench.latency import TailProbe, percentile, seek_latencies
+from bench.offsets import EARLIEST, LATEST, LATEST_TIERED, list_offsets
+from tests.servers.jars import ServerUnavailable
+from tests.servers.kafka import KAFKA_VERSION, KafkaCluster
+from tests.servers.tidegate import TidegateProcess, tidegate_over
+
+TAIL_TOPIC = "tail"
+SEGMENT_BYTES = 4 * MIB
+MOVED_BEFORE_READING = 0.75
+MOVE_TIMEOUT_S = 90.0
+QUIET_S = 2.0
+SEEKS = 60
+
+BROKER_SETTINGS = {
+    "log.retention.check.interval.ms": "1000",
+    "log.segment.delete.delay.ms": "1000",
+    "log.initial.task.delay.ms": "1000",
+}
+
+
+class DemoFailed(Exception):
+    """The message says what was expected and what was seen."""
+
+
+class Demo:
+    def __init__(self, console: Console, cluster: KafkaCluster, proxy: TidegateProcess, tier: Path, mib: int) -> None:
+        self.console = console
+        self.cluster = cluster
+        self.proxy = proxy
+        self.tier = tier
+        self.records = records_per_partition(mib * MIB)
+        self.first_timestamp_ms = int(time.time() * 1000) - self.records
+        self.began = time.monotonic()
+
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self.began
+
+    def say(self, text: str) -> None:
+        self.console.print(f"{self.elapsed_s():5.1f} s  {text}", highlight=False, soft_wrap=True)
+
+    def run(self) -> bool:
+        """True if every record matched."""
+        local_starts = self.fill_and_wait()
+        self.show_out_of_range()
+        tail = TailProbe(self.proxy.bootstrap_servers, TAIL_TOPIC)
+        tail.start()
+        try:
+            time.sleep(QUIET_S)
+            quiet = tail.take()
+            results = [self.read_with(client, local_starts) for client in CLIENTS]
+            busy = tail.take()
+        finally:
+            tail.stop()
+        remote = {partition: (0, start) for partition, start in local_starts.items()}
+        seeks = seek_latencies(self.proxy.bootstrap_servers, TOPIC, remote, SEEKS)
+        self.show_figures(
+            results, {"tail, nothing else reads": quiet, "tail, while others read from offset 0": busy}, seeks
+        )
+        if tail.error is not None:
+            raise DemoFailed(f"reading the tail failed: {tail.error}")
+        verdicts = [self.verdict(result) for result in results]
+        return all(verdicts)
+
+    def fill_and_wait(self) -> dict[int, int]:
+        """Produces, then waits until most of every partition has left the broker; the broker's log starts then."""
+        bootstrap = self.proxy.bootstrap_servers
+        demo_producer.create_topic(bootstrap, TOPIC, PARTITIONS, {"segment.bytes": str(SEGMENT_BYTES)})
+        demo_producer.create_topic(bootstrap, TAIL_TOPIC, 1, {})
+        with TierView(self.console, self.elapsed_s) as view:
+            shown_at = 0.0
+
+            def progress(produced: demo_producer.Produced) -> None:
+                nonlocal shown_at
+                if time.monotonic() - shown_at > 0.5:
+                    view.show(self.tiers(), f"producing: {produced.value_bytes / MIB:.0f} MiB")
+                    shown_at = time.monotonic()
+
+            produced = demo_producer.produce(bootstrap, self.records, self.first_timestamp_ms, progress)
+            if produced.errors or produced.records != self.records * PARTITIONS:
+                raise DemoFailed(
+                    f"{produced.records:,} of {self.records * PARTITIONS:,} produced: {produced.errors[:3]}"
+                )
+            deadline = time.monotonic() + MOVE_TIMEOUT_S
+            while (state := self.tiers()).least_moved < MOVED_BEFORE_READING:
+                view.show(state, "waiting for segments to move")
+                if time.monotonic() > deadline:
+                    raise DemoFailed(f"only {state.least_moved:.0%} of a partition left the broker")
+                time.sleep(0.5)
+            view.show(state, "enough has moved", always=True)
+        self.say(
+            f"{produced.records:,} records ({produced.value_bytes / MIB:.0f} MiB) produced through the proxy, "
+            f"compressed and not; {produced.aborted:,} more in a transaction that was aborted"
+        )
+        return list_offsets(self.cluster.address(), TOPIC, range(PARTITIONS), EARLIEST)
+
+    def tiers(self) -> TierState:
+        partitions = range(PARTITIONS)
+        ends = list_offsets(self.cluster.address(), TOPIC, partitions, LATEST)
+        starts = list_offsets(self.cluster.address(), TOPIC, partitions, EARLIEST)
+        remote = list_offsets(self.proxy.address, TOPIC, partitions, LATEST_TIERED)
+        each = [PartitionTiers(p, ends.get(p, 0), starts.get(p, 0), remote.get(p, -1) + 1) for p in partitions]
+        folders = [self.cluster.log_folder(TOPIC, partition) for partition in partitions]
+        broker_bytes = sum(folder_bytes(folder, "*.log")[1] for folder in folders)
+        segments, tier_bytes = folder_bytes(self.tier, "*.log")
+        return TierState(each, broker_bytes, tier_bytes, segments)
+
+    def show_out_of_range(self) -> None:
+        """The broker alone, asked by a consumer that goes past the proxy, has no offset 0."""
+        consumer = kafka.KafkaConsumer(bootstrap_servers=self.cluster.bootstrap_servers, auto_offset_reset="none")
+        partition = kafka.TopicPartition(TOPIC, 0)
+        consumer.assign([partition])
+        consumer.seek(partition, 0)
+        try:
+            polled = consumer.poll(timeout_ms=10_000)
+        except kafka.errors.OffsetOutOfRangeError:
+            self.say("the broker alone answers OFFSET_OUT_OF_RANGE for offset 0")
+        else:
+            raise DemoFailed(f"the broker alone still has offset 0: {polled}")
+        finally:
+            consumer.close()
+
+    def read_with(self, client: str, local_starts: dict[int, int]) -> Result:
+        """Runs a reader to its end and shows how far it is."""
+        command = [sys.executable, "-m", "bench.demo_reader", "--client", client]
+        command += ["--bootstrap", self.proxy.bootstrap_servers, "--records", str(self.records)]
+        command += ["--first-timestamp-ms", str(self.first_timestamp_ms), "--local-starts", json.dumps(local_starts)]
+        result = Result(client, error="the reader ended without a word")
+        with (
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+            self.console.status(f"{client} reads from offset 0") as status,
+        ):
+            try:
+                for line in process.stdout or ():
+                    result = Result(**json.loads(line))
+                    status.update(f"{client}: {result.read:,} of {self.records * PARTITIONS:,} records read")
+            except BaseException:
+                process.kill()
+                raise
+        if process.returncode != 0 and result.error is None:
+            result.error = f"the reader ended with {process.returncode}"
+        self.say(f"{client} read {result.read:,} records in {result.seconds:.1f} s")
+        return result
+
+    def show_figures(self, results: list[Result], tails: dict[str, list[float]], seeks: list[float]) -> None:
+        table = Table(title="Through Tidegate")
+        table.add_column("")
+        for title in ("records", "from the remote tier", "MiB/s", "p50 ms", "p99 ms"):
+            table.add_column(title, justify="right")
+        for result in results:
+            rate = result.value_bytes / MIB / result.seconds if result.seconds else 0.0
+            remote = f"{result.from_remote_tier:,}"
+            table.add_row(f"backfill, {result.client}", f"{result.read:,}", remote, f"{rate:.1f}", "", "")
+        count = f"{len(seeks):,}"
+        table.add_row("backfill, first record after a seek", count, count, "", *_percentiles(seeks))
+        for name, samples in tails.items():
+            table.add_row(f"{name}, produced to consumed", f"{len(samples):,}", "0", "", *_percentiles(samples))
+        self.console.print(table)
+
+    def verdict(self, result: Result) -> bool:
+        wanted = self.records * PARTITIONS
+        matched = result.done and not result.mismatches and result.error is None and result.from_remote_tier > 0
+        if matched:
+            share = result.from_remote_tier / wanted
+            self.say(
+                f"{result.client}: all {wanted:,} records match what was produced, {share:.0%} of them from the remote "
+                f"tier; none of the {ABORTED_PER_PARTITION * PARTITIONS:,} aborted ones"
+            )
+        else:
+            self.say(f"{result.client}: {result.read:,} of {wanted:,}; {result.error or ''} {result.mismatches or ''}")
+        return matched
+
+
+def _percentiles(samples: list[float]) -> tuple[str, str]:
+    return f"{percentile(samples, 0.5):.1f}", f"{percentile(samples, 0.99):.1f}"
+
+
+@contextlib.contextmanager
+def servers(console: Console) -> Iterator[tuple[KafkaCluster, TidegateProcess, Path]]:
+    """Kafka, Tidegate with a file-system tier, and the tier's folder."""
+    home = Path(tempfile.mkdtemp(prefix="tidegate-demo-"))
+    try:
+        console.print(f"starting Kafka {KAFKA_VERSION} and Tidegate", highlight=False)
+        with KafkaCluster(settings=BROKER_SETTINGS) as cluster:
+            process = tidegate_over(cluster, home, tiered=[TOPIC], segment_bytes=SEGMENT_BYTES)
+            with process as proxy:
+                yield cluster, proxy, home / "tier"
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--mib", type=int, default=256, help="how much to produce")
+    arguments.add_argument("--keep", action="store_true", help="leave everything running until Ctrl-C")
+    given = arguments.parse_args()
+
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    try:
+        with servers(console) as (cluster, proxy, tier):
+            matched = Demo(console, cluster, proxy, tier, given.mib).run()
+            if given.keep:
+                console.print(
+                    f"Point any client at {proxy.bootstrap_servers} (topic {TOPIC}); the broker alone is "
+                    f"{cluster.bootstrap_servers}. Ctrl-C ends it.",
+                    highlight=False,
+                )
+                with contextlib.suppress(KeyboardInterrupt):
+                    while True:
+                        time.sleep(3600)
+    except (ServerUnavailable, DemoFailed, TimeoutError) as error:
+        console.print(f"{type(error).__name__}: {error}", highlight=False, markup=False, soft_wrap=True)
+        return 1
+    return 0 if matched else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
