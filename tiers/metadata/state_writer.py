@@ -13,7 +13,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
@@ -73,6 +73,15 @@ class MetadataEvent:
     record: MetadataRecord | None
 
 
+@dataclass(frozen=True, slots=True)
+class PartitionRead:
+    """What one read of a metadata partition brought; the next one starts at `next_offset`."""
+
+    metadata_partition: int
+    events: Sequence[MetadataEvent]
+    next_offset: int
+
+
 class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
     def __init__(self, env: lmdb.Environment, freshness: lmdb.Environment, lock: IO[bytes]) -> None:
         super().__init__(env, freshness)
@@ -95,8 +104,7 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
             writer = cls._open_files(folder, lock, map_size_bytes)
             reason = writer._reason_to_start_over(identity, wall_clock_ms, max_age_ms)
             if reason is not None:
-                log.warning("the saved remote log metadata is read again from the topic", extra={"reason": reason})
-                writer._clear()
+                writer.start_over(reason)
         except BaseException:
             lock.close()
             raise
@@ -142,8 +150,11 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
 
     def _clear(self) -> None:
         with self._env.begin(write=True) as txn:
+            identity = txn.get(b"identity", db=self._db.meta)
             for name in DATABASES:
                 txn.drop(getattr(self._db, name), delete=False)
+            if identity is not None:
+                txn.put(b"identity", identity, db=self._db.meta)
 
     def close(self) -> None:
         super().close()
@@ -160,16 +171,20 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
         with self._env.begin(write=True) as txn:
             txn.put(b"read_to_end_at_ms", I64.pack(wall_clock_ms), db=self._db.meta)
 
-    def apply(
-        self, metadata_partition: int, events: Iterable[MetadataEvent], next_offset: int
-    ) -> list[RemoteLogSegmentId]:
-        """Replays `events`, which end below `next_offset`; returns the segments that they made readable."""
+    def start_over(self, reason: str) -> None:
+        """Forgets everything that was read."""
+        log.warning("the saved remote log metadata is read again from the topic", extra={"reason": reason})
+        self._clear()
+
+    def apply(self, reads: Iterable[PartitionRead]) -> list[RemoteLogSegmentId]:
+        """Replays `reads` in one transaction; returns the segments that they made readable."""
         finished: list[RemoteLogSegmentId] = []
         with self._env.begin(write=True) as txn:
             replay = _Replay(self, txn, finished)
-            for event in events:
-                replay.apply(event)
-            txn.put(I32.pack(metadata_partition), I64.pack(next_offset), db=self._db.consumed)
+            for read in reads:
+                for event in read.events:
+                    replay.apply(event)
+                txn.put(I32.pack(read.metadata_partition), I64.pack(read.next_offset), db=self._db.consumed)
         return finished
 
 

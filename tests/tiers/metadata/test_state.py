@@ -20,7 +20,7 @@ from tiers.errors import InvalidTransitionError, RemoteLogMetadataError, RemoteL
 from tiers.metadata.serde import RecordKey, key_of, segment_keys
 from tiers.metadata.state import RemoteLogMetadataState
 from tiers.metadata.state_layout import STATE_FILE, StateIdentity
-from tiers.metadata.state_writer import MetadataEvent, RemoteLogMetadataStateWriter
+from tiers.metadata.state_writer import MetadataEvent, PartitionRead, RemoteLogMetadataStateWriter
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
@@ -77,7 +77,7 @@ class Topic:
             for index, (key, record) in enumerate(pairs)
         ]
         self.next_offset += len(events)
-        return self.state.apply(0, events, self.next_offset)
+        return self.state.apply([PartitionRead(0, events, self.next_offset)])
 
 
 def segment(

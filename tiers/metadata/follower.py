@@ -1,0 +1,292 @@
+"""`MetadataFollower`: reads every metadata partition, read_committed, and keeps the materialised state.
+
+* One long poll at a time per leader, over all partitions that it leads. What one answer brings is one transaction.
+* A partition is fresh as of the moment at which a request left whose answer's high watermark has been reached. Not the
+  LSO: records behind an open transaction may be what a look-up must know (safety rule 1).
+* Positions live here while nothing is to be replayed; markers alone are not worth a transaction of the state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import lmdb
+from kafka.protocol.consumer import ListOffsetsRequest
+
+from protocol.errors import ErrorCode, ProtocolError
+from tiers.broker.client import BrokerClient
+from tiers.broker.fetch import READ_UNCOMMITTED, FetchedPartition, FetchPosition, fetch_raw
+from tiers.errors import BrokerError, RemoteLogMetadataNotReadyError
+from tiers.metadata.committed_records import read_committed
+from tiers.metadata.metadata_topic import MetadataTopic
+from tiers.metadata.state_writer import PartitionRead, RemoteLogMetadataStateWriter
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+FETCH_LANE = "remote-log-metadata"
+LATEST_TIMESTAMP = -1
+EARLIEST_TIMESTAMP = -2
+_FETCH_MAX_WAIT_MS = 500
+_FETCH_MAX_BYTES = 8 * 1024 * 1024
+_FETCH_TIMEOUT_MS = 10_000
+_LEADERS_MAX_AGE_MS = 5_000
+_BACKOFF_BASE_MS = 50
+_BACKOFF_CAP_MS = 1_000
+_READ_TO_END_MARK_MS = 60_000
+
+
+class MetadataFollower:
+    def __init__(
+        self,
+        client: BrokerClient,
+        topic: MetadataTopic,
+        state: RemoteLogMetadataStateWriter,
+        *,
+        clock_ms: Callable[[], int],
+        wall_clock_ms: Callable[[], int],
+        on_finished: Callable[[list[RemoteLogSegmentId]], None],
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._client = client
+        self._topic = topic
+        self._state = state
+        self._clock_ms = clock_ms
+        self._wall_clock_ms = wall_clock_ms
+        self._on_finished = on_finished
+        self._jitter = jitter
+        self._positions = {number: state.next_offset(number) for number in range(topic.partition_count)}
+        self._fresh_at_ms: dict[int, int] = {}
+        self._marked_at_ms = clock_ms()
+        self._readers: set[int] = set()
+        self._leaders: dict[int, int] = {}
+        self._leaders_changed = asyncio.Event()
+        self._progress = asyncio.Condition()
+        self._probes = [asyncio.Lock() for _ in range(topic.partition_count)]
+        # One thread: LMDB syncs to disk at every commit, and commits must not overtake each other.
+        self._state_thread = ThreadPoolExecutor(1, thread_name_prefix="remote-log-metadata-state")
+        self.events_read = 0
+        """Committed records since this follower started."""
+
+    def close(self) -> None:
+        """Waits for a commit under way. `run` must have ended."""
+        self._state_thread.shutdown()
+
+    def position(self, metadata_partition: int) -> int:
+        return self._positions[metadata_partition]
+
+    def fresh_at_ms(self, metadata_partition: int) -> int | None:
+        return self._fresh_at_ms.get(metadata_partition)
+
+    def is_fresh(self, metadata_partition: int, max_age_ms: int) -> bool:
+        fresh_at_ms = self._fresh_at_ms.get(metadata_partition)
+        return fresh_at_ms is not None and fresh_at_ms >= self._clock_ms() - max_age_ms
+
+    async def ensure_fresh(self, metadata_partition: int, max_age_ms: int, timeout_ms: int) -> None:
+        not_before_ms = self._clock_ms() - max_age_ms
+        try:
+            async with asyncio.timeout(timeout_ms / 1000), self._probes[metadata_partition]:
+                failures = 0
+                while (self._fresh_at_ms.get(metadata_partition) or 0) < not_before_ms:
+                    try:
+                        await self._read_to_end(metadata_partition, timeout_ms)
+                    except BrokerError:
+                        self._leaders_changed.set()
+                        await self._back_off(failures)
+                        failures += 1
+        except TimeoutError as error:
+            raise RemoteLogMetadataNotReadyError(
+                f"metadata partition {metadata_partition} was not read to its end in {timeout_ms} ms"
+            ) from error
+
+    async def _read_to_end(self, metadata_partition: int, timeout_ms: int) -> None:
+        asked_at_ms = self._clock_ms()
+        high_watermark = await self._list_offset(metadata_partition, LATEST_TIMESTAMP, timeout_ms)
+        await self._wait_for_position(metadata_partition, high_watermark)
+        self._mark_fresh({metadata_partition: asked_at_ms})
+
+    async def read_past(self, metadata_partition: int, offset: int, timeout_ms: int) -> None:
+        """Returns once the record at `offset` has been replayed, else `RemoteLogMetadataNotReadyError`."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._wait_for_position(metadata_partition, offset + 1)
+        except TimeoutError as error:
+            raise RemoteLogMetadataNotReadyError(
+                f"offset {offset} of metadata partition {metadata_partition} was not read in {timeout_ms} ms"
+            ) from error
+
+    async def _wait_for_position(self, metadata_partition: int, position: int) -> None:
+        async with self._progress:
+            await self._progress.wait_for(lambda: self._positions[metadata_partition] >= position)
+
+    async def run(self) -> None:
+        """Reads until cancelled. Trouble with brokers is waited out."""
+        failures = 0
+        async with asyncio.TaskGroup() as readers:
+            while True:
+                self._leaders_changed.clear()
+                try:
+                    await self._find_leaders(0 if failures else _LEADERS_MAX_AGE_MS)
+                    failures = 0
+                except BrokerError as error:
+                    log.warning("the metadata topic's leaders are not known", extra={"error": str(error)})
+                    failures += 1
+                for node_id in set(self._leaders.values()) - self._readers:
+                    self._readers.add(node_id)
+                    readers.create_task(self._read_from(node_id), name=f"remote-log-metadata-{node_id}")
+                try:
+                    async with asyncio.timeout(_LEADERS_MAX_AGE_MS / 1000):
+                        await self._leaders_changed.wait()
+                    await self._back_off(0)
+                    failures = max(failures, 1)
+                except TimeoutError:
+                    continue
+
+    async def _find_leaders(self, max_age_ms: int) -> None:
+        metadata = await self._client.metadata(max_age_ms, _FETCH_TIMEOUT_MS)
+        topic = metadata.topics_by_id.get(self._topic.topic_id)
+        if topic is None:
+            raise BrokerError(f"topic {self._topic.name} with its id is gone", ErrorCode.UNKNOWN_TOPIC_ID)
+        self._leaders = {
+            number: topic.partitions[number].leader_id
+            for number in self._positions
+            if number in topic.partitions and topic.partitions[number].leader_id >= 0
+        }
+
+    async def _read_from(self, node_id: int) -> None:
+        failures = 0
+        try:
+            while numbers := [number for number, leader in self._leaders.items() if leader == node_id]:
+                # The broker fills partitions in the order of the request until the bytes are used up.
+                numbers.sort(key=lambda number: self._fresh_at_ms.get(number, 0))
+                try:
+                    is_whole = await self._poll(node_id, numbers)
+                except (BrokerError, ProtocolError, lmdb.Error) as error:
+                    log.warning("a read of remote log metadata failed", extra={"node_id": node_id, "error": str(error)})
+                    is_whole = False
+                if is_whole:
+                    failures = 0
+                else:
+                    self._leaders_changed.set()
+                    await self._back_off(failures)
+                    failures += 1
+        finally:
+            self._readers.discard(node_id)
+
+    async def _poll(self, node_id: int, numbers: list[int]) -> bool:
+        """One Fetch; whether every partition was answered without an error."""
+        asked_at_ms = self._clock_ms()
+        asked = {number: self._positions[number] for number in numbers}
+        answers = await fetch_raw(
+            self._client,
+            node_id,
+            [FetchPosition(self._topic.topic_id, number, position) for number, position in asked.items()],
+            max_bytes=_FETCH_MAX_BYTES,
+            max_wait_ms=_FETCH_MAX_WAIT_MS,
+            timeout_ms=_FETCH_TIMEOUT_MS,
+            lane=FETCH_LANE,
+        )
+        is_whole = True
+        reads: list[PartitionRead] = []
+        reached: dict[int, int] = {}
+        for fetched in answers:
+            # A partition may have moved here while its old leader's answer was under way.
+            if asked.get(fetched.partition) != self._positions.get(fetched.partition):
+                continue
+            read = await self._read(fetched, asked[fetched.partition])
+            if read is None:
+                is_whole = False
+                continue
+            reads.append(read)
+            if read.next_offset >= fetched.high_watermark:
+                reached[fetched.partition] = asked_at_ms
+        await self._replay(reads)
+        self._mark_fresh(reached)
+        await self._mark_read_to_end()
+        return is_whole
+
+    async def _read(self, fetched: FetchedPartition, position: int) -> PartitionRead | None:
+        if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
+            await self._find_position_again(fetched.partition, position)
+            return None
+        if fetched.error != ErrorCode.NONE:
+            log.info(
+                "a metadata partition cannot be read from this broker",
+                extra={"metadata_partition": fetched.partition, "error_code": fetched.error},
+            )
+            return None
+        return read_committed(fetched, position)
+
+    async def _find_position_again(self, metadata_partition: int, position: int) -> None:
+        earliest = await self._list_offset(metadata_partition, EARLIEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
+        if position < earliest:
+            log.error(
+                "records of the metadata topic were deleted before they were read",
+                extra={"metadata_partition": metadata_partition, "position": position, "log_start_offset": earliest},
+            )
+            self._positions[metadata_partition] = earliest
+            return
+        latest = await self._list_offset(metadata_partition, LATEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
+        if position > latest:
+            # The topic lost records that this state was built from: none of it can be trusted.
+            await self._in_state_thread(lambda: self._state.start_over("the metadata topic lost records"))
+            self._positions = dict.fromkeys(self._positions, 0)
+            self._fresh_at_ms.clear()
+            self._state.mark_fresh(dict.fromkeys(self._positions, 0))
+
+    async def _replay(self, reads: list[PartitionRead]) -> None:
+        with_events = [read for read in reads if read.events]
+        if with_events:
+            # Not to be left between the commit and the positions that go with it.
+            finished = await asyncio.shield(self._in_state_thread(lambda: self._state.apply(with_events)))
+            self.events_read += sum(len(read.events) for read in with_events)
+            self._on_finished(finished)
+        async with self._progress:
+            for read in reads:
+                self._positions[read.metadata_partition] = read.next_offset
+            self._progress.notify_all()
+
+    def _mark_fresh(self, fresh_at_ms: dict[int, int]) -> None:
+        later = {number: at_ms for number, at_ms in fresh_at_ms.items() if at_ms > self._fresh_at_ms.get(number, -1)}
+        if later:
+            self._fresh_at_ms |= later
+            self._state.mark_fresh(later)
+
+    async def _mark_read_to_end(self) -> None:
+        now_ms = self._clock_ms()
+        if now_ms - self._marked_at_ms < _READ_TO_END_MARK_MS or len(self._fresh_at_ms) < len(self._positions):
+            return
+        self._marked_at_ms = now_ms
+        behind_ms = now_ms - min(self._fresh_at_ms.values())
+        await self._in_state_thread(lambda: self._state.mark_read_to_end(self._wall_clock_ms() - behind_ms))
+
+    async def _list_offset(self, metadata_partition: int, timestamp: int, timeout_ms: int) -> int:
+        partition = TopicIdPartition(self._topic.topic_id, metadata_partition, self._topic.name)
+        leader = await self._client.leader_of(partition, timeout_ms)
+        topic = ListOffsetsRequest.ListOffsetsTopic(
+            name=self._topic.name,
+            partitions=[
+                ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
+                    partition_index=metadata_partition, current_leader_epoch=-1, timestamp=timestamp
+                )
+            ],
+        )
+        message = ListOffsetsRequest(replica_id=-1, isolation_level=READ_UNCOMMITTED, topics=[topic])
+        response = await self._client.request(leader.node_id, message, timeout_ms, min_version=2)
+        answer = response.topics[0].partitions[0]
+        if answer.error_code != ErrorCode.NONE:
+            raise BrokerError(f"metadata partition {metadata_partition}", answer.error_code, retriable=True)
+        return int(answer.offset)
+
+    def _in_state_thread(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
+        return asyncio.get_running_loop().run_in_executor(self._state_thread, work)
+
+    async def _back_off(self, failures: int) -> None:
+        cap_ms = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(failures, 10))
+        await asyncio.sleep(cap_ms * self._jitter() / 1000)

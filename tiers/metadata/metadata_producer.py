@@ -1,0 +1,363 @@
+"""Producing to the metadata topic: transactions for the owner, single records for anybody.
+
+`TransactionalProducer` holds the state of one transactional.id. A transaction is the records, the consumed offset under
+the member's generation (KIP-447), then the end: a producer with an older epoch and a member of an older generation are
+both refused by their coordinators, and read_committed readers never see what they wrote.
+
+* Messages are kafka-python's, its producer is not used: it waits for a commit without a deadline in a thread that
+  nothing can end, and keeps a thread per transactional.id.
+* The classic transaction protocol (below KIP-890) is spoken, which every broker since 2.5 understands: the versions are
+  capped at the last that need no newer one.
+* A request is repeated until the deadline where Kafka makes that safe: coordinators answer a repeated request as the
+  first one, and a leader knows a repeated batch by its sequence number.
+* After any error the producer is unusable until it is initialized again. `OwnershipLostError` says that somebody newer
+  exists: then only a new assignment may initialize it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kafka.protocol.metadata import FindCoordinatorRequest
+from kafka.protocol.producer import (
+    AddOffsetsToTxnRequest,
+    AddPartitionsToTxnRequest,
+    EndTxnRequest,
+    InitProducerIdRequest,
+    ProduceRequest,
+    TxnOffsetCommitRequest,
+)
+from kafka.record.default_records import DefaultRecordBatchBuilder
+
+from protocol.errors import ErrorCode
+from tiers.broker.client import DEFAULT_METADATA_MAX_AGE_MS, BrokerClient
+from tiers.errors import BrokerError, OwnershipLostError, RemoteLogMetadataError
+from tiers.metadata.metadata_topic import MetadataTopic
+from tiers.model.ids import TopicIdPartition
+
+TRANSACTION_TIMEOUT_MS = 10_000
+GROUP_COORDINATOR = 0
+TRANSACTION_COORDINATOR = 1
+_LANE = "remote-log-metadata-transactions"
+_REQUEST_TIMEOUT_MS = 5_000
+_BACKOFF_BASE_MS = 20
+_BACKOFF_CAP_MS = 500
+_ALL_IN_SYNC = -1
+_MAGIC = 2
+
+_FENCED = frozenset(
+    {
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.FENCED_INSTANCE_ID,
+    }
+)
+_RETRIABLE = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+    }
+)
+
+KeyAndValue = tuple[bytes, bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """What KIP-447 checks a commit against."""
+
+    group_id: str
+    generation_id: int
+    member_id: str
+
+
+async def find_coordinator(client: BrokerClient, key: str, key_type: int, timeout_ms: int) -> int:
+    """The node id. `BrokerError`, retriable while there is none."""
+    message = FindCoordinatorRequest(key=key, key_type=key_type)
+    # From version 4 on, keys are asked for in lists.
+    response = await client.request(None, message, timeout_ms, min_version=1, max_version=3)
+    if response.error_code != ErrorCode.NONE:
+        raise BrokerError(f"no coordinator for {key}", response.error_code, retriable=response.error_code in _RETRIABLE)
+    return int(response.node_id)
+
+
+class MetadataProducer:
+    """Single records, not transactional, acks=all; a repeated request may write a record twice."""
+
+    def __init__(
+        self,
+        client: BrokerClient,
+        topic: MetadataTopic,
+        *,
+        clock_ms: Callable[[], int],
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._client = client
+        self._topic = topic
+        self._clock_ms = clock_ms
+        self._jitter = jitter
+
+    async def send(self, metadata_partition: int, records: Sequence[KeyAndValue], timeout_ms: int) -> int:
+        """The offset of the last record. `RemoteLogMetadataError` when it is not certain that it was written."""
+        deadline_ms = self._clock_ms() + timeout_ms
+        return await self._produce(metadata_partition, _batch(records, -1, -1, -1), len(records), None, deadline_ms)
+
+    async def _produce(
+        self, metadata_partition: int, batch: bytes, count: int, transactional_id: str | None, deadline_ms: int
+    ) -> int:
+        partition = TopicIdPartition(self._topic.topic_id, metadata_partition, self._topic.name)
+        failed = False
+
+        async def ask(remaining_ms: int) -> tuple[int, int]:
+            nonlocal failed
+            max_age_ms = 0 if failed else DEFAULT_METADATA_MAX_AGE_MS
+            leader = await self._client.leader_of(partition, remaining_ms, max_age_ms)
+            failed = True
+            topic_data = ProduceRequest.TopicProduceData(
+                name=self._topic.name,
+                partition_data=[
+                    ProduceRequest.TopicProduceData.PartitionProduceData(index=metadata_partition, records=batch)
+                ],
+            )
+            message = ProduceRequest(
+                transactional_id=transactional_id, acks=_ALL_IN_SYNC, timeout_ms=remaining_ms, topic_data=[topic_data]
+            )
+            response = await self._client.request(
+                leader.node_id, message, remaining_ms, min_version=7, max_version=11, lane=_LANE
+            )
+            answer = response.responses[0].partition_responses[0]
+            return answer.error_code, answer.base_offset
+
+        return await self._until(deadline_ms, "Produce", ask) + count - 1
+
+    async def _until(self, deadline_ms: int, what: str, ask: Callable[[int], Awaitable[tuple[int, int]]]) -> int:
+        """Repeats `ask`, which returns `(error code, result)`, while the error is one that passes."""
+        failures = 0
+        while True:
+            remaining_ms = deadline_ms - self._clock_ms()
+            trouble: str
+            if remaining_ms > 0:
+                try:
+                    code, result = await ask(min(remaining_ms, _REQUEST_TIMEOUT_MS))
+                except BrokerError as error:
+                    if not error.retriable:
+                        raise RemoteLogMetadataError(f"{what}: {error}") from error
+                    code, result, trouble = -1, -1, str(error)
+                else:
+                    if code == ErrorCode.NONE:
+                        return result
+                    if code in _FENCED:
+                        raise OwnershipLostError(f"{what} is refused with {ErrorCode(code).name}")
+                    trouble = f"error code {code}"
+                    if code not in _RETRIABLE:
+                        raise RemoteLogMetadataError(f"{what}: {trouble}")
+            else:
+                trouble = "no time was left"
+            cap_ms = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(failures, 10))
+            wait_ms = int(cap_ms * (0.5 + self._jitter() / 2))
+            failures += 1
+            if self._clock_ms() + wait_ms >= deadline_ms:
+                raise RemoteLogMetadataError(f"{what} did not succeed in time: {trouble}")
+            await asyncio.sleep(wait_ms / 1000)
+
+
+class TransactionalProducer(MetadataProducer):
+    """One transactional.id for one metadata partition. Calls must not overlap."""
+
+    def __init__(
+        self,
+        client: BrokerClient,
+        topic: MetadataTopic,
+        metadata_partition: int,
+        transactional_id: str,
+        *,
+        clock_ms: Callable[[], int],
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        super().__init__(client, topic, clock_ms=clock_ms, jitter=jitter)
+        self._metadata_partition = metadata_partition
+        self._transactional_id = transactional_id
+        self._coordinators: dict[int, int] = {}
+        self._producer_id = -1
+        self._producer_epoch = -1
+        self._sequence = 0
+        self._is_usable = False
+
+    async def initialize(self, timeout_ms: int) -> None:
+        """Fences every older producer of this transactional.id and ends its transaction."""
+        self._is_usable = False
+        deadline_ms = self._clock_ms() + timeout_ms
+        answered: Any = None
+
+        async def ask(node_id: int, remaining_ms: int) -> int:
+            nonlocal answered
+            message = InitProducerIdRequest(
+                transactional_id=self._transactional_id,
+                transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+                producer_id=-1,
+                producer_epoch=-1,
+            )
+            answered = await self._client.request(node_id, message, remaining_ms, max_version=4, lane=_LANE)
+            return int(answered.error_code)
+
+        await self._ask_coordinator(TRANSACTION_COORDINATOR, self._transactional_id, deadline_ms, "InitProducerId", ask)
+        self._producer_id, self._producer_epoch = answered.producer_id, answered.producer_epoch
+        self._sequence = 0
+        self._is_usable = True
+
+    async def commit(
+        self, records: Sequence[KeyAndValue], member: GroupMember, consumed_offset: int, timeout_ms: int
+    ) -> int:
+        """Writes `records` in one transaction; returns the offset of the last one.
+
+        `RemoteLogMetadataError`: not written, or not known (the next `initialize` ends what is open)."""
+        if not self._is_usable:
+            raise RemoteLogMetadataError(f"producer {self._transactional_id} must be initialized first")
+        self._is_usable = False
+        deadline_ms = self._clock_ms() + timeout_ms
+        await self._add_partition(deadline_ms)
+        batch = _batch(records, self._producer_id, self._producer_epoch, self._sequence)
+        try:
+            last_offset = await self._produce(
+                self._metadata_partition, batch, len(records), self._transactional_id, deadline_ms
+            )
+            await self._commit_offset(member, consumed_offset, deadline_ms)
+        except RemoteLogMetadataError:
+            await self._abort(deadline_ms)
+            raise
+        await self._end(True, deadline_ms)
+        self._sequence += len(records)
+        self._is_usable = True
+        return last_offset
+
+    async def _abort(self, deadline_ms: int) -> None:
+        """Spares readers the wait for the transaction's timeout; when it fails, they wait."""
+        try:
+            await self._end(False, min(deadline_ms, self._clock_ms() + _REQUEST_TIMEOUT_MS))
+        except RemoteLogMetadataError:
+            return
+
+    async def _ask_coordinator(
+        self,
+        key_type: int,
+        key: str,
+        deadline_ms: int,
+        what: str,
+        ask: Callable[[int, int], Awaitable[int]],
+    ) -> None:
+        async def ask_found(remaining_ms: int) -> tuple[int, int]:
+            node_id = self._coordinators.get(key_type)
+            if node_id is None:
+                node_id = await find_coordinator(self._client, key, key_type, remaining_ms)
+                self._coordinators[key_type] = node_id
+            code = -1
+            try:
+                code = await ask(node_id, remaining_ms)
+            finally:
+                if code not in (ErrorCode.NONE, ErrorCode.CONCURRENT_TRANSACTIONS):
+                    self._coordinators.pop(key_type, None)
+            return code, 0
+
+        await self._until(deadline_ms, what, ask_found)
+
+    async def _add_partition(self, deadline_ms: int) -> None:
+        async def ask(node_id: int, remaining_ms: int) -> int:
+            topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(
+                name=self._topic.name, partitions=[self._metadata_partition]
+            )
+            message = AddPartitionsToTxnRequest(
+                v3_and_below_transactional_id=self._transactional_id,
+                v3_and_below_producer_id=self._producer_id,
+                v3_and_below_producer_epoch=self._producer_epoch,
+                v3_and_below_topics=[topic],
+            )
+            response = await self._client.request(node_id, message, remaining_ms, max_version=3, lane=_LANE)
+            return int(response.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code)
+
+        await self._ask_coordinator(
+            TRANSACTION_COORDINATOR, self._transactional_id, deadline_ms, "AddPartitionsToTxn", ask
+        )
+
+    async def _commit_offset(self, member: GroupMember, consumed_offset: int, deadline_ms: int) -> None:
+        async def add(node_id: int, remaining_ms: int) -> int:
+            message = AddOffsetsToTxnRequest(
+                transactional_id=self._transactional_id,
+                producer_id=self._producer_id,
+                producer_epoch=self._producer_epoch,
+                group_id=member.group_id,
+            )
+            response = await self._client.request(node_id, message, remaining_ms, max_version=3, lane=_LANE)
+            return int(response.error_code)
+
+        async def commit(node_id: int, remaining_ms: int) -> int:
+            request = TxnOffsetCommitRequest
+            partition = request.TxnOffsetCommitRequestTopic.TxnOffsetCommitRequestPartition(
+                partition_index=self._metadata_partition,
+                committed_offset=consumed_offset,
+                committed_leader_epoch=-1,
+                committed_metadata="",
+            )
+            message = request(
+                transactional_id=self._transactional_id,
+                group_id=member.group_id,
+                producer_id=self._producer_id,
+                producer_epoch=self._producer_epoch,
+                generation_id=member.generation_id,
+                member_id=member.member_id,
+                group_instance_id=None,
+                topics=[request.TxnOffsetCommitRequestTopic(name=self._topic.name, partitions=[partition])],
+            )
+            # Below version 3 there is no generation, and nothing that a stale member would be refused by.
+            response = await self._client.request(
+                node_id, message, remaining_ms, min_version=3, max_version=4, lane=_LANE
+            )
+            return int(response.topics[0].partitions[0].error_code)
+
+        await self._ask_coordinator(
+            TRANSACTION_COORDINATOR, self._transactional_id, deadline_ms, "AddOffsetsToTxn", add
+        )
+        await self._ask_coordinator(GROUP_COORDINATOR, member.group_id, deadline_ms, "TxnOffsetCommit", commit)
+
+    async def _end(self, committed: bool, deadline_ms: int) -> None:
+        async def ask(node_id: int, remaining_ms: int) -> int:
+            message = EndTxnRequest(
+                transactional_id=self._transactional_id,
+                producer_id=self._producer_id,
+                producer_epoch=self._producer_epoch,
+                committed=committed,
+            )
+            response = await self._client.request(node_id, message, remaining_ms, max_version=3, lane=_LANE)
+            return int(response.error_code)
+
+        await self._ask_coordinator(TRANSACTION_COORDINATOR, self._transactional_id, deadline_ms, "EndTxn", ask)
+
+
+def _batch(records: Sequence[KeyAndValue], producer_id: int, producer_epoch: int, base_sequence: int) -> bytes:
+    builder = DefaultRecordBatchBuilder(
+        magic=_MAGIC,
+        compression_type=0,
+        is_transactional=producer_id >= 0,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        batch_size=1 << 30,
+    )
+    for offset, (key, value) in enumerate(records):
+        # The time is the broker's: the topic has LogAppendTime.
+        builder.append(offset, 0, key, value, [])
+    return bytes(builder.build())

@@ -1,0 +1,186 @@
+"""`MetadataPartitionOwnership`: which metadata partitions this process may write, and the writing.
+
+Taking over, and recovering from any error, is the same: initialize the producer, which fences every older one and ends
+its transaction, then read to the high watermark as of after that; only then is the partition owned. Somebody newer
+(`OwnershipLostError`) is answered by nothing but a new assignment, which is asked for at once. A stale member must not
+fence the true owner: nothing is initialized unless the membership was confirmed a moment ago.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tiers.broker.client import BrokerClient
+from tiers.errors import OwnershipLostError, RemoteLogMetadataError
+from tiers.metadata.follower import MetadataFollower
+from tiers.metadata.membership import Assignment, GroupMembership, MembershipSettings
+from tiers.metadata.metadata_producer import KeyAndValue, TransactionalProducer
+from tiers.metadata.metadata_topic import MetadataTopic
+
+log = logging.getLogger(__name__)
+
+CONFIRMATION_MAX_AGE_MS = 2_000
+_INITIALIZE_TIMEOUT_MS = 15_000
+_READ_TIMEOUT_MS = 15_000
+_TAKEOVERS_AT_ONCE = 8
+_BACKOFF_CAP_MS = 2_000
+
+
+@dataclass(slots=True, eq=False)
+class _OwnedPartition:
+    producer: TransactionalProducer
+    assignment: Assignment
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class MetadataPartitionOwnership:
+    def __init__(
+        self,
+        client: BrokerClient,
+        topic: MetadataTopic,
+        follower: MetadataFollower,
+        settings: MembershipSettings,
+        *,
+        transactional_id_prefix: str,
+        clock_ms: Callable[[], int],
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._client = client
+        self._topic = topic
+        self._follower = follower
+        self._transactional_id_prefix = transactional_id_prefix
+        self._clock_ms = clock_ms
+        self._jitter = jitter
+        self._membership = GroupMembership(
+            client,
+            topic,
+            settings,
+            clock_ms=clock_ms,
+            on_assigned=self._on_assigned,
+            on_revoked=self._on_revoked,
+            jitter=jitter,
+        )
+        self._assignment: Assignment | None = None
+        self._owned: dict[int, _OwnedPartition] = {}
+        self._takeovers: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(_TAKEOVERS_AT_ONCE)
+        self._tasks: asyncio.TaskGroup | None = None
+        self.suspended_for: str | None = None
+        """Why nothing is owned although it is assigned; set from outside."""
+
+    async def run(self) -> None:
+        """A member until cancelled."""
+        async with asyncio.TaskGroup() as self._tasks:
+            await self._membership.run()
+
+    def owns(self, metadata_partition: int) -> bool:
+        return (
+            metadata_partition in self._owned
+            and self.suspended_for is None
+            and self._membership.is_confirmed(CONFIRMATION_MAX_AGE_MS)
+        )
+
+    def owned(self) -> frozenset[int]:
+        return frozenset(number for number in self._owned if self.owns(number))
+
+    async def write(
+        self, metadata_partition: int, records: Callable[[], Sequence[KeyAndValue]], timeout_ms: int
+    ) -> None:
+        """Commits what `records` returns and waits until this process has read it.
+
+        `records` is called when no other write is under way and everything written before has been replayed."""
+        owned = self._owned.get(metadata_partition)
+        if owned is None:
+            raise OwnershipLostError(f"metadata partition {metadata_partition} is not owned by this process")
+        async with owned.lock:
+            if self._owned.get(metadata_partition) is not owned or not self.owns(metadata_partition):
+                raise OwnershipLostError(f"metadata partition {metadata_partition} is not owned any more")
+            to_write = records()
+            consumed_offset = self._follower.position(metadata_partition)
+            try:
+                offset = await owned.producer.commit(to_write, owned.assignment.member, consumed_offset, timeout_ms)
+                await self._follower.read_past(metadata_partition, offset, timeout_ms)
+            except OwnershipLostError as error:
+                log.warning(
+                    "a metadata partition was lost",
+                    extra={"metadata_partition": metadata_partition, "error": str(error)},
+                )
+                self._give_up(metadata_partition, owned)
+                self._membership.rejoin()
+                raise
+            except BaseException:
+                # Also when cancelled half way: the transaction's end is not known before the producer is initialized.
+                self._give_up(metadata_partition, owned)
+                self._start_takeover(owned.assignment, metadata_partition)
+                raise
+
+    def _give_up(self, metadata_partition: int, owned: _OwnedPartition) -> None:
+        if self._owned.get(metadata_partition) is owned:
+            del self._owned[metadata_partition]
+
+    def _on_assigned(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+        log.info(
+            "metadata partitions were assigned",
+            extra={
+                "generation_id": assignment.member.generation_id,
+                "metadata_partitions": sorted(assignment.metadata_partitions),
+            },
+        )
+        for metadata_partition in sorted(assignment.metadata_partitions):
+            self._start_takeover(assignment, metadata_partition)
+
+    def _on_revoked(self) -> None:
+        self._assignment = None
+        self._owned.clear()
+        for takeover in self._takeovers:
+            takeover.cancel()
+
+    def _start_takeover(self, assignment: Assignment, metadata_partition: int) -> None:
+        if self._assignment is not assignment or self._tasks is None:
+            return
+        takeover = self._tasks.create_task(
+            self._take_over(assignment, metadata_partition), name=f"take-over-{metadata_partition}"
+        )
+        self._takeovers.add(takeover)
+        takeover.add_done_callback(self._takeovers.discard)
+
+    async def _take_over(self, assignment: Assignment, metadata_partition: int) -> None:
+        failures = 0
+        while self._assignment is assignment:
+            if self._membership.is_confirmed(CONFIRMATION_MAX_AGE_MS):
+                try:
+                    async with self._slots:
+                        producer = await self._caught_up_producer(metadata_partition)
+                except OwnershipLostError:
+                    self._membership.rejoin()
+                    return
+                except RemoteLogMetadataError as error:
+                    log.warning(
+                        "a metadata partition cannot be taken over yet",
+                        extra={"metadata_partition": metadata_partition, "error": str(error)},
+                    )
+                else:
+                    if self._assignment is assignment:
+                        self._owned[metadata_partition] = _OwnedPartition(producer, assignment)
+                    return
+            cap_ms = min(_BACKOFF_CAP_MS, 100 << min(failures, 10))
+            await asyncio.sleep(cap_ms * (0.5 + self._jitter() / 2) / 1000)
+            failures += 1
+
+    async def _caught_up_producer(self, metadata_partition: int) -> TransactionalProducer:
+        producer = TransactionalProducer(
+            self._client,
+            self._topic,
+            metadata_partition,
+            f"{self._transactional_id_prefix}-{metadata_partition}",
+            clock_ms=self._clock_ms,
+            jitter=self._jitter,
+        )
+        await producer.initialize(_INITIALIZE_TIMEOUT_MS)
+        await self._follower.ensure_fresh(metadata_partition, 0, _READ_TIMEOUT_MS)
+        return producer

@@ -1,0 +1,62 @@
+"""The synchronous half of `RemoteLogMetadataReader`, over whatever state is open in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from uuid import UUID
+
+from tiers.errors import RemoteLogMetadataNotReadyError
+from tiers.metadata.state import RemoteLogMetadataState
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemotePartitionDeleteState
+
+
+class StateBackedReader:
+    """Look-ups raise `RemoteLogMetadataNotReadyError` while no state is open."""
+
+    def __init__(self) -> None:
+        self._opened_state: RemoteLogMetadataState | None = None
+
+    @property
+    def _state(self) -> RemoteLogMetadataState:
+        if self._opened_state is None:
+            raise RemoteLogMetadataNotReadyError("the state of the remote log metadata is not open")
+        return self._opened_state
+
+    def remote_log_segment_metadata(
+        self, partition: TopicIdPartition, offset: int, leader_epoch: int | None = None
+    ) -> RemoteLogSegmentMetadata | None:
+        return self._state.remote_log_segment_metadata(partition, offset, leader_epoch)
+
+    def next_segment(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
+        return self._state.next_segment(partition, offset)
+
+    def remote_log_segment_metadata_by_id(self, segment_id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
+        return self._state.remote_log_segment_metadata_by_id(segment_id)
+
+    def list_remote_log_segments(
+        self, partition: TopicIdPartition, min_offset: int = 0
+    ) -> Iterator[RemoteLogSegmentMetadata]:
+        return self._state.list_remote_log_segments(partition, min_offset)
+
+    def earliest_offset(self, partition: TopicIdPartition) -> int | None:
+        return self._state.earliest_offset(partition)
+
+    def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
+        return self._state.remote_end_offset(partition)
+
+    def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
+        return self._state.highest_offset_for_epoch(partition, leader_epoch)
+
+    def log_start_offset(self, partition: TopicIdPartition) -> int | None:
+        return self._state.log_start_offset(partition)
+
+    def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
+        return self._state.remote_partition_delete_state(partition)
+
+    def is_tiered(self, topic_id: UUID) -> bool:
+        return self._state.is_tiered(topic_id)
+
+    def partitions(self) -> list[TopicIdPartition]:
+        return self._state.partitions()

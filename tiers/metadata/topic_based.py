@@ -1,0 +1,312 @@
+"""`TopicBasedRemoteLogMetadataManager`: KIP-405's default, metadata in a compacted topic of the cluster itself.
+
+Reads come from the materialised state, which a follower of the topic keeps; writes are transactions of the owner
+of a metadata partition. The pieces: `follower`, `ownership`, `metadata_producer`, `state`, `serde`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.errors import (
+    BrokerError,
+    InvalidTransitionError,
+    RemoteLogMetadataError,
+    RemoteLogMetadataNotReadyError,
+)
+from tiers.metadata.follower import MetadataFollower
+from tiers.metadata.membership import MembershipSettings
+from tiers.metadata.metadata_producer import KeyAndValue, MetadataProducer
+from tiers.metadata.metadata_topic import (
+    MetadataTopic,
+    MetadataTopicSettings,
+    MetadataTopicUnfitError,
+    check_metadata_topic,
+    open_metadata_topic,
+)
+from tiers.metadata.ownership import MetadataPartitionOwnership
+from tiers.metadata.serde import (
+    LOG_START_OFFSET_API_KEY,
+    MetadataRecord,
+    RecordKey,
+    encode_key,
+    encode_value,
+    key_of,
+    segment_keys,
+)
+from tiers.metadata.state_backed_reader import StateBackedReader
+from tiers.metadata.state_layout import StateIdentity
+from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
+from tiers.metadata.topic_partitioner import TopicPartitioner, by_topic_id
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import (
+    LogStartOffsetUpdate,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    RemotePartitionDeleteMetadata,
+)
+from tiers.model.segment_state import (
+    RemoteLogSegmentState,
+    RemotePartitionDeleteState,
+    is_valid_partition_transition,
+    is_valid_transition,
+)
+
+log = logging.getLogger(__name__)
+
+_SEEN_KEPT = 100_000
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TopicBasedSettings:
+    """`state_folder` belongs to one process at a time. `prefix` names group and transactional ids: one per cluster."""
+
+    state_folder: Path
+    prefix: str = "tidegate"
+    topic: MetadataTopicSettings = field(default_factory=MetadataTopicSettings)
+    is_member: bool = True
+    claims: frozenset[int] | None = None
+    writer: str | None = None
+    partitioner: TopicPartitioner = by_topic_id
+    open_timeout_ms: int = 30_000
+    write_timeout_ms: int = 8_000
+    """Below the transactions' own timeout, after which the coordinator would fence us."""
+    check_interval_ms: int = 60_000
+
+    @property
+    def group_id(self) -> str:
+        return f"{self.prefix}-{self.topic.name}"
+
+
+class TopicBasedRemoteLogMetadataManager(StateBackedReader):
+    """Implements `RemoteLogMetadataManager`. The client stays the caller's; `open` and `close` once, in one loop."""
+
+    def __init__(
+        self,
+        client: BrokerClient,
+        settings: TopicBasedSettings,
+        *,
+        clock_ms: Callable[[], int] = monotonic_ms,
+        wall_clock_ms: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        super().__init__()
+        self._client = client
+        self._settings = settings
+        self._clock_ms = clock_ms
+        self._wall_clock_ms = wall_clock_ms
+        # A writer's records must never go back: without a name of its own, every process is a new writer.
+        self._writer = settings.writer or uuid.uuid4().hex
+        self._writing_log_start = asyncio.Lock()
+        self._seen_at_ms: dict[RemoteLogSegmentId, int] = {}
+        self._opened_at_ms = 0
+        self._topic: MetadataTopic | None = None
+        self._follower: MetadataFollower | None = None
+        self._ownership: MetadataPartitionOwnership | None = None
+        self._producer: MetadataProducer | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._running: list[asyncio.Task[None]] = []
+        self.alarm: str | None = None
+        """What is wrong with the metadata topic, for an operator; nothing is written while it is set."""
+
+    async def open(self) -> None:
+        """Creates or checks the topic, opens the state and begins to follow.
+
+        `MetadataTopicUnfitError`: an operator must act. `BrokerError`: the cluster cannot be reached."""
+        settings = self._settings
+        topic = await open_metadata_topic(self._client, settings.topic, settings.open_timeout_ms)
+        state = await asyncio.to_thread(
+            RemoteLogMetadataStateWriter.open,
+            settings.state_folder,
+            StateIdentity(topic.cluster_id, topic.topic_id, topic.partition_count),
+            wall_clock_ms=self._wall_clock_ms,
+            max_age_ms=topic.delete_retention_ms // 2,
+        )
+        self._topic, self._opened_state, self._opened_at_ms = topic, state, self._clock_ms()
+        self._producer = MetadataProducer(self._client, topic, clock_ms=self._clock_ms)
+        self._follower = MetadataFollower(
+            self._client,
+            topic,
+            state,
+            clock_ms=self._clock_ms,
+            wall_clock_ms=self._wall_clock_ms,
+            on_finished=self._on_finished,
+        )
+        self._tasks = asyncio.TaskGroup()
+        await self._tasks.__aenter__()
+        self._running = [
+            self._tasks.create_task(self._follower.run(), name="remote-log-metadata-follower"),
+            self._tasks.create_task(self._check_topic(), name="remote-log-metadata-topic-check"),
+        ]
+        if settings.is_member:
+            self._ownership = MetadataPartitionOwnership(
+                self._client,
+                topic,
+                self._follower,
+                MembershipSettings(settings.group_id, claims=settings.claims),
+                transactional_id_prefix=settings.prefix,
+                clock_ms=self._clock_ms,
+            )
+            self._running.append(self._tasks.create_task(self._ownership.run(), name="remote-log-metadata-owner"))
+
+    async def close(self) -> None:
+        """Leaves the group and closes the state; safe to call twice, and after `open` failed."""
+        if self._tasks is not None:
+            for task in self._running:
+                task.cancel()
+            tasks, self._tasks = self._tasks, None
+            await tasks.__aexit__(None, None, None)
+        if self._follower is not None:
+            follower, self._follower = self._follower, None
+            await asyncio.to_thread(follower.close)
+        if self._opened_state is not None:
+            state, self._opened_state = self._opened_state, None
+            state.close()
+
+    @property
+    def topic(self) -> MetadataTopic:
+        if self._topic is None:
+            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
+        return self._topic
+
+    @property
+    def follower(self) -> MetadataFollower:
+        if self._follower is None:
+            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
+        return self._follower
+
+    def metadata_partition(self, partition: TopicIdPartition) -> int:
+        return self._settings.partitioner(partition, self.topic.partition_count)
+
+    def owned_metadata_partitions(self) -> frozenset[int]:
+        return frozenset() if self._ownership is None else self._ownership.owned()
+
+    async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
+        await self.follower.ensure_fresh(self.metadata_partition(partition), max_age_ms, timeout_ms)
+
+    def is_fresh(self, partition: TopicIdPartition, max_age_ms: int) -> bool:
+        return self.follower.is_fresh(self.metadata_partition(partition), max_age_ms)
+
+    def owns(self, partition: TopicIdPartition) -> bool:
+        return self._ownership is not None and self._ownership.owns(self.metadata_partition(partition))
+
+    def seen_at_ms(self, segment_id: RemoteLogSegmentId) -> int | None:
+        metadata = self.remote_log_segment_metadata_by_id(segment_id)
+        if metadata is None or metadata.state < RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+            return None
+        return self._seen_at_ms.get(segment_id, self._opened_at_ms)
+
+    def _on_finished(self, segment_ids: list[RemoteLogSegmentId]) -> None:
+        now_ms = self._clock_ms()
+        for segment_id in segment_ids:
+            self._seen_at_ms.setdefault(segment_id, now_ms)
+        # What leaves here counts as seen at the opening, which is long ago when so many came after it.
+        while len(self._seen_at_ms) > _SEEN_KEPT:
+            del self._seen_at_ms[next(iter(self._seen_at_ms))]
+
+    async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
+        if metadata.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+            raise InvalidTransitionError(f"a new segment cannot be {metadata.state.name}")
+
+        def records() -> Sequence[KeyAndValue]:
+            known = self.remote_log_segment_metadata_by_id(metadata.segment_id)
+            if known is not None and known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+                raise InvalidTransitionError(f"segment {metadata.segment_id.id} is {known.state.name} already")
+            return [_record(metadata)]
+
+        await self._write(metadata.topic_id_partition, records)
+
+    async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
+        if update.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+            raise InvalidTransitionError("COPY_SEGMENT_STARTED is written by adding a segment")
+
+        def records() -> Sequence[KeyAndValue]:
+            known = self.remote_log_segment_metadata_by_id(update.segment_id)
+            if known is None or not is_valid_transition(known.state, update.state):
+                source = "an unknown segment" if known is None else known.state.name
+                raise InvalidTransitionError(f"{update.segment_id.id}: from {source} to {update.state.name}")
+            custom_metadata = known.custom_metadata if update.custom_metadata is None else update.custom_metadata
+            written = [_record(replace(update, custom_metadata=custom_metadata))]
+            if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
+                written += [_tombstone(key) for key in segment_keys(update.segment_id)]
+            return written
+
+        await self._write(update.segment_id.topic_id_partition, records)
+
+    async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
+        partition = metadata.topic_id_partition
+
+        def records() -> Sequence[KeyAndValue]:
+            known = self.remote_partition_delete_state(partition)
+            if not is_valid_partition_transition(known, metadata.state):
+                source = "no deletion" if known is None else known.name
+                raise InvalidTransitionError(f"{partition}: from {source} to {metadata.state.name}")
+            written = [_record(metadata)]
+            if metadata.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
+                for segment in self.list_remote_log_segments(partition):
+                    written += [_tombstone(key) for key in segment_keys(segment.segment_id)]
+                written += [
+                    _tombstone(RecordKey(LOG_START_OFFSET_API_KEY, partition, writer.encode()))
+                    for writer, _ in self._state.log_starts(partition)
+                ]
+                written.append(_tombstone(key_of(metadata)))
+            return written
+
+        await self._write(partition, records)
+
+    async def _write(self, partition: TopicIdPartition, records: Callable[[], Sequence[KeyAndValue]]) -> None:
+        if self._ownership is None:
+            raise RemoteLogMetadataError("this process is no member of the group that owns metadata partitions")
+        await self._ownership.write(self.metadata_partition(partition), records, self._settings.write_timeout_ms)
+
+    async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
+        metadata_partition = self.metadata_partition(partition)
+        timeout_ms = self._settings.write_timeout_ms
+        if self._producer is None:
+            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
+        async with self._writing_log_start:
+            # What this writer wrote before must be known, or its latest record might not be its highest.
+            await self.follower.ensure_fresh(metadata_partition, 0, timeout_ms)
+            if max((known for _, known in self._state.log_starts(partition)), default=-1) >= offset:
+                return
+            update = LogStartOffsetUpdate(partition, self._writer, self._wall_clock_ms(), offset)
+            written = await self._producer.send(metadata_partition, [_record(update)], timeout_ms)
+            await self.follower.read_past(metadata_partition, written, timeout_ms)
+
+    async def _check_topic(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.check_interval_ms / 1000)
+            try:
+                topic = await check_metadata_topic(self._client, self._settings.topic, self._settings.open_timeout_ms)
+                if topic.topic_id != self.topic.topic_id:
+                    raise MetadataTopicUnfitError(f"topic {topic.name} was deleted and created again")
+            except MetadataTopicUnfitError as error:
+                log.error("the metadata topic is not fit for its use", extra={"error": str(error)})
+                self._set_alarm(str(error))
+            except BrokerError as error:
+                log.warning("the metadata topic cannot be checked", extra={"error": str(error)})
+            else:
+                self._set_alarm(None)
+
+    def _set_alarm(self, alarm: str | None) -> None:
+        self.alarm = alarm
+        if self._ownership is not None:
+            self._ownership.suspended_for = alarm
+
+
+def _record(record: MetadataRecord) -> KeyAndValue:
+    return encode_key(key_of(record)), encode_value(record)
+
+
+def _tombstone(key: RecordKey) -> KeyAndValue:
+    return encode_key(key), None
