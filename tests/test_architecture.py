@@ -1,0 +1,59 @@
+"""What no other tool checks: sizes, names that must exist, and nothing that belongs to one machine."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MAX_LINES = 400
+LOCKS = ["requirements.txt", "requirements-dev.txt"]
+DOCUMENTS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"]
+
+# A path in backticks that starts with a folder of ours, or a file name at the root.
+NAMED_PATH = re.compile(
+    r"`((?:protocol|tiers|proxy|pipeline|tests|bench|docs|\.ci)/[\w./-]*|[\w-]+\.(?:md|toml|yml|txt))`"
+)
+
+
+def tracked(*patterns: str) -> list[Path]:
+    """The files that git knows or would add: build output and caches are none of our business."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [path for line in listed.splitlines() if (path := ROOT / line).is_file()]
+
+
+def test_no_file_holds_more_than_one_idea_can_need() -> None:
+    lines = {path: len(path.read_text().splitlines()) for path in tracked("*.py")}
+    assert lines
+    assert {str(path.relative_to(ROOT)): count for path, count in lines.items() if count > MAX_LINES} == {}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_documents_name_only_what_exists(document: str) -> None:
+    named = set(NAMED_PATH.findall((ROOT / document).read_text()))
+    assert {path for path in named if not (ROOT / path).exists()} == set()
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_locks_pin_every_package_by_hash_and_name_no_index(lock: str) -> None:
+    text = (ROOT / lock).read_text()
+    requirements = re.findall(r"^[a-z0-9][^ ]*.*(?:\n    --hash.*)*", text, re.MULTILINE)
+    assert requirements
+    assert [each for each in requirements if "==" not in each or "--hash=sha256:" not in each] == []
+    assert re.findall(r"://|--(?:index|extra-index|find-links|trusted)", text) == []
+
+
+def test_nothing_names_a_folder_of_one_machine() -> None:
+    home = re.compile(r"(?<![\w$}.])/(?:home|root|Users|work)/\w")
+    texts = tracked("*.py", "*.md", "*.toml", "*.txt", "*.xml", "*.yml", "Makefile", "Dockerfile", ".ci/*")
+    assert {str(path.relative_to(ROOT)) for path in texts if home.search(path.read_text())} == set()
+
+
+def test_poms_name_no_registry() -> None:
+    poms = tracked("*pom.xml")
+    assert poms
+    assert {str(pom.relative_to(ROOT)) for pom in poms if "<repositories>" in pom.read_text()} == set()
