@@ -30,7 +30,7 @@ async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         settings = {"path": str(tmp_path / "store")}
         (tmp_path / "store").mkdir()
     else:
-        server: VersityGateway = request.getfixturevalue("s3_server")
+        server: VersityGateway = request.getfixturevalue("s3")
         await server.create_bucket("contract")
         settings = server.settings("contract") | {"prefix": f"tiered/{uuid.uuid4()}", "part.size": str(PART_BYTES)}
     manager = create_remote_storage_manager(request.param, settings | {"cluster.id": CLUSTER_ID})

@@ -16,6 +16,7 @@ class BreakingRelay:
         self._budget = {"up": -1, "down": -1}
         self._refuses = False
         self._holds = False
+        self._holds_all = False
         self._writers: set[asyncio.StreamWriter] = set()
         self.reached = asyncio.Event()
         self.url = ""
@@ -40,6 +41,10 @@ class BreakingRelay:
         """Then that connection passes nothing any more; new connections work."""
         self._budget[direction], self._holds = count, True
 
+    def hold_all(self) -> None:
+        """From now on nothing passes to the server, on no connection."""
+        self._holds_all = True
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._refuses:
             writer.close()
@@ -62,6 +67,9 @@ class BreakingRelay:
     async def _pass(self, direction: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
+                if self._holds_all:
+                    await self._until_closed(reader)
+                    return
                 budget = self._budget[direction]
                 if 0 <= budget <= len(data):
                     writer.write(data[:budget])

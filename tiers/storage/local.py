@@ -35,7 +35,15 @@ T = TypeVar("T")
 _DEFAULTS = {"path": None, "cluster.id": None, "threads": "8", "timeout.ms": "30000", "copy.timeout.ms": "600000"}
 _TEMPORARY = ".tmp"
 _LIST_PAGE = 1000
-_REFUSALS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+_REFUSALS = {
+    errno.EACCES,
+    errno.EEXIST,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
 
 
 class LocalRemoteStorageManager:

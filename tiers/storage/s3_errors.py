@@ -8,7 +8,16 @@ from __future__ import annotations
 import re
 
 import aiohttp
-from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, SSLError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionError,
+    CredentialRetrievalError,
+    HTTPClientError,
+    IncompleteReadError,
+    MetadataRetrievalError,
+    SSLError,
+)
 
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 
@@ -36,6 +45,15 @@ _HEALING = {
     "ConditionalRequestConflict",
     "NoSuchUpload",
 }
+_HEALING_EXCEPTIONS = (
+    aiohttp.ClientError,
+    ConnectionError,
+    CredentialRetrievalError,
+    HTTPClientError,
+    IncompleteReadError,
+    MetadataRetrievalError,
+    OSError,
+)
 _HEALING_STATUS = {408, 409, 425, 429}
 _PRECONDITION_FAILED = 412
 
@@ -95,7 +113,7 @@ def error_of_exception(bucket: str, key: str, error: Exception) -> RemoteStorage
             return RemoteStorageError(f"{where}: TLS: {error}: change `endpoint.url` or the trusted certificates")
         case TimeoutError():
             return RetriableRemoteStorageError(f"{where}: no answer in time")
-        case HTTPClientError() | aiohttp.ClientError() | OSError():
+        case _ if isinstance(error, _HEALING_EXCEPTIONS):
             return RetriableRemoteStorageError(f"{where}: {type(error).__name__}: {error}")
         case BotoCoreError():
             # No credentials, or parameters that the client itself refuses: asking again changes nothing.

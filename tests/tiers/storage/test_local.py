@@ -1,0 +1,135 @@
+"""What a directory alone promises: whole objects or none, and nothing left behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.record_batches import batch_of
+from tests.fakes.segments import build_segment, metadata_of
+from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.local import LocalRemoteStorageManager
+from tiers.storage.remote_storage_manager import LogSegmentData
+
+Copied = tuple[RemoteLogSegmentMetadata, LogSegmentData]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "store").mkdir()
+    return tmp_path / "store"
+
+
+@pytest.fixture
+async def storage(root: Path) -> AsyncIterator[LocalRemoteStorageManager]:
+    manager = LocalRemoteStorageManager({"path": str(root), "cluster.id": "c"})
+    await manager.open()
+    yield manager
+    await manager.close()
+
+
+@pytest.fixture
+def segment(tmp_path: Path) -> Copied:
+    built = build_segment(tmp_path / "log", [batch_of(0, 5)])
+    metadata = metadata_of(built)
+    return metadata, built.log_segment_data(metadata)
+
+
+def the_log(root: Path) -> Path:
+    (stored,) = root.rglob("*.log")
+    return stored
+
+
+def unmount(root: Path) -> None:
+    root.rename(root.with_name("elsewhere"))
+
+
+def files(root: Path) -> list[Path]:
+    return [path for path in root.rglob("*") if path.is_file()]
+
+
+async def test_a_directory_that_is_not_there_is_not_created(tmp_path: Path) -> None:
+    manager = LocalRemoteStorageManager({"path": str(tmp_path / "not mounted"), "cluster.id": "c"})
+    with pytest.raises(RemoteStorageError, match="create or mount it, or change `path`") as raised:
+        await manager.open()
+    assert not raised.value.retriable
+    assert not (tmp_path / "not mounted").exists()
+    await manager.close()
+
+
+async def test_a_store_that_went_away_has_no_missing_objects(
+    storage: LocalRemoteStorageManager, root: Path, segment: Copied
+) -> None:
+    """An unmounted file system must not look like deleted segments."""
+    metadata, data = segment
+    await storage.copy_log_segment_data(metadata, data)
+    unmount(root)
+    for call in (
+        storage.fetch_indexes(metadata),
+        storage.delete_log_segment_data(metadata),
+        storage.copy_log_segment_data(metadata, data),
+    ):
+        with pytest.raises(RemoteStorageError) as raised:
+            await call
+        assert not isinstance(raised.value, RemoteResourceNotFoundError)
+
+
+async def test_the_log_is_taken_over_by_a_link(storage: LocalRemoteStorageManager, root: Path, segment: Copied) -> None:
+    await storage.copy_log_segment_data(*segment)
+    assert the_log(root).samefile(segment[1].log_segment)
+
+
+async def test_the_log_is_copied_where_no_link_can_be(
+    storage: LocalRemoteStorageManager, root: Path, segment: Copied, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(target: Path, source: Path) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(target))
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    await storage.copy_log_segment_data(*segment)
+    assert not the_log(root).samefile(segment[1].log_segment)
+    assert the_log(root).read_bytes() == segment[1].log_segment.read_bytes()
+
+
+async def test_a_failed_copy_leaves_no_object_and_no_temporary_file(
+    storage: LocalRemoteStorageManager, root: Path, segment: Copied, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(RetriableRemoteStorageError, match="No space left"):
+            await storage.copy_log_segment_data(*segment)
+    assert files(root) == []
+    await storage.copy_log_segment_data(*segment)
+    assert len(files(root)) == 2
+
+
+async def test_delete_removes_what_a_crash_left(
+    storage: LocalRemoteStorageManager, root: Path, segment: Copied
+) -> None:
+    metadata, _ = segment
+    (root / ".tmp" / f"{metadata.segment_id.id}.half").write_bytes(b"torn")
+    (root / ".tmp" / "other.half").write_bytes(b"of another attempt")
+    assert [stored async for stored in storage.list_objects("")] == []
+    assert await storage.delete_log_segment_data(metadata)
+    assert [path.name for path in files(root)] == ["other.half"]
+
+
+@pytest.mark.parametrize("key", ["", "/etc/passwd", "../outside", "a//b", "a/./b", ".tmp/x"])
+async def test_keys_stay_inside_the_store(storage: LocalRemoteStorageManager, key: str) -> None:
+    with pytest.raises(ValueError, match="not a key"):
+        await storage.put_object(key, b"")
+
+
+async def test_an_object_with_a_files_name_as_its_folder_is_refused(storage: LocalRemoteStorageManager) -> None:
+    await storage.put_object("file", b"")
+    with pytest.raises(RemoteStorageError) as raised:
+        await storage.put_object("file/inside", b"")
+    assert not raised.value.retriable

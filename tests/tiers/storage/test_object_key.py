@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fakes.segments import PARTITION
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.storage.object_key import (
+    SegmentObjectKey,
+    check_cluster_id,
+    indexes_key,
+    log_key,
+    parse_segment_key,
+    partition_manifest_key,
+    partition_prefix,
+)
+
+UUID_ONE = UUID("00000000-0000-4000-8000-000000000001")
+FOLDER = "b4b5/MkU3OEVBNTcwNTJENDM2Qg/6a1d9b2e-4c3f-4e58-9f70-1b2c3d4e5f60/3/"
+
+
+def metadata(partition: TopicIdPartition, segment: UUID, base: int, end: int) -> RemoteLogSegmentMetadata:
+    return RemoteLogSegmentMetadata(
+        segment_id=RemoteLogSegmentId(partition, segment),
+        start_offset=base,
+        end_offset=end,
+        broker_id=1,
+        max_timestamp_ms=0,
+        event_timestamp_ms=0,
+        segment_leader_epochs=(LeaderEpochEntry(0, base),),
+        segment_size_bytes=1,
+        state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+    )
+
+
+def test_keys_to_the_letter() -> None:
+    segment = metadata(PARTITION, UUID_ONE, 1000, 1999)
+    stem = FOLDER + "00000000000000001000-00000000000000001999-00000000-0000-4000-8000-000000000001"
+    assert log_key("MkU3OEVBNTcwNTJENDM2Qg", segment) == stem + ".log"
+    assert indexes_key("MkU3OEVBNTcwNTJENDM2Qg", segment) == stem + ".indexes"
+    assert partition_manifest_key("MkU3OEVBNTcwNTJENDM2Qg", PARTITION) == FOLDER + "manifest.json"
+
+
+@given(
+    st.from_regex(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,30}", fullmatch=True),
+    st.uuids(),
+    st.integers(0, 2**31 - 1),
+    st.uuids(),
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 2**63 - 1),
+)
+def test_keys_parse_back(cluster: str, topic: UUID, partition: int, segment: UUID, base: int, end: int) -> None:
+    one = metadata(TopicIdPartition(topic, partition), segment, base, end)
+    for key, suffix in ((log_key(cluster, one), ".log"), (indexes_key(cluster, one), ".indexes")):
+        assert parse_segment_key(key) == SegmentObjectKey(cluster, topic, partition, base, end, segment, suffix)
+
+
+@given(st.uuids(), st.integers(0, 1000))
+def test_no_partitions_prefix_is_anothers(topic: UUID, partition: int) -> None:
+    longer = TopicIdPartition(topic, partition * 10 + 1)
+    assert not partition_prefix("c", longer).startswith(partition_prefix("c", TopicIdPartition(topic, partition)))
+
+
+def test_what_is_no_segments_key() -> None:
+    key = log_key("c", metadata(PARTITION, UUID_ONE, 0, 9))
+    wrong_entropy = ("0000" if key[:4] != "0000" else "0001") + key[4:]
+    for other in ("", "manifest.json", key + ".tmp", "x/" + key, key.replace(".log", ".txt"), wrong_entropy):
+        assert parse_segment_key(other) is None
+    assert parse_segment_key(partition_manifest_key("c", PARTITION)) is None
+
+
+@pytest.mark.parametrize("cluster", ["", ".", "..", ".hidden", "a/b", "a b", "x" * 129])
+def test_cluster_ids_that_cannot_be_part_of_a_key(cluster: str) -> None:
+    with pytest.raises(ValueError, match="cluster id"):
+        check_cluster_id(cluster)

@@ -1,0 +1,246 @@
+"""What S3 alone promises: how many requests an operation takes, and which error each failure becomes."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.record_batches import batch_of
+from tests.fakes.segments import build_segment, metadata_of
+from tests.servers.breaking_relay import BreakingRelay
+from tests.servers.versitygw import VersityGateway
+from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.remote_storage_manager import LogSegmentData
+from tiers.storage.s3 import S3RemoteStorageManager
+
+PART_BYTES = 5 << 20
+BUCKET = "s3-alone"
+
+Copied = tuple[RemoteLogSegmentMetadata, LogSegmentData]
+
+
+@asynccontextmanager
+async def opened(
+    server: VersityGateway, overrides: Mapping[str, str] | None = None
+) -> AsyncIterator[S3RemoteStorageManager]:
+    await server.create_bucket(BUCKET)
+    settings = server.settings(BUCKET) | {"cluster.id": "c", "part.size": str(PART_BYTES)}
+    manager = S3RemoteStorageManager(settings | dict(overrides or {}))
+    await manager.open()
+    try:
+        yield manager
+    finally:
+        await manager.close()
+
+
+def segment(folder: Path, value_bytes: int) -> Copied:
+    built = build_segment(folder / str(uuid.uuid4()), [batch_of(0, 1, value_bytes=value_bytes)])
+    metadata = metadata_of(built)
+    return metadata, built.log_segment_data(metadata)
+
+
+async def asked(server: VersityGateway, before: Counter[str]) -> dict[str, int]:
+    return dict(server.operations(BUCKET) - before)
+
+
+async def test_requests_per_operation(s3: VersityGateway, tmp_path: Path) -> None:
+    small, large = segment(tmp_path, 1000), segment(tmp_path, 2 * PART_BYTES)
+    async with opened(s3) as manager:
+        before = s3.operations(BUCKET)
+        await manager.copy_log_segment_data(*small)
+        assert await asked(s3, before) == {"PutObject": 2}
+
+        before = s3.operations(BUCKET)
+        await manager.copy_log_segment_data(*large)
+        assert await asked(s3, before) == {
+            "CreateMultipartUpload": 1,
+            "UploadPart": 3,
+            "CompleteMultipartUpload": 1,
+            "PutObject": 1,
+        }
+
+        before = s3.operations(BUCKET)
+        await manager.fetch_log_segment(large[0], 0, PART_BYTES)
+        await manager.fetch_log_segment(large[0], PART_BYTES, 2 * PART_BYTES)
+        await manager.fetch_indexes(large[0])
+        assert await asked(s3, before) == {"GetObject": 3}
+
+        before = s3.operations(BUCKET)
+        assert await manager.delete_log_segment_data(small[0])
+        assert await manager.delete_log_segment_data(large[0])
+        assert await asked(s3, before) == {"HeadObject": 2, "DeleteObject": 4}
+
+        before = s3.operations(BUCKET)
+        async for _ in manager.list_objects(""):
+            pass
+        assert await asked(s3, before) == {"ListObjectsV2": 1}
+
+
+async def test_an_object_that_is_there_is_never_written_over(s3: VersityGateway, tmp_path: Path) -> None:
+    """Both paths of creation meet the object of the same attempt, and look at its size instead of replacing it."""
+    async with opened(s3) as manager, s3.client() as client:
+        for metadata, data in (segment(tmp_path, 1000), segment(tmp_path, 2 * PART_BYTES)):
+            await manager.copy_log_segment_data(metadata, data)
+            prefix = "".join([stored.key async for stored in manager.list_objects("") if stored.key.endswith(".log")])
+            written = (await client.head_object(Bucket=BUCKET, Key=prefix))["LastModified"], prefix
+            before = s3.operations(BUCKET)
+            await manager.copy_log_segment_data(metadata, data)
+            assert (await asked(s3, before))["HeadObject"] == 2
+            assert ((await client.head_object(Bucket=BUCKET, Key=prefix))["LastModified"], prefix) == written
+            await manager.delete_log_segment_data(metadata)
+        assert await s3.uploads(BUCKET) == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ({"secret.access.key": "wrong"}, "secret.access.key"),
+        ({"access.key.id": "nobody"}, "access.key.id"),
+        ({"bucket": "no-such-bucket"}, "change `bucket`"),
+    ],
+)
+async def test_refusals_name_the_setting_to_change(
+    s3: VersityGateway, tmp_path: Path, overrides: dict[str, str], named: str
+) -> None:
+    metadata, data = segment(tmp_path, 1000)
+    async with opened(s3, overrides) as manager:
+        for call in (
+            manager.check(),
+            manager.copy_log_segment_data(metadata, data),
+            manager.fetch_log_segment(metadata, 0, 9),
+            manager.fetch_indexes(metadata),
+            manager.get_object("manifest.json"),
+            manager.put_object("manifest.json", b"{}"),
+        ):
+            with pytest.raises(RemoteStorageError) as raised:
+                await call
+            assert named in str(raised.value)
+            assert not raised.value.retriable
+            assert not isinstance(raised.value, RemoteResourceNotFoundError)
+            assert "wrong" not in str(raised.value)
+
+
+async def test_a_server_that_dies_in_the_middle_of_a_read(s3: VersityGateway, tmp_path: Path) -> None:
+    metadata, data = segment(tmp_path, 2 * PART_BYTES)
+    async with BreakingRelay(s3.port) as relay, opened(s3) as direct:
+        await direct.copy_log_segment_data(metadata, data)
+        async with opened(s3, {"endpoint.url": relay.url}) as manager:
+            assert len(await manager.fetch_log_segment(metadata, 0, 99)) == 100
+            relay.cut_after("down", PART_BYTES)
+            with pytest.raises(RetriableRemoteStorageError):
+                await manager.fetch_log_segment(metadata, 0, 1 << 40)
+            with pytest.raises(RetriableRemoteStorageError):
+                await manager.fetch_indexes(metadata)
+        await direct.delete_log_segment_data(metadata)
+
+
+async def test_a_server_that_dies_in_the_middle_of_a_copy(s3: VersityGateway, tmp_path: Path) -> None:
+    """The abort cannot be delivered either: the parts wait in the store until the attempt is deleted."""
+    metadata, data = segment(tmp_path, 4 * PART_BYTES)
+    other = replace(metadata, segment_id=RemoteLogSegmentId(metadata.topic_id_partition, uuid.uuid4()))
+    async with (
+        BreakingRelay(s3.port) as relay,
+        opened(s3) as direct,
+        opened(s3, {"endpoint.url": relay.url}) as manager,
+    ):
+        relay.cut_after("up", 3 * PART_BYTES)
+        with pytest.raises(RetriableRemoteStorageError):
+            await manager.copy_log_segment_data(metadata, data)
+        assert await s3.uploads(BUCKET) == 1
+        with pytest.raises(RemoteResourceNotFoundError):
+            await direct.fetch_log_segment(metadata, 0, 0)
+        assert await direct.delete_log_segment_data(other)
+        assert await s3.uploads(BUCKET) == 1
+        assert await direct.delete_log_segment_data(metadata)
+        assert await s3.uploads(BUCKET) == 0
+
+
+async def test_a_copy_that_is_cancelled_takes_its_parts_back(s3: VersityGateway, tmp_path: Path) -> None:
+    metadata, data = segment(tmp_path, 4 * PART_BYTES)
+    async with (
+        BreakingRelay(s3.port) as relay,
+        opened(s3, {"endpoint.url": relay.url}) as manager,
+        asyncio.TaskGroup() as group,
+    ):
+        relay.hold_after("up", PART_BYTES)
+        copying = group.create_task(manager.copy_log_segment_data(metadata, data))
+        await relay.reached.wait()
+        assert await s3.uploads(BUCKET) == 1
+        copying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await copying
+        assert await s3.uploads(BUCKET) == 0
+
+
+async def test_a_server_that_answers_nothing_meets_the_deadline(s3: VersityGateway, tmp_path: Path) -> None:
+    metadata, data = segment(tmp_path, 1000)
+    async with opened(s3) as direct:
+        await direct.copy_log_segment_data(metadata, data)
+    async with (
+        BreakingRelay(s3.port) as relay,
+        opened(s3, {"endpoint.url": relay.url, "timeout.ms": "200"}) as manager,
+    ):
+        relay.hold_all()
+        for call in (
+            manager.fetch_log_segment(metadata, 0, 9),
+            manager.put_object("manifest.json", b"{}"),
+            manager.delete_log_segment_data(metadata),
+        ):
+            with pytest.raises(RetriableRemoteStorageError):
+                await call
+
+
+async def test_a_server_that_is_not_there_is_retriable(s3: VersityGateway, tmp_path: Path) -> None:
+    metadata, data = segment(tmp_path, 1000)
+    async with BreakingRelay(s3.port) as relay:
+        url = relay.url
+    async with opened(s3, {"endpoint.url": url}) as manager:
+        for call in (manager.fetch_indexes(metadata), manager.copy_log_segment_data(metadata, data), manager.check()):
+            with pytest.raises(RetriableRemoteStorageError):
+                await call
+
+
+async def test_objects_survive_a_killed_server(tmp_path: Path) -> None:
+    metadata, data = segment(tmp_path, 1000)
+    with VersityGateway() as server:
+        async with opened(server) as manager:
+            await manager.copy_log_segment_data(metadata, data)
+            server.kill()
+            with pytest.raises(RetriableRemoteStorageError):
+                await manager.fetch_indexes(metadata)
+            server.start()
+            assert await manager.fetch_indexes(metadata) == data.indexes
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"cluster.id": "c"}, "'bucket'"),
+        ({"bucket": "b"}, "'cluster.id'"),
+        ({"bucket": "b", "cluster.id": "a/b"}, "cluster id"),
+        ({"bucket": "b", "cluster.id": "c", "endpoint": "http://s"}, "did you mean endpoint.url"),
+        ({"bucket": "b", "cluster.id": "c", "access.key.id": "a"}, "belong together"),
+        ({"bucket": "b", "cluster.id": "c", "part.size": "1000"}, "below 5242880"),
+        ({"bucket": "b", "cluster.id": "c", "part.size": "big"}, "whole number"),
+        ({"bucket": "b", "cluster.id": "c", "path.style": "maybe"}, "true or false"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(settings: dict[str, str], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        S3RemoteStorageManager(settings)
+
+
+async def test_an_endpoint_that_is_no_url_is_named() -> None:
+    manager = S3RemoteStorageManager({"bucket": "b", "cluster.id": "c", "endpoint.url": "nonsense", "region": "r"})
+    with pytest.raises(RemoteStorageError, match=r"endpoint\.url"):
+        await manager.open()
+    await manager.close()

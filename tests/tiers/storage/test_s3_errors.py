@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import aiohttp
+import botocore.exceptions
+import pytest
+
+from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.storage.s3_errors import error_code_of, error_of_answer, error_of_exception
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "expected", "named"),
+    [
+        (404, "NoSuchKey", RemoteResourceNotFoundError, "404"),
+        (404, "", RemoteResourceNotFoundError, "404"),
+        (404, "NoSuchBucket", RemoteStorageError, "`bucket`"),
+        (404, "XAdminUserNotFound", RemoteStorageError, "`access.key.id`"),
+        (404, "NoSuchUpload", RetriableRemoteStorageError, "NoSuchUpload"),
+        (403, "AccessDenied", RemoteStorageError, "rights"),
+        (403, "", RemoteStorageError, "rights"),
+        (403, "SignatureDoesNotMatch", RemoteStorageError, "`secret.access.key`"),
+        (403, "RequestTimeTooSkewed", RemoteStorageError, "clock"),
+        (400, "ExpiredToken", RemoteStorageError, "`access.key.id`"),
+        (400, "AuthorizationHeaderMalformed", RemoteStorageError, "`region`"),
+        (301, "PermanentRedirect", RemoteStorageError, "`endpoint.url`"),
+        (301, "", RemoteStorageError, "`endpoint.url`"),
+        (400, "RequestTimeout", RetriableRemoteStorageError, "400"),
+        (409, "OperationAborted", RetriableRemoteStorageError, "409"),
+        (429, "", RetriableRemoteStorageError, "429"),
+        (500, "InternalError", RetriableRemoteStorageError, "500"),
+        (501, "NotImplemented", RemoteStorageError, "lacks"),
+        (503, "SlowDown", RetriableRemoteStorageError, "503"),
+        (400, "InvalidArgument", RemoteStorageError, "InvalidArgument"),
+    ],
+)
+def test_answers(status: int, code: str, expected: type[RemoteStorageError], named: str) -> None:
+    error = error_of_answer("bucket", "key", status, code)
+    assert type(error) is expected
+    assert named in str(error)
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (botocore.exceptions.EndpointConnectionError(endpoint_url="http://s"), RetriableRemoteStorageError),
+        (botocore.exceptions.ConnectionClosedError(endpoint_url="http://s"), RetriableRemoteStorageError),
+        (botocore.exceptions.ReadTimeoutError(endpoint_url="http://s"), RetriableRemoteStorageError),
+        (botocore.exceptions.ConnectTimeoutError(endpoint_url="http://s"), RetriableRemoteStorageError),
+        (botocore.exceptions.NoCredentialsError(), RemoteStorageError),
+        (botocore.exceptions.SSLError(endpoint_url="http://s", error="bad"), RemoteStorageError),
+        (botocore.exceptions.MetadataRetrievalError(error_msg="slow"), RetriableRemoteStorageError),
+        (aiohttp.ServerDisconnectedError(), RetriableRemoteStorageError),
+        (aiohttp.ClientPayloadError(), RetriableRemoteStorageError),
+        (TimeoutError(), RetriableRemoteStorageError),
+        (ConnectionResetError(), RetriableRemoteStorageError),
+        (TypeError("whatever"), RemoteStorageError),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_exceptions(raised: Exception, expected: type[RemoteStorageError]) -> None:
+    assert type(error_of_exception("bucket", "key", raised)) is expected
+
+
+def test_an_answer_inside_an_exception() -> None:
+    answer = {"Error": {"Code": "NoSuchKey"}, "ResponseMetadata": {"HTTPStatusCode": 404}}
+    error = error_of_exception("bucket", "key", botocore.exceptions.ClientError(answer, "GetObject"))
+    assert type(error) is RemoteResourceNotFoundError
+
+
+def test_codes_in_error_documents() -> None:
+    assert error_code_of(b"<?xml version='1.0'?><Error><Code>NoSuchKey</Code></Error>") == "NoSuchKey"
+    assert error_code_of(b"<html>Bad gateway</html>") == ""

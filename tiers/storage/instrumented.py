@@ -1,0 +1,124 @@
+"""`InstrumentedRemoteStorageManager`: any storage manager, measured. One place for all stores, third parties' included.
+
+    tidegate_remote_storage_requests_total    store, operation
+    tidegate_remote_storage_errors_total      store, operation, kind = retriable | not_found | refused
+    tidegate_remote_storage_bytes_total       store, operation: bytes that were stored or read
+    tidegate_remote_storage_seconds           store, operation: histogram, failures included
+    tidegate_remote_storage_in_flight         store: calls under way
+
+A cancelled call counts as a request and its seconds, not as an error: its caller gave up, the store did not fail.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager, StoredObject
+
+_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+class RemoteStorageMetrics:
+    """The metrics of all stores of a process; made once per registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        labels = ("store", "operation")
+        prefix = "tidegate_remote_storage"
+        self.requests = Counter(f"{prefix}_requests", "Calls of the remote store", labels, registry=registry)
+        self.errors = Counter(f"{prefix}_errors", "Calls that failed", (*labels, "kind"), registry=registry)
+        self.bytes = Counter(f"{prefix}_bytes", "Bytes stored or read", labels, registry=registry)
+        self.seconds = Histogram(
+            f"{prefix}_seconds", "Duration of a call", labels, registry=registry, buckets=_BUCKETS_S
+        )
+        self.in_flight = Gauge(f"{prefix}_in_flight", "Calls under way", ("store",), registry=registry)
+
+
+class InstrumentedRemoteStorageManager:
+    """Adds nothing but numbers: values and errors of `inner` pass unchanged. `store` is its name in the settings."""
+
+    def __init__(self, inner: RemoteStorageManager, store: str, metrics: RemoteStorageMetrics) -> None:
+        self._inner = inner
+        self._store = store
+        self._metrics = metrics
+
+    async def open(self) -> None:
+        with self._measured("open"):
+            await self._inner.open()
+
+    async def check(self) -> None:
+        with self._measured("check"):
+            await self._inner.check()
+
+    async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+        with self._measured("copy_log_segment_data"):
+            custom_metadata = await self._inner.copy_log_segment_data(metadata, data)
+        self._count_bytes("copy_log_segment_data", metadata.segment_size_bytes + len(data.indexes))
+        return custom_metadata
+
+    async def fetch_log_segment(
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+    ) -> memoryview:
+        with self._measured("fetch_log_segment"):
+            view = await self._inner.fetch_log_segment(metadata, start_position, end_position)
+        self._count_bytes("fetch_log_segment", len(view))
+        return view
+
+    async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
+        with self._measured("fetch_indexes"):
+            data = await self._inner.fetch_indexes(metadata)
+        self._count_bytes("fetch_indexes", len(data))
+        return data
+
+    async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
+        with self._measured("delete_log_segment_data"):
+            return await self._inner.delete_log_segment_data(metadata)
+
+    async def put_object(self, key: str, data: bytes) -> None:
+        with self._measured("put_object"):
+            await self._inner.put_object(key, data)
+        self._count_bytes("put_object", len(data))
+
+    async def get_object(self, key: str) -> bytes:
+        with self._measured("get_object"):
+            data = await self._inner.get_object(key)
+        self._count_bytes("get_object", len(data))
+        return data
+
+    async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
+        with self._measured("list_objects"):
+            async for stored in self._inner.list_objects(prefix):
+                yield stored
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    @contextmanager
+    def _measured(self, operation: str) -> Iterator[None]:
+        labels = (self._store, operation)
+        self._metrics.requests.labels(*labels).inc()
+        in_flight = self._metrics.in_flight.labels(self._store)
+        in_flight.inc()
+        started = time.perf_counter()
+        try:
+            yield
+        except RemoteStorageError as error:
+            self._metrics.errors.labels(*labels, _kind_of(error)).inc()
+            raise
+        finally:
+            in_flight.dec()
+            self._metrics.seconds.labels(*labels).observe(time.perf_counter() - started)
+
+    def _count_bytes(self, operation: str, count: int) -> None:
+        self._metrics.bytes.labels(self._store, operation).inc(count)
+
+
+def _kind_of(error: RemoteStorageError) -> str:
+    if isinstance(error, RemoteResourceNotFoundError):
+        return "not_found"
+    return "retriable" if error.retriable else "refused"
