@@ -1,0 +1,60 @@
+"""The in-memory metadata manager with a journal on disk: it outlives its process, SIGKILL included."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import (
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    RemotePartitionDeleteMetadata,
+)
+
+Call = tuple[str, tuple[object, ...]]
+
+
+class JournaledRemoteLogMetadataManager(InMemoryRemoteLogMetadataManager):
+    """A write is durable before it returns; `open` replays the journal."""
+
+    def __init__(self, journal: Path) -> None:
+        super().__init__()
+        self._journal = journal
+
+    async def open(self) -> None:
+        calls: list[Call] = []
+        if self._journal.exists():
+            with self._journal.open("rb") as journal:
+                while True:
+                    try:
+                        calls.append(pickle.load(journal))
+                    except (EOFError, pickle.UnpicklingError):  # the end, or what a crash tore
+                        break
+        base = InMemoryRemoteLogMetadataManager
+        for name, arguments in calls:
+            await getattr(base, name)(self, *arguments)
+
+    async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
+        await super().add_remote_log_segment_metadata(metadata)
+        self._append("add_remote_log_segment_metadata", metadata)
+
+    async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
+        await super().update_remote_log_segment_metadata(update)
+        self._append("update_remote_log_segment_metadata", update)
+
+    async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
+        await super().put_remote_partition_delete_metadata(metadata)
+        self._append("put_remote_partition_delete_metadata", metadata)
+
+    async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
+        await super().raise_log_start_offset(partition, offset)
+        self._append("raise_log_start_offset", partition, offset)
+
+    def _append(self, name: str, *arguments: object) -> None:
+        with self._journal.open("ab") as journal:
+            journal.write(pickle.dumps((name, arguments)))
+            journal.flush()
+            os.fsync(journal.fileno())

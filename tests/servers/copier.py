@@ -1,0 +1,126 @@
+"""A process that copies, trims and expires one topic, and can end by SIGKILL right after a named step.
+
+    python -m tests.servers.copier '{"bootstrap": ["localhost", 9092], "topic": "t", "folder": "/tmp/x", ...}'
+
+`folder` holds the remote tier (`remote`), the metadata journal and the spool. The process runs until SIGTERM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from tests.fakes.journaled_rlmm import JournaledRemoteLogMetadataManager
+from tiers.broker.client import BrokerClient
+from tiers.log.broker_log import BrokerLogSource
+from tiers.manager.metrics import RemoteLogManagerMetrics
+from tiers.manager.remote_log_manager import RemoteLogManager
+from tiers.manager.settings import RemoteLogManagerSettings, TopicRule
+from tiers.manager.spool import Spool
+from tiers.manager.task_services import TaskServices
+from tiers.manager.tiered_topics import TieredTopics
+from tiers.storage.local import LocalRemoteStorageManager
+
+
+@dataclass(frozen=True, slots=True)
+class CopierOptions:
+    """`kill_after` is a checkpoint's name; the process dies when it is reached for the `kill_at`-th time."""
+
+    bootstrap: tuple[str, int]
+    topic: str
+    folder: str
+    segment_bytes: int = 30_000
+    segment_ms: int = 300
+    local_retention_bytes: int = 0
+    visible_after_ms: int = 100
+    kill_after: str = ""
+    kill_at: int = 1
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "tests.servers.copier", json.dumps(asdict(self))]
+
+    @property
+    def remote_folder(self) -> Path:
+        return Path(self.folder) / "remote"
+
+    @property
+    def journal(self) -> Path:
+        return Path(self.folder) / "journal"
+
+    @property
+    def spool_folder(self) -> Path:
+        return Path(self.folder) / "spool"
+
+    def store(self) -> LocalRemoteStorageManager:
+        return LocalRemoteStorageManager({"path": str(self.remote_folder), "cluster.id": "cluster"})
+
+
+def killer(options: CopierOptions) -> Callable[[str], None]:
+    reached = 0
+
+    def checkpoint(name: str) -> None:
+        nonlocal reached
+        reached += name == options.kill_after
+        if reached == options.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return checkpoint
+
+
+async def run(options: CopierOptions) -> None:
+    options.remote_folder.mkdir(exist_ok=True)
+    client = BrokerClient([options.bootstrap], client_id="copier")
+    store, metadata = options.store(), JournaledRemoteLogMetadataManager(options.journal)
+    await client.open()
+    await store.open()
+    await metadata.open()
+    settings = RemoteLogManagerSettings(
+        spool_dir=options.spool_folder,
+        process_interval_ms=50,
+        retry_interval_ms=10,
+        topics_interval_ms=200,
+        visible_after_ms=options.visible_after_ms,
+        fetch_bytes=20_000,
+    )
+    metrics = RemoteLogManagerMetrics(CollectorRegistry())
+    rule = TopicRule(
+        options.topic,
+        local_retention_bytes=options.local_retention_bytes,
+        segment_bytes=options.segment_bytes,
+        segment_ms=options.segment_ms,
+    )
+    services = TaskServices(
+        source=BrokerLogSource(client),
+        storage=store,
+        metadata=metadata,
+        settings=settings,
+        metrics=metrics,
+        spool=Spool(settings.spool_dir, settings.spool_max_bytes, settings.spool_threads),
+        checkpoint=killer(options),
+    )
+    manager = RemoteLogManager(services, TieredTopics(client, [rule], metrics))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, manager.stop)
+    try:
+        await manager.run()
+    finally:
+        await metadata.close()
+        await store.close()
+        await client.close()
+
+
+def main() -> None:
+    values: dict[str, Any] = json.loads(sys.argv[1])
+    asyncio.run(run(CopierOptions(**values | {"bootstrap": tuple(values["bootstrap"])})))
+
+
+if __name__ == "__main__":
+    main()
