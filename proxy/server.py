@@ -68,10 +68,10 @@ class ProxyServer:
     async def __aenter__(self) -> ProxyServer:
         await self._tasks.__aenter__()
         self._context = ConnectionContext(
-            self._router, self._limits, self._metrics, self._spawn, self._clock_ms, self._early_answers
+            self._router, self._limits, self._metrics, self.spawn, self._clock_ms, self._early_answers
         )
         if self._limits.idle_timeout_ms:
-            self._idle_sweep = self._spawn(self._close_idle())
+            self._idle_sweep = self.spawn(self._close_idle())
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -108,7 +108,7 @@ class ProxyServer:
             listener.close()
             raise
         bound: Address = listener.getsockname()[:2]
-        self._spawn(self._accept(listener, bound, endpoint))
+        self.spawn(self._accept(listener, bound, endpoint))
         return bound
 
     async def _accept(self, listener: socket.socket, bound: Address, endpoint: BrokerEndpoint) -> None:
@@ -144,7 +144,7 @@ class ProxyServer:
             logger.warning("%d connections outlived the drain", survivors)
         return not survivors
 
-    def _spawn(self, coroutine: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def spawn(self, coroutine: Coroutine[None, None, None]) -> asyncio.Task[None]:
         return self._tasks.create_task(coroutine)
 
     async def _close_idle(self) -> None:

@@ -1,0 +1,119 @@
+"""`tidegate check`: reaches every broker and the store, says where clients will find each broker and what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from kafka.protocol.metadata import MetadataRequest
+
+from proxy.app import broker_client, listener_addresses
+from proxy.config import TidegateConfig
+from proxy.context import Address
+from proxy.topology import MAX_PORT
+from tiers.broker.client import BrokerClient
+from tiers.errors import BrokerError, RemoteLogError
+from tiers.storage.registry import create_remote_storage_manager
+
+TIMEOUT_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerCheck:
+    node_id: int
+    address: Address
+    advertised: Address
+    trouble: str | None
+
+
+@dataclass(slots=True)
+class Report:
+    cluster_id: str | None = None
+    brokers: list[BrokerCheck] = field(default_factory=list)
+    store: str | None = None
+    """The implementation that was reached; None without one."""
+    problems: list[str] = field(default_factory=list)
+
+    def lines(self) -> Iterator[str]:
+        if self.cluster_id is not None:
+            yield f"cluster {self.cluster_id}"
+        for broker in self.brokers:
+            yield (
+                f"broker {broker.node_id}: {_text(broker.address)} is advertised as {_text(broker.advertised)}, "
+                f"{broker.trouble or 'reached'}"
+            )
+        if self.store is not None:
+            yield f"store {self.store}: written, read and deleted"
+        for problem in self.problems:
+            yield f"problem: {problem}"
+
+
+async def check(config: TidegateConfig) -> Report:
+    """Never raises for what is wrong outside: that is the report."""
+    report = Report()
+    client = broker_client(config)
+    try:
+        await _check_brokers(config, client, report)
+    finally:
+        await client.close()
+    await _check_store(config, report)
+    return report
+
+
+async def _check_brokers(config: TidegateConfig, client: BrokerClient, report: Report) -> None:
+    try:
+        metadata = await client.metadata(0, TIMEOUT_MS)
+    except BrokerError as error:
+        servers = ", ".join(map(_text, config.upstream.bootstrap_servers))
+        report.problems.append(f"no broker answers at {servers}: {error}")
+        return
+    report.cluster_id = metadata.cluster_id
+    addresses = listener_addresses(config)
+    brokers = sorted(metadata.brokers.items())
+    troubles = await asyncio.gather(*(_reach(client, node_id) for node_id, _ in brokers))
+    for (node_id, broker), trouble in zip(brokers, troubles, strict=True):
+        advertised = addresses.advertised(node_id)
+        report.brokers.append(BrokerCheck(node_id, (broker.host, broker.port), advertised, trouble))
+        if trouble is not None:
+            report.problems.append(f"broker {node_id} cannot be reached: {trouble}")
+        if advertised[1] > MAX_PORT:
+            report.problems.append(f"broker {node_id} would need port {advertised[1]}: lower listener base.port")
+        if advertised[1] == addresses.bootstrap_port:
+            report.problems.append(f"broker {node_id} and the bootstrap port are both {advertised[1]}: move base.port")
+
+
+async def _reach(client: BrokerClient, node_id: int) -> str | None:
+    try:
+        await client.request_raw(node_id, MetadataRequest(topics=[]), TIMEOUT_MS, min_version=1)
+    except BrokerError as error:
+        return str(error)
+    return None
+
+
+async def _check_store(config: TidegateConfig, report: Report) -> None:
+    if config.storage is None:
+        return
+    name = config.storage.implementation
+    try:
+        settings = {"cluster.id": report.cluster_id or "unknown", **config.storage.plain_settings()}
+        store = create_remote_storage_manager(name, settings)
+    except ValueError as error:
+        report.problems.append(f"store {name}: {error}")
+        return
+    try:
+        async with asyncio.timeout(TIMEOUT_MS / 1000 * 3):
+            await store.open()
+            await store.check()
+        report.store = name
+    except TimeoutError:
+        report.problems.append(f"store {name}: no answer in time")
+    except RemoteLogError as error:
+        report.problems.append(f"store {name}: {error}")
+    finally:
+        await store.close()
+
+
+def _text(address: Address) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,94 @@
+"""The command `tidegate`. What a user gets wrong is answered in one line. Exit codes: 0 good, 1 failed, 2 misused."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import uvloop
+
+from proxy.app import serve as serve_forever
+from proxy.check import check as check_everything
+from proxy.config import ConfigError, load_config
+from proxy.logging_setup import set_up_logging
+
+logger = logging.getLogger(__name__)
+
+FAILED = 1
+MISUSED = 2
+
+app = typer.Typer(
+    name="tidegate",
+    help="A Kafka-protocol proxy that gives any Kafka cluster a second storage tier.",
+    no_args_is_help=False,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+ConfigFile = Annotated[Path, typer.Option("--config", help="The TOML file; docs/configuration.md names every key.")]
+
+
+@app.command()
+def serve(config: ConfigFile) -> None:
+    """Runs the proxy until SIGTERM or SIGINT, then drains its connections."""
+    settings = load_config(config)
+    set_up_logging(settings.log.level, settings.log.format)
+    serve_forever(settings)
+
+
+@app.command()
+def check(config: ConfigFile) -> None:
+    """Reaches every broker and the store, prints the address map and what is wrong."""
+    settings = load_config(config)
+    set_up_logging("error", "text")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        report = runner.run(check_everything(settings))
+    for line in report.lines():
+        typer.echo(line)
+    if report.problems:
+        raise typer.Exit(FAILED)
+
+
+@app.command(name="version")
+def show_version() -> None:
+    """Prints the version."""
+    try:
+        typer.echo(version("tidegate"))
+    except PackageNotFoundError:
+        typer.echo("unknown: the package is not installed")
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code; every failure is a line on standard error."""
+    try:
+        result = app(arguments, standalone_mode=False, prog_name="tidegate")
+    except typer.Exit as ended:
+        return ended.exit_code
+    except (typer.Abort, KeyboardInterrupt):
+        return FAILED
+    except ConfigError as error:
+        return _say(str(error), MISUSED)
+    except OSError as error:
+        return _say(str(error), FAILED)
+    except Exception as error:
+        # Click's own complaints about the command line; typer does not export their base class.
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+            return _say(error.format_message(), MISUSED)
+        logger.debug("what led to the internal error", exc_info=error)
+        return _say(f"internal error: {type(error).__name__}: {error}", FAILED)
+    return result if isinstance(result, int) else 0
+
+
+def _say(message: str, code: int) -> int:
+    for line in message.splitlines() or [""]:
+        typer.echo(f"tidegate: {line}", err=True)
+    return code

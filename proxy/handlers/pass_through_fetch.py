@@ -1,0 +1,53 @@
+"""Fetch without a remote tier: nothing but NodeEndpoints (v16+), which brokers send with leadership errors alone.
+
+Small responses get them rewritten; in larger ones, which stream, they become a tag that clients skip.
+"""
+
+from __future__ import annotations
+
+from protocol.addresses import AddressOf, rewrite_addresses
+from protocol.api_keys import ApiKey
+from protocol.apis.fetch_response import NODE_ENDPOINTS_FROM, parse_fetch_response
+from protocol.apis.fetch_stream import PartitionHead, StreamingFetchPatcher
+from protocol.header import response_body_position
+from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.handlers.addresses import check_version
+
+HOLD_BYTES = 64 * 1024
+
+
+class PassThroughFetchHandler:
+    def __init__(self, address_of: AddressOf) -> None:
+        self._address_of = address_of
+
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+        request = exchange.request
+        check_version(ApiKey.FETCH, request.api_version)
+        exchange.tier = "local"
+        if request.api_version < NODE_ENDPOINTS_FROM:
+            return Forward(request.frame), None
+        patcher = StreamingFetchPatcher(request.api_version, _Untouched(), hide_node_endpoints=True)
+        return Forward(request.frame, HOLD_BYTES, patcher), _SmallResponse(request.api_version, self._address_of)
+
+
+class _Untouched:
+    def partition(self, head: PartitionHead) -> None:
+        return None
+
+
+class _SmallResponse:
+    __slots__ = ("_address_of", "_api_version")
+
+    def __init__(self, api_version: int, address_of: AddressOf) -> None:
+        self._api_version = api_version
+        self._address_of = address_of
+
+    def on_response(self, response: memoryview) -> Buffers:
+        body_position = response_body_position(ApiKey.FETCH, self._api_version, response)
+        parsed = parse_fetch_response(response, body_position, self._api_version)
+        if parsed.node_endpoints_bounds() is None:
+            return (response,)
+        return (rewrite_addresses(ApiKey.FETCH, self._api_version, response, self._address_of),)
+
+    def on_abandoned(self) -> None:
+        pass
