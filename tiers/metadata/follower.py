@@ -63,7 +63,7 @@ class MetadataFollower:
         self._jitter = jitter
         self._positions = {number: state.next_offset(number) for number in range(topic.partition_count)}
         self._fresh_at_ms: dict[int, int] = {}
-        self._marked_at_ms = clock_ms()
+        self._marked_at_ms: int | None = None
         self._readers: set[int] = set()
         self._leaders: dict[int, int] = {}
         self._leaders_changed = asyncio.Event()
@@ -77,6 +77,9 @@ class MetadataFollower:
     def close(self) -> None:
         """Waits for a commit under way. `run` must have ended."""
         self._state_thread.shutdown()
+        at_ms = self._read_to_end_at_ms()
+        if at_ms is not None:
+            self._state.mark_read_to_end(at_ms)
 
     def position(self, metadata_partition: int) -> int:
         return self._positions[metadata_partition]
@@ -260,11 +263,18 @@ class MetadataFollower:
 
     async def _mark_read_to_end(self) -> None:
         now_ms = self._clock_ms()
-        if now_ms - self._marked_at_ms < _READ_TO_END_MARK_MS or len(self._fresh_at_ms) < len(self._positions):
+        if self._marked_at_ms is not None and now_ms - self._marked_at_ms < _READ_TO_END_MARK_MS:
             return
-        self._marked_at_ms = now_ms
-        behind_ms = now_ms - min(self._fresh_at_ms.values())
-        await self._in_state_thread(lambda: self._state.mark_read_to_end(self._wall_clock_ms() - behind_ms))
+        at_ms = self._read_to_end_at_ms()
+        if at_ms is not None:
+            self._marked_at_ms = now_ms
+            await self._in_state_thread(lambda: self._state.mark_read_to_end(at_ms))
+
+    def _read_to_end_at_ms(self) -> int | None:
+        """The wall clock time as of which all metadata partitions were read; None: not all were yet."""
+        if len(self._fresh_at_ms) < len(self._positions):
+            return None
+        return self._wall_clock_ms() - (self._clock_ms() - min(self._fresh_at_ms.values()))
 
     async def _list_offset(self, metadata_partition: int, timestamp: int, timeout_ms: int) -> int:
         partition = TopicIdPartition(self._topic.topic_id, metadata_partition, self._topic.name)

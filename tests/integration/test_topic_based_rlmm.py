@@ -1,0 +1,308 @@
+"""`TopicBasedRemoteLogMetadataManager` on a real broker: what outlives a process, and who may write."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from kafka.admin import KafkaAdminClient
+
+from tests.contract.test_remote_log_metadata_manager import copied, segment, to, until
+from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import create_topic
+from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.metadata.metadata_producer import GroupMember, TransactionalProducer, _batch
+from tiers.metadata.metadata_topic import MetadataTopicSettings, MetadataTopicUnfitError, check_metadata_topic
+from tiers.metadata.serde import encode_key, encode_value, key_of
+from tiers.metadata.shared_reader import SharedRemoteLogMetadataReader
+from tiers.metadata.state_layout import STATE_FILE
+from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings, wall_clock_ms
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState as State
+
+pytestmark = pytest.mark.integration
+TIMEOUT_MS = 20_000
+PARTITIONS = 4
+
+
+class Cluster:
+    """Opens managers that share one metadata topic of this test alone."""
+
+    def __init__(self, kafka: KafkaCluster, folder: Path, topic_name: str) -> None:
+        self.kafka = kafka
+        self.folder = folder
+        self.topic = MetadataTopicSettings(topic_name, PARTITIONS)
+
+    def settings(self, name: str) -> TopicBasedSettings:
+        return TopicBasedSettings(self.folder / name, prefix=self.topic.name, topic=self.topic)
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[BrokerClient]:
+        client = BrokerClient([self.kafka.address()], client_id="test")
+        try:
+            yield client
+        finally:
+            await client.close()
+
+    @contextlib.asynccontextmanager
+    async def manager(self, name: str, *, is_member: bool = True) -> AsyncIterator[TopicBasedRemoteLogMetadataManager]:
+        async with self.client() as client:
+            settings = replace(self.settings(name), is_member=is_member)
+            manager = TopicBasedRemoteLogMetadataManager(client, settings)
+            try:
+                await manager.open()
+                yield manager
+            finally:
+                await manager.close()
+
+
+@pytest.fixture
+def cluster(kafka: KafkaCluster, tmp_path: Path, topic_name: str) -> Cluster:
+    return Cluster(kafka, tmp_path, topic_name)
+
+
+def user_partition() -> TopicIdPartition:
+    return TopicIdPartition(uuid4(), 0, "orders")
+
+
+async def read_to_end(manager: TopicBasedRemoteLogMetadataManager) -> None:
+    for number in range(PARTITIONS):
+        await manager.follower.ensure_fresh(number, 0, TIMEOUT_MS)
+
+
+async def fill(cluster: Cluster, name: str, partition: TopicIdPartition, segments: int) -> None:
+    async with cluster.manager(name) as manager:
+        await until(lambda: manager.owns(partition))
+        for number in range(segments):
+            await copied(manager, segment(partition, number * 10, number * 10 + 9))
+        await read_to_end(manager)
+
+
+async def test_a_restart_reads_only_what_is_new(cluster: Cluster) -> None:
+    partition = user_partition()
+    await fill(cluster, "one", partition, 3)
+    async with cluster.manager("one", is_member=False) as again:
+        await read_to_end(again)
+        assert again.follower.events_read == 0
+        assert again.remote_end_offset(partition) == 29
+        async with cluster.manager("two") as other:
+            await until(lambda: other.owns(partition))
+            assert other.follower.events_read == 6
+            await copied(other, segment(partition, 30, 39))
+        await again.ensure_fresh(partition, 0, TIMEOUT_MS)
+        assert again.follower.events_read == 2
+        assert again.remote_end_offset(partition) == 39
+
+
+async def test_an_empty_folder_serves_everything(cluster: Cluster) -> None:
+    partition = user_partition()
+    await fill(cluster, "one", partition, 3)
+    async with cluster.manager("empty", is_member=False) as manager:
+        await manager.ensure_fresh(partition, 60_000, TIMEOUT_MS)
+        assert [each.end_offset for each in manager.list_remote_log_segments(partition)] == [9, 19, 29]
+        assert manager.owned_metadata_partitions() == frozenset()
+        with pytest.raises(RemoteLogMetadataError):
+            await manager.add_remote_log_segment_metadata(segment(partition, 30, 39))
+
+
+async def test_a_torn_state_is_read_again(cluster: Cluster) -> None:
+    partition = user_partition()
+    await fill(cluster, "one", partition, 3)
+    with (cluster.folder / "one" / STATE_FILE).open("r+b") as file:
+        file.truncate(12_000)
+    async with cluster.manager("one", is_member=False) as manager:
+        await manager.ensure_fresh(partition, 60_000, TIMEOUT_MS)
+        assert manager.follower.events_read == 6
+        assert manager.remote_end_offset(partition) == 29
+
+
+async def test_members_share_and_the_second_takes_over(cluster: Cluster) -> None:
+    async with cluster.manager("two") as second:
+        async with cluster.manager("one") as first:
+            await until(lambda: len(first.owned_metadata_partitions()) == len(second.owned_metadata_partitions()) == 2)
+            assert not first.owned_metadata_partitions() & second.owned_metadata_partitions()
+            partition = user_partition()
+            while not first.owns(partition):
+                partition = user_partition()
+            written = await copied(first, segment(partition, 0, 9))
+            with pytest.raises(OwnershipLostError):
+                await second.update_remote_log_segment_metadata(to(written, State.DELETE_SEGMENT_STARTED))
+        await until(lambda: len(second.owned_metadata_partitions()) == PARTITIONS)
+        assert second.remote_end_offset(partition) == 9
+        await second.update_remote_log_segment_metadata(to(written, State.DELETE_SEGMENT_STARTED))
+        assert second.remote_end_offset(partition) is None
+
+
+async def test_a_cut_off_owner_stops_and_is_replaced(cluster: Cluster) -> None:
+    async with cluster.manager("one") as first:
+        partition = user_partition()
+        await until(lambda: first.owns(partition))
+        await first._client.close()
+        await until(lambda: not first.owns(partition))
+        with pytest.raises(OwnershipLostError):
+            await first.add_remote_log_segment_metadata(segment(partition, 0, 9))
+        async with cluster.manager("two") as second:
+            await until(lambda: second.owns(partition), timeout_s=60)
+            await copied(second, segment(partition, 0, 9))
+
+
+def records_of(metadata: RemoteLogSegmentMetadata) -> list[tuple[bytes, bytes | None]]:
+    return [(encode_key(key_of(metadata)), encode_value(metadata))]
+
+
+async def test_a_zombie_producer_is_never_visible(cluster: Cluster) -> None:
+    partition = user_partition()
+    async with cluster.manager("one") as owner, cluster.client() as client:
+        await until(lambda: owner.owns(partition))
+        number = owner.metadata_partition(partition)
+        name = f"{cluster.topic.name}-{number}"
+        zombie = TransactionalProducer(client, owner.topic, number, name, clock_ms=monotonic_ms)
+        await zombie.initialize(TIMEOUT_MS)
+        nobody = GroupMember(cluster.settings("").group_id, 1, "nobody")
+        lost = segment(partition, 0, 9)
+        # The newest producer epoch does not help a process that is no member of the current generation.
+        with pytest.raises(OwnershipLostError):
+            await zombie.commit(records_of(lost), nobody, 0, TIMEOUT_MS)
+        with pytest.raises(RemoteLogMetadataError, match="initialized"):
+            await zombie.commit(records_of(lost), nobody, 0, TIMEOUT_MS)
+
+        # It fenced the owner, who finds out, gets a new assignment and goes on.
+        mine = segment(partition, 0, 9)
+        with pytest.raises(OwnershipLostError):
+            await owner.add_remote_log_segment_metadata(mine)
+        await until(lambda: owner.owns(partition))
+        await copied(owner, mine)
+        assert [each.segment_id for each in owner.list_remote_log_segments(partition)] == [mine.segment_id]
+
+    async with cluster.manager("fresh", is_member=False) as fresh:
+        await fresh.ensure_fresh(partition, 0, TIMEOUT_MS)
+        assert [each.segment_id for each in fresh.list_remote_log_segments(partition)] == [mine.segment_id]
+
+
+async def test_an_old_producer_epoch_is_refused(cluster: Cluster) -> None:
+    async with cluster.manager("one") as owner, cluster.client() as client:
+        partition = user_partition()
+        await until(lambda: owner.owns(partition))
+        producers = [
+            TransactionalProducer(client, owner.topic, 0, "an-id-of-this-test", clock_ms=monotonic_ms) for _ in range(2)
+        ]
+        for producer in producers:
+            await producer.initialize(TIMEOUT_MS)
+        with pytest.raises(OwnershipLostError):
+            await producers[0].commit(records_of(segment(partition, 0, 9)), GroupMember("any", -1, ""), 0, TIMEOUT_MS)
+
+
+async def test_freshness_is_the_high_watermark_not_the_last_stable_offset(cluster: Cluster) -> None:
+    partition = user_partition()
+    async with cluster.manager("one", is_member=False) as manager, cluster.client() as client:
+        await manager.ensure_fresh(partition, 0, TIMEOUT_MS)
+        number = manager.metadata_partition(partition)
+        hanging = TransactionalProducer(client, manager.topic, number, cluster.topic.name, clock_ms=monotonic_ms)
+        await hanging.initialize(TIMEOUT_MS)
+        await hanging._add_partition(monotonic_ms() + TIMEOUT_MS)
+        batch = _batch(records_of(segment(partition, 0, 9)), hanging._producer_id, hanging._producer_epoch, 0)
+        await hanging._produce(number, batch, 1, cluster.topic.name, monotonic_ms() + TIMEOUT_MS)
+        with pytest.raises(RemoteLogMetadataNotReadyError):
+            await manager.ensure_fresh(partition, 0, 1_500)
+        await hanging.initialize(TIMEOUT_MS)
+        await manager.ensure_fresh(partition, 0, TIMEOUT_MS)
+        assert list(manager.list_remote_log_segments(partition)) == []
+        assert manager.follower.events_read == 0
+
+
+async def test_a_transaction_whose_end_is_not_known_is_recovered(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partition = user_partition()
+    async with cluster.manager("one") as owner:
+        await until(lambda: owner.owns(partition))
+        first = segment(partition, 0, 9)
+
+        async def never_ends(self: TransactionalProducer, committed: bool, deadline_ms: int) -> None:
+            raise RemoteLogMetadataError("EndTxn did not succeed in time")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(TransactionalProducer, "_end", never_ends)
+            with pytest.raises(RemoteLogMetadataError, match="EndTxn"):
+                await owner.add_remote_log_segment_metadata(first)
+        assert not owner.owns(partition)
+        await until(lambda: owner.owns(partition))
+        assert list(owner.list_remote_log_segments(partition)) == []
+        await copied(owner, first)
+        assert owner.remote_end_offset(partition) == 9
+
+
+async def test_workers_read_the_owners_state(cluster: Cluster) -> None:
+    partition = user_partition()
+    async with cluster.client() as client:
+        worker = SharedRemoteLogMetadataReader(
+            client, cluster.folder / "one", "worker-1", topic_name=cluster.topic.name, wall_clock_ms=wall_clock_ms
+        )
+        await worker.open()
+        assert not worker.is_fresh(partition, 60_000)
+        with pytest.raises(RemoteLogMetadataNotReadyError):
+            await worker.ensure_fresh(partition, 60_000, 50)
+        await worker.close()
+
+        context = multiprocessing.get_context("spawn")
+        with context.Manager() as shared:
+            stop = shared.Event()
+            follower = context.Process(
+                target=_follow, args=(cluster.kafka.address(), cluster.settings("one"), stop), daemon=True
+            )
+            follower.start()
+            try:
+                await worker.ensure_fresh(partition, 1_000, TIMEOUT_MS)
+                await worker.raise_log_start_offset(partition, 42)
+                assert worker.log_start_offset(partition) == 42
+                assert worker.is_tiered(partition.topic_id)
+            finally:
+                stop.set()
+                await asyncio.to_thread(follower.join, 20)
+                await worker.close()
+        assert follower.exitcode == 0
+
+
+def _follow(address: tuple[str, int], settings: TopicBasedSettings, stop: object) -> None:
+    async def follow() -> None:
+        client = BrokerClient([address], client_id="test")
+        manager = TopicBasedRemoteLogMetadataManager(client, replace(settings, is_member=False))
+        await manager.open()
+        await asyncio.to_thread(stop.wait)  # type: ignore[attr-defined]  # a manager's proxy of threading.Event
+        await manager.close()
+        await client.close()
+
+    asyncio.run(follow())
+
+
+async def test_the_topic_is_made_as_it_must_be(cluster: Cluster) -> None:
+    async with cluster.manager("one") as manager:
+        assert manager.topic.partition_count == PARTITIONS
+        assert manager.topic.delete_retention_ms == 86_400_000
+        admin = KafkaAdminClient(bootstrap_servers=cluster.kafka.bootstrap_servers)
+        try:
+            [described] = admin.describe_topics([cluster.topic.name])
+        finally:
+            admin.close()
+        assert len(described["partitions"]) == PARTITIONS
+
+
+async def test_an_unfit_topic_is_refused(cluster: Cluster) -> None:
+    create_topic(cluster.kafka.bootstrap_servers, cluster.topic.name, partitions=PARTITIONS)
+    async with cluster.client() as client:
+        with pytest.raises(MetadataTopicUnfitError, match=r"cleanup\.policy=delete"):
+            await check_metadata_topic(client, cluster.topic, TIMEOUT_MS)
+        with pytest.raises(MetadataTopicUnfitError, match="4 partitions and 5 are configured"):
+            await check_metadata_topic(client, replace(cluster.topic, partition_count=5), TIMEOUT_MS)
+        manager = TopicBasedRemoteLogMetadataManager(client, cluster.settings("one"))
+        with pytest.raises(MetadataTopicUnfitError):
+            await manager.open()
+        await manager.close()

@@ -1,0 +1,139 @@
+"""`SharedRemoteLogMetadataReader`: the same answers in a worker process, from the state that another process keeps.
+
+Nothing is read from the cluster here. How fresh a metadata partition is, the following process says in shared memory on
+the same clock, so waiting for freshness is looking again. The state may be thrown away and built anew under a reader:
+then the file is another one, and is opened again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.errors import RemoteLogMetadataNotReadyError
+from tiers.metadata.metadata_producer import MetadataProducer
+from tiers.metadata.metadata_topic import DEFAULT_TOPIC_NAME, MetadataTopic
+from tiers.metadata.serde import encode_key, encode_value, key_of
+from tiers.metadata.state import RemoteLogMetadataState
+from tiers.metadata.state_backed_reader import StateBackedReader
+from tiers.metadata.state_layout import STATE_FILE
+from tiers.metadata.topic_partitioner import TopicPartitioner, by_topic_id
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import LogStartOffsetUpdate
+
+_LOOK_AGAIN_MS = 20
+_WRITE_TIMEOUT_MS = 8_000
+
+
+class SharedRemoteLogMetadataReader(StateBackedReader):
+    """Implements `RemoteLogMetadataReader` and `raise_log_start_offset`. Open it after fork.
+
+    `writer` names this process among all that raise log starts; no other may use it at the same time."""
+
+    def __init__(
+        self,
+        client: BrokerClient,
+        state_folder: Path,
+        writer: str,
+        *,
+        topic_name: str = DEFAULT_TOPIC_NAME,
+        partitioner: TopicPartitioner = by_topic_id,
+        clock_ms: Callable[[], int] = monotonic_ms,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        super().__init__()
+        self._client = client
+        self._state_folder = state_folder
+        self._writer = writer
+        self._topic_name = topic_name
+        self._partitioner = partitioner
+        self._clock_ms = clock_ms
+        self._wall_clock_ms = wall_clock_ms
+        self._topic: MetadataTopic | None = None
+        self._file: tuple[int, int] | None = None
+        self._writing_log_start = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Never waits for the process that keeps the state: until that has begun, nothing is fresh."""
+        self._reopen_if_replaced()
+
+    async def close(self) -> None:
+        self._close_state()
+
+    def _close_state(self) -> None:
+        if self._opened_state is not None:
+            self._opened_state.close()
+        self._opened_state = self._topic = self._file = None
+
+    def _reopen_if_replaced(self) -> bool:
+        """Whether a state is open."""
+        try:
+            status = (self._state_folder / STATE_FILE).stat()
+        except OSError:
+            self._close_state()
+            return False
+        file = (status.st_dev, status.st_ino)
+        if file == self._file and self._topic is not None:
+            return True
+        self._close_state()
+        try:
+            state = RemoteLogMetadataState.open_shared(self._state_folder)
+        except RemoteLogMetadataNotReadyError:
+            return False
+        identity = state.identity()
+        if identity is None:
+            state.close()
+            return False
+        self._opened_state, self._file = state, file
+        self._topic = MetadataTopic(
+            identity.cluster_id, self._topic_name, identity.topic_id, identity.partition_count, 0
+        )
+        return True
+
+    def metadata_partition(self, partition: TopicIdPartition) -> int:
+        if self._topic is None:
+            raise RemoteLogMetadataNotReadyError("the state of the remote log metadata is not open")
+        return self._partitioner(partition, self._topic.partition_count)
+
+    def is_fresh(self, partition: TopicIdPartition, max_age_ms: int) -> bool:
+        return self._is_fresh_since(partition, self._clock_ms() - max_age_ms)
+
+    def _is_fresh_since(self, partition: TopicIdPartition, not_before_ms: int) -> bool:
+        if not self._reopen_if_replaced():
+            return False
+        fresh_at_ms = self._state.fresh_at_ms(self.metadata_partition(partition))
+        return fresh_at_ms is not None and fresh_at_ms >= not_before_ms
+
+    async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
+        not_before_ms = self._clock_ms() - max_age_ms
+        await self._look_until(lambda: self._is_fresh_since(partition, not_before_ms), partition, timeout_ms)
+
+    async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
+        deadline_ms = self._clock_ms() + _WRITE_TIMEOUT_MS
+        async with self._writing_log_start:
+            # What this writer wrote before must be known, or its latest record might not be its highest.
+            await self.ensure_fresh(partition, 0, deadline_ms - self._clock_ms())
+            if self._log_start(partition) >= offset:
+                return
+            assert self._topic is not None
+            update = LogStartOffsetUpdate(partition, self._writer, self._wall_clock_ms(), offset)
+            producer = MetadataProducer(self._client, self._topic, clock_ms=self._clock_ms)
+            record = (encode_key(key_of(update)), encode_value(update))
+            await producer.send(self.metadata_partition(partition), [record], deadline_ms - self._clock_ms())
+            await self._look_until(
+                lambda: self._log_start(partition) >= offset, partition, deadline_ms - self._clock_ms()
+            )
+
+    def _log_start(self, partition: TopicIdPartition) -> int:
+        return max((known for _, known in self._state.log_starts(partition)), default=-1)
+
+    async def _look_until(self, holds: Callable[[], bool], partition: TopicIdPartition, timeout_ms: int) -> None:
+        deadline_ms = self._clock_ms() + timeout_ms
+        while not holds():
+            if self._clock_ms() >= deadline_ms:
+                raise RemoteLogMetadataNotReadyError(
+                    f"metadata of {partition} was not read in {timeout_ms} ms by the process that keeps it"
+                )
+            await asyncio.sleep(_LOOK_AGAIN_MS / 1000)
