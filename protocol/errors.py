@@ -62,7 +62,7 @@ class FrameSizeError(ProtocolError):
 
 
 class TlsHandshakeError(FrameSizeError):
-    """The peer speaks TLS on a port that does not: its first bytes are a TLS record's, not a frame's length."""
+    """The peer speaks TLS where plain text was expected: its first bytes are a TLS record's, not a frame's length."""
 
 
 class LimitExceededError(ProtocolError):

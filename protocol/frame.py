@@ -20,6 +20,8 @@ RESPONSE_HEAD_BYTES = 4
 MAX_REQUEST_BYTES = 104_857_600
 """Kafka's default of `socket.request.max.bytes`."""
 MAX_INT32 = 0x7FFF_FFFF
+_TLS_RECORDS = (0x1603, 0x1503)
+"""How a TLS stream begins: a client's hello, or the alert with which a TLS listener answers plain text."""
 
 
 class FramePart(NamedTuple):
@@ -81,8 +83,10 @@ class FrameTracker:
                 self._pending += view[pos:]
                 break
             size = self._checked_size(INT32.unpack_from(view, pos)[0])
-            end = min(body + size, available)
-            if end - body < min(self._head_bytes, size):
+            end = body + size
+            if end > available:
+                end = available
+            if end - body < self._head_bytes and end - body < size:
                 self._size = size
                 self._pending += view[pos:]
                 break
@@ -122,8 +126,8 @@ class FrameTracker:
     def _checked_size(self, size: int) -> int:
         if not self._started:
             self._started = True
-            if size >> 16 == 0x1603:
-                raise TlsHandshakeError("a TLS handshake on a plain-text port")
+            if size >> 16 in _TLS_RECORDS:
+                raise TlsHandshakeError("the peer speaks TLS where plain text was expected")
         if size < 0:
             raise FrameSizeError(f"a frame of {size} bytes")
         if size > self._max_frame_bytes:

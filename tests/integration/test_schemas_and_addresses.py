@@ -27,6 +27,7 @@ from tests.servers.producing import create_topic
 pytestmark = pytest.mark.integration
 
 CORRELATION_ID = 42
+MISMATCHED_ENDPOINT_TYPE = 114
 NO_NODE = b"\xff\xff\xff\xff"
 UNKNOWN_TOPIC_OR_PARTITION = b"\x00\x03"
 NOT_LEADER_OR_FOLLOWER = b"\x00\x06"
@@ -195,6 +196,13 @@ def test_describe_cluster(peer: Peer, version: int) -> None:
         "IncludeFencedBrokers": True,
     }
     assert_rewritten(ApiKey.DESCRIBE_CLUSTER, version, peer.ask_message(ApiKey.DESCRIBE_CLUSTER, version, request), 3)
+
+
+def test_a_broker_names_no_controllers(peer: Peer) -> None:
+    request: Value = {"IncludeClusterAuthorizedOperations": False, "EndpointType": 2, "IncludeFencedBrokers": False}
+    answer = fields(ApiKey.DESCRIBE_CLUSTER, 2, peer.ask_message(ApiKey.DESCRIBE_CLUSTER, 2, request))
+    assert int.from_bytes(answer["ErrorCode",]) == MISMATCHED_ENDPOINT_TYPE
+    assert not any("Host" in path for path in answer)
 
 
 def leader_and_topic_id(peer: Peer, topic: str) -> tuple[int, UUID]:

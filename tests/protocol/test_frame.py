@@ -95,12 +95,13 @@ def test_a_frame_of_exactly_the_limit_is_taken() -> None:
     assert FrameDecoder(max_frame_bytes=100).feed(wire([b"x" * 100])) == [b"x" * 100]
 
 
-@pytest.mark.parametrize("cut", [1, 3, 4, 20])
-def test_a_tls_client_hello_is_told_apart(cut: int) -> None:
-    hello = bytes.fromhex("16030102000100 01fc0303") + bytes(32)
+@pytest.mark.parametrize("cut", [1, 3, 4, 6])
+@pytest.mark.parametrize("record", ["16030102000100 01fc0303", "15030300020250"], ids=["client hello", "alert"])
+def test_tls_is_told_apart(record: str, cut: int) -> None:
+    data = bytes.fromhex(record)
     tracker = FrameTracker(8)
     with pytest.raises(TlsHandshakeError):
-        tracker.feed(hello[:cut]), tracker.feed(hello[cut:])
+        tracker.feed(data[:cut]), tracker.feed(data[cut:])
 
 
 def test_a_later_frame_may_have_a_length_that_looks_like_tls() -> None:
