@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from kafka.protocol.admin import DeleteRecordsRequest, DescribeConfigsRequest
 from kafka.protocol.api_header import RequestHeader
-from kafka.protocol.consumer import FetchRequest, OffsetForLeaderEpochRequest
+from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse, MetadataRequest, MetadataResponse
 
 from tiers.broker.cluster_metadata import TopicMetadata
@@ -20,6 +20,7 @@ REQUEST_CLASSES = {
         ApiVersionsRequest,
         MetadataRequest,
         FetchRequest,
+        ListOffsetsRequest,
         OffsetForLeaderEpochRequest,
         DeleteRecordsRequest,
         DescribeConfigsRequest,

@@ -9,8 +9,9 @@ from uuid import UUID
 
 from kafka.protocol.consumer import FetchRequest
 
-from protocol.errors import ErrorCode
-from protocol.primitives import Buffer
+from protocol.apis.fetch_request import MAX_VERSION
+from protocol.apis.fetch_response import FetchResponse, FetchResponsePartition, parse_fetch_response
+from protocol.errors import ErrorCode, ProtocolError
 from tiers.broker.client import DEFAULT_LANE, BrokerClient
 from tiers.errors import BrokerError
 from tiers.log.log_source import AbortedTransaction
@@ -43,7 +44,7 @@ class FetchedPartition:
     last_stable_offset: int
     log_start_offset: int
     aborted_transactions: tuple[AbortedTransaction, ...]
-    records: Buffer
+    records: memoryview
 
 
 async def fetch_raw(
@@ -72,10 +73,17 @@ async def fetch_raw(
         forgotten_topics_data=[],
         rack_id="",
     )
-    response = await client.request(node_id, message, timeout_ms, min_version=_TOPIC_IDS_SINCE, lane=lane)
+    body, version = await client.request_raw(
+        node_id, message, timeout_ms, min_version=_TOPIC_IDS_SINCE, max_version=MAX_VERSION, lane=lane
+    )
+    try:
+        response = parse_fetch_response(body, 0, version)
+        fetched = [_partition(response, partition) for partition in response.partitions]
+    except ProtocolError as error:
+        raise BrokerError(f"a Fetch response cannot be read: {error}") from error
     if response.error_code != ErrorCode.NONE:
         raise BrokerError("the broker refused a Fetch", response.error_code, retriable=True)
-    return [_partition(topic.topic_id, partition) for topic in response.responses for partition in topic.partitions]
+    return fetched
 
 
 def _topics(positions: Sequence[FetchPosition]) -> list[Any]:
@@ -94,16 +102,18 @@ def _topics(positions: Sequence[FetchPosition]) -> list[Any]:
     return [FetchRequest.FetchTopic(topic_id=topic_id, partitions=parts) for topic_id, parts in by_topic.items()]
 
 
-def _partition(topic_id: UUID, data: Any) -> FetchedPartition:
+def _partition(response: FetchResponse, partition: FetchResponsePartition) -> FetchedPartition:
+    assert isinstance(partition.topic, UUID)
     return FetchedPartition(
-        topic_id=topic_id,
-        partition=data.partition_index,
-        error=data.error_code,
-        high_watermark=data.high_watermark,
-        last_stable_offset=data.last_stable_offset,
-        log_start_offset=data.log_start_offset,
+        topic_id=partition.topic,
+        partition=partition.partition,
+        error=partition.error_code,
+        high_watermark=partition.high_watermark,
+        last_stable_offset=partition.last_stable_offset,
+        log_start_offset=partition.log_start_offset,
         aborted_transactions=tuple(
-            AbortedTransaction(aborted.producer_id, aborted.first_offset) for aborted in data.aborted_transactions or ()
+            AbortedTransaction(producer_id, first_offset)
+            for producer_id, first_offset in response.aborted_transactions(partition) or ()
         ),
-        records=data.records if data.records is not None else b"",
+        records=response.records(partition),
     )
