@@ -3,6 +3,9 @@
 Two implementations, one contract test: `RemoteLogIndex` (the founding format, one entry per chunk, default; its RDI
 says where the stored bytes lie, so it also works when they are not the log's bytes) and `KafkaSegmentIndex`
 (Kafka's own .index and .timeindex).
+
+`RemoteLogIndex` is exact. Kafka's files are not: there `last_offset` and `max_timestamp_ms` of a chunk are upper bounds.
+So a reader that does not find what it looks for in the chunk named goes on to the next; it never has to go back.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ class Chunk:
     """A run of whole batches that one GET can read.
 
     `[stored_position, stored_position + stored_bytes)` is what the store holds, `log_bytes` what it decodes to;
-    `crc32c` covers the log bytes (None: the index does not know it). Offsets are inclusive.
+    `crc32c` covers the log bytes (None: the index does not know it). Offsets are inclusive. `first_timestamp_ms` is -1
+    when the index does not know it.
     """
 
     first_offset: int

@@ -1,0 +1,149 @@
+"""Our segments against a broker's own files: the log, and every index that Kafka keeps as well, byte for byte."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from protocol.records.record_batch import iterate_batches
+from tests.fakes.segments import no_time
+from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import TIMEOUT_S, create_topic, topic_id_partition, transactional_producer
+from tiers.broker.client import BrokerClient
+from tiers.log.broker_log import BrokerLogSource
+from tiers.log.log_source import LogRead
+from tiers.segment.indexes_object import SegmentIndexes
+from tiers.segment.leader_epoch_checkpoint import encode_leader_epoch_checkpoint
+from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
+from tiers.segment.transaction_index import MARKER_NOT_COPIED, decode_transaction_index
+
+pytestmark = pytest.mark.integration
+TIMEOUT_MS = 20_000
+
+
+@pytest.fixture
+async def client(kafka: KafkaCluster) -> AsyncIterator[BrokerClient]:
+    client = BrokerClient([kafka.address()], client_id="test")
+    await client.open()
+    yield client
+    await client.close()
+
+
+def write_transactions(bootstrap: str, topic: str) -> None:
+    """Two producers whose transactions overlap, span segments, and end in either way; clocks that disagree."""
+    chance = random.Random(1)
+    producers = [transactional_producer(bootstrap, f"{topic}-{number}") for number in range(2)]
+
+    def send(producer: Producer, count: int) -> None:
+        for _ in range(count):
+            timestamp = 1_600_000_000_000 + chance.randrange(1_000_000)
+            producer.produce(topic, chance.randbytes(chance.randrange(50, 2000)), partition=0, timestamp=timestamp)
+            if chance.random() < 0.3:
+                producer.flush(TIMEOUT_S)
+        producer.flush(TIMEOUT_S)
+
+    first, second = producers
+    for turn in range(12):
+        first.begin_transaction()
+        send(first, 60)
+        second.begin_transaction()
+        send(second, 60)
+        send(first, 60)
+        (first.abort_transaction if turn % 3 == 0 else first.commit_transaction)(TIMEOUT_S)
+        first.begin_transaction()
+        send(first, 20)
+        (second.abort_transaction if turn % 2 == 0 else second.commit_transaction)(TIMEOUT_S)
+        (first.abort_transaction if turn % 4 == 1 else first.commit_transaction)(TIMEOUT_S)
+
+
+async def read_all(source: BrokerLogSource, client: BrokerClient, topic: str) -> list[LogRead]:
+    partition = await topic_id_partition(client, topic)
+    end = (await source.bounds(partition, TIMEOUT_MS)).last_stable_offset
+    reads: list[LogRead] = []
+    offset = 0
+    while offset < end:
+        read = await source.read(partition, offset, 200_000, TIMEOUT_MS)
+        reads.append(read)
+        *_, last = iterate_batches(read.records)
+        offset = last.next_offset
+    return reads
+
+
+def build(folder: Path, reads: list[LogRead], base_offsets: list[int]) -> list[BuiltSegment]:
+    """One segment for each base offset, each builder taking over from the one before."""
+    built: list[BuiltSegment] = []
+    builder = SegmentBuilder(folder / "0", 0, no_time)
+    for read in reads:
+        start = 0
+        for batch in iterate_batches(read.records):
+            if batch.base_offset in base_offsets[1:]:
+                builder.append(read.records[start : batch.start], read.aborted_transactions)
+                built.append(builder.finish())
+                start = batch.start
+                builder = SegmentBuilder(
+                    folder / str(batch.base_offset),
+                    batch.base_offset,
+                    no_time,
+                    built[-1].leader_epochs,
+                    built[-1].open_transactions,
+                )
+        builder.append(read.records[start:], read.aborted_transactions)
+    return [*built, builder.finish()]
+
+
+async def test_segments_equal_the_brokers_own(
+    kafka: KafkaCluster, client: BrokerClient, topic_name: str, tmp_path: Path
+) -> None:
+    create_topic(kafka.bootstrap_servers, topic_name, config={"retention.ms": "-1", "segment.bytes": str(1 << 20)})
+    write_transactions(kafka.bootstrap_servers, topic_name)
+    reads = await read_all(BrokerLogSource(client), client, topic_name)
+
+    folder = kafka.log_folder(topic_name, 0)
+    base_offsets = sorted(int(name.removesuffix(".log")) for name in file_names(folder) if name.endswith(".log"))
+    assert len(base_offsets) >= 3
+    segments = build(tmp_path, reads, base_offsets)
+    assert [segment.start_offset for segment in segments] == base_offsets
+    assert [one.end_offset + 1 for one in segments[:-1]] == base_offsets[1:]
+
+    for segment in segments:
+        stem = f"{segment.start_offset:020}"
+        assert content(segment.log_segment) == content(folder / f"{stem}.log")
+        assert segment.missing_offsets == 0
+        assert segment.indexes.transaction_index == content_if_any(folder / f"{stem}.txnindex")
+    for segment in segments[:-1]:  # the active segment's are preallocated
+        stem = f"{segment.start_offset:020}"
+        assert segment.indexes.offset_index == content(folder / f"{stem}.index")
+        assert segment.indexes.time_index == content(folder / f"{stem}.timeindex")
+    assert encode_leader_epoch_checkpoint(segments[-1].leader_epochs) == content(folder / "leader-epoch-checkpoint")
+    check_aborted([segment.indexes for segment in segments], base_offsets)
+
+
+def check_aborted(indexes: list[SegmentIndexes], base_offsets: list[int]) -> None:
+    """Against Kafka's own entries of all segments: who overlaps which, and where each ends."""
+    truth = [entry for one in indexes for entry in decode_transaction_index(one.transaction_index)]
+    assert any(entry.first_offset < base for entry in truth for base in base_offsets if entry.last_offset >= base)
+    for (start, following), one in zip(pairwise([*base_offsets, 1 << 62]), indexes, strict=True):
+        overlapping = {
+            (it.producer_id, it.first_offset, it.last_offset if it.last_offset < following else MARKER_NOT_COPIED)
+            for it in truth
+            if it.first_offset < following and it.last_offset >= start
+        }
+        assert {(it.producer_id, it.first_offset, it.last_offset) for it in one.aborted_transactions} == overlapping
+
+
+def file_names(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+def content(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def content_if_any(path: Path) -> bytes:
+    """A transaction index without entries has no file."""
+    return path.read_bytes() if path.exists() else b""
