@@ -78,7 +78,7 @@ def run(arguments: list[str]) -> int:
     except ConfigError as error:
         return _say(str(error), MISUSED)
     except OSError as error:
-        return _say(str(error), FAILED)
+        return _say(error.strerror or str(error), FAILED)
     except Exception as error:
         # Click's own complaints about the command line; typer does not export their base class.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):

@@ -12,24 +12,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import cast
 
-from protocol.api_keys import ApiKey
-from protocol.errors import FrameSizeError, ProtocolError, TlsHandshakeError, TruncatedError
-from protocol.frame import LENGTH_BYTES, REQUEST_HEAD_BYTES, FramePart, FrameTracker, frame_length
-from protocol.header import parse_request_head
+from protocol.errors import ProtocolError, TlsHandshakeError
+from protocol.frame import frame_length
 from protocol.primitives import Buffer
 from proxy.context import ConnectionContext, ConnectionRegistry, Endpoint
-from proxy.exchange import Answer, Buffers, Handler, PrefixHandler, Request
-from proxy.flow_control import DRAINING, NOT_CONNECTED, OUT_OF_TURN, PEER_IS_FULL, Outlet, ReadGate, owned_parts
+from proxy.exchange import Buffers
+from proxy.flow_control import DRAINING, NOT_CONNECTED, OUT_OF_TURN, PEER_IS_FULL, Outlet, ReadGate
+from proxy.request_reader import RequestReader
 from proxy.response_queue import ResponseQueue, Slot
 from proxy.upstream import UpstreamConnection, UpstreamUnavailableError, connect_upstream
 
 logger = logging.getLogger(__name__)
 
-MAX_PREFIX_BYTES = 128 * 1024
-"""A client id and a transactional id, 32 KiB each at most, and what surrounds them."""
 
 _connection_ids = itertools.count(1)
 
@@ -47,20 +44,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._registry = registry
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._tracker = FrameTracker(REQUEST_HEAD_BYTES, context.limits.max_request_bytes)
+        self._reader = RequestReader(context, self, self.queue, self._must_wait)
         self._gate = ReadGate()
         self._outlet = Outlet(context.buffers)
         self._to_client: list[Buffer] = []
-        self._to_broker: list[Buffer] = []
-        self._stash: list[FramePart] = []
-        self._partial: bytearray | None = None
-        """A request that is held until it is complete, or a prefix until it tells enough."""
-        self._frame_slot: Slot | None = None
-        self._is_mid_frame = False
         self._upstream: UpstreamConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._upstream_is_gone = False
-        self._awaits_blind_relay = False
         self._is_draining = False
         self._has_ended = False
         self._is_closing = False
@@ -70,8 +60,6 @@ class ClientConnection(asyncio.BufferedProtocol):
     @property
     def node_id(self) -> int | None:
         return self._endpoint.node_id
-
-    # asyncio.BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not subclasses of asyncio's.
@@ -101,7 +89,8 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._upstream.send([data], aliases_pool=True)
             return
         try:
-            self._process(self._tracker.feed(data), aliases_pool=True)
+            self._reader.read(data)
+            self._advance()
         except Exception as error:
             self._fail(error)
 
@@ -122,9 +111,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._upstream is not None:
             self._upstream.close()
         self.queue.abandon_all()
-        if self._frame_slot is not None:
-            self._frame_slot.abandon()
-            self._frame_slot = None
+        self._reader.abandon()
         if self in self._registry:
             self._registry.discard(self)
             self._context.metrics.open_connections -= 1
@@ -139,25 +126,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._upstream is not None:
             self._upstream.gate.resume(PEER_IS_FULL)
 
-    # Requests
-
-    def _process(self, parts: Sequence[FramePart], *, aliases_pool: bool) -> None:
-        for index, part in enumerate(parts):
-            if part.is_start:
-                if self._must_wait():
-                    self._stash = owned_parts(parts[index:], copy=aliases_pool)
-                    break
-                self._begin(part)
-            elif self._partial is not None:
-                self._partial += part.data
-                self._examine(self._partial, part.remaining)
-            else:
-                self._to_broker.append(part.data)
-            self._is_mid_frame = part.remaining > 0
-        self._commit_requests(aliases_pool=aliases_pool)
-        self._advance()
-
     def _must_wait(self) -> bool:
+        """Whether the next request has to; what it waits for ends the pause."""
         if self._is_draining:
             self._gate.pause(DRAINING)
             return True
@@ -166,101 +136,13 @@ class ClientConnection(asyncio.BufferedProtocol):
             if self._connecting is None:
                 self._connecting = self._context.spawn(self._connect())
             return True
-        if self.queue.is_full or self._awaits_blind_relay:
+        if self.queue.is_full or self._reader.awaits_blind_relay:
             self._gate.pause(OUT_OF_TURN)
             return True
         return False
 
-    def _begin(self, part: FramePart) -> None:
-        api_key, api_version, correlation_id = parse_request_head(part.data[LENGTH_BYTES:])
-        context = self._context
-        context.metrics.requests[api_key] += 1
-        slot = Slot(self, api_key, api_version, correlation_id, self._loop.time())
-        handled = api_key in context.router.handlers
-        if not handled and api_key not in context.router.prefix_handlers:
-            if api_key == ApiKey.SASL_HANDSHAKE and api_version == 0:
-                slot.relays_blindly_after = self._awaits_blind_relay = True
-            self.queue.push_sent(slot)
-            self._to_broker.append(part.data)
-            return
-        if handled and part.size > context.limits.max_held_request_bytes:
-            raise FrameSizeError(f"a request of {part.size} bytes with API key {api_key}: above the limit of held ones")
-        slot.request = Request(api_key, api_version, correlation_id, b"", context.clock_ms())
-        self._frame_slot = slot
-        self._examine(part.data, part.remaining)
-
-    def _examine(self, frame: memoryview | bytearray, remaining: int) -> None:
-        """`frame` is what has come of it, length prefix included."""
-        slot = self._frame_slot
-        assert slot is not None
-        handler = self._context.router.handlers.get(slot.api_key)
-        if handler is None:
-            by_prefix = self._context.router.prefix_handlers[slot.api_key]
-            finished = self._decide_by_prefix(by_prefix, slot, frame, remaining)
-        else:
-            finished = not remaining
-            if finished:
-                slot.request.frame = bytes(memoryview(frame)[LENGTH_BYTES:])
-                self._decide(handler, slot)
-        if finished:
-            self._frame_slot = None
-            self._partial = None
-        elif self._partial is None:
-            self._partial = bytearray(frame)
-
-    def _decide(self, handler: Handler, slot: Slot) -> None:
-        action, slot.state = handler.on_request(slot)
-        if isinstance(action, Answer):
-            slot.answer = action.payload
-            self.queue.push_answered(slot)
-            return
-        slot.hold_bytes = action.hold_bytes
-        slot.patcher = action.patcher
-        slot.upstream_correlation_id = parse_request_head(action.frame).correlation_id
-        self._enqueue_sent(slot, action.no_response)
-        self._to_broker += (frame_length(action.frame), action.frame)
-
-    def _decide_by_prefix(
-        self, handler: PrefixHandler, slot: Slot, frame: memoryview | bytearray, remaining: int
-    ) -> bool:
-        try:
-            action, slot.state = handler.on_prefix(slot, memoryview(frame)[LENGTH_BYTES:])
-        except TruncatedError:
-            if remaining and len(frame) < MAX_PREFIX_BYTES:
-                return False
-            raise
-        slot.hold_bytes = action.hold_bytes
-        self._enqueue_sent(slot, action.no_response)
-        self._to_broker.append(frame)
-        return True
-
-    def _enqueue_sent(self, slot: Slot, no_response: bool) -> None:
-        if no_response:
-            self.queue.last_sent = slot
-        else:
-            self.queue.push_sent(slot)
-
-    def _commit_requests(self, *, aliases_pool: bool) -> None:
-        if self._to_broker and self._upstream is not None:
-            buffers, self._to_broker = self._to_broker, []
-            self._upstream.send(buffers, aliases_pool=aliases_pool)
-
     def try_forward(self, slot: Slot, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
-        upstream = self._upstream
-        if upstream is None or self._upstream_is_gone or self._is_closing:
-            return None
-        if self.queue.last_sent is not slot or (self._is_mid_frame and self._partial is None):
-            return None
-        head = parse_request_head(frame)
-        ours = Slot(self, head.api_key, head.api_version, head.correlation_id, self._loop.time())
-        ours.hold_bytes = None
-        ours.future = self._loop.create_future()
-        self.queue.awaiting.append(ours)
-        self._to_broker += (frame_length(frame), frame)
-        self._commit_requests(aliases_pool=False)
-        return _result_of(ours.future)
-
-    # The broker's side
+        return None if self._upstream_is_gone or self._is_closing else self._reader.try_forward(slot, frame)
 
     async def _connect(self) -> None:
         try:
@@ -272,7 +154,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._is_closing:
             upstream.close()
             return
-        self._upstream = upstream
+        self._upstream = self._reader.upstream = upstream
         self.unblock()
 
     def pause_requests(self) -> None:
@@ -284,33 +166,31 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def unblock(self) -> None:
         """Goes on with stashed requests, as far as they may go now."""
-        if self._is_closing or (not self._stash and not self.relays_blindly):
+        if self._is_closing:
             return
-        stash, self._stash = self._stash, []
         try:
             if self.relays_blindly:
-                if stash and self._upstream is not None:
-                    self._upstream.send([part.data for part in stash], aliases_pool=False)
+                if (raw := self._reader.take_stash()) and self._upstream is not None:
+                    self._upstream.send(raw, aliases_pool=False)
             else:
-                self._process(stash, aliases_pool=False)
+                self._reader.read_stashed()
         except Exception as error:
             self._fail(error)
             return
-        if not self._stash:
+        if not self._reader.has_stash:
             self._gate.resume(NOT_CONNECTED)
             self._gate.resume(OUT_OF_TURN)
+        self._advance()
 
     def begin_blind_relay(self) -> None:
         """After SaslHandshake v0 both sides speak raw tokens: nothing can be told apart any more (semantics 1.4)."""
         logger.warning("SaslHandshake v0: relaying blindly, broker addresses are not rewritten", extra=self._who())
         self.relays_blindly = True
-        self._awaits_blind_relay = False
+        self._reader.awaits_blind_relay = False
 
     def on_upstream_gone(self) -> None:
         self._upstream_is_gone = True
         self._advance()
-
-    # Answers
 
     def emit(self, buffers: Buffers) -> None:
         """Bytes of the response whose turn it is; they leave with the next `commit_answers`."""
@@ -373,13 +253,12 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _observe(self, slot: Slot) -> None:
         self._context.metrics.observe(slot.api_key, slot.tier, self._loop.time() - slot.started_s)
 
-    # The end
-
     def advance(self) -> None:
         """After responses have been taken: requests that waited for room go on, and an end that is due comes."""
-        if self._stash and not self.queue.is_full:
+        if self._reader.has_stash and not self.queue.is_full:
             self.unblock()
-        self._advance()
+        else:
+            self._advance()
 
     def _advance(self) -> None:
         self.commit_answers(aliases_pool=False)
@@ -391,9 +270,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             if (not slots or slots[0].awaits_broker) and not (upstream is not None and upstream.has_stash):
                 self.close("broker")
         elif (self._has_ended or self._is_draining) and not slots:
-            if self._is_draining and not self._is_mid_frame:
+            if self._is_draining and not self._reader.is_mid_frame:
                 self.close("drained")
-            elif self._has_ended and (not self._stash or self._awaits_blind_relay):
+            elif self._has_ended and (not self._reader.has_stash or self._reader.awaits_blind_relay):
                 self.close("client")
 
     def drain(self) -> None:
@@ -404,7 +283,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self.relays_blindly:
             self.close("drained")
             return
-        if not self._is_mid_frame:
+        if not self._reader.is_mid_frame:
             self._gate.pause(DRAINING)
         streaming = None if self._upstream is None else self._upstream.streaming_slot
         for slot in self.queue.slots:
@@ -466,7 +345,3 @@ class ClientConnection(asyncio.BufferedProtocol):
             "node_id": self.node_id,
             "client": f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else None,
         }
-
-
-async def _result_of(future: asyncio.Future[memoryview]) -> memoryview:
-    return await future

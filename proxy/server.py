@@ -104,9 +104,9 @@ class ProxyServer:
             listener.bind(address)
             listener.listen(LISTEN_BACKLOG)
             listener.setblocking(False)
-        except OSError:
+        except OSError as error:
             listener.close()
-            raise
+            raise OSError(error.errno, f"{host}:{port}: {error.strerror}") from error
         bound: Address = listener.getsockname()[:2]
         self.spawn(self._accept(listener, bound, endpoint))
         return bound

@@ -1,0 +1,177 @@
+"""A client's byte stream, cut into requests: each goes upstream as it is, or through the handler of its API.
+
+An API without a handler is never held: its bytes leave as they came. Requests whose turn has not come are stashed: never
+more than what one read brought, since the connection stops reading then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+
+from protocol.api_keys import ApiKey
+from protocol.errors import FrameSizeError, TruncatedError
+from protocol.frame import LENGTH_BYTES, REQUEST_HEAD_BYTES, FramePart, FrameTracker, frame_length
+from protocol.header import parse_request_head
+from protocol.primitives import Buffer
+from proxy.context import ConnectionContext
+from proxy.exchange import Answer, Handler, PrefixHandler, Request
+from proxy.flow_control import owned_parts
+from proxy.response_queue import ResponseQueue, Slot, SlotOwner
+from proxy.upstream import UpstreamConnection
+
+MAX_PREFIX_BYTES = 128 * 1024
+"""A client id and a transactional id, 32 KiB each at most, and what surrounds them."""
+
+
+class RequestReader:
+    """`must_wait` is asked before every request; when it says so, reading has been paused."""
+
+    def __init__(
+        self, context: ConnectionContext, owner: SlotOwner, queue: ResponseQueue, must_wait: Callable[[], bool]
+    ) -> None:
+        self.upstream: UpstreamConnection | None = None
+        self.is_mid_frame = False
+        """A request has been begun and not ended."""
+        self.awaits_blind_relay = False
+        self._context = context
+        self._owner = owner
+        self._queue = queue
+        self._must_wait = must_wait
+        self._loop = asyncio.get_running_loop()
+        self._tracker = FrameTracker(REQUEST_HEAD_BYTES, context.limits.max_request_bytes)
+        self._to_broker: list[Buffer] = []
+        self._stash: list[FramePart] = []
+        self._partial: bytearray | None = None
+        """A request that is held until it is complete, or a prefix until it tells enough."""
+        self._slot: Slot | None = None
+
+    @property
+    def has_stash(self) -> bool:
+        return bool(self._stash)
+
+    def read(self, data: memoryview) -> None:
+        """Raises `ProtocolError`, and whatever a handler raises."""
+        self._process(self._tracker.feed(data), aliases_pool=True)
+
+    def read_stashed(self) -> None:
+        """Goes on with stashed requests, as far as they may go now."""
+        stash, self._stash = self._stash, []
+        self._process(stash, aliases_pool=False)
+
+    def take_stash(self) -> list[memoryview]:
+        """For a blind relay: the bytes as they came."""
+        stash, self._stash = self._stash, []
+        return [part.data for part in stash]
+
+    def abandon(self) -> None:
+        """The client is gone in the middle of a request."""
+        if self._slot is not None:
+            self._slot.abandon()
+            self._slot = None
+
+    def _process(self, parts: Sequence[FramePart], *, aliases_pool: bool) -> None:
+        for index, part in enumerate(parts):
+            if part.is_start:
+                if self._must_wait():
+                    self._stash = owned_parts(parts[index:], copy=aliases_pool)
+                    break
+                self._begin(part)
+            elif self._partial is not None:
+                self._partial += part.data
+                self._examine(self._partial, part.remaining)
+            else:
+                self._to_broker.append(part.data)
+            self.is_mid_frame = part.remaining > 0
+        self._commit(aliases_pool=aliases_pool)
+
+    def _begin(self, part: FramePart) -> None:
+        api_key, api_version, correlation_id = parse_request_head(part.data[LENGTH_BYTES:])
+        context = self._context
+        context.metrics.requests[api_key] += 1
+        slot = Slot(self._owner, api_key, api_version, correlation_id, self._loop.time())
+        handled = api_key in context.router.handlers
+        if not handled and api_key not in context.router.prefix_handlers:
+            if api_key == ApiKey.SASL_HANDSHAKE and api_version == 0:
+                slot.relays_blindly_after = self.awaits_blind_relay = True
+            self._queue.push_sent(slot)
+            self._to_broker.append(part.data)
+            return
+        if handled and part.size > context.limits.max_held_request_bytes:
+            raise FrameSizeError(f"a request of {part.size} bytes with API key {api_key}: above the limit of held ones")
+        slot.request = Request(api_key, api_version, correlation_id, b"", context.clock_ms())
+        self._slot = slot
+        self._examine(part.data, part.remaining)
+
+    def _examine(self, frame: memoryview | bytearray, remaining: int) -> None:
+        """`frame` is what has come of it, length prefix included."""
+        slot = self._slot
+        assert slot is not None
+        handler = self._context.router.handlers.get(slot.api_key)
+        if handler is None:
+            by_prefix = self._context.router.prefix_handlers[slot.api_key]
+            finished = self._decide_by_prefix(by_prefix, slot, frame, remaining)
+        else:
+            finished = not remaining
+            if finished:
+                slot.request.frame = bytes(memoryview(frame)[LENGTH_BYTES:])
+                self._decide(handler, slot)
+        if finished:
+            self._slot = None
+            self._partial = None
+        elif self._partial is None:
+            self._partial = bytearray(frame)
+
+    def _decide(self, handler: Handler, slot: Slot) -> None:
+        action, slot.state = handler.on_request(slot)
+        if isinstance(action, Answer):
+            slot.answer = action.payload
+            self._queue.push_answered(slot)
+            return
+        slot.hold_bytes = action.hold_bytes
+        slot.patcher = action.patcher
+        slot.upstream_correlation_id = parse_request_head(action.frame).correlation_id
+        self._enqueue(slot, action.no_response)
+        self._to_broker += (frame_length(action.frame), action.frame)
+
+    def _decide_by_prefix(
+        self, handler: PrefixHandler, slot: Slot, frame: memoryview | bytearray, remaining: int
+    ) -> bool:
+        try:
+            action, slot.state = handler.on_prefix(slot, memoryview(frame)[LENGTH_BYTES:])
+        except TruncatedError:
+            if remaining and len(frame) < MAX_PREFIX_BYTES:
+                return False
+            raise
+        slot.hold_bytes = action.hold_bytes
+        self._enqueue(slot, action.no_response)
+        self._to_broker.append(frame)
+        return True
+
+    def _enqueue(self, slot: Slot, no_response: bool) -> None:
+        if no_response:
+            self._queue.last_sent = slot
+        else:
+            self._queue.push_sent(slot)
+
+    def _commit(self, *, aliases_pool: bool) -> None:
+        if self._to_broker and self.upstream is not None:
+            buffers, self._to_broker = self._to_broker, []
+            self.upstream.send(buffers, aliases_pool=aliases_pool)
+
+    def try_forward(self, slot: Slot, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
+        """`Exchange.try_forward`; the frame leaves at once."""
+        if self.upstream is None or self._queue.last_sent is not slot or (self.is_mid_frame and self._partial is None):
+            return None
+        head = parse_request_head(frame)
+        ours = Slot(self._owner, head.api_key, head.api_version, head.correlation_id, self._loop.time())
+        ours.hold_bytes = None
+        ours.future = self._loop.create_future()
+        self._queue.awaiting.append(ours)
+        self._to_broker += (frame_length(frame), frame)
+        self._commit(aliases_pool=False)
+        return _result_of(ours.future)
+
+
+async def _result_of(future: asyncio.Future[memoryview]) -> memoryview:
+    return await future

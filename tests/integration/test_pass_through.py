@@ -1,0 +1,223 @@
+"""Unmodified clients on a real cluster of three through the proxy: all they do works, and no broker address leaks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import confluent_kafka
+import confluent_kafka.admin
+import kafka
+import pytest
+from kafka.admin import KafkaAdminClient
+
+from tests.integration.recording_relay import RecordingRelay, recording_relay
+from tests.servers.kafka import CONSOLE_CONSUMER, CONSOLE_PRODUCER, KafkaCluster, free_ports
+from tests.servers.producing import create_topic
+from tests.servers.tidegate import TidegateProcess
+
+pytestmark = pytest.mark.integration
+
+BROKERS = 3
+RECORDS = 300
+TIMEOUT_S = 60.0
+CLIENT_HOST, PROXY_HOST = "127.0.0.1", "127.0.0.2"
+
+
+@dataclass(frozen=True)
+class Rig:
+    cluster: KafkaCluster
+    proxy: TidegateProcess
+    relay: RecordingRelay
+    bootstrap: str
+
+    def leaks(self) -> list[bytes]:
+        """Client connections that got the host name which the brokers advertise."""
+        name = self.cluster.advertised_host.encode()
+        return [stream for stream in self.relay.streams() if name in stream]
+
+
+def consecutive_ports() -> int:
+    """A port after which as many as there are brokers are free as well."""
+    while True:
+        (first,) = free_ports(1, PROXY_HOST)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            for host in (CLIENT_HOST, PROXY_HOST):
+                for port in range(first, first + BROKERS + 1):
+                    sock = held.enter_context(socket.socket())
+                    sock.bind((host, port))
+            return first
+
+
+@pytest.fixture(scope="module")
+def rig(kafka_of_three: KafkaCluster) -> Iterator[Rig]:
+    bootstrap_port = consecutive_ports()
+    (admin_port,) = free_ports(1)
+    config = f"""
+[upstream]
+bootstrap.servers = "{kafka_of_three.bootstrap_servers}"
+metadata.max.age.ms = "500ms"
+[listener]
+host = "{PROXY_HOST}"
+advertised.host = "{CLIENT_HOST}"
+bootstrap.port = {bootstrap_port}
+base.port = {bootstrap_port}
+[admin]
+port = {admin_port}
+"""
+    ports = range(bootstrap_port, bootstrap_port + BROKERS + 1)
+    with (
+        TidegateProcess(config, address=(PROXY_HOST, bootstrap_port), admin=("127.0.0.1", admin_port)) as proxy,
+        recording_relay(CLIENT_HOST, PROXY_HOST, ports) as relay,
+    ):
+        yield Rig(kafka_of_three, proxy, relay, f"{CLIENT_HOST}:{bootstrap_port}")
+
+
+def values(prefix: str) -> list[bytes]:
+    return [f"{prefix}-{n}".encode() + os.urandom(200) for n in range(RECORDS)]
+
+
+def test_kafka_python_produces_and_consumes_in_a_group(rig: Rig, topic_name: str) -> None:
+    create_topic(rig.bootstrap, topic_name, partitions=6, replicas=3)
+    sent = values("python")
+    producer = kafka.KafkaProducer(bootstrap_servers=rig.bootstrap, acks="all")
+    for value in sent:
+        producer.send(topic_name, value)
+    producer.flush(TIMEOUT_S)
+    producer.close()
+
+    consumer = kafka.KafkaConsumer(
+        topic_name,
+        bootstrap_servers=rig.bootstrap,
+        group_id=topic_name,
+        auto_offset_reset="earliest",
+        consumer_timeout_ms=20_000,
+    )
+    received = [next(consumer).value for _ in range(RECORDS)]
+    consumer.close()
+    assert sorted(received) == sorted(sent)
+    assert rig.leaks() == []
+
+
+def test_librdkafka_transacts_and_reads_committed(rig: Rig, topic_name: str) -> None:
+    create_topic(rig.bootstrap, topic_name, partitions=3, replicas=3)
+    sent = values("committed")
+    producer = confluent_kafka.Producer({"bootstrap.servers": rig.bootstrap, "transactional.id": topic_name})
+    producer.init_transactions(TIMEOUT_S)
+    for outcome, batch in (("abort", values("aborted")), ("commit", sent)):
+        producer.begin_transaction()
+        for value in batch:
+            producer.produce(topic_name, value)
+        producer.flush(TIMEOUT_S)
+        if outcome == "abort":
+            producer.abort_transaction(TIMEOUT_S)
+        else:
+            producer.commit_transaction(TIMEOUT_S)
+
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": rig.bootstrap,
+            "group.id": topic_name,
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_committed",
+        }
+    )
+    consumer.subscribe([topic_name])
+    received = take(consumer, RECORDS)
+    consumer.close()
+    assert sorted(received) == sorted(sent)
+    assert rig.leaks() == []
+
+
+def take(consumer: confluent_kafka.Consumer, count: int) -> list[bytes]:
+    taken: list[bytes] = []
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(taken) < count and time.monotonic() < deadline:
+        for message in consumer.consume(count - len(taken), 1.0):
+            assert message.error() is None
+            value = message.value()
+            assert isinstance(value, bytes)
+            taken.append(value)
+    return taken
+
+
+def test_acks_0_takes_no_turn(rig: Rig, topic_name: str) -> None:
+    create_topic(rig.bootstrap, topic_name, partitions=1, replicas=1)
+    sent = values("silent")
+    producer = kafka.KafkaProducer(bootstrap_servers=rig.bootstrap, acks=0)
+    for value in sent:
+        producer.send(topic_name, value)
+    producer.flush(TIMEOUT_S)
+    producer.close()
+    consumer = kafka.KafkaConsumer(
+        topic_name, bootstrap_servers=rig.bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=20_000
+    )
+    assert [next(consumer).value for _ in range(RECORDS)] == sent
+    consumer.close()
+    assert rig.leaks() == []
+
+
+def test_the_java_client_produces_and_consumes(rig: Rig, topic_name: str) -> None:
+    create_topic(rig.bootstrap, topic_name, partitions=3, replicas=3)
+    lines = [f"line {n}" for n in range(RECORDS)]
+    rig.cluster.run_tool(
+        CONSOLE_PRODUCER, "--bootstrap-server", rig.bootstrap, "--topic", topic_name, stdin="\n".join(lines) + "\n"
+    )
+    consumed = rig.cluster.run_tool(
+        CONSOLE_CONSUMER,
+        *("--bootstrap-server", rig.bootstrap, "--topic", topic_name, "--from-beginning"),
+        *("--max-messages", str(RECORDS), "--timeout-ms", "30000"),
+    )
+    assert sorted(consumed.stdout.split("\n")[:RECORDS]) == sorted(lines)
+    assert rig.leaks() == []
+
+
+def test_admin_clients_see_the_cluster_at_the_proxy(rig: Rig) -> None:
+    advertised = {(CLIENT_HOST, rig.proxy.address[1] + node_id) for node_id in rig.cluster.brokers}
+    admin = KafkaAdminClient(bootstrap_servers=rig.bootstrap)
+    described = admin.describe_cluster()
+    admin.close()
+    assert described["cluster_id"] == rig.cluster.cluster_id
+    assert {(broker["host"], broker["port"]) for broker in described["brokers"]} == advertised
+    librdkafka = confluent_kafka.admin.AdminClient({"bootstrap.servers": rig.bootstrap})
+    cluster = librdkafka.describe_cluster().result(TIMEOUT_S)
+    assert {(node.host, node.port) for node in cluster.nodes} == advertised
+    assert rig.leaks() == []
+
+
+def test_a_leader_that_moves_is_found_again_and_no_endpoint_leaks(rig: Rig, topic_name: str) -> None:
+    create_topic(rig.bootstrap, topic_name, partitions=3, replicas=3)
+    producer = confluent_kafka.Producer({"bootstrap.servers": rig.bootstrap, "acks": "all"})
+    sent = values("moved")
+    failed: list[object] = []
+
+    def send(batch: list[bytes]) -> None:
+        for value in batch:
+            producer.produce(topic_name, value, on_delivery=lambda error, _: failed.append(error) if error else None)
+        assert producer.flush(TIMEOUT_S) == 0
+
+    send(sent[:100])
+    rig.cluster.stop_broker(3)
+    try:
+        send(sent[100:200])
+    finally:
+        rig.cluster.start_broker(3)
+    send(sent[200:])
+    assert failed == []
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": rig.bootstrap, "group.id": topic_name, "auto.offset.reset": "earliest"}
+    )
+    consumer.subscribe([topic_name])
+    assert sorted(take(consumer, RECORDS)) == sorted(sent)
+    consumer.close()
+    assert rig.leaks() == []
+
+
+def test_the_admin_port_counts_by_api_and_tier(rig: Rig) -> None:
+    metrics = rig.proxy.metrics()
+    assert 'tidegate_requests_total{api="Metadata"}' in metrics
+    assert 'tidegate_request_latency_seconds_count{api="Fetch",tier="local"}' in metrics

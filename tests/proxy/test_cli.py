@@ -1,0 +1,73 @@
+"""What a user gets wrong is one line and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from proxy import cli
+
+NOBODY = '[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[admin]\nport = 0\n'
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "tidegate.toml"
+    path.write_text(NOBODY)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve"], "Missing option '--config'"),
+        (["serve", "--config", "/nowhere/x.toml"], "/nowhere/x.toml: No such file or directory"),
+        (["serve", "--confg", "x"], "No such option: --confg"),
+        (["sevre"], "No such command 'sevre'"),
+        ([], "Missing command"),
+    ],
+)
+def test_misuse_is_one_line_and_exit_code_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert said in captured.err
+    assert len(captured.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["[upstream", "[upstream]\nbootstrap.server = 'a:1'\nbootstrap.servers = 'a:1'"])
+def test_a_bad_file_is_exit_code_2(config: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text(text)
+    assert cli.run(["serve", "--config", str(config)]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"tidegate: {config}: ")
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_a_port_that_is_taken_is_exit_code_1(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        config.write_text(f"{NOBODY}[listener]\nhost = '127.0.0.1'\nbootstrap.port = {port}\n")
+        assert cli.run(["serve", "--config", str(config)]) == 1
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("tidegate: ")]
+    assert str(port) in line
+    assert "in use" in line
+
+
+def test_check_says_that_no_broker_answers(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["check", "--config", str(config)]) == 1
+    captured = capsys.readouterr()
+    assert "problem: no broker answers at 127.0.0.1:1" in captured.out
+    assert captured.err == ""
+
+
+def test_check_says_what_is_wrong_with_the_store(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text(NOBODY + "[storage]\nimplementation = 'tape'\n")
+    assert cli.run(["check", "--config", str(config)]) == 1
+    assert "problem: store tape: no remote storage manager is called 'tape'" in capsys.readouterr().out

@@ -1,0 +1,157 @@
+"""Brokers that join get a listener before anybody hears of them, brokers that move are followed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import cast
+from uuid import UUID
+
+from proxy.context import Address
+from proxy.server import BrokerEndpoint
+from proxy.topology import ListenerAddresses, Topology
+from tiers.broker.client import BrokerClient
+from tiers.broker.cluster_metadata import Broker, ClusterMetadata, TopicMetadata
+from tiers.errors import BrokerError
+
+ADDRESSES = ListenerAddresses("0.0.0.0", "proxy.example", 9092, 9100)
+
+
+class ScriptedClient:
+    """Answers Metadata with what the test says, at the time of the test's clock."""
+
+    def __init__(self) -> None:
+        self.brokers: dict[int, Address] = {}
+        self.topics: Mapping[str, UUID] = {}
+        self.now_ms = 0
+        self.reads = 0
+        self.trouble: str | None = None
+
+    async def metadata(self, max_age_ms: int, timeout_ms: int | None = None) -> ClusterMetadata:
+        self.reads += 1
+        if self.trouble is not None:
+            raise BrokerError(self.trouble, retriable=True)
+        topics = {name: TopicMetadata(name, topic_id, {}) for name, topic_id in self.topics.items()}
+        return ClusterMetadata(
+            "cluster",
+            1,
+            {node_id: Broker(node_id, *address) for node_id, address in self.brokers.items()},
+            topics,
+            self.now_ms,
+            {topic.topic_id: topic for topic in topics.values()},
+        )
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.client = ScriptedClient()
+        self.listeners: dict[int, BrokerEndpoint] = {}
+        self.taken_ports: set[int] = set()
+        self.topology = Topology(
+            cast(BrokerClient, self.client),
+            [("boot", 1)],
+            ADDRESSES,
+            self.listen,
+            clock_ms=lambda: self.client.now_ms,
+            refresh_interval_ms=60_000,
+        )
+
+    def listen(self, host: str, port: int, endpoint: BrokerEndpoint) -> None:
+        if port in self.taken_ports:
+            raise OSError("address already in use")
+        self.listeners[port] = endpoint
+
+
+async def test_every_broker_has_a_listener_once_the_cluster_was_read() -> None:
+    rig = Rig()
+    rig.client.brokers = {1: ("a", 9), 7: ("b", 9)}
+    readiness = [rig.topology.is_ready]
+    assert await rig.topology.refresh()
+    readiness.append(rig.topology.is_ready)
+    assert readiness == [False, True]
+    assert {port: endpoint.addresses() for port, endpoint in rig.listeners.items()} == {
+        9101: (("a", 9),),
+        9107: (("b", 9),),
+    }
+    assert rig.topology.address_map() == {
+        1: (("a", 9), ("proxy.example", 9101)),
+        7: (("b", 9), ("proxy.example", 9107)),
+    }
+
+
+async def test_a_broker_that_moves_keeps_its_port() -> None:
+    rig = Rig()
+    rig.client.brokers = {1: ("a", 9)}
+    await rig.topology.refresh()
+    rig.client.brokers = {1: ("c", 10)}
+    await rig.topology.refresh()
+    assert rig.listeners[9101].addresses() == (("c", 10),)
+    assert list(rig.listeners) == [9101]
+
+
+async def test_a_broker_in_a_passing_answer_is_listened_for_at_once_and_looked_up() -> None:
+    rig = Rig()
+    rig.client.brokers = {1: ("a", 9)}
+    async with asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(rig.topology.run())
+        await rig.topology.wait_until_ready()
+        rig.client.brokers[2] = ("b", 9)
+        assert rig.topology.advertised_address(2) == ("proxy.example", 9102)
+        endpoint = rig.listeners[9102]
+        assert endpoint.addresses() == ()
+        async with asyncio.timeout(5):
+            while not endpoint.addresses():  # noqa: ASYNC110 - a look-up has no event
+                await asyncio.sleep(0)
+        assert endpoint.addresses() == (("b", 9),)
+        following.cancel()
+
+
+async def test_the_bootstrap_port_leads_to_any_broker() -> None:
+    rig = Rig()
+    rig.topology.listen_for_bootstrap()
+    assert rig.listeners[9092].node_id is None
+    assert rig.listeners[9092].addresses() == (("boot", 1),)
+    rig.client.brokers = {1: ("a", 9)}
+    await rig.topology.refresh()
+    assert rig.listeners[9092].addresses() == (("boot", 1), ("a", 9))
+
+
+async def test_a_port_that_cannot_be_bound_is_tried_again_and_never_uncovers_the_broker() -> None:
+    rig = Rig()
+    rig.taken_ports = {9101}
+    rig.client.brokers = {1: ("a", 9)}
+    await rig.topology.refresh()
+    assert rig.topology.advertised_address(1) == ("proxy.example", 9101)
+    assert rig.listeners == {}
+    rig.taken_ports = set()
+    await rig.topology.refresh()
+    assert list(rig.listeners) == [9101]
+
+
+async def test_a_cluster_that_does_not_answer_leaves_what_is_known() -> None:
+    rig = Rig()
+    rig.client.brokers = {1: ("a", 9)}
+    await rig.topology.refresh()
+    rig.client.trouble = "down"
+    assert not await rig.topology.refresh()
+    assert rig.topology.trouble == "down"
+    assert rig.topology.broker_addresses(1) == (("a", 9),)
+
+
+async def test_topic_ids_have_an_age() -> None:
+    rig = Rig()
+    rig.client.topics = {"t": UUID(int=7)}
+    await rig.topology.refresh()
+    rig.client.now_ms = 1_000
+    assert rig.topology.topic_id("t") == UUID(int=7)
+    assert rig.topology.topic_id("t", max_age_ms=999) is None
+    assert rig.topology.topic_name(UUID(int=7)) == "t"
+    rig.client.topics = {"t": UUID(int=8)}
+    assert await rig.topology.resolve_topic_id("t", 999, 1_000) == UUID(int=8)
+    assert rig.topology.topic_name(UUID(int=7)) is None
+    reads = rig.client.reads
+    assert await rig.topology.resolve_topic_id("t", 999, 1_000) == UUID(int=8)
+    assert rig.client.reads == reads
+    rig.client.trouble = "down"
+    rig.client.now_ms = 5_000
+    assert await rig.topology.resolve_topic_id("t", 999, 1_000) is None
