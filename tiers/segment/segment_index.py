@@ -4,8 +4,8 @@ Two implementations, one contract test: `RemoteLogIndex` (the founding format, o
 says where the stored bytes lie, so it also works when they are not the log's bytes) and `KafkaSegmentIndex`
 (Kafka's own .index and .timeindex).
 
-`RemoteLogIndex` is exact. Kafka's files are not: there `last_offset` and `max_timestamp_ms` of a chunk are upper bounds.
-So a reader that does not find what it looks for in the chunk named goes on to the next; it never has to go back.
+`RemoteLogIndex` is exact. Kafka's files are not: there a chunk's `last_offset` and `max_timestamp_ms` are upper bounds.
+So a reader that does not find what it wants in the chunk named goes on to the next; it never has to go back.
 """
 
 from __future__ import annotations
