@@ -78,6 +78,8 @@ class BrokerClient:
         self._links: dict[tuple[Address, str], _Link] = {}
         self._metadata: ClusterMetadata | None = None
         self._metadata_lock = asyncio.Lock()
+        self._refreshes_begun = 0
+        self._refresh_known = 0
         self._is_closed = False
 
     async def open(self) -> None:
@@ -100,15 +102,28 @@ class BrokerClient:
     async def metadata(
         self, max_age_ms: int = DEFAULT_METADATA_MAX_AGE_MS, timeout_ms: int | None = None
     ) -> ClusterMetadata:
-        """All topics of the cluster, read at most `max_age_ms` before this call; callers share one refresh."""
+        """All topics of the cluster, read at most `max_age_ms` before this call; callers share one refresh.
+
+        0: asked after this call, whatever was known."""
         not_before_ms = self._clock_ms() - max_age_ms
-        if self._metadata is not None and self._metadata.fetched_at_ms >= not_before_ms:
-            return self._metadata
+        refreshes_before = self._refreshes_begun
+
+        def known() -> ClusterMetadata | None:
+            metadata = self._metadata
+            if metadata is None or self._refresh_known > refreshes_before:
+                return metadata
+            return metadata if max_age_ms > 0 and metadata.fetched_at_ms >= not_before_ms else None
+
+        if (metadata := known()) is not None:
+            return metadata
         deadline = _Deadline(self._clock_ms, timeout_ms or self._request_timeout_ms)
         try:
             async with asyncio.timeout(deadline.remaining_ms() / 1000), self._metadata_lock:
-                if self._metadata is None or self._metadata.fetched_at_ms < not_before_ms:
-                    self._metadata = await self._fetch_metadata(deadline)
+                if (metadata := known()) is not None:
+                    return metadata
+                self._refreshes_begun += 1
+                self._metadata = await self._fetch_metadata(deadline)
+                self._refresh_known = self._refreshes_begun
                 return self._metadata
         except TimeoutError as error:
             raise BrokerError("the cluster's metadata was not read in time", retriable=True) from error
@@ -120,7 +135,18 @@ class BrokerClient:
         metadata = from_response(response, fetched_at_ms)
         if not metadata.brokers:
             raise BrokerError("the cluster names no broker yet", retriable=True)
-        return metadata
+        self._forget_others({(broker.host, broker.port) for broker in metadata.brokers.values()})
+        return metadata if self._metadata is None else metadata.not_older_than(self._metadata)
+
+    def _forget_others(self, known: set[Address]) -> None:
+        """Ends connections to where no broker is any more."""
+        known.update(self._bootstrap)
+        for key in [key for key in self._links if key[0] not in known]:
+            link = self._links[key]
+            if not link.lock.locked():
+                del self._links[key]
+                if link.connection is not None:
+                    link.connection.abort("no broker there any more")
 
     async def leader_of(
         self,
@@ -207,16 +233,13 @@ class BrokerClient:
         raise AssertionError("there is always a bootstrap address")
 
     def _candidates(self, lane: str) -> list[Address]:
-        """Every known address: those with a live connection first, then the least recently failed."""
+        """Every known address, those that failed last; else at random, so that no stale broker is asked for ever."""
         known = () if self._metadata is None else [(b.host, b.port) for b in self._metadata.brokers.values()]
         addresses = dict.fromkeys([*known, *self._bootstrap])
 
-        def rank(address: Address) -> tuple[int, int]:
+        def rank(address: Address) -> tuple[int, float]:
             link = self._links.get((address, lane))
-            if link is None:
-                return 1, 0
-            alive = link.connection is not None and not link.connection.is_closed
-            return (0, 0) if alive else (1, link.failures)
+            return (0 if link is None else link.failures), self._jitter()
 
         return sorted(addresses, key=rank)
 

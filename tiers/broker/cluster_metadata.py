@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
@@ -55,6 +55,26 @@ class ClusterMetadata:
         topic = self.topics_by_id.get(partition.topic_id)
         return None if topic is None else topic.partitions.get(partition.partition)
 
+    def not_older_than(self, known: ClusterMetadata) -> ClusterMetadata:
+        """This, but no partition goes back to an earlier leader epoch: a broker may lag behind the one asked before."""
+        topics = {name: _merged(topic, known.topics_by_id.get(topic.topic_id)) for name, topic in self.topics.items()}
+        return replace(self, topics=topics, topics_by_id=_by_id(topics))
+
+
+def _merged(topic: TopicMetadata, known: TopicMetadata | None) -> TopicMetadata:
+    if known is None:
+        return topic
+    newer = {
+        index: old
+        for index, old in known.partitions.items()
+        if index in topic.partitions and topic.partitions[index].leader_epoch < old.leader_epoch
+    }
+    return replace(topic, partitions={**topic.partitions, **newer}) if newer else topic
+
+
+def _by_id(topics: Mapping[str, TopicMetadata]) -> dict[UUID, TopicMetadata]:
+    return {topic.topic_id: topic for topic in topics.values() if topic.topic_id.int != 0}
+
 
 def from_response(response: Any, fetched_at_ms: int) -> ClusterMetadata:
     """From kafka-python's MetadataResponse, version 10 or later (topic ids)."""
@@ -87,5 +107,5 @@ def from_response(response: Any, fetched_at_ms: int) -> ClusterMetadata:
         },
         topics=topics,
         fetched_at_ms=fetched_at_ms,
-        topics_by_id={topic.topic_id: topic for topic in topics.values() if topic.topic_id.int != 0},
+        topics_by_id=_by_id(topics),
     )

@@ -222,8 +222,8 @@ class RemoteLogManager:
             raise OwnershipLostError(f"{partition} is owned by another member")
         await services.metadata.ensure_fresh(partition, settings.visible_after_ms // 2, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
-        await check_remote_lineage(services.source, services.metadata, partition, timeout_ms)
         self._check_bounds(partition, bounds)
+        await check_remote_lineage(services.source, services.metadata, partition, timeout_ms)
         await collect_leftovers(services, partition)
         more = False
         if not (policy.copy_disable or managed.copy_stopped):

@@ -41,13 +41,15 @@ async def test_metadata_is_read_as_the_broker_says() -> None:
     assert metadata.partition(TopicIdPartition(UUID(int=8), 0, "orders")) is None
 
 
-async def test_callers_share_one_refresh() -> None:
+async def test_callers_share_the_refresh_that_begins_after_they_asked() -> None:
     async with DecodingBroker() as broker:
         client = client_of(broker, clock_ms=lambda: 1000)
-        answers = await asyncio.gather(*(client.metadata(0) for _ in range(5)))
+        first, *others = await asyncio.gather(*(client.metadata(0) for _ in range(5)))
+        known = await client.metadata(1)
         await client.close()
-    assert len({id(answer) for answer in answers}) == 1
-    assert len(broker.received(MetadataRequest)) == 1
+    assert all(answer is known for answer in others)
+    assert first is not known
+    assert len(broker.received(MetadataRequest)) == 2
 
 
 async def test_leader_is_found_by_topic_id() -> None:
@@ -196,6 +198,24 @@ async def test_bytes_that_are_no_response_end_the_connection() -> None:
         await client.close()
     assert error.retriable
     assert "out of order" in str(error)
+
+
+async def test_a_broker_that_lags_behind_takes_no_partition_back_to_an_older_leader() -> None:
+    def led_by(node_id: int, epoch: int, topic_id: UUID = TOPIC_ID) -> TopicMetadata:
+        return TopicMetadata("orders", topic_id, {0: PartitionMetadata(0, node_id, epoch, (1, 2), (1, 2))})
+
+    partition = TopicIdPartition(TOPIC_ID, 0)
+    async with DecodingBroker() as broker:
+        client = client_of(broker)
+        broker.topics = [led_by(2, 6)]
+        assert await client.leader_of(partition) == (2, 6)
+        broker.topics = [led_by(1, 5)]
+        assert await client.leader_of(partition, max_age_ms=0) == (2, 6)
+        broker.topics = [led_by(1, 7)]
+        assert await client.leader_of(partition, max_age_ms=0) == (1, 7)
+        broker.topics = [led_by(2, 0, UUID(int=8))]
+        assert await client.leader_of(TopicIdPartition(UUID(int=8), 0), max_age_ms=0) == (2, 0)
+        await client.close()
 
 
 async def failure_of(call: Any) -> BrokerError:
