@@ -138,17 +138,28 @@ def read_string(buf: Buffer, pos: int, compact: bool) -> tuple[str | None, int]:
         raise ProtocolError(f"a string at {start} is not UTF-8") from error
 
 
+def read_tag_count(buf: Buffer, pos: int) -> tuple[int, int]:
+    """How many tagged fields a section holds. Raises `LimitExceededError`."""
+    count, pos = read_uvarint(buf, pos)
+    if count > MAX_TAGGED_FIELDS:
+        raise LimitExceededError(f"a tagged section of {count} fields; the limit is {MAX_TAGGED_FIELDS}")
+    return count, pos
+
+
+def read_tag(buf: Buffer, pos: int) -> tuple[int, int, int, int]:
+    """`(tag, where its size is written, where the value starts, where it ends)`."""
+    tag, size_at = read_uvarint(buf, pos)
+    size, start = read_uvarint(buf, size_at)
+    return tag, size_at, start, _bounds(buf, start, size)[1]
+
+
 def skip_tagged_section(buf: Buffer, pos: int) -> int:
     """The position after a tagged section, unknown tags skipped by their size."""
     if pos < len(buf) and buf[pos] == 0:
         return pos + 1
-    count, pos = read_uvarint(buf, pos)
-    if count > MAX_TAGGED_FIELDS:
-        raise LimitExceededError(f"a tagged section of {count} fields; the limit is {MAX_TAGGED_FIELDS}")
+    count, pos = read_tag_count(buf, pos)
     for _ in range(count):
-        _, pos = read_uvarint(buf, pos)
-        size, pos = read_uvarint(buf, pos)
-        _, pos = _bounds(buf, pos, size)
+        pos = read_tag(buf, pos)[3]
     return pos
 
 

@@ -14,7 +14,15 @@ from typing import NamedTuple
 
 from protocol.errors import ProtocolError
 from protocol.message_schema import FieldSchema, MessageKind, MessageSchema, load_schema, message_name
-from protocol.primitives import Buffer, read_bytes_bounds, read_int8, read_string_bounds, skip_tagged_section
+from protocol.primitives import (
+    Buffer,
+    read_bytes_bounds,
+    read_int8,
+    read_string_bounds,
+    read_tag,
+    read_tag_count,
+    skip_tagged_section,
+)
 from protocol.wire_shape import (
     Array,
     FieldSpan,
@@ -26,8 +34,6 @@ from protocol.wire_shape import (
     Struct,
     checked_end,
     merge_fixed,
-    read_tag,
-    read_tag_count,
 )
 
 

@@ -11,13 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from protocol.errors import LimitExceededError, ProtocolError, TruncatedError
+from protocol.errors import ProtocolError, TruncatedError
 from protocol.primitives import (
-    MAX_TAGGED_FIELDS,
     Buffer,
     read_array_length,
     read_int8,
-    read_uvarint,
+    read_tag,
+    read_tag_count,
     skip_tagged_section,
 )
 
@@ -182,21 +182,6 @@ class Struct(Shape):
                     raise ProtocolError(f"tagged field {name} at {start} is not of the size that its tag says")
             pos = end
         return pos
-
-
-def read_tag_count(buf: Buffer, pos: int) -> tuple[int, int]:
-    """How many tagged fields follow. Raises `LimitExceededError`."""
-    count, pos = read_uvarint(buf, pos)
-    if count > MAX_TAGGED_FIELDS:
-        raise LimitExceededError(f"a tagged section of {count} fields; the limit is {MAX_TAGGED_FIELDS}")
-    return count, pos
-
-
-def read_tag(buf: Buffer, pos: int) -> tuple[int, int, int, int]:
-    """`(tag, where its size is written, where the value starts, where it ends)`."""
-    tag, size_at = read_uvarint(buf, pos)
-    size, start = read_uvarint(buf, size_at)
-    return tag, size_at, start, checked_end(buf, start + size)
 
 
 def checked_end(buf: Buffer, end: int) -> int:
