@@ -64,7 +64,9 @@ class TailProbe:
 
     def _run(self) -> None:
         try:
-            self._consumer.assign([TopicPartition(self._topic, 0, 0)])
+            where = TopicPartition(self._topic, 0)
+            _, where.offset = self._consumer.get_watermark_offsets(where, RECORD_TIMEOUT_S)
+            self._consumer.assign([where])
             self._round_trip()  # the first opens connections
             while not self._stopped.wait(self._interval_s):
                 self.samples.append(self._round_trip() * 1000)
@@ -76,13 +78,16 @@ class TailProbe:
 
     def _round_trip(self) -> float:
         began = time.perf_counter()
-        self._producer.produce(self._topic, b"tail", partition=0)
+        value = b"%f" % began
+        self._producer.produce(self._topic, value, partition=0)
         self._producer.poll(0)
         message = self._consumer.poll(RECORD_TIMEOUT_S)
         if message is None:
             raise TimeoutError(f"a record was not read back in {RECORD_TIMEOUT_S:.0f} s")
         if message.error() is not None:
             raise RuntimeError(str(message.error()))
+        if message.value() != value:
+            raise RuntimeError("another record came than the one that was written")
         return time.perf_counter() - began
 
 
