@@ -143,7 +143,7 @@ class VersityGateway:
             region_name="us-east-1",
             aws_access_key_id=ACCESS_KEY_ID,
             aws_secret_access_key=SECRET_ACCESS_KEY,
-            config=AioConfig(s3={"addressing_style": "path"}),
+            config=AioConfig(signature_version="s3v4", s3={"addressing_style": "path"}),
         )
 
     def operations(self, bucket: str) -> Counter[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -109,6 +110,27 @@ async def test_a_failed_copy_leaves_no_object_and_no_temporary_file(
     assert files(root) == []
     await storage.copy_log_segment_data(*segment)
     assert len(files(root)) == 2
+
+
+async def test_a_copy_that_passed_its_deadline_lets_no_object_appear(
+    root: Path, segment: Copied, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk_answers = threading.Event()
+    fsync = os.fsync
+
+    def slow_fsync(descriptor: int) -> None:
+        disk_answers.wait()
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", slow_fsync)
+    storage = LocalRemoteStorageManager({"path": str(root), "cluster.id": "c", "copy.timeout.ms": "20", "threads": "1"})
+    await storage.open()
+    with pytest.raises(RetriableRemoteStorageError, match=r"no answer in 0\.02 s"):
+        await storage.copy_log_segment_data(*segment)
+    disk_answers.set()
+    assert [stored async for stored in storage.list_objects("")] == []  # the only thread is free again
+    assert files(root) == []
+    await storage.close()
 
 
 async def test_delete_removes_what_a_crash_left(

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from tiers.storage.settings import read_flag, read_number, read_settings
+
+DEFAULTS = {"bucket": None, "timeout.ms": "30000", "path.style": "false"}
+
+
+def test_what_is_given_wins_over_the_default() -> None:
+    values = read_settings("s3", {"bucket": "b", "timeout.ms": "5"}, DEFAULTS)
+    assert values == {"bucket": "b", "timeout.ms": "5", "path.style": "false"}
+    assert read_number(values, "timeout.ms", 1) == 5
+    assert read_flag(values, "path.style") is False
+    assert read_flag({"path.style": "TRUE"}, "path.style") is True
+
+
+@pytest.mark.parametrize("settings", [{}, {"bucket": ""}])
+def test_what_must_be_given_is_named(settings: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="'bucket' of the s3 storage manager is missing"):
+        read_settings("s3", settings, DEFAULTS)
+
+
+def test_an_unknown_key_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"'timeout\.msec'.*did you mean timeout\.ms"):
+        read_settings("s3", {"bucket": "b", "timeout.msec": "5"}, DEFAULTS)
+    with pytest.raises(ValueError, match=r"unknown setting 'zzz' of the s3 storage manager$"):
+        read_settings("s3", {"bucket": "b", "zzz": "5"}, DEFAULTS)
+
+
+def test_values_are_never_quoted() -> None:
+    for wrong in ({"bucket": "b", "unknown": "s3cr3t"}, {"unknown": "s3cr3t"}):
+        with pytest.raises(ValueError, match="unknown") as raised:
+            read_settings("s3", wrong, DEFAULTS)
+        assert "s3cr3t" not in str(raised.value)
+    with pytest.raises(ValueError, match="whole number") as raised:
+        read_number({"timeout.ms": "s3cr3t"}, "timeout.ms", 1)
+    assert "s3cr3t" not in str(raised.value)
