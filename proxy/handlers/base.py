@@ -1,0 +1,70 @@
+"""What the handlers of both tiers share: the cluster as they need to know it, their settings, and their tools."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Protocol
+from uuid import UUID
+
+from protocol.addresses import Address
+from proxy.local_log_bounds import LocalLogBoundsCache
+from proxy.tiered_partitions import TieredPartitions
+from tiers.reader.remote_log_reader import RemoteLogReader
+
+KIB = 1024
+MIB = 1024 * KIB
+
+Spawn = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
+"""Starts a task in the server's group; the coroutine may raise nothing but CancelledError."""
+
+
+class Topology(Protocol):
+    """Topics and addresses as Metadata named them last."""
+
+    def topic_id(self, name: str, max_age_ms: int | None = None) -> UUID | None:
+        """None when the name is not known, or was learned more than `max_age_ms` ago. Never waits."""
+
+    async def resolve_topic_id(self, name: str, max_age_ms: int, timeout_ms: int) -> UUID | None:
+        """As the cluster names it now, or did at most `max_age_ms` ago; None without such a topic or an answer."""
+
+    def topic_name(self, topic_id: UUID) -> str | None: ...
+
+    def advertised_address(self, node_id: int) -> Address | None:
+        """Where clients reach that broker through this proxy; None for a node that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSettings:
+    hold_bytes: int = 256 * KIB
+    """Responses up to this size are held and fully patched; larger ones stream."""
+    hold_budget_bytes: int = 64 * MIB
+    """What all held responses of requests with remote partitions may take together."""
+    remote_fetch_max_wait_ms: int = 5_000
+    """remote.fetch.max.wait.ms: how long a request for remote partitions alone may wait, if its own wait is shorter."""
+    visibility_ms: int = 10_000
+    """T_vis (DESIGN, safety rule 1)."""
+    metadata_timeout_ms: int = 2_000
+    bounds_timeout_ms: int = 2_000
+    bounds_max_age_ms: int = 1_000
+    topic_id_max_age_ms: int = 1_000
+    local_poll_ms: int = 100
+    """A slice of the second long poll: what a request that became complete meanwhile may have to wait at most."""
+    list_offsets_timeout_ms: int = 15_000
+    """remote.list.offsets.request.timeout.ms, capped below the clients' request timeouts."""
+
+    @property
+    def metadata_max_age_ms(self) -> int:
+        return self.visibility_ms // 2
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerTools:
+    topology: Topology
+    tiered: TieredPartitions
+    bounds: LocalLogBoundsCache
+    reader: RemoteLogReader
+    settings: FetchSettings
+    clock_ms: Callable[[], int]
+    spawn: Spawn

@@ -1,0 +1,276 @@
+"""Fetch: forwarded first, always; then the remote tier fills in what the broker has trimmed (DESIGN "Flow 1").
+
+* A connection that never touched the remote tier is nearly opaque: the response is walked, nothing else. Small
+  responses are held and fully patched, large ones stream and are patched by equal length.
+* A request that names a partition which is predicted to be remote, or was just seen to be, is held whatever its size:
+  it goes upstream sessionless, with MaxWait 0 and a MaxBytes that memory allows, and its remote reads begin at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from dataclasses import dataclass
+
+from protocol.api_keys import ApiKey
+from protocol.apis.fetch_encoding import encode_response
+from protocol.apis.fetch_request import (
+    FINAL_SESSION_EPOCH,
+    MAX_VERSION,
+    MIN_VERSION,
+    FetchRequest,
+    parse_fetch_request,
+    patch_fetch_request,
+)
+from protocol.apis.fetch_response import FetchResponse, out_of_range, parse_fetch_response
+from protocol.apis.fetch_scan import plain_topics
+from protocol.apis.fetch_stream import StreamingFetchPatcher
+from protocol.errors import ErrorCode
+from protocol.header import parse_request_header, response_body_position
+from protocol.primitives import INT32
+from proxy.delayed_remote_fetch import RemotePartitionRead
+from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.handlers.base import HandlerTools
+from proxy.handlers.fetch_completion import FetchCompleter, HeldFetch
+from proxy.handlers.fetch_connections import FetchConnection, FetchConnections, PartitionKey
+from proxy.handlers.fetch_local import LocalAnswers
+from proxy.handlers.fetch_merge import reserve
+from proxy.handlers.fetch_streaming import StreamedPartitions
+from proxy.handlers.fetch_verdict import FetchJudge
+from proxy.hold_budget import HoldBudget
+from proxy.purgatory import DelayedOperationPurgatory
+
+_MAX_WAIT_CAP_MS = 10_000
+"""No remote wait beyond it, unless the client's own is longer: clients give a request up after 10 to 30 s."""
+
+_REPLICA_STATE_FROM = 15
+_REPLICA_STATE_BYTES = 13
+_REPLICA_STATE_HEAD = bytes((1, _REPLICA_STATE_BYTES))
+"""Tag and size: the field stands last in the frame, and only followers send it."""
+_CONSUMERS = (-1, -2)
+
+
+class FetchHandler:
+    """Implements `Handler`. `purgatory` is its own; others may look at its counters."""
+
+    def __init__(self, tools: HandlerTools) -> None:
+        self._tools = tools
+        self._connections = FetchConnections()
+        self._judge = FetchJudge(tools)
+        self._local = LocalAnswers(tools, self._judge)
+        self._hold_budget = HoldBudget(tools.settings.hold_budget_bytes)
+        self.purgatory = DelayedOperationPurgatory("RemoteFetch")
+        self._completer = FetchCompleter(tools, self._judge, self._local, self._connections, self.purgatory)
+
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+        request = exchange.request
+        version = request.api_version
+        frame = request.frame
+        if not MIN_VERSION <= version <= MAX_VERSION:
+            return Forward(frame), None
+        body_position = parse_request_header(frame).body_position
+        if _may_be_from_follower(frame, body_position, version) and (
+            parse_fetch_request(frame, body_position, version).is_from_follower
+        ):
+            return Forward(frame), None
+        exchange.tier = "local"
+        connection = self._connections.find(exchange.connection_id)
+        if connection is not None:
+            remembered = self._on_remembered(exchange, connection, body_position)
+            if remembered is not None:
+                return remembered
+        state = _PassingFetch(self, exchange, body_position)
+        patches = StreamedPartitions(self._tools, self._judge, self._local, state.parsed, state.connection)
+        patcher = StreamingFetchPatcher(version, patches, hide_node_endpoints=True)
+        return Forward(request.frame, hold_bytes=self._tools.settings.hold_bytes, patcher=patcher), state
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory reserved for held answers that are under way."""
+        return self._hold_budget.reserved_bytes
+
+    def connection(self, connection_id: int) -> FetchConnection:
+        return self._connections.get(connection_id)
+
+    def _on_remembered(
+        self, exchange: Exchange, connection: FetchConnection, body_position: int
+    ) -> tuple[Answer | Forward, HandlerState | None] | None:
+        """What is different on a connection that touched the remote tier; None when this request is like any other."""
+        request = exchange.request
+        parsed = parse_fetch_request(request.frame, body_position, request.api_version)
+        if connection.drops_session:
+            connection.drops_session = False
+            if not parsed.is_full:
+                connection.orphaned_session_id = parsed.session_id
+                payload = encode_response(
+                    parsed.version, request.correlation_id, (), error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+                )
+                return Answer(payload), None
+        predicted = self._predict(connection, parsed)
+        if not predicted and not any((p.topic, p.partition) in connection.just_seen for p in parsed.partitions):
+            if connection.orphaned_session_id and parsed.is_full and parsed.session_id == 0:
+                frame = bytearray(request.frame)
+                patch_fetch_request(frame, body_position, parsed.version, session_id=connection.orphaned_session_id)
+                request.frame = bytes(frame)
+                connection.orphaned_session_id = 0
+            return None
+        connection.just_seen.clear()
+        return self._hold(exchange, connection, parsed, predicted)
+
+    def _predict(self, connection: FetchConnection, parsed: FetchRequest) -> list[int]:
+        """Indexes of the partitions that the broker will answer OFFSET_OUT_OF_RANGE, as far as is known."""
+        if not connection.authorized_topics:
+            return []
+        predicted = []
+        for index, asked in enumerate(parsed.partitions):
+            if asked.topic not in connection.authorized_topics:
+                continue
+            partition = self._judge.known_partition(asked.topic, asked.partition)
+            if partition is None:
+                continue
+            log_start = self._tools.bounds.expected_log_start(partition)
+            if log_start is not None and asked.fetch_offset < log_start:
+                predicted.append(index)
+        return predicted
+
+    def _hold(
+        self, exchange: Exchange, connection: FetchConnection, parsed: FetchRequest, predicted: list[int]
+    ) -> tuple[Forward, HandlerState]:
+        tools = self._tools
+        request = exchange.request
+        deadline_ms = request.received_at_ms + max(
+            parsed.max_wait_ms, min(tools.settings.remote_fetch_max_wait_ms, _MAX_WAIT_CAP_MS)
+        )
+        reads: dict[PartitionKey, RemotePartitionRead] = {}
+        reserved_bytes = 0
+        for index, budget in reserve(parsed.partitions, predicted, parsed.max_bytes).items():
+            asked = parsed.partitions[index]
+            partition = self._judge.known_partition(asked.topic, asked.partition)
+            if (
+                partition is None
+                or (asked.topic, asked.partition) in reads
+                or not tools.tiered.holds(partition, asked.fetch_offset)
+            ):
+                continue
+            reserved_bytes += budget.max_bytes
+            key = (asked.topic, asked.partition)
+            left = connection.reads.pop(key, None)
+            if left is not None:
+                if left.answers(partition, asked.fetch_offset, *budget, parsed.isolation_level):
+                    reads[key] = left
+                    continue
+                left.cancel()
+            reads[key] = RemotePartitionRead(
+                tools.reader,
+                tools.spawn,
+                partition,
+                asked.fetch_offset,
+                max_bytes=budget.max_bytes,
+                min_one_message=budget.min_one_message,
+                isolation_level=parsed.isolation_level,
+                deadline_ms=deadline_ms,
+                connection_id=exchange.connection_id,
+            )
+        granted = self._hold_budget.reserve(parsed.max_bytes - reserved_bytes)
+        frame = bytearray(request.frame)
+        session_id = parsed.session_id or connection.orphaned_session_id
+        connection.orphaned_session_id = 0
+        patch_fetch_request(
+            frame,
+            parsed.body_position,
+            parsed.version,
+            max_wait_ms=0,
+            max_bytes=granted,
+            session_id=session_id,
+            session_epoch=FINAL_SESSION_EPOCH,
+        )
+        held = HeldFetch(exchange, parsed, deadline_ms, reads, is_sessionless=True)
+        return Forward(bytes(frame), hold_bytes=None), _HeldState(self, held, granted)
+
+    def relay_or_complete(
+        self, exchange: Exchange, body_position: int, response: memoryview
+    ) -> Buffers | Coroutine[None, None, Buffers]:
+        """A held answer to a request without predictions."""
+        version = exchange.request.api_version
+        topics = plain_topics(response, response_body_position(ApiKey.FETCH, version, response), version)
+        if topics is not None and not any(self._local.is_tiered(topic) for topic in topics):
+            return (response,)
+        walked = self.walk(version, response)
+        if not out_of_range(walked):
+            return self._local.relay(walked)
+        parsed = parse_fetch_request(exchange.request.frame, body_position, version)
+        deadline_ms = exchange.request.received_at_ms + max(
+            parsed.max_wait_ms, min(self._tools.settings.remote_fetch_max_wait_ms, _MAX_WAIT_CAP_MS)
+        )
+        return self._completer.complete(HeldFetch(exchange, parsed, deadline_ms, {}, is_sessionless=False), walked)
+
+    def walk(self, version: int, response: memoryview) -> FetchResponse:
+        body_position = response_body_position(ApiKey.FETCH, version, response)
+        return parse_fetch_response(response, body_position, version)
+
+    def complete_held(self, held: HeldFetch, response: memoryview) -> Coroutine[None, None, Buffers]:
+        return self._completer.complete(held, self.walk(held.request.version, response))
+
+    def release(self, granted_bytes: int) -> None:
+        self._hold_budget.release(granted_bytes)
+
+
+def _may_be_from_follower(frame: bytes, body_position: int, version: int) -> bool:
+    """Cheap, and never wrong when it says no."""
+    if version < _REPLICA_STATE_FROM:
+        return INT32.unpack_from(frame, body_position)[0] not in _CONSUMERS
+    return frame[-len(_REPLICA_STATE_HEAD) - _REPLICA_STATE_BYTES : -_REPLICA_STATE_BYTES] == _REPLICA_STATE_HEAD
+
+
+class _PassingFetch:
+    """A request that went upstream untouched."""
+
+    __slots__ = ("_body_position", "_exchange", "_handler", "_parsed")
+
+    def __init__(self, handler: FetchHandler, exchange: Exchange, body_position: int) -> None:
+        self._handler = handler
+        self._exchange = exchange
+        self._body_position = body_position
+        self._parsed: FetchRequest | None = None
+
+    def connection(self) -> FetchConnection:
+        return self._handler.connection(self._exchange.connection_id)
+
+    def parsed(self) -> FetchRequest:
+        if self._parsed is None:
+            request = self._exchange.request
+            self._parsed = parse_fetch_request(request.frame, self._body_position, request.api_version)
+        return self._parsed
+
+    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
+        return self._handler.relay_or_complete(self._exchange, self._body_position, response)
+
+    def on_abandoned(self) -> None:
+        return
+
+
+@dataclass(slots=True)
+class _HeldState:
+    """A request that may touch the remote tier: its reads are under way, and memory is reserved for its answer."""
+
+    handler: FetchHandler
+    held: HeldFetch
+    granted_bytes: int
+
+    def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
+        return self._complete(response)
+
+    async def _complete(self, response: memoryview) -> Buffers:
+        try:
+            return await self.handler.complete_held(self.held, response)
+        finally:
+            self._release()
+
+    def on_abandoned(self) -> None:
+        self._release()
+        for read in self.held.reads.values():
+            read.cancel()
+
+    def _release(self) -> None:
+        granted_bytes, self.granted_bytes = self.granted_bytes, 0
+        if granted_bytes:
+            self.handler.release(granted_bytes)

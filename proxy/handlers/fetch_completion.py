@@ -1,0 +1,323 @@
+"""Completing a held Fetch answer with what the remote tier has: judge, read, wait, merge.
+
+The broker's answer is judged partition by partition; remote reads run side by side; a request that also names local
+partitions keeps polling those upstream while it waits, so that new local data ends the wait at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from protocol.api_keys import ApiKey
+from protocol.apis.fetch_request import FINAL_SESSION_EPOCH, NO_SESSION_ID, FetchPartition, FetchRequest
+from protocol.apis.fetch_request import patch_fetch_request as patch
+from protocol.apis.fetch_response import LOG_START_OFFSET_AT, FetchResponse, out_of_range, parse_fetch_response
+from protocol.errors import ErrorCode, ProtocolError
+from protocol.header import response_body_position
+from protocol.primitives import INT64, Buffer
+from proxy.delayed_remote_fetch import DelayedRemoteFetch, RemotePartitionRead
+from proxy.error_map import UNAVAILABLE, fetch_error
+from proxy.exchange import Exchange
+from proxy.handlers.base import HandlerTools
+from proxy.handlers.fetch_connections import FetchConnections, PartitionKey
+from proxy.handlers.fetch_local import LocalAnswers
+from proxy.handlers.fetch_merge import LocalReplacement, RemoteOutcome, merge, reserve
+from proxy.handlers.fetch_verdict import FetchJudge, Judgement, Verdict
+from proxy.local_log_bounds import Watermarks
+from proxy.purgatory import Completion, DelayedOperationPurgatory
+
+logger = logging.getLogger(__name__)
+
+_DEADLINE_GRACE_MS = 50
+"""Reads end themselves at the deadline, and know whether they failed or were only slow: they get to say so."""
+
+_TIMER_SLACK_MS = 5
+"""The loop's timers and the injected clock may differ by a rounding."""
+
+
+@dataclass(slots=True)
+class HeldFetch:
+    """A request whose answer was held. `reads` began before the broker answered."""
+
+    exchange: Exchange
+    request: FetchRequest
+    deadline_ms: int
+    reads: dict[PartitionKey, RemotePartitionRead]
+    is_sessionless: bool
+    """It went upstream without a session, and with MaxWait 0."""
+
+
+@dataclass(slots=True)
+class _Local:
+    """The partitions that the broker answered itself, and what it said of them later."""
+
+    idle: dict[PartitionKey, int] = field(default_factory=dict)
+    """Without records or an error so far, by index in the response."""
+    replacements: dict[int, LocalReplacement] = field(default_factory=dict)
+
+
+class FetchCompleter:
+    def __init__(
+        self,
+        tools: HandlerTools,
+        judge: FetchJudge,
+        local: LocalAnswers,
+        connections: FetchConnections,
+        purgatory: DelayedOperationPurgatory,
+    ) -> None:
+        self._tools = tools
+        self._judge = judge
+        self._local = local
+        self._connections = connections
+        self._purgatory = purgatory
+
+    async def complete(self, held: HeldFetch, response: FetchResponse) -> Sequence[Buffer]:
+        payload = await self._complete(held, response)
+        left = {key: read for key, read in held.reads.items() if not read.is_done}
+        if left:
+            self._connections.get(held.exchange.connection_id).reads.update(left)
+        return payload
+
+    async def _complete(self, held: HeldFetch, response: FetchResponse) -> Sequence[Buffer]:
+        if response.error_code or not response.partitions:
+            return self._local.relay(response)
+        log_starts = self._local.log_start_offsets(response)
+        judgements = await self._judge_all(held, response)
+        tiered = any(
+            judgement.is_tiered and judgement.verdict is not Verdict.RELAY for judgement in judgements.values()
+        )
+        reads = self._start_reads(held, response, judgements)
+        await self._wait(held, response, judgements, reads, local := _Local())
+        outcomes = {
+            index: outcome
+            for index, judgement in judgements.items()
+            if (outcome := self._outcome(judgement, reads.get(index))) is not None
+        }
+        if any(outcome.read is not None for outcome in outcomes.values()):
+            held.exchange.tier = "remote"
+        session_id: int | None = None
+        if tiered:
+            session_id = NO_SESSION_ID
+            self._remember(held, response, judgements)
+        return merge(
+            response,
+            outcomes,
+            is_read_committed=held.request.is_read_committed,
+            local=local.replacements,
+            log_start_offsets=log_starts,
+            session_id=session_id,
+            splices=self._local.address_splices(response),
+        )
+
+    async def _judge_all(self, held: HeldFetch, response: FetchResponse) -> dict[int, Judgement]:
+        asked: dict[PartitionKey, FetchPartition] = {}
+        for entry in held.request.partitions:
+            asked.setdefault((entry.topic, entry.partition), entry)
+        indexes = out_of_range(response)
+        judgements = await asyncio.gather(
+            *(
+                self._judge.judge(
+                    response.partitions[index].topic,
+                    response.partitions[index].partition,
+                    asked.get((response.partitions[index].topic, response.partitions[index].partition)),
+                    received_at_ms=held.exchange.request.received_at_ms,
+                    deadline_ms=held.deadline_ms,
+                    connection_id=held.exchange.connection_id,
+                )
+                for index in indexes
+            )
+        )
+        return dict(zip(indexes, judgements, strict=True))
+
+    def _start_reads(
+        self, held: HeldFetch, response: FetchResponse, judgements: Mapping[int, Judgement]
+    ) -> dict[int, RemotePartitionRead]:
+        """By index in the response: those that run already, and those that nobody foresaw."""
+        request = held.request
+        place = {(entry.topic, entry.partition): n for n, entry in reversed(list(enumerate(request.partitions)))}
+        reads: dict[int, RemotePartitionRead] = {}
+        unforeseen: dict[int, int] = {}
+        used_bytes = sum(entry.records_bytes for entry in response.partitions)
+        for index, judgement in judgements.items():
+            entry = response.partitions[index]
+            if judgement.verdict is not Verdict.REMOTE or judgement.partition is None:
+                continue
+            running = held.reads.get((entry.topic, entry.partition))
+            if running is not None and running.partition == judgement.partition:
+                reads[index] = running
+                used_bytes += running.max_bytes
+            else:
+                unforeseen[place[entry.topic, entry.partition]] = index
+        has_running = bool(reads)
+        budgets = reserve(request.partitions, unforeseen, max(0, request.max_bytes - used_bytes))
+        for number, budget in budgets.items():
+            index = unforeseen[number]
+            partition = judgements[index].partition
+            assert partition is not None
+            key = (response.partitions[index].topic, response.partitions[index].partition)
+            reads[index] = held.reads[key] = RemotePartitionRead(
+                self._tools.reader,
+                self._tools.spawn,
+                partition,
+                request.partitions[number].fetch_offset,
+                max_bytes=budget.max_bytes,
+                min_one_message=budget.min_one_message and not has_running,
+                isolation_level=request.isolation_level,
+                deadline_ms=held.deadline_ms,
+                connection_id=held.exchange.connection_id,
+            )
+        return reads
+
+    async def _wait(
+        self,
+        held: HeldFetch,
+        response: FetchResponse,
+        judgements: Mapping[int, Judgement],
+        reads: Mapping[int, RemotePartitionRead],
+        local: _Local,
+    ) -> None:
+        clock_ms, request = self._tools.clock_ms, held.request
+        max_wait_at_ms = held.exchange.request.received_at_ms + request.max_wait_ms
+        must_answer = False
+        has_local = False
+        has_unavailable = False
+        for index, entry in enumerate(response.partitions):
+            judgement = judgements.get(index)
+            if judgement is None:
+                has_local = True
+                must_answer = must_answer or bool(entry.error_code)
+                if not entry.error_code and not entry.records_bytes and entry.preferred_read_replica < 0:
+                    local.idle[entry.topic, entry.partition] = index
+                must_answer = must_answer or entry.preferred_read_replica >= 0
+            elif judgement.verdict is Verdict.UNAVAILABLE:
+                has_unavailable = True
+            elif judgement.verdict is not Verdict.REMOTE:
+                must_answer = True
+        if not judgements and not held.is_sessionless:
+            return
+        operation = DelayedRemoteFetch(
+            list(reads.values()),
+            min_bytes=min(request.min_bytes, request.max_bytes),
+            local_bytes=sum(entry.records_bytes for entry in response.partitions),
+            must_answer=must_answer,
+            has_unavailable=has_unavailable,
+            max_wait_passed=lambda: clock_ms() >= max_wait_at_ms,
+        )
+        for read in reads.values():
+            read.on_done = operation.try_complete
+        delay_ms = (max_wait_at_ms if has_local else held.deadline_ms + _DEADLINE_GRACE_MS) - clock_ms()
+        keys = [judgement.partition for judgement in judgements.values() if judgement.partition is not None]
+        if self._purgatory.try_complete_else_watch(operation, keys, delay_ms) or operation.completion is not None:
+            return
+        timer = asyncio.get_running_loop().call_later(
+            max(0, max_wait_at_ms - clock_ms() + _TIMER_SLACK_MS) / 1000, operation.try_complete
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                poll = group.create_task(self._poll_local(held, operation, local, max_wait_at_ms))
+                await operation.wait()
+                poll.cancel()
+        finally:
+            timer.cancel()
+            operation.force_complete(Completion.CANCELLED)
+
+    async def _poll_local(
+        self, held: HeldFetch, operation: DelayedRemoteFetch, local: _Local, max_wait_at_ms: int
+    ) -> None:
+        """Long polls of the idle local partitions, in slices: an answer that becomes complete waits for one at most.
+
+        What the client sends after this request waits upstream behind the slice that is under way.
+        """
+        request, clock_ms = held.request, self._tools.clock_ms
+        while local.idle and operation.completion is None:
+            wait_ms = min(self._tools.settings.local_poll_ms, max_wait_at_ms - clock_ms())
+            if wait_ms <= 0:
+                return
+            kept = {n for n, entry in enumerate(request.partitions) if (entry.topic, entry.partition) in local.idle}
+            if not kept:
+                return
+            frame = request.with_only(kept)
+            patch(
+                frame,
+                request.body_position,
+                request.version,
+                max_wait_ms=wait_ms,
+                min_bytes=max(1, request.min_bytes - operation.local_bytes),
+                max_bytes=max(1, min(self._tools.settings.hold_bytes, request.max_bytes - operation.local_bytes)),
+                session_id=NO_SESSION_ID,
+                session_epoch=FINAL_SESSION_EPOCH,
+            )
+            asked = held.exchange.try_forward(bytes(frame))
+            if asked is None:
+                return
+            payload = await asked
+            try:
+                answer = parse_fetch_response(
+                    payload, response_body_position(ApiKey.FETCH, request.version, payload), request.version
+                )
+            except ProtocolError as error:
+                logger.warning("second local poll cannot be read: %s", error)
+                return
+            if not self._take_local(answer, operation, local):
+                return
+            operation.try_complete()
+
+    def _take_local(self, answer: FetchResponse, operation: DelayedRemoteFetch, local: _Local) -> bool:
+        """False when polling on makes no sense: the broker throttles, or refused."""
+        log_starts = self._local.log_start_offsets(answer)
+        for number, entry in enumerate(answer.partitions):
+            key = (entry.topic, entry.partition)
+            index = local.idle.get(key)
+            if index is None or (not entry.error_code and not entry.records_bytes):
+                continue
+            del local.idle[key]
+            if entry.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+                continue  # trimmed since the first answer, which stands: the next request is judged anew
+            buffers: list[Buffer] = [answer.payload[entry.start : entry.end]]
+            if number in log_starts:
+                patched = bytearray(answer.payload[entry.start : entry.end])
+                INT64.pack_into(patched, LOG_START_OFFSET_AT, log_starts[number])
+                buffers = [patched]
+            local.replacements[index] = LocalReplacement(buffers, entry.records_bytes)
+            operation.local_bytes += entry.records_bytes
+            operation.must_answer = operation.must_answer or bool(entry.error_code)
+        return not answer.error_code and bool(answer.partitions)
+
+    def _outcome(self, judgement: Judgement, read: RemotePartitionRead | None) -> RemoteOutcome | None:
+        """None relays the broker's entry."""
+        partition = judgement.partition
+        if judgement.verdict is Verdict.RELAY:
+            return None
+        if judgement.verdict is Verdict.UNAVAILABLE or partition is None:
+            return RemoteOutcome(error_code=UNAVAILABLE)
+        log_start = self._tools.tiered.log_start(partition)
+        end_offset = self._tools.tiered.end_offset(partition)
+        watermarks = self._tools.bounds.watermarks(partition)
+        if watermarks is None:
+            known_end = -1 if end_offset is None else end_offset + 1
+            watermarks = Watermarks(known_end, known_end)
+        outcome = RemoteOutcome(
+            watermarks=watermarks,
+            log_start_offset=-1 if log_start is None else log_start,
+            diverging_epoch=judgement.diverging_epoch,
+        )
+        if read is None:
+            return outcome
+        if read.error is not None:
+            error_code = fetch_error(read.error)
+            return replace(outcome, error_code=error_code)
+        return replace(outcome, read=read.result, max_bytes=read.max_bytes)
+
+    def _remember(self, held: HeldFetch, response: FetchResponse, judgements: Mapping[int, Judgement]) -> None:
+        connection = self._connections.get(held.exchange.connection_id)
+        for index, judgement in judgements.items():
+            if judgement.is_tiered:
+                entry = response.partitions[index]
+                connection.authorized_topics.add(entry.topic)
+                if judgement.verdict is Verdict.UNSEEN:
+                    connection.just_seen.add((entry.topic, entry.partition))
+        if response.session_id:
+            connection.orphaned_session_id = response.session_id

@@ -1,0 +1,76 @@
+"""What changes in the broker's own Fetch answers: LogStartOffset of tiered partitions, and broker addresses.
+
+On the way the local log's bounds are noted. A topic that is not tiered costs one look-up per answer, no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from protocol.addresses import address_splices
+from protocol.api_keys import ApiKey
+from protocol.apis.fetch_response import FetchResponse, rebuild_response
+from protocol.apis.topic_reference import TopicReference
+from protocol.primitives import Buffer
+from protocol.splice import Splice
+from proxy.handlers.base import HandlerTools
+from proxy.handlers.fetch_verdict import FetchJudge
+from proxy.local_log_bounds import Watermarks
+
+
+class LocalAnswers:
+    def __init__(self, tools: HandlerTools, judge: FetchJudge) -> None:
+        self._tools = tools
+        self._judge = judge
+
+    def relay(self, response: FetchResponse) -> list[Buffer]:
+        """The answer with every partition as the broker gave it."""
+        log_starts = self.log_start_offsets(response)
+        splices = self.address_splices(response)
+        if not log_starts and not splices:
+            return [response.payload]
+        return rebuild_response(response, log_start_offsets=log_starts, splices=splices)
+
+    def log_start_offsets(self, response: FetchResponse) -> dict[int, int]:
+        """New log start offsets by index in `response.partitions`, of tiered partitions without an error."""
+        changed: dict[int, int] = {}
+        topic: TopicReference | None = None
+        is_tiered = False
+        for index, entry in enumerate(response.partitions):
+            if entry.topic != topic:
+                topic = entry.topic
+                is_tiered = self.is_tiered(topic)
+            if not is_tiered or entry.error_code:
+                continue
+            log_start = self.see(
+                topic,
+                entry.partition,
+                entry.log_start_offset,
+                Watermarks(entry.high_watermark, entry.last_stable_offset),
+            )
+            if log_start is not None and log_start != entry.log_start_offset:
+                changed[index] = log_start
+        return changed
+
+    def see(self, topic: TopicReference, index: int, local_log_start: int, watermarks: Watermarks) -> int | None:
+        """Notes what passed by; returns the log start of both tiers, None when the partition is not tiered."""
+        partition = self._judge.known_partition(topic, index)
+        if partition is None:
+            return None
+        log_start = self._tools.tiered.log_start(partition)
+        if log_start is None:
+            return None
+        self._tools.bounds.see(partition, local_log_start, watermarks)
+        if local_log_start < 0:
+            return None
+        return self._tools.tiered.earliest_readable(partition, local_log_start)
+
+    def address_splices(self, response: FetchResponse) -> Sequence[Splice]:
+        if response.node_endpoints_bounds() is None:
+            return ()
+        advertised = self._tools.topology.advertised_address
+        return address_splices(ApiKey.FETCH, response.version, response.payload, advertised)
+
+    def is_tiered(self, topic: TopicReference) -> bool:
+        partition = self._judge.known_partition(topic, 0)
+        return partition is not None and self._tools.tiered.rlmm.is_tiered(partition.topic_id)

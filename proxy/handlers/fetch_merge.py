@@ -1,0 +1,116 @@
+"""Merging two tiers into one Fetch answer: byte budgets, min-one-message and the broker's own bytes (semantics 3.6).
+
+* A remote partition's budget is reserved in request order out of the request's MaxBytes; the broker gets the rest.
+* min-one-message (KIP-74): the first remote partition may exceed its budget by its first batch, unless a partition
+  before it in the request has bytes. The broker applies the same rule to its own, so an answer overshoots by one batch
+  per tier at most. By request order alone, since clients rotate it: each partition becomes the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from protocol.apis.fetch_encoding import encode_partition
+from protocol.apis.fetch_request import FetchPartition
+from protocol.apis.fetch_response import AbortedTransaction, EpochEndOffset, FetchResponse, rebuild_response
+from protocol.errors import ErrorCode
+from protocol.primitives import Buffer
+from protocol.splice import Splice
+from proxy.local_log_bounds import Watermarks
+from tiers.reader.remote_log_reader import RemoteRead
+
+ZSTD_FROM = 10
+"""The first version of Fetch whose clients know zstd."""
+
+UNKNOWN_WATERMARKS = Watermarks(-1, -1)
+
+
+class Budget(NamedTuple):
+    max_bytes: int
+    min_one_message: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteOutcome:
+    """What replaces a partition entry that the broker answered OFFSET_OUT_OF_RANGE."""
+
+    error_code: int = ErrorCode.NONE
+    watermarks: Watermarks = UNKNOWN_WATERMARKS
+    log_start_offset: int = -1
+    read: RemoteRead | None = None
+    max_bytes: int = 0
+    """The budget that the read had."""
+    diverging_epoch: EpochEndOffset | None = None
+
+
+class LocalReplacement(NamedTuple):
+    """A partition entry of a later answer of the broker to the same request."""
+
+    entry: Sequence[Buffer]
+    records_bytes: int
+
+
+def reserve(partitions: Sequence[FetchPartition], remote: Iterable[int], max_bytes: int) -> dict[int, Budget]:
+    """Budgets for the partitions at those indexes, in request order; their sum never exceeds `max_bytes`."""
+    budgets: dict[int, Budget] = {}
+    for index in sorted(remote):
+        granted = max(0, min(partitions[index].partition_max_bytes, max_bytes))
+        budgets[index] = Budget(granted, min_one_message=not budgets)
+        max_bytes -= granted
+    return budgets
+
+
+def merge(
+    response: FetchResponse,
+    outcomes: Mapping[int, RemoteOutcome],
+    *,
+    is_read_committed: bool,
+    local: Mapping[int, LocalReplacement],
+    log_start_offsets: Mapping[int, int],
+    session_id: int | None,
+    splices: Sequence[Splice] = (),
+) -> list[Buffer]:
+    """The answer, its entries in the broker's order. All mappings are by index in `response.partitions`."""
+    entries: dict[int, Sequence[Buffer]] = {index: replacement.entry for index, replacement in local.items()}
+    has_bytes = False
+    for index, partition in enumerate(response.partitions):
+        outcome = outcomes.get(index)
+        if outcome is None:
+            records_bytes = local[index].records_bytes if index in local else partition.records_bytes
+            has_bytes = has_bytes or records_bytes > 0
+            continue
+        entry, records_bytes = _entry(response.version, partition.partition, outcome, is_read_committed, has_bytes)
+        entries[index] = entry
+        has_bytes = has_bytes or records_bytes > 0
+    return rebuild_response(
+        response, entries=entries, log_start_offsets=log_start_offsets, session_id=session_id, splices=splices
+    )
+
+
+def _entry(
+    version: int, partition: int, outcome: RemoteOutcome, is_read_committed: bool, has_bytes: bool
+) -> tuple[list[Buffer], int]:
+    if outcome.error_code:
+        return encode_partition(version, partition, error_code=outcome.error_code), 0
+    read = outcome.read
+    if read is not None and has_bytes and read.size_bytes > outcome.max_bytes:
+        read = None
+    if read is not None and version < ZSTD_FROM and read.has_zstd:
+        return encode_partition(version, partition, error_code=ErrorCode.UNSUPPORTED_COMPRESSION_TYPE), 0
+    aborted: Sequence[AbortedTransaction] | None = None
+    if is_read_committed:
+        found = () if read is None or read.aborted_transactions is None else read.aborted_transactions
+        aborted = [AbortedTransaction(one.producer_id, one.first_offset) for one in found]
+    entry = encode_partition(
+        version,
+        partition,
+        high_watermark=outcome.watermarks.high_watermark,
+        last_stable_offset=outcome.watermarks.last_stable_offset,
+        log_start_offset=outcome.log_start_offset,
+        aborted_transactions=aborted,
+        records=() if read is None else read.records,
+        diverging_epoch=outcome.diverging_epoch,
+    )
+    return entry, 0 if read is None else read.size_bytes

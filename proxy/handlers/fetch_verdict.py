@@ -1,0 +1,150 @@
+"""What an OFFSET_OUT_OF_RANGE of the broker means for a partition of two tiers (semantics 3.5, 3.6, 6.3, 9.3).
+
+The broker's answer proves that the client may read the topic. Before it is relayed, the metadata must be fresh, for
+unknown topics too (safety rule 1). Before remote data is released, the offset must lie below a local log start that was
+learned from the leader in its current leader epoch: it might as well lie beyond the end of a new leader's log.
+"""
+
+from __future__ import annotations
+
+import logging
+from enum import Enum
+from typing import NamedTuple
+from uuid import UUID
+
+from protocol.apis.fetch_request import FetchPartition
+from protocol.apis.fetch_response import EpochEndOffset
+from protocol.apis.topic_reference import TopicReference
+from proxy.handlers.base import HandlerTools
+from proxy.handlers.leader_epochs import end_offset_for
+from proxy.local_log_bounds import VerifiedBounds
+from tiers.errors import RemoteLogError
+from tiers.model.ids import TopicIdPartition
+
+logger = logging.getLogger(__name__)
+
+
+class Verdict(Enum):
+    RELAY = "relay"
+    """The offset exists in neither tier."""
+    REMOTE = "remote"
+    """The remote tier has it."""
+    DIVERGING = "diverging"
+    """The client's last record is not the one that the log has there."""
+    UNSEEN = "unseen"
+    """A tiered partition of an incremental request, whose offset only the client and the broker know."""
+    UNAVAILABLE = "unavailable"
+    """What is true cannot be found out now."""
+
+
+class Judgement(NamedTuple):
+    verdict: Verdict
+    partition: TopicIdPartition | None = None
+    is_tiered: bool = False
+    diverging_epoch: EpochEndOffset | None = None
+
+
+class FetchJudge:
+    def __init__(self, tools: HandlerTools) -> None:
+        self._tools = tools
+
+    def known_partition(self, topic: TopicReference, partition: int) -> TopicIdPartition | None:
+        """Without waiting; a name may be answered with the id of a topic that was deleted since."""
+        if isinstance(topic, UUID):
+            return TopicIdPartition(topic, partition)
+        topic_id = self._tools.topology.topic_id(topic)
+        return None if topic_id is None else TopicIdPartition(topic_id, partition, topic)
+
+    async def judge(
+        self,
+        topic: TopicReference,
+        index: int,
+        asked: FetchPartition | None,
+        *,
+        received_at_ms: int,
+        deadline_ms: int,
+        connection_id: int,
+    ) -> Judgement:
+        """`asked` is the request's entry, None when an incremental request did not name the partition."""
+        tools = self._tools
+        tiered = tools.tiered
+        partition = await self._current_partition(topic, index)
+        if partition is None or not await tiered.ensure_fresh(partition, self._metadata_timeout_ms(deadline_ms)):
+            return Judgement(Verdict.UNAVAILABLE, partition)
+        log_start = tiered.log_start(partition)
+        if log_start is None:
+            return Judgement(Verdict.RELAY, partition)
+        if asked is None:
+            return Judgement(Verdict.UNSEEN, partition, is_tiered=True)
+        if asked.fetch_offset < log_start:
+            return Judgement(Verdict.RELAY, partition, is_tiered=True)
+        try:
+            verified = await self._bounds(partition, asked, received_at_ms)
+        except RemoteLogError as error:
+            logger.info("local log bounds unknown: %s", error, extra={"partition": str(partition)})
+            return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)
+        bounds = verified.bounds
+        if asked.fetch_offset >= bounds.log_start_offset:
+            # Beyond the log's end the answer is true; so it is for a last fetched epoch that the broker does not know.
+            is_true = asked.fetch_offset > bounds.high_watermark or asked.last_fetched_epoch >= 0
+            return Judgement(Verdict.RELAY if is_true else Verdict.UNAVAILABLE, partition, is_tiered=True)
+        if not tiered.holds(partition, asked.fetch_offset):
+            timeout_ms = self._metadata_timeout_ms(deadline_ms)
+            if not await tiered.ensure_fresh(partition, timeout_ms, max_age_ms=0):
+                return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)
+            log_start = tiered.log_start(partition)
+            if log_start is not None and asked.fetch_offset < log_start:
+                return Judgement(Verdict.RELAY, partition, is_tiered=True)
+            if not tiered.holds(partition, asked.fetch_offset):
+                logger.error(
+                    "offset is in neither tier, though it lies above the log start",
+                    extra={"partition": str(partition), "offset": asked.fetch_offset},
+                )
+                return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)
+        if asked.last_fetched_epoch >= 0:
+            return await self._check_divergence(partition, asked, deadline_ms, connection_id)
+        return Judgement(Verdict.REMOTE, partition, is_tiered=True)
+
+    async def _current_partition(self, topic: TopicReference, index: int) -> TopicIdPartition | None:
+        if isinstance(topic, UUID):
+            return TopicIdPartition(topic, index)
+        settings, topology = self._tools.settings, self._tools.topology
+        topic_id = topology.topic_id(topic, settings.topic_id_max_age_ms)
+        if topic_id is None:
+            topic_id = await topology.resolve_topic_id(
+                topic, settings.topic_id_max_age_ms, settings.metadata_timeout_ms
+            )
+        return None if topic_id is None else TopicIdPartition(topic_id, index, topic)
+
+    async def _bounds(self, partition: TopicIdPartition, asked: FetchPartition, received_at_ms: int) -> VerifiedBounds:
+        """Bounds that can tell whether the offset lies below the local log."""
+        settings, cache = self._tools.settings, self._tools.bounds
+        known = cache.verified(partition)
+        if known is not None and asked.fetch_offset < known.bounds.log_start_offset:
+            # The broker compares a request's leader epoch with its own before it looks at the range (semantics 2.3), so
+            # bounds of that epoch hold however old they are; with a name it may be another topic's epoch.
+            has_epoch = asked.current_leader_epoch >= 0
+            is_same_epoch = has_epoch and asked.current_leader_epoch == known.bounds.leader_epoch
+            is_young = known.asked_at_ms >= received_at_ms - settings.bounds_max_age_ms
+            if (is_same_epoch and (is_young or isinstance(asked.topic, UUID))) or (is_young and not has_epoch):
+                return known
+        return await cache.ask(partition, received_at_ms, settings.bounds_timeout_ms)
+
+    async def _check_divergence(
+        self, partition: TopicIdPartition, asked: FetchPartition, deadline_ms: int, connection_id: int
+    ) -> Judgement:
+        """As the broker does for a local offset, on the epochs of the remote tier (semantics 6.3)."""
+        try:
+            epochs = await self._tools.reader.leader_epochs(
+                partition, deadline_ms=deadline_ms, connection_id=connection_id
+            )
+        except RemoteLogError:
+            return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)
+        found = end_offset_for(epochs, asked.last_fetched_epoch)
+        if found is not None and (found.epoch < asked.last_fetched_epoch or found.end_offset < asked.fetch_offset):
+            return Judgement(Verdict.DIVERGING, partition, is_tiered=True, diverging_epoch=found)
+        return Judgement(Verdict.REMOTE, partition, is_tiered=True)
+
+    def _metadata_timeout_ms(self, deadline_ms: int) -> int:
+        remaining_ms = deadline_ms - self._tools.clock_ms()
+        return max(1, min(self._tools.settings.metadata_timeout_ms, remaining_ms))

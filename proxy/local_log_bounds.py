@@ -1,0 +1,89 @@
+"""`LocalLogBoundsCache`: what the broker still has of a tiered partition: Lx, LSO, HW and the leader epoch.
+
+Two kinds of knowledge. *Verified* bounds were asked of the leader, in its current leader epoch, at a known time: only
+they decide whether an offset lies below the local log. *Seen* bounds passed by in a Fetch answer: they are younger and
+cost nothing, and serve to predict and to fill in answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+from cachetools import LRUCache
+
+from tiers.errors import BrokerError
+from tiers.log.log_source import LocalLogBounds, LogSource
+from tiers.model.ids import TopicIdPartition
+
+_MAX_PARTITIONS = 100_000
+
+
+class VerifiedBounds(NamedTuple):
+    bounds: LocalLogBounds
+    asked_at_ms: int
+    """Before the question left: the bounds held at some time after it."""
+
+
+class Watermarks(NamedTuple):
+    high_watermark: int
+    last_stable_offset: int
+
+
+class LocalLogBoundsCache:
+    def __init__(
+        self, log_source: LogSource, clock_ms: Callable[[], int], max_partitions: int = _MAX_PARTITIONS
+    ) -> None:
+        self._log_source = log_source
+        self._clock_ms = clock_ms
+        self._verified: LRUCache[TopicIdPartition, VerifiedBounds] = LRUCache(max_partitions)
+        self._seen: LRUCache[TopicIdPartition, tuple[int, Watermarks]] = LRUCache(max_partitions)
+        self._locks: dict[TopicIdPartition, asyncio.Lock] = {}
+
+    def see(self, partition: TopicIdPartition, log_start_offset: int, watermarks: Watermarks) -> None:
+        """A Fetch answer without an error passed by; -1 is what old versions do not tell."""
+        if log_start_offset < 0:
+            log_start_offset, _ = self._seen.get(partition, (0, watermarks))
+        self._seen[partition] = log_start_offset, watermarks
+
+    def expected_log_start(self, partition: TopicIdPartition) -> int | None:
+        """The highest local log start known, for predictions; None when none is."""
+        seen = self._seen.get(partition)
+        verified = self._verified.get(partition)
+        if seen is None:
+            return None if verified is None else verified.bounds.log_start_offset
+        return seen[0] if verified is None else max(seen[0], verified.bounds.log_start_offset)
+
+    def watermarks(self, partition: TopicIdPartition) -> Watermarks | None:
+        """The highest pair known."""
+        seen = self._seen.get(partition)
+        verified = self._verified.get(partition)
+        if verified is None:
+            return None if seen is None else seen[1]
+        asked = Watermarks(verified.bounds.high_watermark, verified.bounds.last_stable_offset)
+        return asked if seen is None else max(seen[1], asked)
+
+    def verified(self, partition: TopicIdPartition) -> VerifiedBounds | None:
+        return self._verified.get(partition)
+
+    async def ask(self, partition: TopicIdPartition, not_before_ms: int, timeout_ms: int) -> VerifiedBounds:
+        """Bounds asked of the leader at `not_before_ms` or later; callers share one question.
+
+        Raises `BrokerError`."""
+        lock = self._locks.setdefault(partition, asyncio.Lock())
+        try:
+            async with asyncio.timeout(timeout_ms / 1000), lock:
+                known = self._verified.get(partition)
+                if known is not None and known.asked_at_ms >= not_before_ms:
+                    return known
+                asked_at_ms = self._clock_ms()
+                bounds = await self._log_source.bounds(partition, timeout_ms)
+                answer = VerifiedBounds(bounds, asked_at_ms)
+                self._verified[partition] = answer
+                return answer
+        except TimeoutError as error:
+            raise BrokerError(f"the bounds of {partition} were not answered in time", retriable=True) from error
+        finally:
+            if not lock.locked():
+                self._locks.pop(partition, None)

@@ -1,0 +1,243 @@
+"""A broker's side of Fetch as bytes, its cluster, and a client's exchange: what the Fetch handler stands between.
+
+Reads, limits and errors are Kafka's (semantics 3.1); sessions are told apart only as far as their answers differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from protocol.api_keys import ApiKey
+from protocol.apis.fetch_encoding import encode_partition, encode_response
+from protocol.apis.fetch_request import (
+    FLEXIBLE_FROM,
+    FetchPartition,
+    FetchRequest,
+    parse_fetch_request,
+)
+from protocol.apis.topic_reference import TOPIC_ID_FROM, TopicReference, write_topic_reference
+from protocol.header import build_request_header, parse_request_header
+from protocol.primitives import INT8, INT32, INT64, Buffer, write_array_length, write_string
+from protocol.records.record_batch import iterate_batches
+from proxy.exchange import Request
+from tiers.errors import BrokerError
+from tiers.log.log_source import EpochEndOffset, LocalLogBounds, LogRead
+from tiers.model.ids import TopicIdPartition
+from tiers.reader.remote_log_reader import monotonic_ms
+
+
+@dataclass
+class LocalLog:
+    """What the broker has of a partition; `batches` are contiguous up to the high watermark."""
+
+    batches: list[bytes]
+    log_start_offset: int = 0
+    leader_epoch: int = 5
+    error_code: int = 0
+
+    @property
+    def high_watermark(self) -> int:
+        return next(iter(iterate_batches(self.batches[-1]))).next_offset if self.batches else self.log_start_offset
+
+    def read(self, offset: int, max_bytes: int, min_one: bool) -> bytes:
+        out = b""
+        for raw in self.batches:
+            if next(iter(iterate_batches(raw))).last_offset < offset:
+                continue
+            if len(out) + len(raw) > max_bytes and (out or not min_one):
+                break
+            out += raw
+        return out
+
+
+@dataclass
+class FakeCluster:
+    """One broker; implements `Topology` and `LogSource` as well."""
+
+    topics: dict[str, UUID] = field(default_factory=dict)
+    logs: dict[TopicIdPartition, LocalLog] = field(default_factory=dict)
+    is_reachable: bool = True
+    requests: list[FetchRequest] = field(default_factory=list)
+    bounds_asked: int = 0
+    next_session_id: int = 77
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when new local data should end a long poll."""
+    polled: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set by the first long poll of the proxy's own."""
+
+    def topic_id(self, name: str, max_age_ms: int | None = None) -> UUID | None:
+        return self.topics.get(name)
+
+    async def resolve_topic_id(self, name: str, max_age_ms: int, timeout_ms: int) -> UUID | None:
+        return self.topics.get(name)
+
+    def topic_name(self, topic_id: UUID) -> str | None:
+        return next((name for name, known in self.topics.items() if known == topic_id), None)
+
+    def advertised_address(self, node_id: int) -> tuple[str, int] | None:
+        return "proxy", 19092 + node_id
+
+    async def bounds(self, partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
+        self.bounds_asked += 1
+        if not self.is_reachable:
+            raise BrokerError("the broker is gone", retriable=True)
+        log = self.logs[partition]
+        return LocalLogBounds(log.log_start_offset, log.high_watermark, log.high_watermark, log.leader_epoch)
+
+    async def read(self, partition: TopicIdPartition, offset: int, max_bytes: int, timeout_ms: int) -> LogRead:
+        raise NotImplementedError
+
+    async def end_offset_for_epoch(
+        self, partition: TopicIdPartition, leader_epoch: int, timeout_ms: int
+    ) -> EpochEndOffset:
+        raise NotImplementedError
+
+    async def delete_records(self, partition: TopicIdPartition, offset: int, leader_epoch: int, timeout_ms: int) -> int:
+        raise NotImplementedError
+
+    def answer(self, frame: Buffer) -> bytes:
+        header = parse_request_header(frame)
+        request = parse_fetch_request(frame, header.body_position, header.api_version)
+        self.requests.append(request)
+        session_id = 0
+        if request.version >= 7 and request.session_epoch == 0:
+            session_id = self.next_session_id
+        elif request.session_epoch > 0:
+            session_id = request.session_id
+        left = request.max_bytes
+        min_one = True
+        topics: list[tuple[TopicReference, list[Sequence[Buffer]]]] = []
+        for topic in request.topics:
+            entries: list[Sequence[Buffer]] = []
+            for asked in request.partitions[topic.first_partition : topic.end_partition]:
+                entry, size = self._read(request, asked, left, min_one)
+                left = max(0, left - size)
+                min_one = min_one and not size
+                entries.append(entry)
+            topics.append((topic.topic, entries))
+        return b"".join(encode_response(request.version, header.correlation_id, topics, session_id=session_id))
+
+    def log_of(self, topic: TopicReference, partition: int) -> LocalLog:
+        topic_id = topic if isinstance(topic, UUID) else self.topics[topic]
+        return self.logs[TopicIdPartition(topic_id, partition)]
+
+    def _read(
+        self, request: FetchRequest, asked: FetchPartition, left: int, min_one: bool
+    ) -> tuple[Sequence[Buffer], int]:
+        log = self.log_of(asked.topic, asked.partition)
+        error_code = log.error_code
+        if not error_code and 0 <= asked.current_leader_epoch < log.leader_epoch:
+            error_code = 74
+        if not error_code and not log.log_start_offset <= asked.fetch_offset <= log.high_watermark:
+            error_code = 1
+        if error_code:
+            return encode_partition(request.version, asked.partition, error_code=error_code), 0
+        records = log.read(asked.fetch_offset, min(asked.partition_max_bytes, left), min_one)
+        entry = encode_partition(
+            request.version,
+            asked.partition,
+            high_watermark=log.high_watermark,
+            last_stable_offset=log.high_watermark,
+            log_start_offset=log.log_start_offset,
+            aborted_transactions=() if request.is_read_committed else None,
+            records=(records,),
+        )
+        return entry, len(records)
+
+
+class FakeExchange:
+    """One request of one connection to the fake cluster."""
+
+    def __init__(self, cluster: FakeCluster, frame: bytes, connection_id: int = 1) -> None:
+        header = parse_request_header(frame)
+        self.request = Request(header.api_key, header.api_version, header.correlation_id, frame, monotonic_ms())
+        self.tier = "none"
+        self.connection_id = connection_id
+        self.node_id: int | None = 1
+        self.polls = 0
+        self.may_forward = True
+        self._cluster = cluster
+
+    def try_forward(self, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
+        return self._poll(bytes(frame)) if self.may_forward else None
+
+    async def _poll(self, frame: bytes) -> memoryview:
+        self.polls += 1
+        header = parse_request_header(frame)
+        request = parse_fetch_request(frame, header.body_position, header.api_version)
+        self._cluster.polled.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(request.max_wait_ms / 1000):
+                await self._cluster.arrived.wait()
+        return memoryview(self._cluster.answer(frame))
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One partition of a request."""
+
+    topic: TopicReference
+    partition: int
+    offset: int
+    max_bytes: int = 1 << 20
+    leader_epoch: int = -1
+    last_fetched_epoch: int = -1
+
+
+def fetch_frame(
+    version: int,
+    asks: Sequence[Ask],
+    *,
+    max_wait_ms: int = 50,
+    min_bytes: int = 1,
+    max_bytes: int = 50 << 20,
+    isolation_level: int = 0,
+    session_id: int = 0,
+    session_epoch: int = -1,
+    replica_id: int = -1,
+    correlation_id: int = 9,
+) -> bytes:
+    """A request frame by hand, one topic entry per run of asks for the same topic."""
+    compact = version >= FLEXIBLE_FROM
+    tags = b"\x00" if compact else b""
+    out = bytearray(build_request_header(ApiKey.FETCH, version, correlation_id, "test"))
+    if version < 15:
+        out += INT32.pack(replica_id)
+    out += INT32.pack(max_wait_ms) + INT32.pack(min_bytes) + INT32.pack(max_bytes) + INT8.pack(isolation_level)
+    if version >= 7:
+        out += INT32.pack(session_id) + INT32.pack(session_epoch)
+    runs: list[list[Ask]] = []
+    for ask in asks:
+        if runs and runs[-1][0].topic == ask.topic:
+            runs[-1].append(ask)
+        else:
+            runs.append([ask])
+    out += write_array_length(len(runs), compact)
+    for run in runs:
+        out += write_topic_reference(run[0].topic, version)
+        out += write_array_length(len(run), compact)
+        for ask in run:
+            out += INT32.pack(ask.partition)
+            out += INT32.pack(ask.leader_epoch) if version >= 9 else b""
+            out += INT64.pack(ask.offset)
+            out += INT32.pack(ask.last_fetched_epoch) if version >= 12 else b""
+            out += INT64.pack(-1) if version >= 5 else b""
+            out += INT32.pack(ask.max_bytes) + tags
+        out += tags
+    if version >= 7:
+        out += write_array_length(0, compact)
+    if version >= 11:
+        out += write_string("", compact)
+    if version >= 15 and replica_id >= 0:
+        out += b"\x01\x01\x0d" + INT32.pack(replica_id) + INT64.pack(1) + b"\x00"
+    else:
+        out += tags
+    return bytes(out)
+
+
+def reference(version: int, name: str, topic_id: UUID) -> TopicReference:
+    return topic_id if version >= TOPIC_ID_FROM else name

@@ -1,0 +1,449 @@
+"""Fetch over two tiers, as a client sees it: requests in, answers out, at every version."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protocol.api_keys import ApiKey
+from protocol.apis.fetch_response import FetchResponse, parse_fetch_response
+from protocol.errors import ErrorCode
+from protocol.header import response_body_position
+from proxy.exchange import Answer, Forward
+from proxy.handlers.base import FetchSettings, HandlerTools
+from proxy.handlers.fetch import FetchHandler
+from proxy.local_log_bounds import LocalLogBoundsCache
+from proxy.tiered_partitions import TieredPartitions
+from tests.fakes.fetch_broker import Ask, FakeCluster, FakeExchange, LocalLog, fetch_frame, reference
+from tests.fakes.record_batches import batch_of
+from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.model.ids import TopicIdPartition
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, monotonic_ms
+
+P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
+P1 = TopicIdPartition(TOPIC_ID, 1, "orders")
+LOCAL_ID = uuid.UUID(int=99)
+LOCAL_0 = TopicIdPartition(LOCAL_ID, 0, "local")
+VERSIONS = range(4, 19)
+BATCH = 10
+TRIMMED = 100
+"""Offsets of P0 below it are remote only; it goes on to 200 locally."""
+
+
+@dataclass
+class Bench:
+    tier: RemoteTier
+    cluster: FakeCluster
+    handler: FetchHandler
+    reader: RemoteLogReader
+    batches: list[bytes]
+    last: FakeExchange | None = None
+    streamed: bool = False
+
+    async def send(self, frame: bytes, connection_id: int = 1, may_forward: bool = True) -> FetchResponse:
+        """One request through the handler and the broker, as the connection would do it."""
+        exchange = self.last = FakeExchange(self.cluster, frame, connection_id)
+        exchange.may_forward = may_forward
+        action, state = self.handler.on_request(exchange)
+        version = exchange.request.api_version
+        if isinstance(action, Answer):
+            return parse(version, action.payload)
+        assert isinstance(action, Forward)
+        response = memoryview(self.cluster.answer(action.frame))
+        self.streamed = action.hold_bytes is not None and len(response) + 4 > action.hold_bytes
+        if self.streamed:
+            if action.patcher is None:
+                return parse(version, [response])
+            out = [bytes(b) for n in range(0, len(response), 1000) for b in action.patcher.feed(response[n : n + 1000])]
+            assert sum(map(len, out)) == len(response)
+            return parse(version, out)
+        assert state is not None
+        answer = state.on_response(response)
+        return parse(version, await answer if isinstance(answer, Coroutine) else answer)
+
+    async def fetch(self, version: int, *asks: Ask, connection_id: int = 1, **limits: Any) -> FetchResponse:
+        return await self.send(fetch_frame(version, asks, **limits), connection_id)
+
+    async def until_remote(self, version: int, *asks: Ask, **more: Any) -> FetchResponse:
+        """Polls, as a consumer does, until the first partition brings records."""
+        while True:
+            response = await self.fetch(version, *asks, **more)
+            if records(response, 0):
+                return response
+            await asyncio.sleep(0.001)
+
+
+def parse(version: int, payload: Sequence[Any]) -> FetchResponse:
+    whole = b"".join(payload)
+    return parse_fetch_response(whole, response_body_position(ApiKey.FETCH, version, whole), version)
+
+
+def records(response: FetchResponse, index: int = 0) -> bytes:
+    return bytes(response.records(response.partitions[index]))
+
+
+def codes(response: FetchResponse) -> list[int]:
+    return [partition.error_code for partition in response.partitions]
+
+
+@asynccontextmanager
+async def bench_of(root: Path, settings: FetchSettings | None = None) -> AsyncIterator[Bench]:
+    tier = RemoteTier(root)
+    batches = await tier.fill(P0, segments=2, batches=6)
+    batches += [batch_of(offset, BATCH, value_bytes=20, timestamp=1_000_000 + offset) for offset in range(120, 200, 10)]
+    cluster = FakeCluster(
+        topics={"orders": TOPIC_ID, "local": LOCAL_ID},
+        logs={
+            P0: LocalLog(batches, TRIMMED),
+            P1: LocalLog([batch_of(0, BATCH)]),
+            LOCAL_0: LocalLog([batch_of(0, BATCH)]),
+        },
+    )
+    reader_settings = RemoteLogReaderSettings(min_get_bytes=3000, max_get_bytes=6000)
+    settings = settings or FetchSettings(remote_fetch_max_wait_ms=2000, local_poll_ms=20)
+    async with (
+        RemoteLogReader(tier.rlmm, tier.storage, reader_settings, jitter=lambda: 0.0) as reader,
+        asyncio.TaskGroup() as group,
+    ):
+        tools = HandlerTools(
+            topology=cluster,
+            tiered=TieredPartitions(tier.rlmm, settings.metadata_max_age_ms),
+            bounds=LocalLogBoundsCache(cluster, monotonic_ms),
+            reader=reader,
+            settings=settings,
+            clock_ms=monotonic_ms,
+            spawn=group.create_task,
+        )
+        yield Bench(tier, cluster, FetchHandler(tools), reader, batches)
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with bench_of(tmp_path) as made:
+        yield made
+
+
+def ask(version: int, offset: int, partition: int = 0, **more: Any) -> Ask:
+    return Ask(reference(version, "orders", TOPIC_ID), partition, offset, **more)
+
+
+def ask_local(version: int, offset: int, **more: Any) -> Ask:
+    return Ask(reference(version, "local", LOCAL_ID), 0, offset, **more)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_trimmed_offset_is_served_by_the_first_request(bench: Bench, version: int) -> None:
+    response = await bench.fetch(version, ask(version, 25))
+    assert codes(response) == [0]
+    assert records(response).startswith(bench.batches[2])
+    entry = response.partitions[0]
+    assert (entry.high_watermark, entry.last_stable_offset) == (200, 200)
+    assert entry.log_start_offset == (0 if version >= 5 else -1)
+    assert response.session_id == 0
+    assert bench.last is not None
+    assert bench.last.tier == "remote"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_consumer_crosses_the_seam_without_gap_or_duplicate(bench: Bench, version: int) -> None:
+    offset, got = 0, b""
+    while offset < 200:
+        response = await bench.fetch(version, ask(version, offset, max_bytes=400))
+        assert codes(response) == [0]
+        data = records(response)
+        assert data
+        got += data
+        offset += BATCH * sum(1 for batch in bench.batches if batch in data)
+    assert got == b"".join(bench.batches)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_the_log_start_of_local_answers_is_the_tiers(bench: Bench, version: int) -> None:
+    response = await bench.fetch(version, ask(version, 150), ask_local(version, 0))
+    assert [p.log_start_offset for p in response.partitions] == ([0, 0] if version >= 5 else [-1, -1])
+    assert records(response) == b"".join(bench.batches[15:])
+    bench.cluster.logs[LOCAL_0].log_start_offset = 3
+    response = await bench.fetch(version, ask_local(version, 5))
+    assert response.partitions[0].log_start_offset == (3 if version >= 5 else -1)
+
+
+@pytest.mark.parametrize("version", [7, 12, 13, 18])
+async def test_a_session_without_a_remote_partition_is_the_brokers_own(bench: Bench, version: int) -> None:
+    frame = fetch_frame(version, [ask_local(version, 0)], session_epoch=0)
+    action, state = bench.handler.on_request(FakeExchange(bench.cluster, frame))
+    assert isinstance(action, Forward)
+    assert action.frame == frame
+    broker_answer = bench.cluster.answer(frame)
+    assert state is not None
+    answer = state.on_response(memoryview(broker_answer))
+    assert not isinstance(answer, Coroutine)
+    assert b"".join(answer) == broker_answer
+
+
+@pytest.mark.parametrize("version", [7, 12, 13, 18])
+async def test_a_session_that_touches_the_remote_tier_is_dropped_and_closed_at_the_broker(
+    bench: Bench, version: int
+) -> None:
+    response = await bench.fetch(version, ask(version, 0), session_epoch=0)
+    assert response.session_id == 0
+    assert bench.cluster.requests[-1].session_epoch == 0
+    await bench.fetch(version, ask(version, 10), session_epoch=0)
+    assert (bench.cluster.requests[-1].session_id, bench.cluster.requests[-1].session_epoch) == (77, -1)
+    await bench.fetch(version, ask(version, 150), session_epoch=0)
+    assert (bench.cluster.requests[-1].session_id, bench.cluster.requests[-1].session_epoch) == (0, 0)
+
+
+@pytest.mark.parametrize("version", [7, 12, 13, 18])
+async def test_an_unseen_offset_of_an_incremental_request_is_asked_for_by_a_full_one(
+    bench: Bench, version: int
+) -> None:
+    """The broker's session implies a partition that this request does not name."""
+    frame = fetch_frame(version, [], session_id=77, session_epoch=4)
+    exchange = FakeExchange(bench.cluster, frame)
+    _, state = bench.handler.on_request(exchange)
+    assert state is not None
+    answer = state.on_response(
+        memoryview(bench.cluster.answer(fetch_frame(version, [ask(version, 3)], session_epoch=0)))
+    )
+    assert isinstance(answer, Coroutine)
+    response = parse(version, await answer)
+    assert (codes(response), records(response), response.session_id) == ([0], b"", 0)
+    assert response.partitions[0].high_watermark >= 100
+    response = await bench.fetch(version, ask(version, 3), session_epoch=0)
+    assert records(response).startswith(bench.batches[0])
+    assert bench.cluster.requests[-1].session_epoch == -1
+    assert bench.cluster.requests[-1].max_wait_ms == 0
+
+
+async def test_a_predicted_read_begins_before_the_broker_answers(bench: Bench) -> None:
+    await bench.fetch(13, ask(13, 0))
+    asked = bench.cluster.bounds_asked
+    exchange = FakeExchange(bench.cluster, fetch_frame(13, [ask(13, 60, leader_epoch=5)]))
+    bench.tier.storage.asked.clear()
+    action, state = bench.handler.on_request(exchange)
+    assert isinstance(action, Forward)
+    assert action.hold_bytes is None
+    await bench.tier.storage.asked.wait()
+    assert state is not None
+    answer = state.on_response(memoryview(bench.cluster.answer(action.frame)))
+    assert isinstance(answer, Coroutine)
+    assert records(parse(13, await answer)).startswith(bench.batches[6])
+    assert bench.cluster.bounds_asked == asked
+
+
+async def test_predicted_bytes_are_released_only_when_the_broker_refused_the_offset(bench: Bench) -> None:
+    await bench.fetch(13, ask(13, 0))
+    bench.cluster.logs[P0].error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    response = await bench.fetch(13, ask(13, 0))
+    assert codes(response) == [ErrorCode.TOPIC_AUTHORIZATION_FAILED]
+    assert records(response) == b""
+
+
+async def test_no_remote_read_begins_on_a_connection_that_was_not_authorized(bench: Bench) -> None:
+    await bench.fetch(13, ask(13, 0), connection_id=1)
+    gets = len(bench.tier.storage.gets)
+    bench.cluster.logs[P0].error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    await bench.fetch(13, ask(13, 60), connection_id=2)
+    assert len(bench.tier.storage.gets) == gets
+
+
+async def test_a_store_that_fails_twice_gives_one_answer_with_data_after_three_attempts(bench: Bench) -> None:
+    bench.tier.storage.fail(2)
+    response = await bench.fetch(13, ask(13, 0), max_wait_ms=0)
+    assert codes(response) == [0]
+    assert records(response).startswith(bench.batches[0])
+    assert len(bench.tier.storage.gets) == 3
+
+
+async def test_unavailability_is_held_until_the_deadline_and_then_retriable(tmp_path: Path) -> None:
+    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=60)) as bench:
+        bench.tier.storage.is_down = True
+        started_ms = monotonic_ms()
+        response = await bench.fetch(13, ask(13, 0), max_wait_ms=10)
+        assert codes(response) == [ErrorCode.REPLICA_NOT_AVAILABLE]
+        assert monotonic_ms() - started_ms >= 60
+        assert bench.handler.purgatory.pending_count == 0
+
+
+async def test_a_slow_healthy_store_is_an_empty_answer(tmp_path: Path) -> None:
+    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=60)) as bench:
+        bench.tier.storage.gate = asyncio.Event()
+        response = await bench.fetch(13, ask(13, 0))
+        assert (codes(response), records(response)) == ([0], b"")
+        assert response.partitions[0].high_watermark == 200
+        bench.tier.storage.gate.set()
+        assert records(await bench.fetch(13, ask(13, 0))).startswith(bench.batches[0])
+        assert len(bench.tier.storage.gets) == 1
+
+
+async def test_damaged_bytes_are_an_error_never_an_answer(tmp_path: Path) -> None:
+    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=60)) as bench:
+        bench.tier.storage.damage = lambda data: bytes(len(data))
+        response = await bench.fetch(13, ask(13, 0))
+        assert (codes(response), records(response)) == ([ErrorCode.REPLICA_NOT_AVAILABLE], b"")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_offsets_in_neither_tier_are_out_of_range(bench: Bench, version: int) -> None:
+    assert codes(await bench.fetch(version, ask(version, 201))) == [1]
+    await bench.tier.rlmm.raise_log_start_offset(P0, 30)
+    assert codes(await bench.fetch(version, ask(version, 29))) == [1]
+    assert records(await bench.fetch(version, ask(version, 30))).startswith(bench.batches[3])
+    bench.cluster.logs[LOCAL_0].log_start_offset = 5
+    assert codes(await bench.fetch(version, ask_local(version, 0))) == [1]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_nothing_is_relayed_as_out_of_range_while_the_metadata_is_stale(tmp_path: Path, version: int) -> None:
+    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=10)) as bench:
+        bench.tier.rlmm.fresh = False
+        bench.cluster.logs[LOCAL_0].log_start_offset = 5
+        response = await bench.fetch(version, ask(version, 0), ask_local(version, 0), max_wait_ms=1)
+        assert codes(response) == [ErrorCode.REPLICA_NOT_AVAILABLE] * 2
+
+
+async def test_a_leader_that_cannot_be_asked_releases_nothing(bench: Bench) -> None:
+    bench.cluster.is_reachable = False
+    response = await bench.fetch(13, ask(13, 0), ask_local(13, 10), max_wait_ms=1)
+    assert codes(response)[0] == ErrorCode.REPLICA_NOT_AVAILABLE
+
+
+async def test_a_new_leader_whose_log_ends_below_the_offset_releases_nothing(bench: Bench) -> None:
+    """Known bounds of an older epoch do not count: the answer might mean "beyond the end"."""
+    await bench.fetch(13, ask(13, 0))
+    log = bench.cluster.logs[P0]
+    log.leader_epoch, log.log_start_offset, log.batches = 6, 0, bench.batches[:5]
+    response = await bench.fetch(13, ask(13, 60, leader_epoch=6), max_wait_ms=1)
+    assert codes(response) == [1]
+
+
+async def test_a_recreated_topic_is_not_served_from_its_predecessors_tier(bench: Bench) -> None:
+    await bench.fetch(12, ask(12, 0))
+    fresh_id = uuid.UUID(int=1234)
+    bench.cluster.topics["orders"] = fresh_id
+    bench.cluster.logs[TopicIdPartition(fresh_id, 0)] = LocalLog([batch_of(0, 5)])
+    assert codes(await bench.fetch(12, ask(12, 50))) == [1]
+
+
+async def test_zstd_is_refused_to_clients_that_cannot_read_it(tmp_path: Path) -> None:
+    async with bench_of(tmp_path) as bench:
+        await bench.tier.add(P1, [batch_of(0, BATCH, codec=4)], 0)
+        bench.cluster.logs[P1] = LocalLog([batch_of(10, BATCH)], 10)
+        assert codes(await bench.fetch(9, ask(9, 0, partition=1))) == [ErrorCode.UNSUPPORTED_COMPRESSION_TYPE]
+        assert codes(await bench.fetch(10, ask(10, 0, partition=1))) == [0]
+
+
+async def test_a_diverging_last_fetched_epoch_is_told_as_the_broker_tells_it(bench: Bench) -> None:
+    await bench.tier.add(P1, [batch_of(0, 10, leader_epoch=1)], 0)
+    await bench.tier.add(P1, [batch_of(10, 10, leader_epoch=4)], 10)
+    bench.cluster.logs[P1] = LocalLog([batch_of(20, BATCH)], 20)
+    good = await bench.fetch(13, ask(13, 5, partition=1, last_fetched_epoch=1))
+    assert good.diverging_epoch(good.partitions[0]) is None
+    assert records(good)
+    for epoch, end in ((2, (1, 10)), (1, (1, 10))):
+        response = await bench.fetch(13, ask(13, 12, partition=1, last_fetched_epoch=epoch))
+        assert response.diverging_epoch(response.partitions[0]) == end
+        assert (codes(response), records(response)) == ([0], b"")
+
+
+@pytest.mark.parametrize("version", [14, 15, 18])
+async def test_followers_get_what_the_broker_says(bench: Bench, version: int) -> None:
+    frame = fetch_frame(version, [ask(version, 0)], replica_id=2)
+    action, state = bench.handler.on_request(FakeExchange(bench.cluster, frame))
+    assert isinstance(action, Forward)
+    assert (action.frame, action.hold_bytes, action.patcher, state) == (frame, 0, None, None)
+
+
+async def test_a_busy_local_partition_does_not_wait_for_a_slow_remote_one(bench: Bench) -> None:
+    await bench.fetch(13, ask(13, 0))
+    bench.tier.storage.gate = asyncio.Event()
+    async with asyncio.timeout(5):
+        response = await bench.fetch(13, ask(13, 60), ask_local(13, 0), max_wait_ms=60_000)
+    assert records(response, 1)
+    assert records(response, 0) == b""
+    bench.tier.storage.gate.set()
+    response = await bench.until_remote(13, ask(13, 60), ask_local(13, 0))
+    assert records(response, 0).startswith(bench.batches[6])
+    assert records(response, 1)
+    assert len(bench.tier.storage.gets) == 2
+
+
+async def test_new_local_data_ends_the_wait_for_a_slow_remote_partition(bench: Bench) -> None:
+    await bench.fetch(13, ask(13, 0))
+    bench.tier.storage.gate = asyncio.Event()
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        waiting = group.create_task(bench.fetch(13, ask(13, 60), ask_local(13, 10), max_wait_ms=60_000))
+        await bench.cluster.polled.wait()
+        arrived = batch_of(10, BATCH)
+        bench.cluster.logs[LOCAL_0].batches.append(arrived)
+        bench.cluster.arrived.set()
+    response = waiting.result()
+    assert (records(response, 0), records(response, 1)) == (b"", arrived)
+    assert codes(response) == [0, 0]
+    bench.tier.storage.gate.set()
+
+
+async def test_a_request_with_local_partitions_is_held_no_longer_than_max_wait(bench: Bench) -> None:
+    await bench.fetch(13, ask(13, 0))
+    bench.tier.storage.gate = asyncio.Event()
+    async with asyncio.timeout(1.5):
+        response = await bench.fetch(13, ask(13, 60), ask_local(13, 10), max_wait_ms=30)
+    assert codes(response) == [0, 0]
+    assert bench.handler.purgatory.expired_count == 1
+    bench.tier.storage.gate.set()
+
+
+async def test_a_disconnect_while_waiting_releases_everything(bench: Bench) -> None:
+    await bench.fetch(13, ask(13, 0))
+    bench.tier.storage.gate = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        bench.tier.storage.asked.clear()
+        waiting = group.create_task(bench.fetch(13, ask(13, 60), max_wait_ms=60_000))
+        await bench.tier.storage.asked.wait()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert bench.handler.purgatory.pending_count == 1
+        assert bench.handler.held_bytes > 0
+        waiting.cancel()
+    assert bench.handler.purgatory.pending_count == 0
+    assert bench.handler.held_bytes == 0
+    bench.tier.storage.gate.set()
+
+
+async def test_a_large_answer_streams_and_its_remote_partition_comes_next(tmp_path: Path) -> None:
+    async with bench_of(tmp_path, FetchSettings(hold_bytes=500, remote_fetch_max_wait_ms=2000)) as bench:
+        bench.cluster.logs[LOCAL_0] = LocalLog([batch_of(0, 1, value_bytes=3000)])
+        for version in VERSIONS:
+            response = await bench.fetch(
+                version, ask(version, 20), ask_local(version, 0), session_epoch=0, connection_id=version
+            )
+            assert bench.streamed
+            assert codes(response) == [0, 0]
+            assert records(response, 0) == b""
+            assert records(response, 1) == bench.cluster.logs[LOCAL_0].batches[0]
+            assert response.partitions[0].high_watermark > 20
+            if version >= 7:
+                refused = await bench.fetch(version, session_id=77, session_epoch=1, connection_id=version)
+                assert refused.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+            sent = len(bench.cluster.requests)
+            response = await bench.until_remote(
+                version, ask(version, 20), ask_local(version, 0), session_epoch=0, connection_id=version
+            )
+            assert records(response, 0).startswith(bench.batches[2])
+            assert records(response, 1)
+            if version >= 7:
+                assert bench.cluster.requests[sent].session_id == 77
+
+
+async def test_the_remote_tier_leaves_room_for_local_partitions(bench: Bench) -> None:
+    await bench.fetch(13, ask(13, 0))
+    size = len(bench.batches[0])
+    await bench.fetch(13, ask(13, 0, max_bytes=size), ask_local(13, 0), max_bytes=3 * size)
+    assert bench.cluster.requests[-1].max_bytes == 2 * size
