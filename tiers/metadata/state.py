@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 from uuid import UUID
 
 import lmdb
 
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.state_layout import (
+    END_AND_ORDER,
     FRESHNESS_FILE,
     I32,
     I64,
+    NOT_READABLE,
     PARTITION_KEY_BYTES,
     STATE_FILE,
     U64,
@@ -30,10 +33,19 @@ from tiers.metadata.state_layout import (
 )
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
+from tiers.model.segment_state import RemotePartitionDeleteState
 
 MAX_READERS = 1024
 _LIST_PIECE = 256
+
+
+class SegmentRun(NamedTuple):
+    """Where a segment lies. `order`: later finished is greater; `NOT_READABLE` in any other state."""
+
+    order: int
+    start_offset: int
+    end_offset: int
+    uuid: bytes
 
 
 class RemoteLogMetadataState:
@@ -91,13 +103,12 @@ class RemoteLogMetadataState:
                 return None
             if leader_epoch is None or leader_epoch_at(segment, offset) == leader_epoch:
                 return segment
-            holders = [
-                (order, other)
-                for order, other in self.overlapping(txn, key, offset, offset)
-                if other.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-                and leader_epoch_at(other, offset) == leader_epoch
-            ]
-        return max(holders, key=lambda holder: holder[0])[1] if holders else None
+            for run in sorted(self.overlapping(txn, key, offset, offset), reverse=True):
+                if run.order != NOT_READABLE:
+                    other = self._segment(txn, key, run.uuid)
+                    if leader_epoch_at(other, offset) == leader_epoch:
+                        return other
+        return None
 
     def next_segment(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
         with self._env.begin() as txn:
@@ -110,18 +121,16 @@ class RemoteLogMetadataState:
         cursor = txn.cursor(db=self._db.cover)
         if not cursor.set_range(key + U64.pack(offset)) or cursor.key()[:PARTITION_KEY_BYTES] != key:
             return None
-        return self._entry(txn, key, bytes(cursor.value()[8:]))[1]
+        return self._segment(txn, key, bytes(cursor.value()[8:]))
 
-    def _entry(self, txn: lmdb.Transaction, key: bytes, uuid: bytes) -> tuple[int, RemoteLogSegmentMetadata]:
+    def _segment(self, txn: lmdb.Transaction, key: bytes, uuid: bytes) -> RemoteLogSegmentMetadata:
         raw = txn.get(key + uuid, db=self._db.segments)
         if raw is None:
             raise RemoteLogMetadataError("the saved state names a segment that it does not hold")
-        return decode_segment(raw)
+        return decode_segment(bytes(raw))
 
-    def overlapping(
-        self, txn: lmdb.Transaction, key: bytes, first: int, last: int
-    ) -> Iterator[tuple[int, RemoteLogSegmentMetadata]]:
-        """`(finish order, segment)` of every listable segment that has an offset in [first, last]."""
+    def overlapping(self, txn: lmdb.Transaction, key: bytes, first: int, last: int) -> Iterator[SegmentRun]:
+        """Every listable segment that has an offset in [first, last]."""
         raw = txn.get(key, db=self._db.partitions)
         if raw is None:
             return
@@ -130,16 +139,18 @@ class RemoteLogMetadataState:
         found = cursor.set_range(start_key(key, lowest_start, b""))
         while found:
             entry, value = cursor.item()
-            if entry[:PARTITION_KEY_BYTES] != key or U64.unpack_from(entry, PARTITION_KEY_BYTES)[0] > last:
+            start = U64.unpack_from(entry, PARTITION_KEY_BYTES)[0]
+            if entry[:PARTITION_KEY_BYTES] != key or start > last:
                 return
-            if U64.unpack(value)[0] >= first:
-                yield self._entry(txn, key, bytes(entry[28:]))
+            end, order = END_AND_ORDER.unpack(value)
+            if end >= first:
+                yield SegmentRun(order, start, end, bytes(entry[28:]))
             found = cursor.next()
 
     def remote_log_segment_metadata_by_id(self, segment_id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
         with self._env.begin() as txn:
             raw = txn.get(partition_key(segment_id.topic_id_partition) + segment_id.id.bytes, db=self._db.segments)
-        return None if raw is None else decode_segment(raw)[1]
+        return None if raw is None else decode_segment(bytes(raw))
 
     def list_remote_log_segments(
         self, partition: TopicIdPartition, min_offset: int = 0
@@ -171,8 +182,8 @@ class RemoteLogMetadataState:
                 if not found or cursor.key()[:PARTITION_KEY_BYTES] != key:
                     return piece, None
                 position, value = cursor.item()
-                if U64.unpack(value)[0] >= min_offset:
-                    piece.append(self._entry(txn, key, position[28:])[1])
+                if U64.unpack_from(value)[0] >= min_offset:
+                    piece.append(self._segment(txn, key, position[28:]))
                 found = cursor.next()
         return piece, position
 

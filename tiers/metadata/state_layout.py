@@ -4,8 +4,8 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
 20 bytes of topic id and partition.
 
     partitions   partition                 -> widest span of its segments, topic name
-    segments     partition, uuid           -> finish order, the folded record as `serde` writes it
-    starts       partition, start, uuid    -> end: every listable segment
+    segments     partition, uuid           -> the folded record as `serde` writes it
+    starts       partition, start, uuid    -> end, finish order: every listable segment
     cover        partition, last offset    -> first offset, uuid: which segment answers for these offsets
     epochs       partition, leader epoch   -> highest end offset that was ever finished
     log_starts   partition, writer         -> log start offset
@@ -23,12 +23,13 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from uuid import UUID
 
 import lmdb
 
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata.serde import decode_value, encode_value
+from tiers.metadata.serde import decode_value
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
@@ -37,10 +38,12 @@ STATE_FILE = "remote-log-metadata.mdb"
 FRESHNESS_FILE = "freshness.mdb"
 LOCK_FILE = "writer.lock"
 DATABASES = ("partitions", "segments", "starts", "cover", "epochs", "log_starts", "deletions", "consumed", "meta")
-NOT_FINISHED = -1
+NOT_READABLE = -1
+"""The finish order of a segment that is in another state; else it is an offset of the metadata partition."""
 PARTITION_KEY_BYTES = 20
 
 U64 = struct.Struct(">Q")
+END_AND_ORDER = struct.Struct(">Qq")
 I64 = struct.Struct(">q")
 I32 = struct.Struct(">i")
 _IDENTITY = struct.Struct(">H16si")
@@ -107,12 +110,10 @@ def decode_partition(raw: bytes | memoryview) -> tuple[int, str]:
     return I64.unpack_from(raw)[0], str(raw[8:], "utf-8")
 
 
-def encode_segment(finish_order: int, metadata: RemoteLogSegmentMetadata) -> bytes:
-    return I64.pack(finish_order) + encode_value(metadata)
-
-
-def decode_segment(raw: bytes | memoryview) -> tuple[int, RemoteLogSegmentMetadata]:
-    metadata = decode_value(memoryview(raw)[8:])
+@lru_cache(maxsize=4096)
+def decode_segment(raw: bytes) -> RemoteLogSegmentMetadata:
+    """Cached by its bytes: readers of old data ask for the same few segments again and again."""
+    metadata = decode_value(raw)
     if not isinstance(metadata, RemoteLogSegmentMetadata):
         raise RemoteLogMetadataError("the saved state holds something else where a segment should be")
-    return I64.unpack_from(raw)[0], metadata
+    return metadata

@@ -28,15 +28,17 @@ from tiers.metadata.serde import (
     SEGMENT_METADATA_UPDATE_API_KEY,
     MetadataRecord,
     RecordKey,
+    encode_value,
 )
 from tiers.metadata.state import MAX_READERS, RemoteLogMetadataState, leader_epoch_ends
 from tiers.metadata.state_layout import (
     DATABASES,
+    END_AND_ORDER,
     FRESHNESS_FILE,
     I32,
     I64,
     LOCK_FILE,
-    NOT_FINISHED,
+    NOT_READABLE,
     PARTITION_KEY_BYTES,
     STATE_FILE,
     U64,
@@ -44,7 +46,6 @@ from tiers.metadata.state_layout import (
     decode_partition,
     decode_segment,
     encode_partition,
-    encode_segment,
     partition_key,
     start_key,
 )
@@ -221,8 +222,13 @@ class _Replay:
             return
         span = metadata.end_offset - metadata.start_offset
         self._know(key, metadata.topic_id_partition.topic, span)
-        self._txn.put(key + uuid, encode_segment(NOT_FINISHED, metadata), db=self._db.segments)
-        self._txn.put(start_key(key, metadata.start_offset, uuid), U64.pack(metadata.end_offset), db=self._db.starts)
+        self._put(key, metadata, NOT_READABLE)
+
+    def _put(self, key: bytes, metadata: RemoteLogSegmentMetadata, order: int) -> None:
+        uuid = metadata.segment_id.id.bytes
+        self._txn.put(key + uuid, encode_value(metadata), db=self._db.segments)
+        place = start_key(key, metadata.start_offset, uuid)
+        self._txn.put(place, END_AND_ORDER.pack(metadata.end_offset, order), db=self._db.starts)
 
     def _know(self, key: bytes, topic: str, span: int = 0) -> None:
         raw = self._txn.get(key, db=self._db.partitions)
@@ -236,20 +242,19 @@ class _Replay:
         raw = self._txn.get(key + uuid, db=self._db.segments)
         if raw is None:
             return
-        order, known = decode_segment(raw)
+        known = decode_segment(bytes(raw))
         if not is_forward(known.state, update.state):
             return
         if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
             self._remove(key, known)
             return
         moved = known.with_update(update)
-        if moved.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-            # A repeated record counts as the later one, which is the one that compaction keeps.
-            order = offset
-        self._txn.put(key + uuid, encode_segment(order, moved), db=self._db.segments)
-        if RemoteLogSegmentState.COPY_SEGMENT_FINISHED in (known.state, moved.state):
+        is_readable = moved.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+        # A repeated record counts as the later one, which is the one that compaction keeps.
+        self._put(key, moved, offset if is_readable else NOT_READABLE)
+        if is_readable or known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             self._cover_again(key, known.start_offset, known.end_offset)
-        if moved.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+        if is_readable:
             self._raise_epochs(key, moved)
             self._finished.append(moved.segment_id)
 
@@ -318,7 +323,7 @@ class _Replay:
         if named.api_key in (SEGMENT_METADATA_API_KEY, SEGMENT_METADATA_UPDATE_API_KEY):
             raw = self._txn.get(key + named.name, db=self._db.segments)
             if raw is not None:
-                self._remove(key, decode_segment(raw)[1])
+                self._remove(key, decode_segment(bytes(raw)))
         elif named.api_key == PARTITION_DELETE_API_KEY:
             self._delete_partition(named.topic_id_partition, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED)
         elif named.api_key == LOG_START_OFFSET_API_KEY and self._txn.delete(key + named.name, db=self._db.log_starts):
@@ -327,20 +332,17 @@ class _Replay:
     def _cover_again(self, key: bytes, first: int, last: int) -> None:
         """Decides anew which readable segment answers for the offsets in [first, last]."""
         self._cut(key, first, last)
-        candidates = [
-            (order, segment)
-            for order, segment in self._state.overlapping(self._txn, key, first, last)
-            if segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-        ]
         holes = [(first, last)]
-        for _, segment in sorted(candidates, key=lambda candidate: candidate[0], reverse=True):
+        for run in sorted(self._state.overlapping(self._txn, key, first, last), reverse=True):
+            if run.order == NOT_READABLE:
+                break
             uncovered = []
             for hole_first, hole_last in holes:
-                run_first, run_last = max(hole_first, segment.start_offset), min(hole_last, segment.end_offset)
+                run_first, run_last = max(hole_first, run.start_offset), min(hole_last, run.end_offset)
                 if run_first > run_last:
                     uncovered.append((hole_first, hole_last))
                     continue
-                self._put_run(key, run_first, run_last, segment.segment_id.id.bytes)
+                self._put_run(key, run_first, run_last, run.uuid)
                 if hole_first < run_first:
                     uncovered.append((hole_first, run_first - 1))
                 if run_last < hole_last:

@@ -228,7 +228,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(steps=steps)
 def test_every_answer_is_the_naive_models(steps: list[tuple[str, object, object]]) -> None:
     asyncio.run(_compare_with_model(steps))

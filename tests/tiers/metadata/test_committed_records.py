@@ -1,0 +1,157 @@
+"""read_committed, as the follower reads it: what aborted transactions wrote is left out, everything else is not."""
+
+from __future__ import annotations
+
+import struct
+from uuid import UUID
+
+import google_crc32c
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.record.default_records import DefaultRecordBatchBuilder
+
+from protocol.errors import CorruptBatchError, ErrorCode
+from tests.tiers.metadata.test_state import NOW_MS, segment, to
+from tiers.broker.fetch import FetchedPartition
+from tiers.errors import BrokerError
+from tiers.log.log_source import AbortedTransaction
+from tiers.metadata.committed_records import read_committed
+from tiers.metadata.serde import encode_key, encode_value, key_of, segment_keys
+from tiers.model.segment_state import RemoteLogSegmentState as State
+
+TRANSACTIONAL = 0x10
+CONTROL = 0x20
+LOG_APPEND_TIME = 0x08
+
+
+def batch(
+    base_offset: int, records: list[tuple[bytes | None, bytes | None]], producer_id: int = -1, attributes: int = 0
+) -> bytes:
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=0,
+        is_transactional=False,
+        producer_id=producer_id,
+        producer_epoch=0,
+        base_sequence=0,
+        batch_size=1 << 20,
+    )
+    for index, (key, value) in enumerate(records):
+        builder.append(index, NOW_MS - 5, key, value, [])
+    raw = bytearray(builder.build())
+    struct.pack_into(">q", raw, 0, base_offset)
+    struct.pack_into(">h", raw, 21, attributes | LOG_APPEND_TIME)
+    struct.pack_into(">q", raw, 35, NOW_MS)
+    return with_crc(raw)
+
+
+def with_crc(raw: bytearray) -> bytes:
+    struct.pack_into(">I", raw, 17, google_crc32c.value(bytes(raw[21:])))
+    return bytes(raw)
+
+
+def data(base_offset: int, count: int, producer_id: int = -1) -> bytes:
+    metadata = [segment(base_offset + index + 1, 0, 9) for index in range(count)]
+    records = [(encode_key(key_of(each)), encode_value(each)) for each in metadata]
+    return batch(base_offset, list(records), producer_id, TRANSACTIONAL if producer_id >= 0 else 0)
+
+
+def marker(offset: int, producer_id: int, *, commit: bool) -> bytes:
+    key = struct.pack(">hh", 0, 1 if commit else 0)
+    return batch(offset, [(key, struct.pack(">hi", 0, 0))], producer_id, TRANSACTIONAL | CONTROL)
+
+
+def fetched(
+    records: bytes, aborted: tuple[AbortedTransaction, ...] = (), error: int = ErrorCode.NONE
+) -> FetchedPartition:
+    return FetchedPartition(UUID(int=1), 0, error, 100, 100, 0, aborted, memoryview(records))
+
+
+def offsets(records: bytes, aborted: tuple[AbortedTransaction, ...] = (), position: int = 0) -> list[int]:
+    return [event.offset for event in read_committed(fetched(records, aborted), position).events]
+
+
+def test_times_are_the_brokers() -> None:
+    [event] = read_committed(fetched(data(0, 1)), 0).events
+    assert event.timestamp_ms == NOW_MS
+
+
+def test_an_aborted_transaction_is_left_out_and_the_next_one_is_not() -> None:
+    log = data(0, 2, producer_id=7) + marker(2, 7, commit=False) + data(3, 1, producer_id=7) + marker(4, 7, commit=True)
+    read = read_committed(fetched(log, (AbortedTransaction(7, 0),)), 0)
+    assert [event.offset for event in read.events] == [3]
+    assert read.next_offset == 5
+
+
+def test_another_producers_records_between_are_kept() -> None:
+    log = data(0, 1, producer_id=7) + data(1, 1) + data(2, 1, producer_id=8) + marker(3, 7, commit=False)
+    assert offsets(log, (AbortedTransaction(7, 0),)) == [1, 2]
+
+
+def test_a_transaction_that_began_before_the_position_is_left_out() -> None:
+    log = data(5, 1, producer_id=7) + marker(6, 7, commit=False)
+    assert offsets(log, (AbortedTransaction(7, 1),), position=5) == []
+
+
+outcomes = st.lists(st.tuples(st.sampled_from([7, 8, 9]), st.integers(1, 3), st.booleans()), max_size=8)
+
+
+@given(outcomes)
+def test_exactly_the_committed_records_are_read(transactions: list[tuple[int, int, bool]]) -> None:
+    log, expected, aborted, offset = b"", [], [], 0
+    for producer_id, count, is_committed in transactions:
+        log += data(offset, count, producer_id) + marker(offset + count, producer_id, commit=is_committed)
+        if is_committed:
+            expected += list(range(offset, offset + count))
+        else:
+            aborted.append(AbortedTransaction(producer_id, offset))
+        offset += count + 1
+    assert offsets(log, tuple(reversed(aborted))) == expected
+
+
+def test_reading_goes_on_inside_a_batch() -> None:
+    assert offsets(data(0, 4), position=2) == [2, 3]
+
+
+def test_a_batch_cut_short_waits_for_the_next_read() -> None:
+    log = data(0, 2) + data(2, 2)
+    read = read_committed(fetched(log[:-1]), 0)
+    assert ([event.offset for event in read.events], read.next_offset) == ([0, 1], 2)
+
+
+def test_a_tombstone_names_what_is_gone() -> None:
+    first = segment(1, 0, 9)
+    key = segment_keys(first.segment_id)[1]
+    [event] = read_committed(fetched(batch(0, [(encode_key(key), None)])), 0).events
+    assert (event.key, event.record) == (key, None)
+
+
+def test_records_of_others_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    mine = to(segment(1, 0, 9), State.COPY_SEGMENT_FINISHED)
+    log = batch(
+        0,
+        [
+            (b"?", b"not a record of ours"),
+            (b"?", None),
+            (None, None),
+            (b"?", bytes.fromhex("01cf0f00")),
+            (None, encode_value(mine)),
+        ],
+    )
+    read = read_committed(fetched(log), 0)
+    assert [event.record for event in read.events] == [mine]
+    assert read.next_offset == 5
+    assert [vars(record)["offset"] for record in caplog.records] == [0, 1]
+
+
+def test_damaged_bytes_are_never_replayed() -> None:
+    log = bytearray(data(0, 1))
+    log[-1] ^= 1
+    with pytest.raises(CorruptBatchError):
+        read_committed(fetched(bytes(log)), 0)
+
+
+def test_an_error_of_the_partition_is_raised() -> None:
+    with pytest.raises(BrokerError):
+        read_committed(fetched(b"", error=ErrorCode.NOT_LEADER_OR_FOLLOWER), 0)

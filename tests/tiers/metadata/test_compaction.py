@@ -1,0 +1,105 @@
+"""A compacted metadata topic says the same: to who reads it from its beginning, and to who stopped anywhere in it."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from uuid import UUID
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.tiers.metadata.test_state import NOW_MS, PARTITION, open_state, segment, to
+from tiers.metadata.serde import RecordKey, key_of, segment_keys
+from tiers.metadata.state_writer import MetadataEvent, PartitionRead, RemoteLogMetadataStateWriter
+from tiers.model.segment_metadata import (
+    LogStartOffsetUpdate,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+)
+from tiers.model.segment_state import RemoteLogSegmentState as State
+
+segments = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12), st.integers(1, 4)), max_size=6)
+
+
+def life(number: int, start: int, length: int, steps: int) -> list[list[tuple[RecordKey, object]]]:
+    """The transactions in which an owner writes a segment's states, the last one with its tombstones."""
+    metadata = segment(number, start, start + length)
+    transactions: list[list[tuple[RecordKey, object]]] = [[(key_of(metadata), metadata)]]
+    for state in list(State)[1:steps]:
+        update = to(metadata, state)
+        transactions.append([(key_of(update), update)])
+    if steps == len(State):
+        transactions[-1] += [(key, None) for key in segment_keys(metadata.segment_id)]
+    return transactions
+
+
+@st.composite
+def topics(draw: st.DrawFn) -> list[MetadataEvent]:
+    lives = [life(number + 1, *shape) for number, shape in enumerate(draw(segments))]
+    for writer in "ab":
+        raised = sorted(draw(st.lists(st.integers(0, 40), max_size=3)))
+        updates = [LogStartOffsetUpdate(PARTITION, writer, NOW_MS, offset) for offset in raised]
+        lives.append([[(key_of(update), update)] for update in updates])
+    turns = draw(st.permutations([index for index, each in enumerate(lives) for _ in each]))
+    pairs = [pair for index in turns for pair in lives[index].pop(0)]
+    events = []
+    for offset, (key, record) in enumerate(pairs):
+        assert record is None or isinstance(
+            record, RemoteLogSegmentMetadata | RemoteLogSegmentMetadataUpdate | LogStartOffsetUpdate
+        )
+        events.append(MetadataEvent(offset, NOW_MS, key, record))
+    return events
+
+
+def compacted(events: list[MetadataEvent], cleaned_to: int, *, keep_tombstones: bool) -> list[MetadataEvent]:
+    """What the cleaner leaves below `cleaned_to`: the last record of each key there."""
+    last = {event.key: event.offset for event in events[:cleaned_to]}
+    return [
+        event
+        for event in events
+        if event.offset >= cleaned_to
+        or (event.offset == last[event.key] and (keep_tombstones or event.record is not None))
+    ]
+
+
+def answers(state: RemoteLogMetadataStateWriter) -> list[object]:
+    return [
+        list(state.list_remote_log_segments(PARTITION)),
+        [state.remote_log_segment_metadata(PARTITION, offset) for offset in range(45)],
+        state.log_start_offset(PARTITION),
+        state.partitions(),
+        state.next_offset(0),
+    ]
+
+
+@settings(max_examples=40, deadline=None)
+@given(topics(), st.data())
+def test_a_compacted_topic_says_the_same(events: list[MetadataEvent], data: st.DataObject) -> None:
+    cleaned_to = data.draw(st.integers(0, len(events)), "cleaned to")
+    stopped_at = data.draw(st.integers(0, len(events)), "stopped at")
+    said = []
+    for before, after in (
+        (events, []),
+        ([], compacted(events, cleaned_to, keep_tombstones=False)),
+        ([], compacted(events, cleaned_to, keep_tombstones=True)),
+        (
+            events[:stopped_at],
+            [each for each in compacted(events, cleaned_to, keep_tombstones=True) if each.offset >= stopped_at],
+        ),
+    ):
+        with tempfile.TemporaryDirectory() as folder, closing(open_state(Path(folder))) as state:
+            state.apply([PartitionRead(0, before, stopped_at)])
+            state.apply([PartitionRead(0, after, len(events))])
+            said.append(answers(state))
+    assert said[1:] == said[:1] * 3
+
+
+def test_an_update_that_outlives_its_add_is_left_out() -> None:
+    first = segment(1, 0, 9)
+    update = to(first, State.DELETE_SEGMENT_STARTED)
+    with tempfile.TemporaryDirectory() as folder, closing(open_state(Path(folder))) as state:
+        state.apply([PartitionRead(0, [MetadataEvent(7, NOW_MS, key_of(update), update)], 8)])
+        assert state.remote_log_segment_metadata_by_id(first.segment_id) is None
+        assert not state.is_tiered(UUID(int=7))
