@@ -7,10 +7,15 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.servers.jars import ServerUnavailable
 from tests.servers.kafka import SHRINKS_SOON, KafkaCluster
 from tests.servers.versitygw import VersityGateway
+
+# No test asserts timing, hypothesis' own deadline and its complaint about slow machines included.
+settings.register_profile("tidegate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tidegate")
 
 BROKER_HOST = "localhost"
 """What the brokers of every session advertise. Proxies under test advertise 127.0.0.1: no client may ever see this."""

@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.addresses import ADDRESS_FIELDS, Address, address_splices, carries_addresses, rewrite_addresses
@@ -18,7 +18,7 @@ VERSIONS = [
     (api_key, version) for api_key in ADDRESS_FIELDS for version in versions_of(message_name(api_key, "Response"))
 ]
 CHANGED = [entry for entry in VERSIONS if carries_addresses(*entry)]
-moderate = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+moderate = settings(max_examples=25)
 
 
 def proxy_address(node_id: int) -> Address | None:

@@ -4,7 +4,7 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.protocol.data_container import DataContainer
 from kafka.protocol.schemas import StructField, load_json
@@ -29,11 +29,7 @@ from tests.fakes.message_oracle import (
 KAFKA_PYTHON_LACKS = {"ShareFetchResponse", "ShareAcknowledgeResponse"}
 
 every_message = pytest.mark.parametrize("name", message_names())
-moderate = settings(
-    max_examples=10,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-)
+moderate = settings(max_examples=10)
 
 
 def draw_message(data: st.DataObject, name: str, *, unknown_tags: bool = True) -> tuple[int, Value]:

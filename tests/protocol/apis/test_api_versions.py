@@ -4,7 +4,7 @@ import copy
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.api_keys import DECODED_APIS, HIDDEN_APIS, ApiKey
@@ -84,7 +84,7 @@ def test_the_answer_to_a_version_beyond_ours() -> None:
 
 
 @pytest.mark.parametrize("version", versions_of(NAME))
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50)
 @given(data=st.data())
 def test_only_the_entries_change(version: int, data: Any) -> None:
     value: Value = data.draw(messages(NAME, version))

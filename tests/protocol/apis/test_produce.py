@@ -14,7 +14,7 @@ from tests.fakes.message_oracle import encode, messages, versions_of
 
 
 @pytest.mark.parametrize("version", versions_of("ProduceRequest"))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(data=st.data())
 def test_acks_are_found_as_soon_as_they_are_there(version: int, data: Any) -> None:
     value = data.draw(messages("ProduceRequest", version))
