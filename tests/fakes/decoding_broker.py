@@ -41,6 +41,7 @@ class DecodingBroker:
         self.requests: list[Any] = []
         self.connections = 0
         self.correlation_skew = 0
+        self.cluster_id = "cluster"
         self.topics: list[TopicMetadata] = []
         self.brokers: list[DecodingBroker] = [self]
         self.versions = {key: (0, request.max_version) for key, request in REQUEST_CLASSES.items()}
@@ -119,7 +120,7 @@ class DecodingBroker:
         topic_class = response.MetadataResponseTopic
         return response(
             throttle_time_ms=0,
-            cluster_id="cluster",
+            cluster_id=self.cluster_id,
             controller_id=self.node_id,
             brokers=[
                 response.MetadataResponseBroker(node_id=b.node_id, host="127.0.0.1", port=b.port, rack=None)

@@ -135,6 +135,9 @@ class BrokerClient:
         metadata = from_response(response, fetched_at_ms)
         if not metadata.brokers:
             raise BrokerError("the cluster names no broker yet", retriable=True)
+        if self._metadata is not None and metadata.cluster_id != self._metadata.cluster_id:
+            # Nothing that we know of one cluster may be judged by another: its topics would all seem deleted.
+            raise BrokerError(f"cluster {metadata.cluster_id} answers in place of {self._metadata.cluster_id}")
         self._forget_others({(broker.host, broker.port) for broker in metadata.brokers.values()})
         return metadata if self._metadata is None else metadata.not_older_than(self._metadata)
 

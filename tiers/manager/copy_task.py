@@ -262,8 +262,12 @@ class RLMCopyTask:
         metrics = self._services.metrics
         metrics.copy_lag_bytes.labels(*labels).set(lag_bytes)
         metrics.copy_lag_segments.labels(*labels).set(lag_bytes // policy.segment_bytes)
-        behind_ms = 0 if self._behind_since_ms is None else now_ms - self._behind_since_ms
-        metrics.copy_lag_seconds.labels(*labels).set(behind_ms / 1000)
+        metrics.copy_lag_seconds.labels(*labels).set(self.behind_ms / 1000)
+
+    @property
+    def behind_ms(self) -> int:
+        """For how long something below the LSO has not been remote."""
+        return 0 if self._behind_since_ms is None else self._services.clock_ms() - self._behind_since_ms
 
     def discard(self) -> None:
         """Gives up the open segment and its spool file."""

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
@@ -25,12 +25,17 @@ from tiers.manager.expiration_task import RLMExpirationTask
 from tiers.manager.lineage import check_remote_lineage
 from tiers.manager.segment_deletion import collect_leftovers
 from tiers.manager.task_services import TaskServices
+from tiers.manager.topic_deletion import TopicDeletionTask
 from tiers.manager.topic_policy import TopicPolicy
 from tiers.manager.trim_task import TrimTask
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_state import RemoteLogSegmentState
 
 _OWNERSHIP_INTERVAL_MS = 1000
+_ALARMS = {
+    "copy-lag": "copying is behind by more than half of the retention: records may expire before they are copied",
+    "stuck-lso": "the last stable offset stands still: a transaction hangs, and nothing after it is copied",
+}
 _LOG = logging.getLogger(__name__)
 
 
@@ -54,12 +59,19 @@ class _Managed:
     failures: int = 0
     copy_stopped: bool = False
     step: asyncio.Task[None] | None = None
+    lso: int = -1
+    lso_since_ms: int = 0
+    alarms: set[str] = field(default_factory=set)
 
 
 class RemoteLogManager:
-    def __init__(self, services: TaskServices, topics: TopicPolicies) -> None:
+    def __init__(
+        self, services: TaskServices, topics: TopicPolicies, topic_deletion: TopicDeletionTask | None = None
+    ) -> None:
+        """Without `topic_deletion`, what deleted topics left in the remote tier stays there."""
         self._services = services
         self._topics = topics
+        self._topic_deletion = topic_deletion
         self._managed: dict[TopicIdPartition, _Managed] = {}
         self._steps: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -70,12 +82,13 @@ class RemoteLogManager:
         await self._services.spool.open()
         try:
             async with asyncio.TaskGroup() as tasks:
-                topics = tasks.create_task(self._keep_topics())
+                keepers = [tasks.create_task(self._keep_topics()), tasks.create_task(self._keep_deletions())]
                 while not self._stopping:
                     self._wake.clear()
                     self._start_due(tasks)
                     await self._wait(self._wake, self._idle_ms())
-                topics.cancel()
+                for keeper in keepers:
+                    keeper.cancel()
                 await self._end_steps()
         finally:
             for managed in self._managed.values():
@@ -112,6 +125,14 @@ class RemoteLogManager:
             self._assign()
             self._wake.set()
             await asyncio.sleep(min(settings.topics_interval_ms, _OWNERSHIP_INTERVAL_MS) / 1000)
+
+    async def _keep_deletions(self) -> None:
+        while self._topic_deletion is not None:
+            try:
+                await self._topic_deletion.run()
+            except RemoteLogError as error:
+                _LOG.warning("deleted topics could not be looked for, or removed", extra={"error": str(error)})
+            await asyncio.sleep(self._services.settings.topics_interval_ms / 1000)
 
     def _assign(self) -> None:
         """Takes on what is tiered and owned, gives up the rest."""
@@ -223,6 +244,7 @@ class RemoteLogManager:
         await services.metadata.ensure_fresh(partition, settings.visible_after_ms // 2, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
         self._check_bounds(partition, bounds)
+        self._watch(managed, bounds)
         await check_remote_lineage(services.source, services.metadata, partition, timeout_ms)
         await collect_leftovers(services, partition)
         more = False
@@ -239,6 +261,21 @@ class RemoteLogManager:
         for bound in violated:
             self._services.metrics.bounds_violations.labels(partition.topic, bound).inc()
             _LOG.error("a bound between the tiers does not hold", extra={"partition": str(partition), "bound": bound})
+
+    def _watch(self, managed: _Managed, bounds: LocalLogBounds) -> None:
+        """Alarms of safety rule 8, once per episode: copying falls behind, or a transaction hangs."""
+        services, policy, now_ms = self._services, managed.policy, self._services.clock_ms()
+        if managed.lso != bounds.last_stable_offset or bounds.last_stable_offset == bounds.high_watermark:
+            managed.lso, managed.lso_since_ms = bounds.last_stable_offset, now_ms
+        raised = {
+            "copy-lag": 0 <= policy.retention_ms < 2 * managed.copy.behind_ms,
+            "stuck-lso": now_ms - managed.lso_since_ms >= services.settings.stuck_lso_alarm_ms,
+        }
+        for reason, is_raised in raised.items():
+            if is_raised and reason not in managed.alarms:
+                services.metrics.alarms.labels(policy.topic, reason).inc()
+                _LOG.error(_ALARMS[reason], extra={"partition": str(managed.partition)})
+        managed.alarms = {reason for reason, is_raised in raised.items() if is_raised}
 
     def _measure(self, partition: TopicIdPartition) -> None:
         segments = list(self._services.metadata.list_remote_log_segments(partition))

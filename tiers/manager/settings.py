@@ -32,6 +32,8 @@ class RemoteLogManagerSettings:
     custom_metadata_max_bytes: int = 128
     expire_max_bytes_per_run: int = 16 << 30
     max_clock_skew_ms: int = 60_000
+    topic_deletion_delay_ms: int = 300_000
+    stuck_lso_alarm_ms: int = 900_000
 
 
 @dataclass(frozen=True, slots=True)

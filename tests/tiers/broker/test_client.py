@@ -218,6 +218,18 @@ async def test_a_broker_that_lags_behind_takes_no_partition_back_to_an_older_lea
         await client.close()
 
 
+async def test_another_cluster_at_the_same_address_is_refused() -> None:
+    async with DecodingBroker() as broker:
+        client = client_of(broker)
+        await client.open()
+        broker.cluster_id = "another"
+        error = await failure_of(client.metadata(0))
+        await client.close()
+    assert not error.retriable
+    assert client.cached_metadata is not None
+    assert client.cached_metadata.cluster_id == "cluster"
+
+
 async def failure_of(call: Any) -> BrokerError:
     with pytest.raises(BrokerError) as error:
         await call

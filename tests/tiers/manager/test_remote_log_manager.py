@@ -215,3 +215,27 @@ async def test_too_much_custom_metadata_stops_copying_for_good(
         rounds = running.topics.refreshes + 5
         await eventually(lambda: running.topics.refreshes >= rounds)
     assert attempts == 2
+
+
+async def test_a_transaction_that_hangs_is_an_alarm_once(running: Running) -> None:
+    log = running.logs.of[PARTITION]
+    log.last_stable_offset = 40
+    services = running.bench.services
+    services = replace(services, settings=replace(services.settings, stuck_lso_alarm_ms=30))
+    running.manager = RemoteLogManager(services, running.topics)
+    async with running.run():
+        await eventually(
+            lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="stuck-lso") == 1
+        )
+        reads = len(log.reads)
+        await eventually(lambda: len(log.reads) > reads + 3)
+    assert running.bench.metric("remote_log_alarms_total", topic="orders", reason="stuck-lso") == 1
+
+
+async def test_copying_that_falls_behind_the_retention_is_an_alarm(running: Running) -> None:
+    policy = replace(POLICY, partition_count=1, retention_ms=40, segment_bytes=1 << 20)
+    running.topics.policies = {policy.topic_id: policy}
+    async with running.run():
+        await eventually(
+            lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="copy-lag") == 1
+        )

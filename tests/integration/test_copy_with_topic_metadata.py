@@ -1,0 +1,143 @@
+"""The whole log range on a real cluster: copy, trim, expiry and topic deletion, metadata in the cluster itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import create_topic, delete_topic, produce, random_values, topic_id_partition
+from tiers.broker.client import BrokerClient
+from tiers.log.broker_log import BrokerLogSource
+from tiers.manager.metrics import RemoteLogManagerMetrics
+from tiers.manager.remote_log_manager import RemoteLogManager
+from tiers.manager.settings import RemoteLogManagerSettings, TopicRule
+from tiers.manager.spool import Spool
+from tiers.manager.task_services import TaskServices
+from tiers.manager.tiered_topics import TieredTopics
+from tiers.manager.topic_deletion import ClusterTopicExistence, TopicDeletionTask
+from tiers.metadata.metadata_topic import MetadataTopicSettings
+from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.model.ids import TopicIdPartition
+from tiers.storage.local import LocalRemoteStorageManager
+
+pytestmark = pytest.mark.integration
+TIMEOUT_MS = 20_000
+
+
+@dataclass
+class Process:
+    """What one remote-log process consists of."""
+
+    client: BrokerClient
+    source: BrokerLogSource
+    metadata: TopicBasedRemoteLogMetadataManager
+    remote: Path
+    manager: RemoteLogManager
+
+    async def log_start(self, partition: TopicIdPartition) -> int:
+        return (await self.source.bounds(partition, TIMEOUT_MS)).log_start_offset
+
+    def objects(self) -> list[Path]:
+        return [path for path in self.remote.rglob("*") if path.is_file()]
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            if await condition():
+                return
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+async def process(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> AsyncIterator[Process]:
+    remote = tmp_path / "remote"
+    remote.mkdir()
+    async with AsyncExitStack() as stack:
+        client = BrokerClient([kafka.address()], client_id="test")
+        await client.open()
+        stack.push_async_callback(client.close)
+        store = LocalRemoteStorageManager({"path": str(remote), "cluster.id": "cluster"})
+        await store.open()
+        stack.push_async_callback(store.close)
+        topic = MetadataTopicSettings(name=f"__metadata_{topic_name[-8:]}", partition_count=2)
+        metadata = TopicBasedRemoteLogMetadataManager(
+            client, TopicBasedSettings(tmp_path / "state", prefix=topic_name, topic=topic)
+        )
+        await metadata.open()
+        stack.push_async_callback(metadata.close)
+        settings = RemoteLogManagerSettings(
+            spool_dir=tmp_path / "spool",
+            process_interval_ms=100,
+            retry_interval_ms=20,
+            topics_interval_ms=200,
+            visible_after_ms=300,
+            topic_deletion_delay_ms=500,
+        )
+        source, metrics = BrokerLogSource(client), RemoteLogManagerMetrics(CollectorRegistry())
+        services = TaskServices(
+            source, store, metadata, settings, metrics, Spool(settings.spool_dir, settings.spool_max_bytes, 2)
+        )
+        rule = TopicRule(topic_name, local_retention_bytes=0, segment_bytes=30_000, segment_ms=300)
+        manager = RemoteLogManager(
+            services,
+            TieredTopics(client, [rule], metrics),
+            TopicDeletionTask(services, ClusterTopicExistence(client)),
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(manager.run())
+            yield Process(client, source, metadata, remote, manager)
+            manager.stop()
+
+
+async def test_copy_trim_and_delete_with_metadata_in_the_cluster(
+    kafka: KafkaCluster, process: Process, topic_name: str
+) -> None:
+    create_topic(kafka.bootstrap_servers, topic_name)
+    produce(kafka.bootstrap_servers, topic_name, random_values(100))
+    partition = await topic_id_partition(process.client, topic_name)
+
+    async def all_is_remote() -> bool:
+        return process.metadata.remote_end_offset(partition) == 99
+
+    async def only_the_newest_segment_is_local() -> bool:
+        newest = process.metadata.remote_log_segment_metadata(partition, 99)
+        return newest is not None and await process.log_start(partition) == newest.start_offset > 0
+
+    async def nothing_is_left() -> bool:
+        return process.objects() == [] and partition not in process.metadata.partitions()
+
+    await eventually(all_is_remote)
+    await eventually(only_the_newest_segment_is_local)
+    segments = list(process.metadata.list_remote_log_segments(partition))
+    assert [one.start_offset for one in segments] == [0, *(one.end_offset + 1 for one in segments[:-1])]
+    assert process.metadata.log_start_offset(partition) == 0
+    assert len(process.objects()) == 2 * len(segments)
+
+    delete_topic(kafka.bootstrap_servers, topic_name)
+    await eventually(nothing_is_left)
+
+
+async def test_the_users_retention_holds_over_both_tiers(
+    kafka: KafkaCluster, process: Process, topic_name: str
+) -> None:
+    create_topic(kafka.bootstrap_servers, topic_name, config={"retention.bytes": "50000"})
+    produce(kafka.bootstrap_servers, topic_name, random_values(100))
+    partition = await topic_id_partition(process.client, topic_name)
+
+    async def the_head_is_gone() -> bool:
+        earliest = process.metadata.earliest_offset(partition)
+        return process.metadata.remote_end_offset(partition) == 99 and earliest is not None and earliest >= 40
+
+    await eventually(the_head_is_gone)
+    segments = list(process.metadata.list_remote_log_segments(partition))
+    assert sum(one.segment_size_bytes for one in segments) >= 50_000
+    assert process.metadata.log_start_offset(partition) == segments[0].start_offset
+    assert await process.log_start(partition) >= segments[0].start_offset

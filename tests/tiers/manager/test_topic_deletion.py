@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from uuid import UUID
+
+import pytest
+from kafka.protocol.metadata import MetadataRequest, MetadataResponse
+
+from protocol.errors import ErrorCode
+from tests.fakes.decoding_broker import DecodingBroker
+from tests.fakes.record_batches import batch_of
+from tests.tiers.manager.workbench import PARTITION, ProcessEnded, Workbench
+from tiers.broker.client import BrokerClient
+from tiers.errors import OwnershipLostError
+from tiers.manager.topic_deletion import ClusterTopicExistence, TopicDeletionTask
+from tiers.model.segment_state import RemotePartitionDeleteState
+
+
+class Existence:
+    def __init__(self) -> None:
+        self.deleted: set[UUID] = set()
+
+    async def gone(self, topic_ids: Iterable[UUID], timeout_ms: int) -> set[UUID]:
+        return self.deleted & set(topic_ids)
+
+
+@pytest.fixture
+async def copied(bench: Workbench) -> Workbench:
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
+    await bench.copy_all()
+    bench.steps.clear()
+    return bench
+
+
+async def test_a_deleted_topic_leaves_nothing_after_the_delay(copied: Workbench) -> None:
+    existence = Existence()
+    task = TopicDeletionTask(copied.services, existence)
+    delay_ms = copied.services.settings.topic_deletion_delay_ms
+    assert await task.run() == 0
+    existence.deleted = {PARTITION.topic_id}
+    assert await task.run() == 0
+    copied.now_ms += delay_ms - 1
+    assert await task.run() == 0
+    assert len(await copied.objects()) == 6
+    copied.now_ms += 1
+    assert await task.run() == 1
+    assert await copied.objects() == []
+    assert copied.segments == []
+    assert copied.steps[:2] == ["partition-marked", "partition-deletion-started"]
+    assert copied.metadata.deletions[PARTITION] is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
+    assert await task.run() == 0
+
+
+async def test_a_topic_that_is_seen_again_starts_the_delay_again(copied: Workbench) -> None:
+    existence = Existence()
+    task = TopicDeletionTask(copied.services, existence)
+    delay_ms = copied.services.settings.topic_deletion_delay_ms
+    existence.deleted = {PARTITION.topic_id}
+    await task.run()
+    existence.deleted = set()
+    copied.now_ms += delay_ms
+    await task.run()
+    existence.deleted = {PARTITION.topic_id}
+    assert await task.run() == 0
+    assert len(copied.finished) == 3
+
+
+async def test_only_the_owner_deletes(copied: Workbench) -> None:
+    existence = Existence()
+    existence.deleted = {PARTITION.topic_id}
+    task = TopicDeletionTask(copied.services, existence)
+    await task.run()
+    copied.now_ms += copied.services.settings.topic_deletion_delay_ms
+    copied.metadata.owned = False
+    assert await task.run() == 0
+    assert len(copied.finished) == 3
+
+
+@pytest.mark.parametrize(
+    "step", ["partition-marked", "partition-deletion-started", "delete-started-written", "objects-deleted"]
+)
+async def test_a_deletion_that_ended_after_any_step_is_taken_up_again(copied: Workbench, step: str) -> None:
+    existence = Existence()
+    existence.deleted = {PARTITION.topic_id}
+    first, second = TopicDeletionTask(copied.services, existence), TopicDeletionTask(copied.services, existence)
+    await first.run()
+    await second.run()
+    copied.now_ms += copied.services.settings.topic_deletion_delay_ms
+    copied.end_after = step
+    with pytest.raises(ProcessEnded):
+        await first.run()
+    copied.end_after = ""
+    assert await second.run() == 1
+    assert copied.segments == []
+    assert await copied.objects() == []
+
+
+async def test_losing_the_partition_ends_the_deletion(copied: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    existence = Existence()
+    existence.deleted = {PARTITION.topic_id}
+    task = TopicDeletionTask(copied.services, existence)
+    await task.run()
+    copied.now_ms += copied.services.settings.topic_deletion_delay_ms
+    delete = copied.store.delete_log_segment_data
+
+    async def then_lose(*args: object) -> bool:
+        done = await delete(*args)  # type: ignore[arg-type]  # handed through
+        copied.metadata.owned = False
+        return done
+
+    monkeypatch.setattr(copied.store, "delete_log_segment_data", then_lose)
+    with pytest.raises(OwnershipLostError):
+        await task.run()
+    assert len(await copied.objects()) == 4
+
+
+@pytest.mark.parametrize(
+    ("codes", "gone"),
+    [
+        ((ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.UNKNOWN_TOPIC_ID), True),
+        ((ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.NONE), False),
+        ((ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.TOPIC_AUTHORIZATION_FAILED), False),
+    ],
+)
+async def test_a_topic_is_gone_when_every_broker_says_so_by_its_id(codes: tuple[int, int], gone: bool) -> None:
+    topic_id = UUID(int=5)
+    async with DecodingBroker(1) as first, DecodingBroker(2) as second:
+        first.brokers = second.brokers = [first, second]
+        for broker, code in zip((first, second), codes, strict=True):
+            answer_by_id(broker, topic_id, code)
+        client = BrokerClient([("127.0.0.1", first.port)], client_id="test")
+        found = await ClusterTopicExistence(client).gone([topic_id], 2000)
+        await client.close()
+    assert found == ({topic_id} if gone else set())
+
+
+def answer_by_id(broker: DecodingBroker, topic_id: UUID, code: int) -> None:
+    """Lists no topic, and answers `code` when asked for `topic_id`."""
+    listing = broker.answers[MetadataRequest.API_KEY]
+
+    async def answer(request: object) -> object:
+        response = await listing(request)
+        if getattr(request, "topics", None):
+            topic = MetadataResponse.MetadataResponseTopic
+            response.topics = [topic(error_code=code, name=None, topic_id=topic_id, is_internal=False, partitions=[])]
+        return response
+
+    broker.answers[MetadataRequest.API_KEY] = answer

@@ -1,0 +1,98 @@
+"""Deleted topics: what remains of them in the remote tier goes too, after a delay (semantics 9.2).
+
+* A topic is gone when every broker of the cluster says UNKNOWN_TOPIC_ID for its id, again after the delay. A topic that
+  is only missing from a listing may be one that we are no longer allowed to see.
+* The whole deletion is recorded: DELETE_PARTITION_MARKED, STARTED, every segment's own deletion, FINISHED.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, Protocol
+from uuid import UUID
+
+from kafka.protocol.metadata import MetadataRequest
+
+from protocol.errors import ErrorCode
+from tiers.broker.client import BrokerClient
+from tiers.errors import OwnershipLostError
+from tiers.manager.segment_deletion import delete_segment
+from tiers.manager.task_services import TaskServices
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemotePartitionDeleteMetadata
+from tiers.model.segment_state import RemotePartitionDeleteState
+
+_LOG = logging.getLogger(__name__)
+_METADATA_BY_TOPIC_ID = 12
+
+
+class TopicExistence(Protocol):
+    async def gone(self, topic_ids: Iterable[UUID], timeout_ms: int) -> set[UUID]:
+        """Those of `topic_ids` that no broker of the cluster knows; empty when one does not answer."""
+
+
+class ClusterTopicExistence:
+    """Asks every broker by topic id: unlike a listing, that tells a deleted topic from a forbidden one."""
+
+    def __init__(self, client: BrokerClient) -> None:
+        self._client = client
+
+    async def gone(self, topic_ids: Iterable[UUID], timeout_ms: int) -> set[UUID]:
+        metadata = await self._client.metadata(0, timeout_ms)
+        missing = set(topic_ids) - set(metadata.topics_by_id)
+        for node_id in metadata.brokers:
+            if not missing:
+                break
+            topics = [MetadataRequest.MetadataRequestTopic(topic_id=each, name=None) for each in missing]
+            message = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
+            answer: Any = await self._client.request(node_id, message, timeout_ms, min_version=_METADATA_BY_TOPIC_ID)
+            missing &= {topic.topic_id for topic in answer.topics if topic.error_code == ErrorCode.UNKNOWN_TOPIC_ID}
+        return missing
+
+
+class TopicDeletionTask:
+    """For the partitions that this process owns. One round at a time."""
+
+    def __init__(self, services: TaskServices, existence: TopicExistence) -> None:
+        self._services = services
+        self._existence = existence
+        self._missing_since_ms: dict[UUID, int] = {}
+
+    async def run(self) -> int:
+        """One round; returns how many partitions were deleted to the end."""
+        services = self._services
+        owned = [each for each in services.metadata.partitions() if services.metadata.owns(each)]
+        gone = await self._existence.gone({each.topic_id for each in owned}, services.settings.request_timeout_ms)
+        now_ms = services.clock_ms()
+        self._missing_since_ms = {each: self._missing_since_ms.get(each, now_ms) for each in gone}
+        deleted = 0
+        for partition in owned:
+            since_ms = self._missing_since_ms.get(partition.topic_id)
+            if since_ms is not None and now_ms - since_ms >= services.settings.topic_deletion_delay_ms:
+                await self._delete(partition)
+                deleted += 1
+        return deleted
+
+    async def _delete(self, partition: TopicIdPartition) -> None:
+        services, states = self._services, RemotePartitionDeleteState
+        reached = services.metadata.remote_partition_delete_state(partition)
+        if reached is None:
+            await self._write(partition, states.DELETE_PARTITION_MARKED)
+            services.checkpoint("partition-marked")
+        if reached is not states.DELETE_PARTITION_STARTED:
+            await self._write(partition, states.DELETE_PARTITION_STARTED)
+            services.checkpoint("partition-deletion-started")
+        for segment in list(services.metadata.list_remote_log_segments(partition)):
+            if not services.metadata.owns(partition):
+                raise OwnershipLostError(f"{partition} is owned by another member")
+            await delete_segment(services, segment)
+        await self._write(partition, states.DELETE_PARTITION_FINISHED)
+        services.checkpoint("partition-deletion-finished")
+        _LOG.info("the remote log of a deleted topic is gone", extra={"partition": str(partition)})
+
+    async def _write(self, partition: TopicIdPartition, state: RemotePartitionDeleteState) -> None:
+        services = self._services
+        await services.metadata.put_remote_partition_delete_metadata(
+            RemotePartitionDeleteMetadata(partition, services.settings.broker_id, services.wall_clock_ms(), state)
+        )
