@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from proxy.cli import app
 
+from proxy.cli import app
 from proxy.config import load_config
 from tests.servers.jars import pom_property
 from tests.servers.kafka import POM
