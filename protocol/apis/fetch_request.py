@@ -11,15 +11,15 @@ from struct import Struct
 from typing import NamedTuple
 
 from protocol.apis.topic_reference import TopicReference, read_topic_reference
-from protocol.errors import LimitExceededError, ProtocolError, TruncatedError
+from protocol.errors import ProtocolError, TruncatedError
 from protocol.primitives import (
     INT32,
-    MAX_TAGGED_FIELDS,
     Buffer,
     read_array_length,
     read_int32,
     read_string_bounds,
-    read_uvarint,
+    read_tag,
+    read_tag_count,
     skip_tagged_section,
     write_array_length,
 )
@@ -352,15 +352,9 @@ def _read_forgotten(
 def _read_tags(payload: Buffer, pos: int) -> tuple[int, int]:
     """`(replica id, position after the section)` of the request's own tagged fields."""
     replica_id = CONSUMER_REPLICA_ID
-    count, pos = read_uvarint(payload, pos)
-    if count > MAX_TAGGED_FIELDS:
-        raise LimitExceededError(f"a tagged section of {count} fields; the limit is {MAX_TAGGED_FIELDS}")
+    count, pos = read_tag_count(payload, pos)
     for _ in range(count):
-        tag, pos = read_uvarint(payload, pos)
-        size, pos = read_uvarint(payload, pos)
-        if pos + size > len(payload):
-            raise TruncatedError(f"a tagged field of {size} bytes at {pos} of {len(payload)}")
+        tag, _, start, pos = read_tag(payload, pos)
         if tag == _REPLICA_STATE_TAG:
-            replica_id, _ = read_int32(payload, pos)
-        pos += size
+            replica_id, _ = read_int32(payload, start)
     return replica_id, pos

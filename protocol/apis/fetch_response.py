@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 from protocol.apis.fetch_request import FLEXIBLE_FROM, MAX_VERSION, MIN_VERSION
 from protocol.apis.topic_reference import TopicReference, read_topic_reference
-from protocol.errors import ErrorCode, LimitExceededError, ProtocolError, TruncatedError
+from protocol.errors import ErrorCode, ProtocolError, TruncatedError
 from protocol.primitives import (
     INT32,
     INT64,
-    MAX_TAGGED_FIELDS,
     Buffer,
     read_array_length,
+    read_tag,
+    read_tag_count,
     read_uvarint,
     skip_tagged_section,
 )
@@ -158,17 +159,11 @@ class FetchResponse(NamedTuple):
 
 def find_tag(buf: Buffer, pos: int, wanted: int) -> tuple[int, int] | None:
     """`(start, end)` of a tagged field's content in the section at `pos`."""
-    count, pos = read_uvarint(buf, pos)
-    if count > MAX_TAGGED_FIELDS:
-        raise LimitExceededError(f"a tagged section of {count} fields; the limit is {MAX_TAGGED_FIELDS}")
+    count, pos = read_tag_count(buf, pos)
     for _ in range(count):
-        tag, pos = read_uvarint(buf, pos)
-        size, pos = read_uvarint(buf, pos)
-        if pos + size > len(buf):
-            raise TruncatedError(f"a tagged field of {size} bytes at {pos} of {len(buf)}")
+        tag, _, start, pos = read_tag(buf, pos)
         if tag == wanted:
-            return pos, pos + size
-        pos += size
+            return start, pos
     return None
 
 

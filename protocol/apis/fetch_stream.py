@@ -34,9 +34,9 @@ from protocol.primitives import (
     INT32,
     INT64,
     MAX_ARRAY_ELEMENTS,
-    MAX_TAGGED_FIELDS,
     Buffer,
     read_int32,
+    read_tag_count,
     read_uvarint,
     skip_tagged_section,
 )
@@ -274,10 +274,7 @@ class StreamingFetchPatcher:
         return pos
 
     def _read_tag_count(self, buf: Buffer, pos: int) -> int:
-        count, pos = read_uvarint(buf, pos)
-        if count > MAX_TAGGED_FIELDS:
-            raise LimitExceededError(f"a tagged section of {count} fields; the limit is {MAX_TAGGED_FIELDS}")
-        self._tags_left = count
+        self._tags_left, pos = read_tag_count(buf, pos)
         self._next_tag()
         return pos
 

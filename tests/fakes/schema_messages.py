@@ -19,6 +19,10 @@ from protocol.primitives import write_array_length, write_bytes_length, write_st
 Tree = dict[str, Any]
 Overrides = Mapping[str, st.SearchStrategy[Any]]
 
+RECORDS = st.none() | st.sampled_from([0, 1, 126, 127, 128, 300, 16_383]).map(bytes) | st.binary(max_size=60)
+"""Contents of a records field, with sizes on both sides of where its length takes one more byte."""
+
+_UUIDS = st.binary(min_size=16, max_size=16).map(lambda raw: UUID(bytes=raw))
 _INTEGERS = {"int8": (">b", 8), "int16": (">h", 16), "int32": (">i", 32), "int64": (">q", 64)}
 _UNKNOWN_TAGS = st.dictionaries(st.integers(20, 40_000), st.binary(max_size=12), max_size=2)
 
@@ -88,7 +92,7 @@ class _Writer:
             flag = self._value(field, st.booleans(), nullable=False)
             return flag, bytes((flag,))
         if kind == "uuid":
-            uuid: UUID = self._value(field, st.uuids(), nullable=False)
+            uuid: UUID = self._value(field, _UUIDS, nullable=False)
             return uuid, uuid.bytes
         if kind == "string":
             text = self._value(field, st.text(max_size=10), nullable)

@@ -209,3 +209,54 @@ def test_damage_raises_nothing_but_protocol_errors(message: tuple[int, Message],
 def test_versions_that_are_not_read(version: int) -> None:
     with pytest.raises(ProtocolError, match=f"version {version}"):
         parse_fetch_request(bytes(100), 0, version)
+
+
+@given(requests(), st.data())
+def test_the_topics_of_a_message_cut_before_their_end(message: tuple[int, Message], data: st.DataObject) -> None:
+    version, (body, _) = message
+    request = parse_fetch_request(body, 0, version)
+    with pytest.raises(ProtocolError):
+        topics_of(body[: data.draw(st.integers(0, request.forgotten_position - 1))], 0, version)
+
+
+def test_a_follower_is_known_by_its_replica_id() -> None:
+    body = bytearray(bytes.fromhex("00000005 000001f4 00000001 00000001 00 00000000"))
+    for replica_id, is_follower in ((5, True), (0, True), (-1, False), (-2, False), (-3, True)):
+        body[:4] = replica_id.to_bytes(4, "big", signed=True)
+        request = parse_fetch_request(body, 0, 4)
+        assert (request.replica_id, request.is_from_follower) == (replica_id, is_follower)
+
+
+V12_REQUEST = bytes.fromhex(
+    "ffffffff 000001f4 00000001 00100000 00"  # replica, max wait, min and max bytes, isolation level
+    "00000000 ffffffff"  # no session
+    "02 02 74"  # one topic, "t"
+    "02 00000003 00000004 0000000000000063 00000005 ffffffffffffffff 00010000 00"  # partition 3 from offset 99
+    "00"  # tagged section of the topic
+    "01 01 00"  # nothing forgotten, no rack, no tags
+)
+
+
+def test_a_v12_request() -> None:
+    request = parse_fetch_request(V12_REQUEST, 0, 12)
+    assert [p[:6] for p in request.partitions] == [("t", 3, 4, 99, 5, 65536)]
+    assert V12_REQUEST[request.partitions[0].end] == 0
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        "01 01 01 01 0e 00000001 0000000000000002 00",  # a replica state of 14 bytes in 13
+        "01 01 91 4e",  # 10,001 tagged fields
+        "02 02 74 03 00000001 00",  # two forgotten partitions in one
+    ],
+)
+def test_what_follows_the_topics_is_checked(tail: str) -> None:
+    parse_fetch_request(V12_REQUEST[:-3] + bytes.fromhex("01 01 00"), 0, 12)
+    with pytest.raises(ProtocolError):
+        parse_fetch_request(V12_REQUEST[:-3] + bytes.fromhex(tail), 0, 12)
+
+
+def test_a_topic_without_a_name() -> None:
+    with pytest.raises(ProtocolError, match="without a name"):
+        parse_fetch_request(V12_REQUEST.replace(b"\x02t\x02", b"\x00\x02"), 0, 12)

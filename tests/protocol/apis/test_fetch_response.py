@@ -2,23 +2,27 @@ from __future__ import annotations
 
 import contextlib
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchResponse as KafkaPythonFetchResponse
 
+from protocol.addresses import address_splices
+from protocol.apis.fetch_encoding import encode_partition, encode_response
 from protocol.apis.fetch_response import FetchResponse, out_of_range, parse_fetch_response, rebuild_response
 from protocol.errors import ProtocolError
 from protocol.schema import compile_message
 from protocol.splice import Splice
-from tests.fakes.schema_messages import Message, messages
+from tests.fakes.schema_messages import RECORDS, Message, messages
 
 FETCH = 1
+TOPIC_ID = UUID(int=7)
 OFFSETS = {
     "HighWatermark": st.integers(-1, 2**62),
     "ErrorCode": st.sampled_from([0, 0, 0, 1, 3, 6]),
-    "Records": st.binary(max_size=200),
+    "Records": RECORDS,
 }
 
 GOLDEN_V12 = bytes.fromhex(
@@ -102,7 +106,7 @@ def test_kafka_python_reads_it_alike(message: tuple[int, Message]) -> None:
             p.error_code,
             p.high_watermark,
             p.last_stable_offset,
-            p.records,
+            p.records or b"",
         )
         for topic in theirs.responses
         for p in topic.partitions
@@ -237,3 +241,24 @@ def test_damage_raises_nothing_but_protocol_errors(message: tuple[int, Message],
 def test_versions_that_are_not_read(version: int) -> None:
     with pytest.raises(ProtocolError, match=f"version {version}"):
         parse_fetch_response(bytes(100), 0, version)
+
+
+def test_a_diverging_epoch_of_too_few_bytes() -> None:
+    body = GOLDEN_V12[:-3] + b"\x01\x00\x02\x00\x00" + GOLDEN_V12[-2:]
+    response = parse_fetch_response(body, 0, 12)
+    with pytest.raises(ProtocolError, match="tag 0 of 2 bytes"):
+        response.diverging_epoch(response.partitions[0])
+    assert response.current_leader(response.partitions[0]) is None
+
+
+def test_addresses_are_rewritten_beside_other_changes() -> None:
+    endpoints = bytes.fromhex("02 00000001 02 68 00000009 00 00")
+    body = b"".join(encode_response(16, 1, [(TOPIC_ID, [encode_partition(16, 0, records=[b"records"])])]))
+    payload = body[:-1] + b"\x01\x00" + bytes((len(endpoints),)) + endpoints
+    response = parse_fetch_response(payload, 5, 16)
+    splices = address_splices(FETCH, 16, payload, lambda node_id: ("proxy.example", 9000 + node_id))
+    rebuilt = b"".join(rebuild_response(response, log_start_offsets={0: 3}, session_id=0, splices=splices))
+    theirs = KafkaPythonFetchResponse.decode(rebuilt[5:], version=16)
+    assert [(n.node_id, n.host, n.port) for n in theirs.node_endpoints] == [(1, "proxy.example", 9001)]
+    assert theirs.responses[0].partitions[0].log_start_offset == 3
+    assert theirs.responses[0].partitions[0].records == b"records"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from protocol.apis.fetch_response import parse_fetch_response
 from protocol.apis.fetch_scan import plain_topics
-from tests.fakes.schema_messages import Message, messages
+from tests.fakes.schema_messages import RECORDS, Message, messages
 
 VERSIONS = range(4, 19)
 
@@ -17,7 +17,7 @@ def overrides(error_codes: list[int]) -> dict[str, Any]:
     return {
         "ErrorCode": st.sampled_from(error_codes),
         "[]AbortedTransactions": st.sampled_from([0, 0, 0, 1]),
-        "Records": st.none() | st.binary(max_size=300),
+        "Records": RECORDS,
     }
 
 

@@ -22,13 +22,13 @@ from protocol.apis.fetch_stream import (
 from protocol.apis.topic_reference import TopicReference
 from protocol.errors import ProtocolError
 from protocol.schema import compile_message
-from tests.fakes.schema_messages import Message, messages
+from tests.fakes.schema_messages import RECORDS, Message, messages
 
 FETCH = 1
 OVERRIDES = {
     "HighWatermark": st.integers(-1, 2**62),
     "ErrorCode": st.sampled_from([0, 0, 1, 6]),
-    "Records": st.none() | st.binary(max_size=300),
+    "Records": RECORDS,
 }
 HEADER_TAGS = [b"\x00", b"\x01\x07\x03abc"]
 
@@ -108,8 +108,9 @@ def test_streamed_in_any_chunks_as_held(message: tuple[int, bytes, int], data: s
     session_id = data.draw(st.none() | st.integers(0, 9))
     expected = patched_while_held(version, payload, position, answers, session_id)
     heads = [(p.topic, *p[1:6]) for p in partitions]
-    every_byte = list(range(1, len(payload)))
-    for cuts in ([], data.draw(st.lists(st.integers(1, len(payload)), max_size=8)), every_byte):
+    anywhere = data.draw(st.lists(st.integers(1, len(payload)), max_size=8))
+    in_small_steps = list(range(1, len(payload), data.draw(st.sampled_from([1, 2, 7])) if len(payload) < 2000 else 61))
+    for cuts in ([], anywhere, in_small_steps):
         script = Scripted(answers)
         patcher = StreamingFetchPatcher(version, script, session_id=session_id, hide_node_endpoints=True)
         assert stream(patcher, chunked(payload, cuts)) == expected
@@ -203,3 +204,18 @@ def test_a_group_without_end_is_refused() -> None:
 def test_versions_that_are_not_read(version: int) -> None:
     with pytest.raises(ProtocolError, match=f"version {version}"):
         StreamingFetchPatcher(version, Scripted([]))
+
+
+def test_records_of_a_length_that_cannot_be() -> None:
+    payload = bytearray(b"".join(encode_response(11, 1, [("t", [encode_partition(11, 0)])])))
+    payload[-4:] = b"\xff\xff\xff\xfe"
+    with pytest.raises(ProtocolError, match="records of -2 bytes"):
+        StreamingFetchPatcher(11, Scripted([])).feed(memoryview(payload))
+
+
+@pytest.mark.parametrize(("count", "complaint"), [(-2, "array length -2"), (1_000_001, "1000001 elements")])
+def test_an_array_of_a_length_that_cannot_be(count: int, complaint: str) -> None:
+    payload = bytearray(b"".join(encode_response(11, 1, [("t", [encode_partition(11, 0)])])))
+    payload[14:18] = count.to_bytes(4, "big", signed=True)
+    with pytest.raises(ProtocolError, match=complaint):
+        StreamingFetchPatcher(11, Scripted([])).feed(memoryview(payload))

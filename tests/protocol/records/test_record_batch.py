@@ -226,3 +226,26 @@ def test_a_log_that_ends_with_a_legacy_message_cut_short() -> None:
     for length in range(len(message)):
         assert list(iterate_batches(message[:length])) == []
     assert len(list(iterate_batches(message))) == 1
+
+
+@pytest.mark.parametrize(
+    ("position", "value"), [(8, b"\x00\x00\x00\x0d"), (8, b"\xff\xff\xff\xff"), (16, b"\x03"), (16, b"\xff")]
+)
+def test_a_tail_that_cannot_become_a_batch(position: int, value: bytes) -> None:
+    log = bytearray(batch_of(5, 2)[:40])
+    log[position : position + len(value)] = value
+    with pytest.raises(CorruptBatchError):
+        list(iterate_batches(log))
+    with pytest.raises(CorruptBatchError):
+        skip_to_offset(log, 0)
+    if position == 8:
+        with pytest.raises(CorruptBatchError):
+            cut_at_batches(log, 1000, min_one=False)
+
+
+def test_a_tail_shorter_than_its_magic_is_judged_by_its_length() -> None:
+    log = bytearray(batch_of(5, 2)[:16])
+    assert list(iterate_batches(log)) == []
+    log[8:12] = b"\x00\x00\x00\x0d"
+    with pytest.raises(CorruptBatchError, match="length 13"):
+        list(iterate_batches(log))

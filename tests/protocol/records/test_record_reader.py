@@ -129,6 +129,115 @@ def test_output_is_bounded(codec: int) -> None:
         decompress(codec, packed, max_bytes=999_999)
 
 
+@pytest.mark.parametrize("codec", [CODEC_SNAPPY, CODEC_LZ4])
+def test_framed_output_is_bounded(codec: int) -> None:
+    packed = compress(codec, b"\x00" * 1_000_000, xerial=True)
+    assert bytes(decompress(codec, packed, magic=0)) == b"\x00" * 1_000_000
+    with pytest.raises(CorruptBatchError, match="beyond"):
+        decompress(codec, packed, magic=0, max_bytes=999_999)
+
+
+@given(st.sampled_from([CODEC_SNAPPY, CODEC_LZ4]), st.binary(max_size=300), st.data())
+def test_framed_input_cut_short(codec: int, content: bytes, data: st.DataObject) -> None:
+    packed = compress(codec, content + b"end", xerial=True)
+    whole = bytes(decompress(codec, packed, magic=0))
+    assert whole == content + b"end"
+    try:
+        part = bytes(decompress(codec, packed[: data.draw(st.integers(0, len(packed) - 1))], magic=0))
+    except CorruptBatchError:
+        return
+    assert codec == CODEC_SNAPPY
+    assert whole.startswith(part)
+    assert part != whole
+
+
+def test_an_lz4_block_that_was_stored_uncompressed() -> None:
+    frame = bytes.fromhex("04224d18 6040 82") + b"\x05\x00\x00\x80" + b"plain" + bytes(4)
+    assert bytes(decompress(CODEC_LZ4, frame, magic=0)) == b"plain"
+    assert bytes(decompress(CODEC_LZ4, frame)) == b"plain"
+
+
+@pytest.mark.parametrize("frame", ["05224d18 6040 82", "04224d18 4040 82", "04224d18 6000 82"])
+def test_lz4_frames_that_are_not_read(frame: str) -> None:
+    with pytest.raises(CorruptBatchError, match="lz4 frame with"):
+        decompress(CODEC_LZ4, bytes.fromhex(frame) + bytes(4), magic=0)
+
+
 def test_an_unknown_codec() -> None:
     with pytest.raises(CorruptBatchError, match="codec 7"):
         decompress(7, b"abc")
+
+
+@given(record_lists(), st.sampled_from([0, 1]), st.data())
+def test_damaged_legacy_messages_raise_nothing_but_corrupt_batch(
+    records: list[Record], magic: int, data: st.DataObject
+) -> None:
+    plain = legacy_message(magic, 9, 1000, b"key", b"value")
+    log = bytearray(data.draw(st.sampled_from([plain, legacy_wrapper(magic, records[0].offset, records, CODEC_GZIP)])))
+    for position in data.draw(st.lists(st.integers(17, len(log) - 1), min_size=1, max_size=4)):
+        log[position] = data.draw(st.integers(0, 255))
+    for batch in iterate_batches(log):
+        with contextlib.suppress(CorruptBatchError):
+            list(read_records(log, batch))
+
+
+def test_a_legacy_look_up() -> None:
+    records = [record(3, 10), record(4, 30), record(5, 20)]
+    log = legacy_wrapper(1, 3, records, CODEC_GZIP)
+    (batch,) = iterate_batches(log)
+    assert first_record_at_or_after(log, batch, 15) == (30, 4)
+    assert first_record_at_or_after(log, batch, 15, 5) == (20, 5)
+    assert first_record_at_or_after(log, batch, 25, 5) is None
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        (legacy_message(1, 5, 0, None, None, attributes=CODEC_GZIP), "has no value"),
+        (legacy_message(1, 5, 0, None, compress(CODEC_GZIP, b""), attributes=CODEC_GZIP), "no plain message set"),
+        (
+            legacy_message(
+                1, 5, 0, None, compress(CODEC_GZIP, legacy_message(0, 0, 0, None, b"v")), attributes=CODEC_GZIP
+            ),
+            "no plain message set",
+        ),
+    ],
+)
+def test_legacy_wrappers_that_cannot_be(message: bytes, complaint: str) -> None:
+    with pytest.raises(CorruptBatchError, match=complaint):
+        read_all(message)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ("00000009 6b 00000000", "9 bytes"),  # a key beyond the message
+        ("00000004 00000000", "a length at 26"),  # no room for the value's length
+        ("ffffffff 00000001 76 00", "ends at 27 instead of 28"),  # a byte after the value
+    ],
+)
+def test_legacy_fields_that_do_not_fill_their_message(fields: str, complaint: str) -> None:
+    message = bytearray(legacy_message(0, 5, 0, None, None)[:18] + bytes.fromhex(fields))
+    message[8:12] = (len(message) - 12).to_bytes(4, "big")
+    with pytest.raises(CorruptBatchError, match=complaint):
+        read_all(bytes(message))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "ff" * 11,  # a varint of eleven bytes
+        "80",  # a varint that does not end
+        "7e 00 00 00",  # a record of 63 bytes in three
+        "02 00 00 00 01 01 00",  # a length that ends before its key
+        "0c 00 00 00 01 01 02",  # one header, that is not there
+        "10 00 00 00 01 01 00 00 00",  # bytes after the last header
+        "0e 00 00 00 14 01 01 00",  # a key longer than its record
+    ],
+)
+def test_records_that_cannot_be(body: str) -> None:
+    records = bytearray(build_batch(0, [record(0)]))
+    log = bytearray(records[:61] + bytes.fromhex(body))
+    log[8:12] = (len(log) - 12).to_bytes(4, "big")
+    with pytest.raises(CorruptBatchError):
+        read_all(bytes(log))
