@@ -198,12 +198,14 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def on_streamed(self, slot: Slot) -> None:
         """The last byte of the head slot's response was emitted."""
-        self.queue.slots.popleft()
+        slots = self.queue.slots
+        slots.popleft()
         slot.state = None
         self._observe(slot)
         if slot.relays_blindly_after:
             self.begin_blind_relay()
-        self._emit_answers()
+        if slots and slots[0].answer is not None:
+            self._emit_answers()
 
     def on_held(self, slot: Slot, response: memoryview) -> None:
         """The head slot's response is complete and has not been emitted."""
@@ -241,7 +243,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._observe(slot)
 
     def commit_answers(self, *, aliases_pool: bool) -> None:
-        self._emit_answers()
+        slots = self.queue.slots
+        if slots and slots[0].answer is not None:
+            self._emit_answers()
         if self._to_client:
             buffers, self._to_client = self._to_client, []
             self._outlet.write(buffers, aliases_pool=aliases_pool)

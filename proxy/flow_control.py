@@ -35,8 +35,6 @@ class ReadGate:
 
     def attach(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        if self._reasons:
-            transport.pause_reading()
 
     def pause(self, reason: int) -> None:
         if not self._reasons and self._transport is not None and not self._transport.is_closing():

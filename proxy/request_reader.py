@@ -1,7 +1,7 @@
 """A client's byte stream, cut into requests: each goes upstream as it is, or through the handler of its API.
 
-An API without a handler is never held: its bytes leave as they came. Requests whose turn has not come are stashed: never
-more than what one read brought, since the connection stops reading then.
+An API without a handler is never held: its bytes leave as they came. Requests whose turn has not come are stashed; that
+is never more than one read brought, since the connection stops reading then.
 """
 
 from __future__ import annotations
