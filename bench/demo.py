@@ -32,7 +32,8 @@ from tests.servers.kafka import KAFKA_VERSION, KafkaCluster
 from tests.servers.tidegate import TidegateProcess, tidegate_over
 
 TAIL_TOPIC = "tail"
-SEGMENT_BYTES = 4 * MIB
+SMALLEST_SEGMENT_BYTES, LARGEST_SEGMENT_BYTES = 1 * MIB, 4 * MIB
+SEGMENTS = 64
 MOVED_BEFORE_READING = 0.75
 MOVE_TIMEOUT_S = 90.0
 QUIET_S = 2.0
@@ -55,6 +56,7 @@ class Demo:
         self.cluster = cluster
         self.proxy = proxy
         self.tier = tier
+        self.segment_bytes = segment_bytes(mib)
         self.records = records_per_partition(mib * MIB)
         self.first_timestamp_ms = int(time.time() * 1000) - self.records
         self.began = time.monotonic()
@@ -91,7 +93,7 @@ class Demo:
     def fill_and_wait(self) -> dict[int, int]:
         """Produces, then waits until most of every partition has left the broker; the broker's log starts then."""
         bootstrap = self.proxy.bootstrap_servers
-        demo_producer.create_topic(bootstrap, TOPIC, PARTITIONS, {"segment.bytes": str(SEGMENT_BYTES)})
+        demo_producer.create_topic(bootstrap, TOPIC, PARTITIONS, {"segment.bytes": str(self.segment_bytes)})
         demo_producer.create_topic(bootstrap, TAIL_TOPIC, 1, {})
         with TierView(self.console, self.elapsed_s) as view:
             shown_at = 0.0
@@ -193,8 +195,14 @@ class Demo:
                 f"tier; none of the {ABORTED_PER_PARTITION * PARTITIONS:,} aborted ones"
             )
         else:
-            self.say(f"{result.client}: {result.read:,} of {wanted:,}; {result.error or ''} {result.mismatches or ''}")
+            why = result.error or result.mismatches or f"{result.from_remote_tier:,} of them from the remote tier"
+            self.say(f"{result.client} FAILED: {result.read:,} of {wanted:,} records; {why}")
         return matched
+
+
+def segment_bytes(mib: int) -> int:
+    """Small enough that most of every partition can leave the broker, whose newest segment stays."""
+    return min(max(mib * MIB // SEGMENTS, SMALLEST_SEGMENT_BYTES), LARGEST_SEGMENT_BYTES)
 
 
 def _percentiles(samples: list[float]) -> tuple[str, str]:
@@ -202,13 +210,13 @@ def _percentiles(samples: list[float]) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def servers(console: Console) -> Iterator[tuple[KafkaCluster, TidegateProcess, Path]]:
+def servers(console: Console, mib: int) -> Iterator[tuple[KafkaCluster, TidegateProcess, Path]]:
     """Kafka, Tidegate with a file-system tier, and the tier's folder."""
     home = Path(tempfile.mkdtemp(prefix="tidegate-demo-"))
     try:
         console.print(f"starting Kafka {KAFKA_VERSION} and Tidegate", highlight=False)
         with KafkaCluster(settings=BROKER_SETTINGS) as cluster:
-            process = tidegate_over(cluster, home, tiered=[TOPIC], segment_bytes=SEGMENT_BYTES)
+            process = tidegate_over(cluster, home, tiered=[TOPIC], segment_bytes=segment_bytes(mib))
             with process as proxy:
                 yield cluster, proxy, home / "tier"
     finally:
@@ -223,7 +231,7 @@ def main() -> int:
 
     console = Console(width=None if sys.stdout.isatty() else 120)
     try:
-        with servers(console) as (cluster, proxy, tier):
+        with servers(console, given.mib) as (cluster, proxy, tier):
             matched = Demo(console, cluster, proxy, tier, given.mib).run()
             if given.keep:
                 console.print(
@@ -237,6 +245,8 @@ def main() -> int:
     except (ServerUnavailable, DemoFailed, TimeoutError) as error:
         console.print(f"{type(error).__name__}: {error}", highlight=False, markup=False, soft_wrap=True)
         return 1
+    except KeyboardInterrupt:
+        return 130
     return 0 if matched else 1
 
 
