@@ -110,7 +110,8 @@ class MetadataPartitionOwnership:
                     extra={"metadata_partition": metadata_partition, "error": str(error)},
                 )
                 self._give_up(metadata_partition, owned)
-                self._membership.rejoin()
+                if self._assignment is owned.assignment:
+                    self._membership.rejoin()
                 raise
             except BaseException:
                 # Also when cancelled half way: the transaction's end is not known before the producer is initialized.

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
+from uuid import uuid4
 
 import lmdb
 
@@ -160,6 +161,16 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
     def close(self) -> None:
         super().close()
         self._lock.close()
+
+    def writer_name(self, host: str) -> str:
+        """A name that this folder keeps over restarts, but not on another host: a folder may be copied."""
+        with self._env.begin(write=True) as txn:
+            raw = txn.get(b"writer", db=self._db.meta)
+            name = "" if raw is None else str(raw, "utf-8")
+            if not name.startswith(f"{host}/"):
+                name = f"{host}/{uuid4().hex}"
+                txn.put(b"writer", name.encode(), db=self._db.meta)
+        return name
 
     def mark_fresh(self, fresh_at_ms: dict[int, int]) -> None:
         """Monotonic times, per metadata partition, at which what was read reached the high watermark."""

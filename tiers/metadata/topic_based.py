@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -105,8 +105,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         self._settings = settings
         self._clock_ms = clock_ms
         self._wall_clock_ms = wall_clock_ms
-        # A writer's records must never go back: without a name of its own, every process is a new writer.
-        self._writer = settings.writer or uuid.uuid4().hex
+        self._writer = settings.writer or ""
         self._writing_log_start = asyncio.Lock()
         self._seen_at_ms: dict[RemoteLogSegmentId, int] = {}
         self._opened_at_ms = 0
@@ -133,6 +132,8 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             max_age_ms=topic.delete_retention_ms // 2,
         )
         self._topic, self._opened_state, self._opened_at_ms = topic, state, self._clock_ms()
+        # A writer's records must never go back, hence no two processes may share a name; nor may names pile up.
+        self._writer = settings.writer or await asyncio.to_thread(state.writer_name, socket.gethostname())
         self._producer = MetadataProducer(self._client, topic, clock_ms=self._clock_ms)
         self._follower = MetadataFollower(
             self._client,

@@ -353,6 +353,16 @@ def test_a_folder_has_one_writer(tmp_path: Path) -> None:
     open_state(tmp_path).close()
 
 
+def test_a_folder_keeps_its_writers_name_unless_it_was_copied(tmp_path: Path) -> None:
+    state = open_state(tmp_path)
+    name = state.writer_name("host")
+    state.close()
+    state = open_state(tmp_path)
+    assert state.writer_name("host") == name
+    assert state.writer_name("other") != name
+    state.close()
+
+
 def test_a_reader_waits_for_the_first_writer(tmp_path: Path) -> None:
     with pytest.raises(RemoteLogMetadataNotReadyError):
         RemoteLogMetadataState.open_shared(tmp_path)

@@ -1,0 +1,141 @@
+"""The metadata topic under trouble: brokers that die, settings that somebody changes, a tier of the brokers' own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from kafka.protocol.admin import DescribeConfigsRequest, IncrementalAlterConfigsRequest
+
+from tests.contract.test_remote_log_metadata_manager import copied, segment, until
+from tests.servers.kafka import KafkaCluster
+from tiers.broker.client import BrokerClient
+from tiers.errors import OwnershipLostError, RemoteLogMetadataError
+from tiers.metadata.metadata_topic import MetadataTopicSettings, MetadataTopicUnfitError, open_metadata_topic
+from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.model.ids import TopicIdPartition
+
+pytestmark = pytest.mark.integration
+TIMEOUT_MS = 20_000
+TOPIC_RESOURCE = 2
+
+
+def addresses(kafka: KafkaCluster) -> list[tuple[str, int]]:
+    return [kafka.address(node_id) for node_id in kafka.brokers]
+
+
+def settings(folder: Path, topic_name: str) -> TopicBasedSettings:
+    return TopicBasedSettings(folder, prefix=topic_name, topic=MetadataTopicSettings(topic_name, 3))
+
+
+async def configs(client: BrokerClient, topic_name: str) -> dict[str, str]:
+    resource = DescribeConfigsRequest.DescribeConfigsResource(
+        resource_type=TOPIC_RESOURCE, resource_name=topic_name, configuration_keys=None
+    )
+    message = DescribeConfigsRequest(resources=[resource], include_synonyms=False, include_documentation=False)
+    response = await client.request(None, message, TIMEOUT_MS)
+    return {config.name: config.value for config in response.results[0].configs}
+
+
+async def set_cleanup_policy(client: BrokerClient, topic_name: str, policy: str) -> None:
+    request = IncrementalAlterConfigsRequest
+    config = request.AlterConfigsResource.AlterableConfig(name="cleanup.policy", config_operation=0, value=policy)
+    resource = request.AlterConfigsResource(resource_type=TOPIC_RESOURCE, resource_name=topic_name, configs=[config])
+    response = await client.request(None, request(resources=[resource], validate_only=False), TIMEOUT_MS)
+    assert response.responses[0].error_code == 0
+
+
+@pytest.fixture
+async def client_of_three(kafka_of_three: KafkaCluster) -> AsyncIterator[BrokerClient]:
+    client = BrokerClient(addresses(kafka_of_three), client_id="test")
+    yield client
+    await client.close()
+
+
+async def test_a_dead_broker_is_outlived(
+    kafka_of_three: KafkaCluster, client_of_three: BrokerClient, topic_name: str, tmp_path: Path
+) -> None:
+    client = client_of_three
+    manager = TopicBasedRemoteLogMetadataManager(client, settings(tmp_path, topic_name))
+    await manager.open()
+    try:
+        made = await configs(client, topic_name)
+        assert (made["cleanup.policy"], made["min.insync.replicas"]) == ("compact", "2")
+        assert made["message.timestamp.type"] == "LogAppendTime"
+        partition = TopicIdPartition(uuid4(), 0, "orders")
+        number = manager.metadata_partition(partition)
+        await until(lambda: manager.owns(partition))
+        await copied(manager, segment(partition, 0, 9))
+        led = (await client.metadata(0)).topics[topic_name].partitions[number]
+        assert len(led.replicas) == 3
+        kafka_of_three.kill_broker(led.leader_id)
+        try:
+            written = 1
+            async with asyncio.timeout(90):
+                while written < 4:
+                    # A transaction that the broker's death interrupts is an error, never half a record.
+                    try:
+                        await copied(manager, segment(partition, written * 10, written * 10 + 9))
+                    except (RemoteLogMetadataError, OwnershipLostError):
+                        await until(lambda: manager.owns(partition), timeout_s=60)
+                    else:
+                        written += 1
+            assert manager.remote_end_offset(partition) == 39
+            await manager.ensure_fresh(partition, 0, TIMEOUT_MS)
+        finally:
+            kafka_of_three.start_broker(led.leader_id)
+    finally:
+        await manager.close()
+
+
+async def test_a_policy_that_loses_records_stops_the_owner(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    client = BrokerClient(addresses(kafka), client_id="test")
+    manager = TopicBasedRemoteLogMetadataManager(client, replace(settings(tmp_path, topic_name), check_interval_ms=100))
+    try:
+        await manager.open()
+        partition = TopicIdPartition(uuid4(), 0, "orders")
+        await until(lambda: manager.owns(partition))
+        await set_cleanup_policy(client, topic_name, "compact,delete")
+        await until(lambda: manager.alarm is not None)
+        assert manager.alarm is not None
+        assert "cleanup.policy=compact,delete" in manager.alarm
+        assert not manager.owns(partition)
+        with pytest.raises(OwnershipLostError):
+            await manager.add_remote_log_segment_metadata(segment(partition, 0, 9))
+        await set_cleanup_policy(client, topic_name, "compact")
+        await until(lambda: manager.alarm is None and manager.owns(partition))
+        await copied(manager, segment(partition, 0, 9))
+    finally:
+        await manager.close()
+        await client.close()
+
+
+class TieredCluster(BrokerClient):
+    """A real cluster, one answer of which is changed: its jars have no storage manager to enable a tier with."""
+
+    async def request(self, node_id: int | None, message: Any, *args: Any, **kwargs: Any) -> Any:
+        response = await super().request(node_id, message, *args, **kwargs)
+        if isinstance(message, DescribeConfigsRequest):
+            for config in response.results[0].configs:
+                if config.name == "remote.log.storage.system.enable":
+                    assert config.value == "false"
+                    config.value = "true"
+        return response
+
+
+async def test_brokers_with_a_tier_of_their_own_are_not_shared_with(kafka: KafkaCluster, topic_name: str) -> None:
+    client = TieredCluster(addresses(kafka), client_id="test")
+    try:
+        with pytest.raises(MetadataTopicUnfitError, match="another topic name"):
+            await open_metadata_topic(client, MetadataTopicSettings(), TIMEOUT_MS)
+        other = MetadataTopicSettings(topic_name, 3)
+        assert (await open_metadata_topic(client, other, TIMEOUT_MS)).partition_count == 3
+    finally:
+        await client.close()
