@@ -9,8 +9,10 @@ from typing import Protocol
 from uuid import UUID
 
 from protocol.addresses import Address
+from protocol.apis.topic_reference import TopicReference
 from proxy.local_log_bounds import LocalLogBoundsCache
 from proxy.tiered_partitions import TieredPartitions
+from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader
 
 KIB = 1024
@@ -68,3 +70,14 @@ class HandlerTools:
     settings: FetchSettings
     clock_ms: Callable[[], int]
     spawn: Spawn
+
+
+async def current_partition(tools: HandlerTools, topic: TopicReference, index: int) -> TopicIdPartition | None:
+    """What the cluster means by it now: a topic that was recreated under its name is another one (semantics 9.3)."""
+    if isinstance(topic, UUID):
+        return TopicIdPartition(topic, index)
+    settings, topology = tools.settings, tools.topology
+    topic_id = topology.topic_id(topic, settings.topic_id_max_age_ms)
+    if topic_id is None:
+        topic_id = await topology.resolve_topic_id(topic, settings.topic_id_max_age_ms, settings.metadata_timeout_ms)
+    return None if topic_id is None else TopicIdPartition(topic_id, index, topic)

@@ -15,7 +15,7 @@ from uuid import UUID
 from protocol.apis.fetch_request import FetchPartition
 from protocol.apis.fetch_response import EpochEndOffset
 from protocol.apis.topic_reference import TopicReference
-from proxy.handlers.base import HandlerTools
+from proxy.handlers.base import HandlerTools, current_partition
 from proxy.handlers.leader_epochs import end_offset_for
 from proxy.local_log_bounds import VerifiedBounds
 from tiers.errors import RemoteLogError
@@ -68,7 +68,7 @@ class FetchJudge:
         """`asked` is the request's entry, None when an incremental request did not name the partition."""
         tools = self._tools
         tiered = tools.tiered
-        partition = await self._current_partition(topic, index)
+        partition = await current_partition(tools, topic, index)
         if partition is None or not await tiered.ensure_fresh(partition, self._metadata_timeout_ms(deadline_ms)):
             return Judgement(Verdict.UNAVAILABLE, partition)
         log_start = tiered.log_start(partition)
@@ -104,17 +104,6 @@ class FetchJudge:
         if asked.last_fetched_epoch >= 0:
             return await self._check_divergence(partition, asked, deadline_ms, connection_id)
         return Judgement(Verdict.REMOTE, partition, is_tiered=True)
-
-    async def _current_partition(self, topic: TopicReference, index: int) -> TopicIdPartition | None:
-        if isinstance(topic, UUID):
-            return TopicIdPartition(topic, index)
-        settings, topology = self._tools.settings, self._tools.topology
-        topic_id = topology.topic_id(topic, settings.topic_id_max_age_ms)
-        if topic_id is None:
-            topic_id = await topology.resolve_topic_id(
-                topic, settings.topic_id_max_age_ms, settings.metadata_timeout_ms
-            )
-        return None if topic_id is None else TopicIdPartition(topic_id, index, topic)
 
     async def _bounds(self, partition: TopicIdPartition, asked: FetchPartition, received_at_ms: int) -> VerifiedBounds:
         """Bounds that can tell whether the offset lies below the local log."""

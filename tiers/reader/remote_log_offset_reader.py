@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from protocol.records.record_batch import iterate_batches
-from protocol.records.record_reader import first_record_at_or_after
+from protocol.records.record_batch import NO_TIMESTAMP, iterate_batches
+from protocol.records.record_reader import first_record_at_or_after, read_records
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -71,20 +71,43 @@ class RemoteLogOffsetReader:
         deadline_ms: int,
         connection_id: int,
     ) -> TimestampOffset | None:
-        """The first record with the greatest timestamp of all segments that begin in `[from_offset, to_offset)`."""
+        """The first record with the greatest timestamp of all segments that begin in `[from_offset, to_offset)`, and of
+        what the segment that holds `from_offset` has from there on."""
         best: RemoteLogSegmentMetadata | None = None
+        found: TimestampOffset | None = None
         offset = from_offset
         looked_at = 0
         while (segment := self._rlmm.next_segment(partition, offset)) is not None and segment.start_offset < to_offset:
-            if best is None or segment.max_timestamp_ms > best.max_timestamp_ms:
+            if segment.start_offset < from_offset:
+                found = await self._max_of_tail(segment, from_offset, deadline_ms, connection_id)
+            elif best is None or segment.max_timestamp_ms > best.max_timestamp_ms:
                 best = segment
             offset = segment.end_offset + 1
             looked_at += 1
             if looked_at % _SEGMENTS_BETWEEN_YIELDS == 0:
                 await asyncio.sleep(0)
-        if best is None or best.max_timestamp_ms < 0:
-            return None
+        if (
+            best is None
+            or best.max_timestamp_ms < 0
+            or (found is not None and found.timestamp_ms >= best.max_timestamp_ms)
+        ):
+            return found
         return await self._search(best, best.max_timestamp_ms, from_offset, deadline_ms, connection_id)
+
+    async def _max_of_tail(
+        self, segment: RemoteLogSegmentMetadata, from_offset: int, deadline_ms: int, connection_id: int
+    ) -> TimestampOffset | None:
+        """The segment's own maximum may lie before `from_offset`: chunks, then batches, then records tell."""
+        index = await self._reader.index(segment, deadline_ms=deadline_ms, connection_id=connection_id)
+        number = index.chunk_number_for_offset(from_offset)
+        if number is None:
+            return None
+        view = await self._reader.chunk(segment, index, number, deadline_ms=deadline_ms, connection_id=connection_id)
+        greatest_ms = await asyncio.to_thread(_max_in_chunk, view, from_offset)
+        greatest_ms = max([greatest_ms, *(chunk.max_timestamp_ms for chunk in index.chunks()[number + 1 :])])
+        if greatest_ms < 0:
+            return None
+        return await self._search(segment, greatest_ms, from_offset, deadline_ms, connection_id)
 
     async def _search(
         self,
@@ -114,3 +137,16 @@ def _first_in_chunk(view: memoryview, timestamp_ms: int, from_offset: int) -> Ti
         if found is not None:
             return TimestampOffset(found.timestamp, found.offset, batch.leader_epoch)
     return None
+
+
+def _max_in_chunk(view: memoryview, from_offset: int) -> int:
+    """The greatest timestamp at or after the offset, -1 when there is none."""
+    greatest_ms = NO_TIMESTAMP
+    for batch in iterate_batches(view):
+        if batch.base_offset >= from_offset:
+            greatest_ms = max(greatest_ms, batch.max_timestamp)
+        elif batch.last_offset >= from_offset:
+            for record in read_records(view, batch):
+                if record.offset >= from_offset:
+                    greatest_ms = max(greatest_ms, record.timestamp)
+    return greatest_ms

@@ -63,6 +63,15 @@ async def test_the_greatest_timestamp_is_the_first_record_that_has_it(
     assert found == TimestampOffset(9, 1, 0)
 
 
+async def test_the_greatest_timestamp_is_not_one_below_the_log_start(
+    tier: RemoteTier, offsets: RemoteLogOffsetReader
+) -> None:
+    await tier.add(P0, [build_batch(0, [record(0, 99), record(1, 3), record(2, 7), record(3, 7)])], 0)
+    await tier.add(P0, [build_batch(4, [record(4, 6)])], 4)
+    found = await offsets.max_timestamp(P0, 1, 100, deadline_ms=monotonic_ms() + 10_000, connection_id=1)
+    assert found == TimestampOffset(7, 2, 0)
+
+
 async def test_a_store_that_is_down_is_no_answer(tier: RemoteTier, offsets: RemoteLogOffsetReader) -> None:
     await tier.add(P0, [build_batch(0, [record(0, 5)])], 0)
     tier.storage.is_down = True

@@ -1,0 +1,114 @@
+"""DeleteRecords: what the broker deleted is deleted in the remote tier before the client hears of it (semantics 9.1).
+
+The broker decides whether the client may; on its NONE the tier's log start is raised, and every proxy stops serving
+what lies below. The segments themselves are removed later, by their owner. An answer without an error means that
+nothing deleted can reappear: if the log start could not be recorded, the client is told to try again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Protocol
+
+from protocol.api_keys import ApiKey
+from protocol.apis.delete_records import (
+    HIGH_WATERMARK,
+    MAX_VERSION,
+    DeleteRecordsAnswer,
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsResponsePartition,
+    parse_delete_records_request,
+    parse_delete_records_response,
+    patch_delete_records_response,
+)
+from protocol.header import parse_request_header, response_body_position
+from proxy.error_map import delete_records_error
+from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.handlers.base import HandlerTools, current_partition
+from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
+from tiers.model.ids import TopicIdPartition
+
+_MIN_TIMEOUT_MS = 5_000
+"""The broker's part is done: a client's shorter patience must not leave the tiers apart."""
+
+
+class LogStartRecorder(Protocol):
+    """The one method of `RemoteLogMetadataManager` that needs no ownership."""
+
+    async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None: ...
+
+
+class DeleteRecordsHandler:
+    """Implements `Handler`."""
+
+    def __init__(self, tools: HandlerTools, recorder: LogStartRecorder) -> None:
+        self._tools = tools
+        self._recorder = recorder
+
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+        request = exchange.request
+        if not 0 <= request.api_version <= MAX_VERSION:
+            return Forward(request.frame), None
+        body_position = parse_request_header(request.frame).body_position
+        parsed = parse_delete_records_request(request.frame, body_position, request.api_version)
+        return Forward(request.frame, hold_bytes=None), _State(self, parsed)
+
+    async def complete(self, request: DeleteRecordsRequest, payload: memoryview) -> Buffers:
+        body_position = response_body_position(ApiKey.DELETE_RECORDS, request.version, payload)
+        response = parse_delete_records_response(payload, body_position, request.version)
+        asked = {(one.topic, one.partition): one for one in request.partitions}
+        timeout_ms = max(request.timeout_ms, _MIN_TIMEOUT_MS)
+        found = await asyncio.gather(
+            *(self._answer(asked.get((one.topic, one.partition)), one, timeout_ms) for one in response.partitions)
+        )
+        answers = {index: answer for index, answer in enumerate(found) if answer is not None}
+        return (patch_delete_records_response(response, answers),) if answers else (payload,)
+
+    async def _answer(
+        self, asked: DeleteRecordsPartition | None, broker: DeleteRecordsResponsePartition, timeout_ms: int
+    ) -> DeleteRecordsAnswer | None:
+        """None relays the broker's answer."""
+        if asked is None or broker.error_code:
+            return None
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self._delete(asked, broker, timeout_ms)
+        except TimeoutError:
+            return _failed(RemoteLogMetadataNotReadyError(f"the log start of {asked.topic} was not recorded in time"))
+        except RemoteLogError as error:
+            return _failed(error)
+
+    async def _delete(
+        self, asked: DeleteRecordsPartition, broker: DeleteRecordsResponsePartition, timeout_ms: int
+    ) -> DeleteRecordsAnswer | None:
+        tiered = self._tools.tiered
+        partition = await current_partition(self._tools, asked.topic, asked.partition)
+        if partition is None or not await tiered.ensure_fresh(partition, timeout_ms):
+            raise RemoteLogMetadataNotReadyError(f"whether {asked.topic} is tiered is not known")
+        log_start = tiered.log_start(partition)
+        if log_start is None:
+            return None
+        offset = broker.low_watermark if asked.offset == HIGH_WATERMARK else asked.offset
+        if offset > log_start:
+            await self._recorder.raise_log_start_offset(partition, offset)
+            log_start = offset
+        return DeleteRecordsAnswer(log_start) if log_start < broker.low_watermark else None
+
+
+def _failed(error: RemoteLogError) -> DeleteRecordsAnswer:
+    return DeleteRecordsAnswer(error_code=delete_records_error(error))
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    handler: DeleteRecordsHandler
+    request: DeleteRecordsRequest
+
+    def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
+        return self.handler.complete(self.request, response)
+
+    def on_abandoned(self) -> None:
+        return

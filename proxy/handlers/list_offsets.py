@@ -1,0 +1,177 @@
+"""ListOffsets: the broker answers first, then offsets of the remote tier take precedence (semantics 5).
+
+EARLIEST is the tier's log start; LATEST and EARLIEST_LOCAL are the broker's to say; LATEST_TIERED and
+EARLIEST_PENDING_UPLOAD are the remote end; timestamps are looked up remotely for what lies before the broker's answer.
+A look-up that cannot be completed is an error that clients retry, never the local tier's later offset; so is any answer
+from metadata that is not fresh (DESIGN, safety rule 1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+
+from protocol.api_keys import ApiKey
+from protocol.apis.list_offsets import (
+    EARLIEST_LOCAL_TIMESTAMP,
+    EARLIEST_PENDING_UPLOAD_TIMESTAMP,
+    EARLIEST_TIMESTAMP,
+    LATEST_TIERED_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    MAX_TIMESTAMP,
+    MAX_VERSION,
+    MIN_VERSION,
+    ListOffsetsAnswer,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponsePartition,
+    parse_list_offsets_request,
+    parse_list_offsets_response,
+    patch_list_offsets_response,
+)
+from protocol.header import parse_request_header, response_body_position
+from proxy.error_map import UNAVAILABLE, list_offsets_error
+from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.handlers.base import HandlerTools, current_partition
+from tiers.errors import RemoteLogError
+from tiers.model.ids import TopicIdPartition
+from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader, TimestampOffset
+
+_BROKERS_OWN = (LATEST_TIMESTAMP, EARLIEST_LOCAL_TIMESTAMP)
+_BEYOND_ALL = 2**63 - 1
+
+
+class ListOffsetsHandler:
+    """Implements `Handler`."""
+
+    def __init__(self, tools: HandlerTools) -> None:
+        self._tools = tools
+        self._offsets = RemoteLogOffsetReader(tools.tiered.rlmm, tools.reader)
+
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+        request = exchange.request
+        if not MIN_VERSION <= request.api_version <= MAX_VERSION:
+            return Forward(request.frame), None
+        body_position = parse_request_header(request.frame).body_position
+        parsed = parse_list_offsets_request(request.frame, body_position, request.api_version)
+        if parsed.replica_id >= 0 or all(asked.timestamp in _BROKERS_OWN for asked in parsed.partitions):
+            return Forward(request.frame), None
+        return Forward(request.frame, hold_bytes=None), _State(self, exchange, parsed)
+
+    async def complete(self, exchange: Exchange, request: ListOffsetsRequest, payload: memoryview) -> Buffers:
+        body_position = response_body_position(ApiKey.LIST_OFFSETS, request.version, payload)
+        response = parse_list_offsets_response(payload, body_position, request.version)
+        asked = {(one.topic, one.partition): one for one in request.partitions}
+        settings = self._tools.settings
+        timeout_ms = settings.list_offsets_timeout_ms
+        if request.timeout_ms > 0:
+            timeout_ms = min(timeout_ms, request.timeout_ms)
+        deadline_ms = exchange.request.received_at_ms + timeout_ms
+        found = await asyncio.gather(
+            *(
+                self._answer(asked.get((one.topic, one.partition)), one, deadline_ms, exchange.connection_id)
+                for one in response.partitions
+            )
+        )
+        answers = {index: answer for index, answer in enumerate(found) if answer is not None}
+        return (patch_list_offsets_response(response, answers),) if answers else (payload,)
+
+    async def _answer(
+        self,
+        asked: ListOffsetsPartition | None,
+        broker: ListOffsetsResponsePartition,
+        deadline_ms: int,
+        connection_id: int,
+    ) -> ListOffsetsAnswer | None:
+        """None relays the broker's answer."""
+        if asked is None or broker.error_code or asked.timestamp in _BROKERS_OWN:
+            return None
+        tools = self._tools
+        partition = await current_partition(tools, asked.topic, asked.partition)
+        remaining_ms = max(1, deadline_ms - tools.clock_ms())
+        timeout_ms = min(tools.settings.metadata_timeout_ms, remaining_ms)
+        if partition is None or not await tools.tiered.ensure_fresh(partition, timeout_ms):
+            return ListOffsetsAnswer(UNAVAILABLE)
+        log_start = tools.tiered.log_start(partition)
+        if log_start is None:
+            return None
+        try:
+            if asked.timestamp == EARLIEST_TIMESTAMP:
+                return self._earliest(partition, broker.offset)
+            if asked.timestamp == LATEST_TIERED_TIMESTAMP:
+                return self._latest_tiered(partition)
+            if asked.timestamp == EARLIEST_PENDING_UPLOAD_TIMESTAMP:
+                return await self._earliest_pending_upload(partition)
+            if asked.timestamp == MAX_TIMESTAMP:
+                return await self._max_timestamp(partition, log_start, broker, deadline_ms, connection_id)
+            if asked.timestamp < 0:
+                return None
+            found = await self._offsets.offset_for_timestamp(
+                partition,
+                asked.timestamp,
+                log_start,
+                broker.offset if broker.offset >= 0 else _BEYOND_ALL,
+                deadline_ms=deadline_ms,
+                connection_id=connection_id,
+            )
+        except RemoteLogError as error:
+            return ListOffsetsAnswer(list_offsets_error(error))
+        return None if found is None else _of_record(found)
+
+    def _earliest(self, partition: TopicIdPartition, local_log_start: int) -> ListOffsetsAnswer | None:
+        offset = self._tools.tiered.earliest_readable(partition, local_log_start)
+        if offset is None or offset == local_log_start:
+            return None
+        return ListOffsetsAnswer(offset=offset, leader_epoch=self._tools.tiered.leader_epoch_at(partition, offset))
+
+    def _latest_tiered(self, partition: TopicIdPartition) -> ListOffsetsAnswer | None:
+        end_offset = self._tools.tiered.end_offset(partition)
+        if end_offset is None:
+            return None
+        return ListOffsetsAnswer(
+            offset=end_offset, leader_epoch=self._tools.tiered.leader_epoch_at(partition, end_offset)
+        )
+
+    async def _earliest_pending_upload(self, partition: TopicIdPartition) -> ListOffsetsAnswer:
+        end_offset = self._tools.tiered.end_offset(partition)
+        if end_offset is not None:
+            return ListOffsetsAnswer(offset=end_offset + 1)
+        settings = self._tools.settings
+        not_before_ms = self._tools.clock_ms() - settings.bounds_max_age_ms
+        verified = await self._tools.bounds.ask(partition, not_before_ms, settings.bounds_timeout_ms)
+        log_start = self._tools.tiered.log_start(partition)
+        return ListOffsetsAnswer(offset=max(verified.bounds.log_start_offset, log_start or 0))
+
+    async def _max_timestamp(
+        self,
+        partition: TopicIdPartition,
+        log_start: int,
+        broker: ListOffsetsResponsePartition,
+        deadline_ms: int,
+        connection_id: int,
+    ) -> ListOffsetsAnswer | None:
+        """The remote record wins a tie: its offset is the earlier one."""
+        found = await self._offsets.max_timestamp(
+            partition, log_start, _BEYOND_ALL, deadline_ms=deadline_ms, connection_id=connection_id
+        )
+        if found is None or (broker.offset >= 0 and found.timestamp_ms < broker.timestamp):
+            return None
+        return _of_record(found)
+
+
+def _of_record(found: TimestampOffset) -> ListOffsetsAnswer:
+    return ListOffsetsAnswer(0, found.timestamp_ms, found.offset, found.leader_epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    handler: ListOffsetsHandler
+    exchange: Exchange
+    request: ListOffsetsRequest
+
+    def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
+        return self.handler.complete(self.exchange, self.request, response)
+
+    def on_abandoned(self) -> None:
+        return

@@ -1,0 +1,104 @@
+"""OffsetForLeaderEpoch: epochs that the broker forgot with its trimmed log are answered from the remote tier (6.2).
+
+The broker's answer decides about access and fencing. Where the remote epochs cannot be had it is relayed: after a trim
+it says "old epoch, ends where the local log starts", which never makes a client believe that its data was truncated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import dataclass
+
+from protocol.api_keys import ApiKey
+from protocol.apis.offset_for_leader_epoch import (
+    MAX_VERSION,
+    MIN_VERSION,
+    EpochAnswer,
+    EpochEndOffsetPartition,
+    EpochPartition,
+    OffsetForLeaderEpochRequest,
+    parse_offset_for_leader_epoch_request,
+    parse_offset_for_leader_epoch_response,
+    patch_offset_for_leader_epoch_response,
+)
+from protocol.header import parse_request_header, response_body_position
+from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.handlers.base import HandlerTools, current_partition
+from proxy.handlers.leader_epochs import contains, end_offset_for
+from tiers.errors import RemoteLogError
+
+_TIMEOUT_MS = 5_000
+
+
+class OffsetForLeaderEpochHandler:
+    """Implements `Handler`."""
+
+    def __init__(self, tools: HandlerTools) -> None:
+        self._tools = tools
+
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+        request = exchange.request
+        if not MIN_VERSION <= request.api_version <= MAX_VERSION:
+            return Forward(request.frame), None
+        body_position = parse_request_header(request.frame).body_position
+        parsed = parse_offset_for_leader_epoch_request(request.frame, body_position, request.api_version)
+        if parsed.replica_id >= 0:
+            return Forward(request.frame), None
+        return Forward(request.frame, hold_bytes=None), _State(self, exchange, parsed)
+
+    async def complete(self, exchange: Exchange, request: OffsetForLeaderEpochRequest, payload: memoryview) -> Buffers:
+        body_position = response_body_position(ApiKey.OFFSET_FOR_LEADER_EPOCH, request.version, payload)
+        response = parse_offset_for_leader_epoch_response(payload, body_position, request.version)
+        asked = {(one.topic, one.partition): one for one in request.partitions}
+        deadline_ms = exchange.request.received_at_ms + _TIMEOUT_MS
+        found = await asyncio.gather(
+            *(
+                self._answer(asked.get((one.topic, one.partition)), one, deadline_ms, exchange.connection_id)
+                for one in response.partitions
+            )
+        )
+        answers = {index: answer for index, answer in enumerate(found) if answer is not None}
+        return (patch_offset_for_leader_epoch_response(response, answers),) if answers else (payload,)
+
+    async def _answer(
+        self, asked: EpochPartition | None, broker: EpochEndOffsetPartition, deadline_ms: int, connection_id: int
+    ) -> EpochAnswer | None:
+        """None relays the broker's answer."""
+        if asked is None or broker.error_code or asked.leader_epoch < 0:
+            return None
+        tools = self._tools
+        partition = await current_partition(tools, asked.topic, asked.partition)
+        if partition is None or not await tools.tiered.ensure_fresh(partition, tools.settings.metadata_timeout_ms):
+            return None
+        last_remote_epoch = tools.tiered.last_leader_epoch(partition)
+        if last_remote_epoch is None or asked.leader_epoch == last_remote_epoch:
+            return None
+        try:
+            epochs = await tools.reader.leader_epochs(partition, deadline_ms=deadline_ms, connection_id=connection_id)
+            if asked.leader_epoch < last_remote_epoch:
+                found = end_offset_for(epochs, asked.leader_epoch)
+                return None if found is None else EpochAnswer(0, found.epoch, found.end_offset)
+            if broker.leader_epoch != asked.leader_epoch or contains(epochs, asked.leader_epoch):
+                return None
+            not_before_ms = tools.clock_ms() - tools.settings.bounds_max_age_ms
+            verified = await tools.bounds.ask(partition, not_before_ms, tools.settings.bounds_timeout_ms)
+        except RemoteLogError:
+            return None
+        if broker.end_offset > verified.bounds.log_start_offset:
+            return None
+        # An epoch older than all that the broker still knows, newer than all remote ones: it wrote nothing.
+        return EpochAnswer(0, last_remote_epoch, broker.end_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    handler: OffsetForLeaderEpochHandler
+    exchange: Exchange
+    request: OffsetForLeaderEpochRequest
+
+    def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
+        return self.handler.complete(self.exchange, self.request, response)
+
+    def on_abandoned(self) -> None:
+        return

@@ -1,0 +1,112 @@
+"""DeleteRecords: an answer without an error means that nothing deleted can reappear (semantics 9.1)."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from protocol.api_keys import ApiKey
+from protocol.apis.delete_records import parse_delete_records_response
+from protocol.errors import ErrorCode
+from protocol.header import build_request_header, build_response_header, response_body_position
+from protocol.primitives import INT16, INT32, INT64, write_array_length, write_string
+from proxy.exchange import Forward
+from proxy.handlers.base import FetchSettings, HandlerTools
+from proxy.handlers.delete_records import DeleteRecordsHandler
+from proxy.local_log_bounds import LocalLogBoundsCache
+from proxy.tiered_partitions import TieredPartitions
+from tests.fakes.fetch_broker import FakeCluster, FakeExchange
+from tests.fakes.record_batches import batch_of
+from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.errors import RemoteLogMetadataError
+from tiers.model.ids import TopicIdPartition
+from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
+
+P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
+VERSIONS = (0, 1, 2)
+
+
+class Bench:
+    def __init__(self, tier: RemoteTier, cluster: FakeCluster, tools: HandlerTools) -> None:
+        self.tier = tier
+        self.cluster = cluster
+        self.handler = DeleteRecordsHandler(tools, tier.rlmm)
+
+    async def delete(
+        self, version: int, offset: int, low_watermark: int, error_code: int = 0, topic: str = "orders"
+    ) -> tuple[int, int]:
+        """`(error code, low watermark)`; the given ones are the broker's answer."""
+        compact = version >= 2
+        tags = b"\x00" if compact else b""
+        head = write_array_length(1, compact) + write_string(topic, compact) + write_array_length(1, compact)
+        frame = build_request_header(ApiKey.DELETE_RECORDS, version, 9, "test") + head
+        frame += INT32.pack(0) + INT64.pack(offset) + tags * 2 + INT32.pack(1000) + tags
+        action, state = self.handler.on_request(FakeExchange(self.cluster, frame))
+        assert isinstance(action, Forward)
+        assert action.frame == frame
+        assert state is not None
+        payload = build_response_header(ApiKey.DELETE_RECORDS, version, 9) + INT32.pack(0) + head
+        payload += INT32.pack(0) + INT64.pack(low_watermark) + INT16.pack(error_code) + tags * 3
+        answer = state.on_response(memoryview(payload))
+        assert asyncio.iscoroutine(answer)
+        payload = b"".join(await answer)
+        body_position = response_body_position(ApiKey.DELETE_RECORDS, version, payload)
+        (one,) = parse_delete_records_response(payload, body_position, version).partitions
+        return one.error_code, one.low_watermark
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    """Remote 0 to 29; the broker starts at 30."""
+    tier = RemoteTier(tmp_path)
+    await tier.add(P0, [batch_of(0, 30)], 0)
+    cluster = FakeCluster(topics={"orders": TOPIC_ID, "plain": uuid.UUID(int=3)})
+    settings = FetchSettings(metadata_timeout_ms=50)
+    async with RemoteLogReader(tier.rlmm, tier.storage) as reader, asyncio.TaskGroup() as group:
+        tiered = TieredPartitions(tier.rlmm, settings.metadata_max_age_ms)
+        bounds = LocalLogBoundsCache(cluster, monotonic_ms)
+        yield Bench(
+            tier,
+            cluster,
+            HandlerTools(cluster, tiered, bounds, reader, settings, monotonic_ms, group.create_task),
+        )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_the_tiers_log_start_is_raised_before_the_answer(bench: Bench, version: int) -> None:
+    assert await bench.delete(version, 12, 30) == (0, 12)
+    assert bench.tier.rlmm.log_start_offset(P0) == 12
+    assert await bench.delete(version, 5, 30) == (0, 12)
+    assert bench.tier.rlmm.log_start_offset(P0) == 12
+    assert await bench.delete(version, 41, 41) == (0, 41)
+    assert bench.tier.rlmm.log_start_offset(P0) == 41
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_minus_one_deletes_up_to_what_the_broker_says(bench: Bench, version: int) -> None:
+    assert await bench.delete(version, -1, 55) == (0, 55)
+    assert bench.tier.rlmm.log_start_offset(P0) == 55
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_what_the_broker_refused_changes_nothing(bench: Bench, version: int) -> None:
+    code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    assert await bench.delete(version, 12, -1, error_code=code) == (code, -1)
+    assert bench.tier.rlmm.log_start_offset(P0) == 0
+
+
+async def test_a_log_start_that_cannot_be_recorded_is_an_error_to_try_again(bench: Bench) -> None:
+    bench.tier.rlmm.fail_writes = RemoteLogMetadataError("no quorum")
+    assert await bench.delete(2, 12, 30) == (ErrorCode.REQUEST_TIMED_OUT, -1)
+    bench.tier.rlmm.fail_writes = None
+    bench.tier.rlmm.fresh = False
+    assert await bench.delete(2, 12, 30) == (ErrorCode.REQUEST_TIMED_OUT, -1)
+
+
+async def test_a_topic_that_is_not_tiered_is_the_brokers(bench: Bench) -> None:
+    assert await bench.delete(2, 12, 12, topic="plain") == (0, 12)
+    assert bench.tier.rlmm.written == 2

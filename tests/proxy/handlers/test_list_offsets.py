@@ -1,0 +1,206 @@
+"""ListOffsets over two tiers, at every version that has the timestamp asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from struct import Struct
+
+import pytest
+
+from protocol.api_keys import ApiKey
+from protocol.apis.list_offsets import ListOffsetsResponsePartition, parse_list_offsets_response
+from protocol.errors import ErrorCode
+from protocol.header import build_request_header, build_response_header, response_body_position
+from protocol.primitives import INT8, INT32, write_array_length, write_string
+from proxy.exchange import Forward
+from proxy.handlers.base import FetchSettings, HandlerTools
+from proxy.handlers.list_offsets import ListOffsetsHandler
+from proxy.local_log_bounds import LocalLogBoundsCache
+from proxy.tiered_partitions import TieredPartitions
+from tests.fakes.fetch_broker import FakeCluster, FakeExchange, LocalLog
+from tests.fakes.record_batches import build_batch, record
+from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.model.ids import TopicIdPartition
+from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
+
+P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
+LATEST, EARLIEST, MAX, EARLIEST_LOCAL, LATEST_TIERED, PENDING = -1, -2, -3, -4, -5, -6
+UNAVAILABLE = ErrorCode.REPLICA_NOT_AVAILABLE
+
+_ASKED_V1 = Struct(">iq")
+_ASKED_V4 = Struct(">iiq")
+
+
+def request_frame(version: int, timestamp: int, topic: str = "orders", replica_id: int = -1) -> bytes:
+    compact = version >= 6
+    tags = b"\x00" if compact else b""
+    out = build_request_header(ApiKey.LIST_OFFSETS, version, 9, "test") + INT32.pack(replica_id)
+    out += INT8.pack(1) if version >= 2 else b""
+    out += write_array_length(1, compact) + write_string(topic, compact) + write_array_length(1, compact)
+    out += _ASKED_V4.pack(0, 5, timestamp) if version >= 4 else _ASKED_V1.pack(0, timestamp)
+    out += tags + tags
+    out += INT32.pack(10_000) if version >= 10 else b""
+    return out + tags
+
+
+def response_payload(
+    version: int, offset: int, timestamp: int = -1, epoch: int = 5, error_code: int = 0, topic: str = "orders"
+) -> bytes:
+    compact = version >= 6
+    tags = b"\x00" if compact else b""
+    out = build_response_header(ApiKey.LIST_OFFSETS, version, 9)
+    out += INT32.pack(0) if version >= 2 else b""
+    out += write_array_length(1, compact) + write_string(topic, compact) + write_array_length(1, compact)
+    out += Struct(">ihqq").pack(0, error_code, timestamp, offset)
+    out += INT32.pack(epoch) if version >= 4 else b""
+    return out + tags + tags + tags
+
+
+class Bench:
+    def __init__(self, tier: RemoteTier, cluster: FakeCluster, tools: HandlerTools) -> None:
+        self.tier = tier
+        self.cluster = cluster
+        self.handler = ListOffsetsHandler(tools)
+
+    async def ask(
+        self,
+        version: int,
+        asked: int,
+        *,
+        offset: int,
+        timestamp: int = -1,
+        epoch: int = 5,
+        error_code: int = 0,
+        topic: str = "orders",
+    ) -> ListOffsetsResponsePartition:
+        """`offset`, `timestamp`, `epoch` and `error_code` are the broker's answer."""
+        exchange = FakeExchange(self.cluster, request_frame(version, asked, topic))
+        action, state = self.handler.on_request(exchange)
+        assert isinstance(action, Forward)
+        assert action.frame == exchange.request.frame
+        payload = response_payload(version, offset, timestamp, epoch, error_code, topic)
+        if state is not None:
+            answer = state.on_response(memoryview(payload))
+            assert asyncio.iscoroutine(answer)
+            payload = b"".join(await answer)
+        body_position = response_body_position(ApiKey.LIST_OFFSETS, version, payload)
+        return parse_list_offsets_response(payload, body_position, version).partitions[0]
+
+
+@asynccontextmanager
+async def bench_of(root: Path, settings: FetchSettings) -> AsyncIterator[Bench]:
+    tier = RemoteTier(root)
+    await tier.add(P0, [build_batch(0, [record(0, 100), record(1, 300)], leader_epoch=2)], 0)
+    await tier.add(P0, [build_batch(2, [record(2, 200), record(3, 250)], leader_epoch=3)], 2)
+    cluster = FakeCluster(
+        topics={"orders": TOPIC_ID}, logs={P0: LocalLog([build_batch(4, [record(4, 150), record(5, 260)])], 4)}
+    )
+    async with RemoteLogReader(tier.rlmm, tier.storage) as reader, asyncio.TaskGroup() as group:
+        yield Bench(
+            tier,
+            cluster,
+            HandlerTools(
+                cluster,
+                TieredPartitions(tier.rlmm, settings.metadata_max_age_ms),
+                LocalLogBoundsCache(cluster, monotonic_ms),
+                reader,
+                settings,
+                monotonic_ms,
+                group.create_task,
+            ),
+        )
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with bench_of(tmp_path, FetchSettings(list_offsets_timeout_ms=2000)) as made:
+        yield made
+
+
+def found(answer: ListOffsetsResponsePartition) -> tuple[int, int, int, int]:
+    return answer.error_code, answer.timestamp, answer.offset, answer.leader_epoch
+
+
+@pytest.mark.parametrize("version", range(1, 12))
+async def test_earliest_is_the_tiers_log_start_with_its_own_epoch(bench: Bench, version: int) -> None:
+    assert found(await bench.ask(version, EARLIEST, offset=4)) == (0, -1, 0, 2 if version >= 4 else -1)
+    await bench.tier.rlmm.raise_log_start_offset(P0, 3)
+    assert found(await bench.ask(version, EARLIEST, offset=4)) == (0, -1, 3, 3 if version >= 4 else -1)
+    await bench.tier.rlmm.raise_log_start_offset(P0, 4)
+    assert found(await bench.ask(version, EARLIEST, offset=4)) == (0, -1, 4, 5 if version >= 4 else -1)
+
+
+async def test_what_was_deleted_stays_deleted_when_the_brokers_log_start_goes_back(bench: Bench) -> None:
+    await bench.tier.rlmm.raise_log_start_offset(P0, 5)
+    assert found(await bench.ask(8, EARLIEST, offset=4)) == (0, -1, 5, -1)
+
+
+@pytest.mark.parametrize("version", range(1, 12))
+async def test_latest_and_errors_are_the_brokers(bench: Bench, version: int) -> None:
+    epoch = 5 if version >= 4 else -1
+    assert found(await bench.ask(version, LATEST, offset=6)) == (0, -1, 6, epoch)
+    assert found(await bench.ask(version, EARLIEST_LOCAL, offset=4)) == (0, -1, 4, epoch)
+    assert (await bench.ask(version, EARLIEST, offset=-1, error_code=6)).error_code == 6
+
+
+async def test_the_remote_end_and_what_comes_after_it(bench: Bench) -> None:
+    assert found(await bench.ask(9, LATEST_TIERED, offset=-1, epoch=-1)) == (0, -1, 3, 3)
+    assert found(await bench.ask(11, PENDING, offset=-1, epoch=-1)) == (0, -1, 4, -1)
+
+
+async def test_pending_upload_is_the_earliest_offset_while_nothing_was_copied(bench: Bench) -> None:
+    empty = TopicIdPartition(bench.cluster.topics.setdefault("empty", TOPIC_ID.__class__(int=7)), 0)
+    bench.cluster.logs[empty] = LocalLog([build_batch(8, [record(8)])], 8)
+    await bench.tier.rlmm.raise_log_start_offset(empty, 2)
+    assert found(await bench.ask(11, PENDING, offset=-1, epoch=-1, topic="empty")) == (0, -1, 8, -1)
+    assert found(await bench.ask(9, LATEST_TIERED, offset=-1, epoch=-1, topic="empty")) == (0, -1, -1, -1)
+
+
+@pytest.mark.parametrize("version", range(1, 12))
+async def test_a_timestamp_is_looked_up_remotely_first(bench: Bench, version: int) -> None:
+    epoch = 2 if version >= 4 else -1
+    assert found(await bench.ask(version, 240, offset=5, timestamp=260)) == (0, 300, 1, epoch)
+    local = await bench.ask(version, 301, offset=-1, timestamp=-1, epoch=-1)
+    assert found(local) == (0, -1, -1, -1)
+    await bench.tier.rlmm.raise_log_start_offset(P0, 2)
+    assert found(await bench.ask(version, 240, offset=5, timestamp=260))[1:3] == (250, 3)
+    assert found(await bench.ask(version, 255, offset=5, timestamp=260))[1:3] == (260, 5)
+    assert found(await bench.ask(version, 140, offset=-1, timestamp=-1))[1:3] == (200, 2)
+
+
+async def test_the_greatest_timestamp_of_both_tiers(bench: Bench) -> None:
+    assert found(await bench.ask(7, MAX, offset=5, timestamp=260)) == (0, 300, 1, 2)
+    assert found(await bench.ask(7, MAX, offset=5, timestamp=300)) == (0, 300, 1, 2)
+    assert found(await bench.ask(7, MAX, offset=5, timestamp=301)) == (0, 301, 5, 5)
+    assert found(await bench.ask(7, MAX, offset=-1, timestamp=-1)) == (0, 300, 1, 2)
+
+
+@pytest.mark.parametrize("asked", [240, MAX])
+async def test_a_look_up_that_fails_is_never_the_local_answer(tmp_path: Path, asked: int) -> None:
+    async with bench_of(tmp_path, FetchSettings(list_offsets_timeout_ms=30)) as bench:
+        bench.tier.storage.is_down = True
+        assert found(await bench.ask(8, asked, offset=5, timestamp=260)) == (UNAVAILABLE, -1, -1, -1)
+
+
+@pytest.mark.parametrize("asked", [EARLIEST, MAX, LATEST_TIERED, PENDING, 240])
+async def test_stale_metadata_answers_nothing(bench: Bench, asked: int) -> None:
+    bench.tier.rlmm.fresh = False
+    assert (await bench.ask(11, asked, offset=4)).error_code == UNAVAILABLE
+    assert (await bench.ask(11, LATEST, offset=6)).error_code == 0
+
+
+async def test_a_topic_that_is_not_tiered_is_the_brokers(bench: Bench) -> None:
+    bench.cluster.topics["plain"] = TOPIC_ID.__class__(int=3)
+    for asked in (EARLIEST, MAX, LATEST_TIERED, PENDING, 5):
+        assert found(await bench.ask(11, asked, offset=4, timestamp=7, topic="plain")) == (0, 7, 4, 5)
+
+
+async def test_followers_are_the_brokers(bench: Bench) -> None:
+    exchange = FakeExchange(bench.cluster, request_frame(8, EARLIEST, replica_id=2))
+    action, state = bench.handler.on_request(exchange)
+    assert state is None
+    assert isinstance(action, Forward)
+    assert action.hold_bytes == 0

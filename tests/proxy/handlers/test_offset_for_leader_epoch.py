@@ -1,0 +1,118 @@
+"""Epochs that the broker forgot are answered from the remote tier; everything else is the broker's (semantics 6.2)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.api_keys import ApiKey
+from protocol.apis.offset_for_leader_epoch import parse_offset_for_leader_epoch_response
+from protocol.header import build_request_header, build_response_header, response_body_position
+from protocol.primitives import INT16, INT32, INT64, write_array_length, write_string
+from proxy.exchange import Forward
+from proxy.handlers.base import FetchSettings, HandlerTools
+from proxy.handlers.leader_epochs import contains, end_offset_for
+from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
+from proxy.local_log_bounds import LocalLogBoundsCache
+from proxy.tiered_partitions import TieredPartitions
+from tests.fakes.fetch_broker import FakeCluster, FakeExchange, LocalLog
+from tests.fakes.record_batches import batch_of
+from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import LeaderEpochEntry
+from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
+
+P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
+VERSIONS = (2, 3, 4)
+
+
+class Bench:
+    def __init__(self, tier: RemoteTier, cluster: FakeCluster, tools: HandlerTools) -> None:
+        self.tier = tier
+        self.cluster = cluster
+        self.handler = OffsetForLeaderEpochHandler(tools)
+
+    async def ask(self, version: int, epoch: int, broker: tuple[int, int], error_code: int = 0) -> tuple[int, int, int]:
+        compact = version >= 4
+        tags = b"\x00" if compact else b""
+        head = write_array_length(1, compact) + write_string("orders", compact) + write_array_length(1, compact)
+        frame = build_request_header(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, 9, "test")
+        frame += (INT32.pack(-1) if version >= 3 else b"") + head
+        frame += INT32.pack(0) + INT32.pack(-1) + INT32.pack(epoch) + tags * 3
+        action, state = self.handler.on_request(FakeExchange(self.cluster, frame))
+        assert isinstance(action, Forward)
+        assert state is not None
+        payload = build_response_header(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, 9) + INT32.pack(0) + head
+        payload += INT16.pack(error_code) + INT32.pack(0) + INT32.pack(broker[0]) + INT64.pack(broker[1]) + tags * 3
+        answer = state.on_response(memoryview(payload))
+        assert asyncio.iscoroutine(answer)
+        payload = b"".join(await answer)
+        body_position = response_body_position(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, payload)
+        (one,) = parse_offset_for_leader_epoch_response(payload, body_position, version).partitions
+        return one.error_code, one.leader_epoch, one.end_offset
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    """Remote: epoch 1 from 0, 3 from 10, 6 from 20 to 29. The broker starts at 30, in epoch 8."""
+    tier = RemoteTier(tmp_path)
+    await tier.add(P0, [batch_of(0, 10, leader_epoch=1), batch_of(10, 10, leader_epoch=3)], 0)
+    await tier.add(P0, [batch_of(20, 10, leader_epoch=6)], 20)
+    cluster = FakeCluster(topics={"orders": TOPIC_ID}, logs={P0: LocalLog([batch_of(30, 10)], 30)})
+    settings = FetchSettings()
+    async with RemoteLogReader(tier.rlmm, tier.storage) as reader, asyncio.TaskGroup() as group:
+        tiered = TieredPartitions(tier.rlmm, settings.metadata_max_age_ms)
+        bounds = LocalLogBoundsCache(cluster, monotonic_ms)
+        yield Bench(
+            tier,
+            cluster,
+            HandlerTools(cluster, tiered, bounds, reader, settings, monotonic_ms, group.create_task),
+        )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(("asked", "expected"), [(0, (0, 0)), (1, (1, 10)), (2, (1, 10)), (3, (3, 20)), (5, (3, 20))])
+async def test_an_epoch_older_than_the_last_remote_one(
+    bench: Bench, version: int, asked: int, expected: tuple[int, int]
+) -> None:
+    assert await bench.ask(version, asked, (asked, 30)) == (0, *expected)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_from_the_last_remote_epoch_on_the_broker_knows(bench: Bench, version: int) -> None:
+    assert await bench.ask(version, 6, (6, 33)) == (0, 6, 33)
+    assert await bench.ask(version, 8, (8, 40)) == (0, 8, 40)
+    assert await bench.ask(version, 9, (-1, -1)) == (0, -1, -1)
+    # Newer than all remote ones, older than all local ones: it wrote nothing.
+    assert await bench.ask(version, 7, (7, 30)) == (0, 6, 30)
+    assert await bench.ask(version, 1, (-1, -1), error_code=74) == (74, -1, -1)
+
+
+async def test_without_the_remote_epochs_the_brokers_answer_is_safe(bench: Bench) -> None:
+    bench.tier.rlmm.fresh = False
+    assert await bench.ask(4, 1, (1, 30)) == (0, 1, 30)
+
+
+@given(
+    epochs=st.dictionaries(st.integers(0, 20), st.just(0), min_size=1, max_size=6).map(sorted),
+    steps=st.lists(st.integers(1, 9), min_size=6, max_size=6),
+    asked=st.integers(0, 22),
+)
+def test_the_end_of_an_epoch_is_where_the_next_known_one_begins(
+    epochs: list[int], steps: list[int], asked: int
+) -> None:
+    entries = [LeaderEpochEntry(epoch, sum(steps[: n + 1])) for n, epoch in enumerate(epochs)]
+    found = end_offset_for(entries, asked)
+    assert contains(entries, asked) == (asked in epochs)
+    if asked >= epochs[-1]:
+        assert found is None
+        return
+    assert found is not None
+    higher = next(entry for entry in entries if entry.epoch > asked)
+    assert found.end_offset == higher.start_offset
+    assert found.epoch == max((epoch for epoch in epochs if epoch <= asked), default=asked)
