@@ -81,7 +81,7 @@ class S3Downloader:
             async for piece in response.content.iter_any():
                 buffer[position : position + len(piece)] = piece
                 position += len(piece)
-            if position != length or len(buffer) != length:
+            if position != length:
                 raise RetriableRemoteStorageError(f"s3://{self._bucket}/{key}: {position} of {length} bytes")
             return memoryview(buffer)
 

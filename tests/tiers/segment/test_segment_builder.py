@@ -80,7 +80,7 @@ def test_indexes_are_as_kafka_writes_them(
 ) -> None:
     """Against the rules as LogSegment.append spells them, whatever the borders of the appends."""
     path = tmp_path_factory.mktemp("segment") / "log"
-    builder = SegmentBuilder(path, 100, no_time)
+    builder = SegmentBuilder(path, 100, no_time, chunk_bytes=5000)
     offset, timestamp, pending = 100, 1_600_000_000_000, b""
     for count, value_bytes, step, ends_append in shapes:
         timestamp += step
@@ -109,6 +109,18 @@ def test_indexes_are_as_kafka_writes_them(
         times.append((highest, highest_at))
     assert decode_offset_index(100, built.indexes.offset_index) == offsets
     assert decode_time_index(100, built.indexes.time_index) == times
+    log = path.read_bytes()
+    for chunk in built.chunks:
+        content = log[chunk.stored_position : chunk.stored_position + chunk.stored_bytes]
+        assert chunk.crc32c == google_crc32c.value(content)
+
+
+def test_an_index_entry_takes_more_than_the_interval(path: Path) -> None:
+    overhead = len(batch_of(0, 1, value_bytes=1000)) - 1000
+    exact = batch_of(0, 1, value_bytes=4096 - overhead)
+    assert len(exact) == 4096
+    built = build_segment(path, [exact, batch_of(1, 1), batch_of(2, 1)])
+    assert decode_offset_index(0, built.indexes.offset_index) == [(2, 4096 + len(batch_of(1, 1)))]
 
 
 def test_batches_that_overlap_or_are_cut_short_change_nothing(path: Path) -> None:
