@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic, delete_topic, produce, random_values, topic_id_partition
 from tiers.broker.client import BrokerClient
+from tiers.broker.share_groups import ClusterShareGroups
 from tiers.log.broker_log import BrokerLogSource
 from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.remote_log_manager import RemoteLogManager
@@ -83,7 +84,13 @@ async def process(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Async
         )
         source, metrics = BrokerLogSource(client), RemoteLogManagerMetrics(CollectorRegistry())
         services = TaskServices(
-            source, store, metadata, settings, metrics, Spool(settings.spool_dir, settings.spool_max_bytes, 2)
+            source=source,
+            share_groups=ClusterShareGroups(client),
+            storage=store,
+            metadata=metadata,
+            settings=settings,
+            metrics=metrics,
+            spool=Spool(settings.spool_dir, settings.spool_max_bytes, 2),
         )
         rule = TopicRule(topic_name, local_retention_bytes=0, segment_bytes=30_000, segment_ms=300)
         manager = RemoteLogManager(

@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.fakes.journaled_rlmm import JournaledRemoteLogMetadataManager
 from tiers.broker.client import BrokerClient
+from tiers.broker.share_groups import ClusterShareGroups
 from tiers.log.broker_log import BrokerLogSource
 from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.remote_log_manager import RemoteLogManager
@@ -100,6 +101,7 @@ async def run(options: CopierOptions) -> None:
     )
     services = TaskServices(
         source=BrokerLogSource(client),
+        share_groups=ClusterShareGroups(client),
         storage=store,
         metadata=metadata,
         settings=settings,

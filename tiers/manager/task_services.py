@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from tiers.broker.client import monotonic_ms
 from tiers.log.log_source import LogSource
@@ -12,6 +13,7 @@ from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.settings import RemoteLogManagerSettings
 from tiers.manager.spool import Spool
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.model.ids import TopicIdPartition
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 
@@ -23,6 +25,12 @@ def _no_checkpoint(name: str) -> None:
     return None
 
 
+class ShareGroups(Protocol):
+    """`ClusterShareGroups`, or a fake."""
+
+    async def lowest_start(self, partition: TopicIdPartition, timeout_ms: int) -> int | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class TaskServices:
     """`checkpoint` is called with a step's name once the step is done: a test ends the process there.
@@ -31,6 +39,7 @@ class TaskServices:
     is not known."""
 
     source: LogSource
+    share_groups: ShareGroups
     storage: RemoteStorageManager
     metadata: RemoteLogMetadataManager
     settings: RemoteLogManagerSettings

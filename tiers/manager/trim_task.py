@@ -1,7 +1,8 @@
 """Trimming the local tier: DeleteRecords up to the local retention target (DESIGN, safety rules 1, 2 and 4).
 
-Only a prefix of the local log that the remote tier covers without a gap is trimmed, of segments that this process's own
-reader saw finished T_vis ago. The newest segment always stays local, and nothing above the LSO is touched.
+* Only a prefix of the local log that the remote tier covers without a gap is trimmed, of segments that this process's
+  own reader saw finished T_vis ago. The newest segment always stays local.
+* Nothing above the LSO is touched, nor above the start of a share group: share groups read from the broker alone.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ class TrimTask:
         target = self.target(policy, bounds, local_only_bytes)
         if target <= bounds.log_start_offset:
             return None
+        share_start = await services.share_groups.lowest_start(partition, timeout_ms)
+        if share_start is not None and share_start < target:
+            target = share_start
+            if target <= bounds.log_start_offset:
+                return None
         await check_remote_lineage(services.source, services.metadata, partition, timeout_ms)
         if not services.metadata.owns(partition):
             raise OwnershipLostError(f"{partition} is owned by another member")

@@ -69,6 +69,14 @@ async def test_the_last_stable_offset_is_never_passed(copied: Workbench) -> None
     assert copied.trim_task.target(KEEP_NOTHING, await copied.log.bounds(PARTITION, 1000), 0) == 30
 
 
+@pytest.mark.parametrize(("start", "trimmed_to"), [(0, None), (45, 45), (60, 60), (95, 60)])
+async def test_the_start_of_a_share_group_is_never_passed(
+    copied: Workbench, start: int, trimmed_to: int | None
+) -> None:
+    copied.share_groups.start = start
+    assert await copied.trim(KEEP_NOTHING) == trimmed_to
+
+
 async def test_a_gap_in_the_remote_tier_ends_the_trim(copied: Workbench) -> None:
     await delete_segment(copied.services, copied.segments[1])
     assert await copied.trim(KEEP_NOTHING) is None

@@ -54,10 +54,12 @@ class Workbench:
 
     def __post_init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.share_groups = FakeShareGroups()
         self.metadata = InMemoryRemoteLogMetadataManager(lambda: self.now_ms, lambda: self.wall_ms)
         settings = RemoteLogManagerSettings(spool_dir=self.folder / "spool", fetch_bytes=500, verify_bytes=600)
         self.services = TaskServices(
             source=self.log,
+            share_groups=self.share_groups,
             storage=self.store,
             metadata=self.metadata,
             settings=settings,
@@ -129,6 +131,14 @@ class Workbench:
 
     def metric(self, name: str, **labels: str) -> float:
         return self.registry.get_sample_value(f"tidegate_{name}", labels) or 0.0
+
+
+class FakeShareGroups:
+    def __init__(self) -> None:
+        self.start: int | None = None
+
+    async def lowest_start(self, partition: TopicIdPartition, timeout_ms: int) -> int | None:
+        return self.start
 
 
 class ProcessEnded(Exception):
