@@ -133,7 +133,8 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         )
         self._topic, self._opened_state, self._opened_at_ms = topic, state, self._clock_ms()
         # A writer's records must never go back, hence no two processes may share a name; nor may names pile up.
-        self._writer = settings.writer or await asyncio.to_thread(state.writer_name, socket.gethostname())
+        if not self._writer:
+            self._writer = await asyncio.to_thread(state.writer_name, socket.gethostname())
         self._producer = MetadataProducer(self._client, topic, clock_ms=self._clock_ms)
         self._follower = MetadataFollower(
             self._client,

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiers.errors import RemoteLogMetadataError
+from tiers.metadata.flat_file import (
+    FlatFile,
+    PartitionDeleteEntry,
+    decode_flat_file,
+    encode_flat_file,
+    write_flat_file,
+)
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
+
+PARTITION = TopicIdPartition(UUID(int=5), 2, "orders")
+int64s = st.integers(0, (1 << 63) - 1)
+int32s = st.integers(0, (1 << 31) - 1)
+segments = st.builds(
+    RemoteLogSegmentMetadata,
+    segment_id=st.builds(RemoteLogSegmentId, st.just(PARTITION), st.uuids()),
+    start_offset=int64s,
+    end_offset=int64s,
+    broker_id=st.just(-1),
+    max_timestamp_ms=int64s,
+    event_timestamp_ms=int64s,
+    segment_leader_epochs=st.lists(st.builds(LeaderEpochEntry, int32s, int64s), min_size=1, max_size=3).map(tuple),
+    segment_size_bytes=int32s,
+    state=st.sampled_from(RemoteLogSegmentState),
+    custom_metadata=st.none() | st.binary(max_size=128),
+)
+files = st.builds(
+    FlatFile,
+    topic_id=st.just(PARTITION.topic_id),
+    metadata_offset=int64s,
+    segments=st.lists(segments, max_size=4).map(tuple),
+    deletion=st.none() | st.builds(PartitionDeleteEntry, int32s, int64s, st.sampled_from(RemotePartitionDeleteState)),
+)
+SEGMENT = RemoteLogSegmentMetadata(
+    segment_id=RemoteLogSegmentId(PARTITION, UUID(int=9)),
+    start_offset=1,
+    end_offset=2,
+    broker_id=-1,
+    max_timestamp_ms=3,
+    event_timestamp_ms=4,
+    segment_leader_epochs=(LeaderEpochEntry(6, 1),),
+    segment_size_bytes=7,
+    state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+)
+HEADER_HEX = "0000" + "00000000000000000000000000000005" + "000000000000000a"
+SEGMENT_HEX = (
+    "00000000000000000000000000000009" + "0000000000000001" + "0000000000000002" + "00000006"
+    "0000000000000003" + "0000000000000004" + "00000001" + "000000060000000000000001" + "00000007" + "01"
+)
+
+
+@given(files)
+def test_a_file_survives_its_bytes(file: FlatFile) -> None:
+    assert decode_flat_file(encode_flat_file(file), PARTITION) == file
+
+
+def test_the_bytes_are_the_founding_ones_and_custom_metadata() -> None:
+    deletion = PartitionDeleteEntry(8, 9, RemotePartitionDeleteState.DELETE_PARTITION_STARTED)
+    file = FlatFile(PARTITION.topic_id, 10, (SEGMENT,), deletion)
+    deletion_hex = "0f" + "0100" + "00000008" + "0000000000000009" + "01"
+    assert encode_flat_file(file).hex() == HEADER_HEX + "4f" + "0001" + SEGMENT_HEX + "ffffffff" + deletion_hex
+
+
+def test_version_0_is_read() -> None:
+    founding = bytes.fromhex(HEADER_HEX + "4b" + "0000" + SEGMENT_HEX)
+    assert decode_flat_file(founding, PARTITION) == FlatFile(PARTITION.topic_id, 10, (SEGMENT,))
+
+
+def test_a_torn_file_is_not_used() -> None:
+    whole = encode_flat_file(FlatFile(PARTITION.topic_id, 10, (SEGMENT, replace(SEGMENT, start_offset=0))))
+    boundaries = {26, 26 + (len(whole) - 26) // 2}
+    for length in set(range(len(whole))) - boundaries:
+        with pytest.raises(RemoteLogMetadataError):
+            decode_flat_file(whole[:length], PARTITION)
+
+
+def test_another_topics_file_is_not_used() -> None:
+    with pytest.raises(RemoteLogMetadataError):
+        decode_flat_file(encode_flat_file(FlatFile(UUID(int=6), 0, ())), PARTITION)
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "orders-2"
+    for offset in (1, 2):
+        write_flat_file(path, FlatFile(PARTITION.topic_id, offset, (SEGMENT,)))
+        assert decode_flat_file(path.read_bytes(), PARTITION).metadata_offset == offset
+    assert [each.name for each in tmp_path.iterdir()] == ["orders-2"]
