@@ -243,7 +243,7 @@ def main() -> int:
                     while True:
                         time.sleep(3600)
     except (ServerUnavailable, DemoFailed, TimeoutError) as error:
-        console.print(f"{type(error).__name__}: {error}", highlight=False, markup=False, soft_wrap=True)
+        console.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -174,7 +174,7 @@ def main() -> int:
             with process as proxy:
                 Bench(console, cluster, proxy, mib, rounds).run()
     except (ServerUnavailable, TimeoutError, RuntimeError) as error:
-        console.print(f"{type(error).__name__}: {error}", highlight=False, markup=False, soft_wrap=True)
+        console.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
         return 1
     finally:
         shutil.rmtree(home, ignore_errors=True)

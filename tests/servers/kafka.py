@@ -395,6 +395,7 @@ class KafkaCluster:
 
 if __name__ == "__main__":
     try:
+        java()
         print(kafka_libs())
     except ServerUnavailable as missing:
         sys.exit(str(missing))
