@@ -15,10 +15,10 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
 
-demo: .venv/installed jars ## watch an unmodified consumer read what the broker has no more (ARGS=--keep leaves it running)
+demo: jars .venv/installed ## watch an unmodified consumer read what the broker has no more (ARGS=--keep leaves it running)
 	$(BIN)/python -m bench.demo $(ARGS)
 
-test: check jars $(CACHE)/bin/versitygw ## check, then every test, on real servers
+test: jars $(CACHE)/bin/versitygw check ## check, then every test, on real servers
 	$(BIN)/pytest $(ARGS)
 
 check: .venv/installed ## style, types, layers
@@ -27,7 +27,7 @@ check: .venv/installed ## style, types, layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/installed jars ## one table: through the proxy against direct (ARGS=--quick for a small run)
+bench: jars .venv/installed ## one table: through the proxy against direct (ARGS=--quick for a small run)
 	$(BIN)/python -m bench.run $(ARGS)
 
 lock: .venv/bin/python ## pin every dependency again, with hashes (ARGS=--upgrade for the newest)
