@@ -13,7 +13,6 @@ import atexit
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 import time
@@ -104,19 +103,9 @@ class VersityGateway:
             self._process.wait()
             self._process = None
 
-    def pause(self) -> None:
-        """The server keeps its connections and answers nothing."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
-
     def stop(self) -> None:
         """Ends the process and removes its folder; safe to call twice."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGCONT)
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_TIMEOUT_S)

@@ -41,8 +41,7 @@ def test_fullness_is_the_callers_to_judge(path: Path) -> None:
     now_ms = 5000
     builder = SegmentBuilder(path, 0, lambda: now_ms)
     builder.append(b"", ())
-    assert builder.first_append_ms is None
-    assert builder.end_offset == -1
+    assert [builder.first_append_ms, builder.end_offset] == [None, -1]
     builder.append(batch_of(0, 2), ())
     now_ms = 9000
     builder.append(batch_of(2, 2), ())

@@ -54,10 +54,10 @@ async def key(s3: VersityGateway) -> str:
 
 
 async def test_one_signature_serves_every_range(signer: Signer, downloader: S3Downloader, key: str) -> None:
-    assert await downloader.get(key, 2, 4) == b"234"
-    assert await downloader.get(key, 5, 5) == b"5"
-    assert await downloader.get(key) == b"0123456789"
-    assert await downloader.get(key, 7) == b"789"
+    assert bytes(await downloader.get(key, 2, 4)) == b"234"
+    assert bytes(await downloader.get(key, 5, 5)) == b"5"
+    assert bytes(await downloader.get(key)) == b"0123456789"
+    assert bytes(await downloader.get(key, 7)) == b"789"
     assert signer.signed == 1
 
 
@@ -69,7 +69,7 @@ async def test_a_kept_signature_that_is_refused_is_renewed_once(
         await downloader.get(key)
     assert signer.signed == 1
     signer.spoil = False
-    assert await downloader.get(key, 0, 0) == b"0"
+    assert bytes(await downloader.get(key, 0, 0)) == b"0"
     assert signer.signed == 2
 
 
