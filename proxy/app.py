@@ -26,6 +26,7 @@ from proxy.handlers.api_versions import ApiVersionsHandler
 from proxy.handlers.pass_through_fetch import PassThroughFetchHandler
 from proxy.handlers.produce import ProduceHandler
 from proxy.metrics import ProxyMetrics
+from proxy.remote_tier import RemoteTier, remote_tier
 from proxy.router import Router
 from proxy.server import ProxyServer, monotonic_ms
 from proxy.topology import ListenerAddresses, Topology
@@ -60,7 +61,7 @@ def broker_client(config: TidegateConfig) -> BrokerClient:
 
 
 class Proxy:
-    """The proxy half of a process. `handlers` may be replaced until `start`: the remote tier brings its own."""
+    """The proxy half of a process. The remote tier brings handlers of its own before the first client is let in."""
 
     def __init__(self, config: TidegateConfig, registry: CollectorRegistry) -> None:
         self.metrics = ProxyMetrics()
@@ -86,6 +87,9 @@ class Proxy:
             early_answers=EARLY_ANSWERS,
             reuse_port=config.listener.reuse_port,
         )
+        self._config = config
+        self._registry = registry
+        self._tier: RemoteTier | None = None
         self._stops = False
 
     def not_ready(self) -> list[str]:
@@ -93,12 +97,23 @@ class Proxy:
             return ["stopping"]
         if not self.topology.is_ready:
             return [f"the cluster was not read yet: {self.topology.trouble or 'no answer so far'}"]
-        return []
+        return [] if self._tier is None else self._tier.not_ready()
 
-    async def start(self, stack: AsyncExitStack) -> None:
-        """Binds the bootstrap port and follows the cluster until the stack is left. Raises `OSError`."""
+    async def open(self, stack: AsyncExitStack) -> None:
         stack.push_async_callback(self.client.close)
         await stack.enter_async_context(self.server)
+
+    async def open_tier(self, stack: AsyncExitStack) -> None:
+        """Returns when the remote tier can be served. Raises `RemoteTierError`."""
+        await self.topology.wait_for_cluster()
+        tier = await stack.enter_async_context(
+            remote_tier(self._config, self.client, self.topology, self.server.spawn, self._registry)
+        )
+        self.handlers.update(tier.handlers)
+        self._tier = tier
+
+    def listen(self, stack: AsyncExitStack) -> None:
+        """Binds the bootstrap port and follows the cluster until the stack is left. Raises `OSError`."""
         self.topology.listen_for_bootstrap()
         following = self.server.spawn(self.topology.run())
         stack.callback(following.cancel)
@@ -121,7 +136,10 @@ async def run(config: TidegateConfig, stop: asyncio.Event | None = None) -> None
         proxy = Proxy(config, registry)
         if config.admin.port:
             await stack.enter_async_context(admin_http(config.admin.host, config.admin.port, registry, proxy.not_ready))
-        await proxy.start(stack)
+        await proxy.open(stack)
+        if config.is_tiered and not await _open_tier(proxy, stack, stop):
+            return
+        proxy.listen(stack)
         logger.info(
             "serving %s:%d", config.listener.advertised_host, config.listener.bootstrap_port,
             extra={"host": config.listener.host},
@@ -130,6 +148,28 @@ async def run(config: TidegateConfig, stop: asyncio.Event | None = None) -> None
         logger.info("stopping: draining connections")
         await proxy.drain()
     logger.info("stopped")
+
+
+async def _open_tier(proxy: Proxy, stack: AsyncExitStack, stop: asyncio.Event) -> bool:
+    """False when `stop` came first. In this very task, which also closes what it opens."""
+    task = asyncio.current_task()
+    assert task is not None
+
+    async def watch() -> None:
+        await stop.wait()
+        task.cancel()
+
+    watching = proxy.server.spawn(watch())
+    try:
+        await proxy.open_tier(stack)
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
+        task.uncancel()
+        return False
+    finally:
+        watching.cancel()
+    return True
 
 
 def serve(config: TidegateConfig) -> None:

@@ -16,6 +16,7 @@ from proxy.app import serve as serve_forever
 from proxy.check import check as check_everything
 from proxy.config import ConfigError, load_config
 from proxy.logging_setup import set_up_logging
+from proxy.remote_tier import RemoteTierError
 
 logger = logging.getLogger(__name__)
 
@@ -75,17 +76,26 @@ def run(arguments: list[str]) -> int:
         return ended.exit_code
     except (typer.Abort, KeyboardInterrupt):
         return FAILED
-    except ConfigError as error:
-        return _say(str(error), MISUSED)
-    except OSError as error:
-        return _say(error.strerror or str(error), FAILED)
     except Exception as error:
-        # Click's own complaints about the command line; typer does not export their base class.
-        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-            return _say(error.format_message(), MISUSED)
-        logger.debug("what led to the internal error", exc_info=error)
-        return _say(f"internal error: {type(error).__name__}: {error}", FAILED)
+        return _explain(error)
     return result if isinstance(result, int) else 0
+
+
+def _explain(error: Exception) -> int:
+    match error:
+        case ExceptionGroup(exceptions=(only,)):
+            return _explain(only)
+        case ConfigError():
+            return _say(str(error), MISUSED)
+        case OSError():
+            return _say(error.strerror or str(error), FAILED)
+        case RemoteTierError():
+            return _say(str(error), FAILED)
+    # Click's own complaints about the command line; typer does not export their base class.
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+        return _say(error.format_message(), MISUSED)
+    logger.debug("what led to the internal error", exc_info=error)
+    return _say(f"internal error: {type(error).__name__}: {error}", FAILED)
 
 
 def _say(message: str, code: int) -> int:

@@ -60,6 +60,8 @@ def _default(field: FieldInfo) -> str:
     value = field.default
     if value is PydanticUndefined:
         return "*required*"
+    if value is None:
+        return ""
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, int) and value > 0:

@@ -77,6 +77,13 @@ class Topology:
         """Why the last attempt to read the cluster failed; None when it did not."""
         return self._trouble
 
+    async def wait_for_cluster(self) -> None:
+        """Until the cluster was read once, without a listener for anybody."""
+        while self._metadata is None:
+            self._metadata = await self._read(0, self._timeout_ms)
+            if self._metadata is None:
+                await asyncio.sleep(1)
+
     def listen_for_bootstrap(self) -> None:
         """Raises `OSError`."""
         self._listen(self._addresses.host, self._addresses.bootstrap_port, BrokerEndpoint(None, self._any_broker))
@@ -98,21 +105,26 @@ class Topology:
 
     async def refresh(self, max_age_ms: int = 0, timeout_ms: int | None = None) -> bool:
         """Reads the cluster's metadata unless it is young enough. False when no broker answered."""
+        metadata = await self._read(max_age_ms, timeout_ms or self._timeout_ms)
+        if metadata is not None:
+            self._follow(metadata)
+        return metadata is not None
+
+    async def _read(self, max_age_ms: int, timeout_ms: int) -> ClusterMetadata | None:
         try:
-            metadata = await self._client.metadata(max_age_ms, timeout_ms or self._timeout_ms)
+            metadata = await self._client.metadata(max_age_ms, timeout_ms)
         except BrokerError as error:
             if self._trouble is None:
                 logger.warning("the cluster's metadata cannot be read: %s", error)
             self._trouble = str(error)
-            return False
+            return None
         if self._trouble is not None:
             logger.info("the cluster's metadata can be read again")
         self._trouble = None
-        self._follow(metadata)
-        return True
+        return metadata
 
     def _follow(self, metadata: ClusterMetadata) -> None:
-        before = {} if self._metadata is None else self._metadata.brokers
+        before = {} if self._metadata is None or not self.is_ready else self._metadata.brokers
         self._metadata = metadata
         for node_id, broker in metadata.brokers.items():
             self._listen_for(node_id)

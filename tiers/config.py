@@ -143,11 +143,11 @@ class RemoteLogConfig(Section):
     metadata_topic_partitions: int = Field(
         50, alias="remote.log.metadata.topic.num.partitions", gt=0, description="Used when the topic is created."
     )
-    metadata_topic_replication_factor: int = Field(
-        3,
+    metadata_topic_replication_factor: int | None = Field(
+        None,
         alias="remote.log.metadata.topic.replication.factor",
         gt=0,
-        description="Used when the topic is created; never more than there are brokers.",
+        description="Used when the topic is created; by default 3, or one per broker when there are fewer.",
     )
     visible_after_ms: DurationMs = Field(
         10_000,
