@@ -27,33 +27,40 @@ ABORT, COMMIT = 0, 1
 class OpenTransactions:
     """What one segment hands on to the next. Producers appear in `ongoing` once, in `aborted` by ascending offset.
 
-    `history_complete` is false when the copier began in the middle of a log: older open transactions may exist, so
-    the Kafka-shaped index then claims no last stable offset above the segment's start.
+    Every batch from `history_from` on has been seen (None: not known). Above 0, older transactions may be open unseen,
+    so the Kafka-shaped index claims no last stable offset above the segment's start.
     """
 
     aborted: tuple[AbortedTransaction, ...] = ()
     ongoing: tuple[AbortedTransaction, ...] = ()
-    history_complete: bool = False
+    history_from: int | None = None
 
 
 class TransactionTracker:
     def __init__(self, base_offset: int, carried: OpenTransactions | None) -> None:
         if carried is None:
-            carried = OpenTransactions(history_complete=base_offset == 0)
+            carried = OpenTransactions(history_from=base_offset)
         self._base_offset = base_offset
-        self._history_complete = carried.history_complete
+        self._history_from = carried.history_from
         self._aborted: dict[int, set[int]] = {}
         self._ongoing = {one.producer_id: one.first_offset for one in carried.ongoing}
         self._last_marker: dict[int, int] = {}
         self._ranges: list[AbortedTransactionRange] = []
         self._index: list[AbortedTxn] = []
-        self.on_report(carried.aborted)
+        for one in carried.aborted:
+            self._aborted.setdefault(one.producer_id, set()).add(one.first_offset)
 
     def on_report(self, aborted: Iterable[AbortedTransaction]) -> None:
         """To be called before the batches that came with the report; repeats are expected."""
         for one in aborted:
-            if one.first_offset > self._last_marker.get(one.producer_id, -1):
+            if one.first_offset > self._last_marker.get(one.producer_id, -1) and not self._ended_before(one):
                 self._aborted.setdefault(one.producer_id, set()).add(one.first_offset)
+
+    def _ended_before(self, one: AbortedTransaction) -> bool:
+        """Of what began before this segment and was seen to begin, only the ongoing is open: an answer whose batches
+        went into two segments comes with one report."""
+        seen = self._history_from is not None and self._history_from <= one.first_offset < self._base_offset
+        return seen and self._ongoing.get(one.producer_id) != one.first_offset
 
     def on_batch(self, buf: Buffer, batch: RecordBatch) -> None:
         if not batch.is_transactional:
@@ -82,7 +89,7 @@ class TransactionTracker:
     def _last_stable_offset(self, marker_offset: int) -> int:
         reported = (first for firsts in self._aborted.values() for first in firsts if first < marker_offset)
         oldest = min((*self._ongoing.values(), *reported), default=marker_offset + 1)
-        return oldest if self._history_complete else min(oldest, self._base_offset)
+        return oldest if self._history_from == 0 else min(oldest, self._base_offset)
 
     def ranges(self, end_offset: int) -> tuple[AbortedTransactionRange, ...]:
         """Every aborted transaction that overlaps the segment ending at `end_offset`, by ascending first offset."""
@@ -104,7 +111,7 @@ class TransactionTracker:
         return OpenTransactions(
             tuple(sorted(aborted, key=_first_offset_then_producer)),
             tuple(sorted(ongoing, key=_first_offset_then_producer)),
-            self._history_complete,
+            self._history_from,
         )
 
 

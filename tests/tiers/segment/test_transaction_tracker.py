@@ -38,7 +38,7 @@ def test_a_transaction_within_the_segment() -> None:
     feed(tracker, data(A, 10, 24), abort(A, 25))
     assert tracker.ranges(99) == (AbortedTransactionRange(A, 10, 25),)
     assert tracker.transaction_index() == [AbortedTxn(A, 10, 25, 26)]
-    assert tracker.open_transactions() == OpenTransactions(history_complete=True)
+    assert tracker.open_transactions() == OpenTransactions(history_from=0)
 
 
 def test_the_marker_of_a_later_segment_closes_what_was_carried() -> None:
@@ -81,6 +81,24 @@ def test_a_report_that_is_repeated_after_the_marker_opens_nothing() -> None:
     assert tracker.ranges(99) == (AbortedTransactionRange(A, 10, 25),)
 
 
+def test_one_report_for_two_segments_opens_nothing_again() -> None:
+    report = [AbortedTransaction(A, 10), AbortedTransaction(B, 12)]
+    first = TransactionTracker(0, None)
+    first.on_report(report)
+    feed(first, data(A, 10, 11), data(B, 12, 14), abort(A, 15))
+    second = TransactionTracker(16, first.open_transactions())
+    second.on_report(report)
+    feed(second, data(A, 16, 19))
+    assert second.ranges(19) == (AbortedTransactionRange(B, 12, MARKER_NOT_COPIED),)
+
+
+def test_a_report_of_what_began_before_the_copier_did_is_believed() -> None:
+    first = feed(TransactionTracker(100, None), data(A, 100, 109))
+    second = TransactionTracker(110, first.open_transactions())
+    second.on_report([AbortedTransaction(A, 90), AbortedTransaction(B, 95)])
+    assert [one.first_offset for one in second.ranges(119)] == [90, 95]
+
+
 def test_a_stale_carried_transaction_poisons_nothing() -> None:
     """Its marker lies before this segment: neither a later abort nor a commit of the producer may stretch over it."""
     stale = OpenTransactions(aborted=(AbortedTransaction(A, 3), AbortedTransaction(B, 4)))
@@ -114,7 +132,7 @@ def test_a_copier_that_began_in_the_middle_claims_no_last_stable_offset_above_it
     tracker.on_report([AbortedTransaction(A, 90)])
     feed(tracker, abort(A, 120))
     assert tracker.transaction_index() == [AbortedTxn(A, 90, 120, 100)]
-    assert not tracker.open_transactions().history_complete
+    assert tracker.open_transactions().history_from == 100
 
 
 def test_control_record_types() -> None:
