@@ -1,0 +1,160 @@
+"""A proxy of both tiers inside the test's process, before a real Kafka: real copies, real trims, a store that can fail.
+
+Everything is what production runs but for the metadata, which stays in memory. Blocking clients run in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from protocol.api_keys import ApiKey
+from proxy.app import Proxy
+from proxy.config import parse_config
+from proxy.handlers.base import FetchSettings, HandlerTools
+from proxy.handlers.delete_records import DeleteRecordsHandler
+from proxy.handlers.fetch import FetchHandler
+from proxy.handlers.list_offsets import ListOffsetsHandler
+from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
+from proxy.local_log_bounds import LocalLogBoundsCache
+from proxy.tiered_partitions import TieredPartitions
+from tests.fakes.faulty_storage import FaultyStorage
+from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.servers.kafka import KafkaCluster, consecutive_free_ports
+from tests.servers.producing import topic_id_partition
+from tiers.broker.client import BrokerClient
+from tiers.broker.share_groups import ClusterShareGroups
+from tiers.log.broker_log import BrokerLogSource
+from tiers.manager.metrics import RemoteLogManagerMetrics
+from tiers.manager.remote_log_manager import RemoteLogManager
+from tiers.manager.settings import RemoteLogManagerSettings, TopicRule
+from tiers.manager.spool import Spool
+from tiers.manager.task_services import TaskServices
+from tiers.manager.tiered_topics import TieredTopics
+from tiers.model.ids import TopicIdPartition
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, monotonic_ms
+from tiers.storage.local import LocalRemoteStorageManager
+
+TIMEOUT_MS = 20_000
+
+
+@dataclass(frozen=True)
+class TwoTiers:
+    kafka: KafkaCluster
+    bootstrap: str
+    """The proxy's."""
+    client: BrokerClient
+    source: BrokerLogSource
+    storage: FaultyStorage
+    rlmm: InMemoryRemoteLogMetadataManager
+    reader: RemoteLogReader
+    fetch: FetchHandler
+
+    async def partition(self, topic: str, index: int = 0) -> TopicIdPartition:
+        return await topic_id_partition(self.client, topic, index)
+
+    async def local_log_start(self, topic: str, index: int = 0) -> int:
+        return (await self.source.bounds(await self.partition(topic, index), TIMEOUT_MS)).log_start_offset
+
+    async def settled(self, topic: str, index: int = 0) -> int:
+        """Waits until all is copied and all but the newest segment trimmed; returns the local log start."""
+        partition = await self.partition(topic, index)
+        async with asyncio.timeout(60):
+            while True:
+                bounds = await self.source.bounds(partition, TIMEOUT_MS)
+                end = self.rlmm.remote_end_offset(partition)
+                if end is not None and end + 1 == bounds.high_watermark == bounds.last_stable_offset:
+                    newest = self.rlmm.remote_log_segment_metadata(partition, end)
+                    if newest is not None and bounds.log_start_offset == newest.start_offset > 0:
+                        return bounds.log_start_offset
+                await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def two_tiers(
+    kafka: KafkaCluster, folder: Path, tiered: str, settings: FetchSettings | None = None
+) -> AsyncIterator[TwoTiers]:
+    """`tiered` is a topic name or a shell pattern."""
+    port = consecutive_free_ports(1 + len(kafka.brokers))
+    config = parse_config(
+        f"""
+[upstream]
+bootstrap.servers = "{kafka.bootstrap_servers}"
+metadata.max.age.ms = "500ms"
+[listener]
+host = "127.0.0.1"
+advertised.host = "127.0.0.1"
+bootstrap.port = {port}
+base.port = {port}
+"""
+    )
+    settings = settings or FetchSettings()
+    (folder / "remote").mkdir()
+    storage = FaultyStorage(LocalRemoteStorageManager({"path": str(folder / "remote"), "cluster.id": "cluster"}))
+    rlmm = InMemoryRemoteLogMetadataManager()
+    reader_settings = RemoteLogReaderSettings(min_get_bytes=60_000, max_get_bytes=120_000, chunk_cache_bytes=500_000)
+    async with AsyncExitStack() as stack:
+        await storage.open()
+        stack.push_async_callback(storage.close)
+        proxy = Proxy(config, CollectorRegistry())
+        reader = await stack.enter_async_context(RemoteLogReader(rlmm, storage, reader_settings))
+        await proxy.open(stack)
+        source = BrokerLogSource(proxy.client)
+        tools = HandlerTools(
+            topology=proxy.topology,
+            tiered=TieredPartitions(rlmm, settings.metadata_max_age_ms),
+            bounds=LocalLogBoundsCache(source, monotonic_ms),
+            reader=reader,
+            settings=settings,
+            clock_ms=monotonic_ms,
+            spawn=proxy.server.spawn,
+        )
+        fetch = FetchHandler(tools)
+        proxy.handlers[ApiKey.FETCH] = fetch
+        proxy.handlers[ApiKey.LIST_OFFSETS] = ListOffsetsHandler(tools)
+        proxy.handlers[ApiKey.OFFSET_FOR_LEADER_EPOCH] = OffsetForLeaderEpochHandler(tools)
+        proxy.handlers[ApiKey.DELETE_RECORDS] = DeleteRecordsHandler(tools, rlmm)
+        proxy.listen(stack)
+        await proxy.topology.refresh()
+        manager = _manager(proxy.client, source, storage, rlmm, folder, tiered)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(manager.run())
+            yield TwoTiers(kafka, f"127.0.0.1:{port}", proxy.client, source, storage, rlmm, reader, fetch)
+            manager.stop()
+            await running
+        await proxy.drain()
+
+
+def _manager(
+    client: BrokerClient,
+    source: BrokerLogSource,
+    storage: FaultyStorage,
+    rlmm: InMemoryRemoteLogMetadataManager,
+    folder: Path,
+    tiered: str,
+) -> RemoteLogManager:
+    settings = RemoteLogManagerSettings(
+        spool_dir=folder / "spool",
+        process_interval_ms=50,
+        retry_interval_ms=10,
+        topics_interval_ms=200,
+        visible_after_ms=100,
+        fetch_bytes=20_000,
+    )
+    metrics = RemoteLogManagerMetrics(CollectorRegistry())
+    rule = TopicRule(tiered, local_retention_bytes=0, segment_bytes=30_000, segment_ms=300)
+    services = TaskServices(
+        source=source,
+        share_groups=ClusterShareGroups(client),
+        storage=storage,
+        metadata=rlmm,
+        settings=settings,
+        metrics=metrics,
+        spool=Spool(settings.spool_dir, settings.spool_max_bytes, settings.spool_threads),
+    )
+    return RemoteLogManager(services, TieredTopics(client, [rule], metrics))
