@@ -18,7 +18,7 @@ from protocol.records.record_reader import Record, read_records
 from tiers.broker.fetch import FetchedPartition
 from tiers.errors import BrokerError, RemoteLogMetadataError
 from tiers.metadata.serde import decode_key, decode_value, key_of
-from tiers.metadata.state_writer import MetadataEvent, PartitionRead
+from tiers.metadata.state_replay import MetadataEvent, PartitionRead
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,8 @@ from tiers.broker.fetch import READ_UNCOMMITTED, FetchedPartition, FetchPosition
 from tiers.errors import BrokerError, RemoteLogMetadataNotReadyError
 from tiers.metadata.committed_records import read_committed
 from tiers.metadata.metadata_topic import MetadataTopic
-from tiers.metadata.state_writer import PartitionRead, RemoteLogMetadataStateWriter
+from tiers.metadata.state_replay import PartitionRead
+from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 
 log = logging.getLogger(__name__)

@@ -1,11 +1,8 @@
-"""The one writer of the materialised state: replays what was read from the metadata topic.
+"""The one writer of the materialised state: opens it, or decides that it must be built anew, and replays into it.
 
-Replay (semantics 11.2, DESIGN "RLMM") takes every forward jump, for compaction removes what lay between; it drops a
-move backward, an update of a segment that was never added, and what it has seen already. The records of one read and
-the offset to go on from are one LMDB transaction. What a record's time is, is decided by the topic: LogAppendTime.
-
-The file is thrown away, and read again from the topic, when it is torn, when its identity or schema version is another
-one, or when it was last read to the end so long ago that tombstones may have been compacted away unseen.
+The records of one read and the offset to go on from are one LMDB transaction. The file is thrown away, and read again
+from the topic, when it is torn, when its identity or schema version is another one, or when it was last read to the end
+so long ago that tombstones may have been compacted away unseen.
 """
 
 from __future__ import annotations
@@ -13,8 +10,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO
 from uuid import uuid4
@@ -22,66 +18,23 @@ from uuid import uuid4
 import lmdb
 
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata.serde import (
-    LOG_START_OFFSET_API_KEY,
-    PARTITION_DELETE_API_KEY,
-    SEGMENT_METADATA_API_KEY,
-    SEGMENT_METADATA_UPDATE_API_KEY,
-    MetadataRecord,
-    RecordKey,
-    encode_value,
-)
-from tiers.metadata.state import MAX_READERS, RemoteLogMetadataState, leader_epoch_ends
+from tiers.metadata.state import MAX_READERS, RemoteLogMetadataState
 from tiers.metadata.state_layout import (
     DATABASES,
-    END_AND_ORDER,
     FRESHNESS_FILE,
     I32,
     I64,
     LOCK_FILE,
-    NOT_READABLE,
-    PARTITION_KEY_BYTES,
     STATE_FILE,
-    U64,
     StateIdentity,
-    decode_partition,
-    decode_segment,
-    encode_partition,
-    partition_key,
-    start_key,
 )
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.segment_metadata import (
-    LogStartOffsetUpdate,
-    RemoteLogSegmentMetadata,
-    RemoteLogSegmentMetadataUpdate,
-    RemotePartitionDeleteMetadata,
-)
-from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState, is_forward
+from tiers.metadata.state_replay import PartitionRead, Replay
+from tiers.model.ids import RemoteLogSegmentId
 
 log = logging.getLogger(__name__)
 
 DEFAULT_MAP_SIZE_BYTES = 16 << 30
 """Address space, not memory and not disk: the file grows with what it holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class MetadataEvent:
-    """One record of a metadata partition. `record` None: what `key` names is gone."""
-
-    offset: int
-    timestamp_ms: int
-    key: RecordKey
-    record: MetadataRecord | None
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionRead:
-    """What one read of a metadata partition brought; the next one starts at `next_offset`."""
-
-    metadata_partition: int
-    events: Sequence[MetadataEvent]
-    next_offset: int
 
 
 class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
@@ -192,194 +145,12 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
         """Replays `reads` in one transaction; returns the segments that they made readable."""
         finished: list[RemoteLogSegmentId] = []
         with self._env.begin(write=True) as txn:
-            replay = _Replay(self, txn, finished)
+            replay = Replay(self, self._db, txn, finished)
             for read in reads:
                 for event in read.events:
                     replay.apply(event)
                 txn.put(I32.pack(read.metadata_partition), I64.pack(read.next_offset), db=self._db.consumed)
         return finished
-
-
-class _Replay:
-    """One write transaction."""
-
-    def __init__(
-        self, state: RemoteLogMetadataStateWriter, txn: lmdb.Transaction, finished: list[RemoteLogSegmentId]
-    ) -> None:
-        self._state = state
-        self._db = state._db
-        self._txn = txn
-        self._finished = finished
-
-    def apply(self, event: MetadataEvent) -> None:
-        match event.record:
-            case RemoteLogSegmentMetadata() as metadata:
-                self._add(replace(metadata, event_timestamp_ms=event.timestamp_ms))
-            case RemoteLogSegmentMetadataUpdate() as update:
-                self._update(replace(update, event_timestamp_ms=event.timestamp_ms), event.offset)
-            case RemotePartitionDeleteMetadata() as deletion:
-                self._delete_partition(deletion.topic_id_partition, deletion.state)
-            case LogStartOffsetUpdate() as update:
-                self._raise_log_start(update)
-            case None:
-                self._bury(event.key)
-
-    def _add(self, metadata: RemoteLogSegmentMetadata) -> None:
-        if metadata.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
-            return
-        key = partition_key(metadata.topic_id_partition)
-        uuid = metadata.segment_id.id.bytes
-        if self._txn.get(key + uuid, db=self._db.segments) is not None:
-            return
-        span = metadata.end_offset - metadata.start_offset
-        self._know(key, metadata.topic_id_partition.topic, span)
-        self._put(key, metadata, NOT_READABLE)
-
-    def _put(self, key: bytes, metadata: RemoteLogSegmentMetadata, order: int) -> None:
-        uuid = metadata.segment_id.id.bytes
-        self._txn.put(key + uuid, encode_value(metadata), db=self._db.segments)
-        place = start_key(key, metadata.start_offset, uuid)
-        self._txn.put(place, END_AND_ORDER.pack(metadata.end_offset, order), db=self._db.starts)
-
-    def _know(self, key: bytes, topic: str, span: int = 0) -> None:
-        raw = self._txn.get(key, db=self._db.partitions)
-        known_span, known_topic = (-1, "") if raw is None else decode_partition(raw)
-        if raw is None or span > known_span or (topic and topic != known_topic):
-            self._txn.put(key, encode_partition(max(span, known_span), topic or known_topic), db=self._db.partitions)
-
-    def _update(self, update: RemoteLogSegmentMetadataUpdate, offset: int) -> None:
-        key = partition_key(update.segment_id.topic_id_partition)
-        uuid = update.segment_id.id.bytes
-        raw = self._txn.get(key + uuid, db=self._db.segments)
-        if raw is None:
-            return
-        known = decode_segment(bytes(raw))
-        if not is_forward(known.state, update.state):
-            return
-        if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
-            self._remove(key, known)
-            return
-        moved = known.with_update(update)
-        is_readable = moved.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-        # A repeated record counts as the later one, which is the one that compaction keeps.
-        self._put(key, moved, offset if is_readable else NOT_READABLE)
-        if is_readable or known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-            self._cover_again(key, known.start_offset, known.end_offset)
-        if is_readable:
-            self._raise_epochs(key, moved)
-            self._finished.append(moved.segment_id)
-
-    def _raise_epochs(self, key: bytes, metadata: RemoteLogSegmentMetadata) -> None:
-        for epoch, end_offset in leader_epoch_ends(metadata):
-            epoch_key = key + I32.pack(epoch)
-            raw = self._txn.get(epoch_key, db=self._db.epochs)
-            if raw is None or I64.unpack(raw)[0] < end_offset:
-                self._txn.put(epoch_key, I64.pack(end_offset), db=self._db.epochs)
-
-    def _remove(self, key: bytes, metadata: RemoteLogSegmentMetadata) -> None:
-        uuid = metadata.segment_id.id.bytes
-        self._txn.delete(key + uuid, db=self._db.segments)
-        self._txn.delete(start_key(key, metadata.start_offset, uuid), db=self._db.starts)
-        if metadata.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-            self._cover_again(key, metadata.start_offset, metadata.end_offset)
-        self._forget_if_empty(key)
-
-    def _forget_if_empty(self, key: bytes) -> None:
-        for database in (self._db.starts, self._db.log_starts):
-            cursor = self._txn.cursor(db=database)
-            if cursor.set_range(key) and cursor.key()[:PARTITION_KEY_BYTES] == key:
-                return
-        if self._deletion(key) in (None, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED):
-            self._txn.delete(key, db=self._db.partitions)
-
-    def _deletion(self, key: bytes) -> RemotePartitionDeleteState | None:
-        raw = self._txn.get(key, db=self._db.deletions)
-        return None if raw is None else RemotePartitionDeleteState(raw[0])
-
-    def _delete_partition(self, partition: TopicIdPartition, state: RemotePartitionDeleteState) -> None:
-        key = partition_key(partition)
-        known = self._deletion(key)
-        if known is not None and state < known:
-            return
-        self._txn.put(key, bytes((state,)), db=self._db.deletions)
-        if state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
-            for database in (
-                self._db.segments,
-                self._db.starts,
-                self._db.cover,
-                self._db.epochs,
-                self._db.log_starts,
-                self._db.partitions,
-            ):
-                self._delete_prefix(database, key)
-        else:
-            self._know(key, partition.topic)
-
-    def _delete_prefix(self, database: lmdb._Database, prefix: bytes) -> None:
-        cursor = self._txn.cursor(db=database)
-        found = cursor.set_range(prefix)
-        while found and cursor.key()[: len(prefix)] == prefix:
-            found = cursor.delete()
-
-    def _raise_log_start(self, update: LogStartOffsetUpdate) -> None:
-        key = partition_key(update.topic_id_partition)
-        self._know(key, update.topic_id_partition.topic)
-        writer_key = key + update.writer.encode()
-        raw = self._txn.get(writer_key, db=self._db.log_starts)
-        if raw is None or I64.unpack(raw)[0] < update.log_start_offset:
-            self._txn.put(writer_key, I64.pack(update.log_start_offset), db=self._db.log_starts)
-
-    def _bury(self, named: RecordKey) -> None:
-        key = partition_key(named.topic_id_partition)
-        if named.api_key in (SEGMENT_METADATA_API_KEY, SEGMENT_METADATA_UPDATE_API_KEY):
-            raw = self._txn.get(key + named.name, db=self._db.segments)
-            if raw is not None:
-                self._remove(key, decode_segment(bytes(raw)))
-        elif named.api_key == PARTITION_DELETE_API_KEY:
-            self._delete_partition(named.topic_id_partition, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED)
-        elif named.api_key == LOG_START_OFFSET_API_KEY and self._txn.delete(key + named.name, db=self._db.log_starts):
-            self._forget_if_empty(key)
-
-    def _cover_again(self, key: bytes, first: int, last: int) -> None:
-        """Decides anew which readable segment answers for the offsets in [first, last]."""
-        self._cut(key, first, last)
-        holes = [(first, last)]
-        for run in sorted(self._state.overlapping(self._txn, key, first, last), reverse=True):
-            if run.order == NOT_READABLE:
-                break
-            uncovered = []
-            for hole_first, hole_last in holes:
-                run_first, run_last = max(hole_first, run.start_offset), min(hole_last, run.end_offset)
-                if run_first > run_last:
-                    uncovered.append((hole_first, hole_last))
-                    continue
-                self._put_run(key, run_first, run_last, run.uuid)
-                if hole_first < run_first:
-                    uncovered.append((hole_first, run_first - 1))
-                if run_last < hole_last:
-                    uncovered.append((run_last + 1, hole_last))
-            holes = uncovered
-
-    def _put_run(self, key: bytes, first: int, last: int, uuid: bytes) -> None:
-        self._txn.put(key + U64.pack(last), U64.pack(first) + uuid, db=self._db.cover)
-
-    def _cut(self, key: bytes, first: int, last: int) -> None:
-        """Takes [first, last] out of the cover; what sticks out of it on either side stays."""
-        cut: list[tuple[int, int, bytes]] = []
-        cursor = self._txn.cursor(db=self._db.cover)
-        found = cursor.set_range(key + U64.pack(first))
-        while found and cursor.key()[:PARTITION_KEY_BYTES] == key:
-            run_last = U64.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0]
-            run_first = U64.unpack_from(cursor.value())[0]
-            if run_first > last:
-                break
-            cut.append((run_first, run_last, bytes(cursor.value()[8:])))
-            found = cursor.delete()
-        for run_first, run_last, uuid in cut:
-            if run_first < first:
-                self._put_run(key, run_first, first - 1, uuid)
-            if run_last > last:
-                self._put_run(key, last + 1, run_last, uuid)
 
 
 def _open_env(path: Path, map_size_bytes: int, *, sync: bool) -> lmdb.Environment:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.tiers.metadata.test_state import NOW_MS, PARTITION, open_state, segment, to
 from tiers.metadata.serde import RecordKey, key_of, segment_keys
-from tiers.metadata.state_writer import MetadataEvent, PartitionRead, RemoteLogMetadataStateWriter
+from tiers.metadata.state_replay import MetadataEvent, PartitionRead
+from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
 from tiers.model.segment_metadata import (
     LogStartOffsetUpdate,
     RemoteLogSegmentMetadata,

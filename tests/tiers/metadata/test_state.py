@@ -20,7 +20,8 @@ from tiers.errors import InvalidTransitionError, RemoteLogMetadataError, RemoteL
 from tiers.metadata.serde import RecordKey, key_of, segment_keys
 from tiers.metadata.state import RemoteLogMetadataState
 from tiers.metadata.state_layout import STATE_FILE, StateIdentity
-from tiers.metadata.state_writer import MetadataEvent, PartitionRead, RemoteLogMetadataStateWriter
+from tiers.metadata.state_replay import MetadataEvent, PartitionRead
+from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
