@@ -152,7 +152,7 @@ class TidegateConfig(BaseModel):
     log: LogConfig = Field(default_factory=LogConfig.defaults)
     limits: LimitsConfig = Field(default_factory=LimitsConfig.defaults)
     remote_log: RemoteLogConfig = Field(default_factory=RemoteLogConfig.defaults)
-    workers: int = Field(0, ge=0, description="Proxy processes beside the one of the remote log; 0: one for all.")
+    workers: int = Field(0, ge=0, le=0, description="0, the only value so far: one process does everything.")
 
     @model_validator(mode="before")
     @classmethod

@@ -39,6 +39,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.queue = ResponseQueue(context.limits.max_in_flight)
         self.last_active_s = 0.0
         self.relays_blindly = False
+        self.is_full = False
+        """The client does not read what was written: no response begins, so that none is made for nobody."""
         self._context = context
         self._endpoint = endpoint
         self._registry = registry
@@ -118,13 +120,17 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._context.metrics.closed[self._close_cause] += 1
 
     def pause_writing(self) -> None:
+        self.is_full = True
         if self._upstream is not None:
             self._upstream.gate.pause(PEER_IS_FULL)
 
     def resume_writing(self) -> None:
         self._outlet.on_drained()
+        self.is_full = False
         if self._upstream is not None:
-            self._upstream.gate.resume(PEER_IS_FULL)
+            self._upstream.unblock()
+            if not self.is_full:
+                self._upstream.gate.resume(PEER_IS_FULL)
 
     def _must_wait(self) -> bool:
         """Whether the next request has to; what it waits for ends the pause."""

@@ -7,6 +7,7 @@ is never more than one read brought, since the connection stops reading then.
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable, Coroutine, Sequence
 
 from protocol.api_keys import ApiKey
@@ -20,6 +21,7 @@ from proxy.flow_control import owned_parts
 from proxy.response_queue import ResponseQueue, Slot, SlotOwner
 from proxy.upstream import UpstreamConnection
 
+_HEAD = struct.Struct(">hhi")
 MAX_PREFIX_BYTES = 128 * 1024
 """A client id and a transactional id, 32 KiB each at most, and what surrounds them."""
 
@@ -86,7 +88,9 @@ class RequestReader:
         self._commit(aliases_pool=aliases_pool)
 
     def _begin(self, part: FramePart) -> None:
-        api_key, api_version, correlation_id = parse_request_head(part.data[LENGTH_BYTES:])
+        if part.size < REQUEST_HEAD_BYTES:
+            raise TruncatedError(f"a request of {part.size} bytes")
+        api_key, api_version, correlation_id = _HEAD.unpack_from(part.data, LENGTH_BYTES)
         context = self._context
         context.metrics.requests[api_key] += 1
         slot = Slot(self._owner, api_key, api_version, correlation_id, self._loop.time())

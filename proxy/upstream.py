@@ -1,7 +1,8 @@
 """The broker's side of a connection: responses in, and each to the request that it answers.
 
 One broker connection belongs to one client connection, so that authentication passes through. A response whose turn has
-not come (the answer before it still waits for the remote tier) stops the reading: what one read has brought is stashed.
+not come (the answer before it still waits for the remote tier, or the client takes no more) stops the reading: what one
+read has brought is stashed.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from protocol.errors import FrameSizeError, ProtocolError
+from protocol.errors import FrameSizeError, ProtocolError, TruncatedError
 from protocol.frame import LENGTH_BYTES, RESPONSE_HEAD_BYTES, FramePart, FrameTracker
-from protocol.header import parse_response_correlation_id
-from protocol.primitives import Buffer
+from protocol.primitives import INT32, Buffer
 from proxy.context import ConnectionContext, Endpoint
 from proxy.flow_control import OUT_OF_TURN, Outlet, ReadGate, owned_parts
 from proxy.response_queue import Slot
@@ -147,14 +147,17 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         queue = self._client.queue
         if not queue.awaiting:
             raise ProtocolError("a response that nobody asked for")
+        if self._client.is_full:
+            return False
         slot = queue.awaiting[0]
         return slot.future is not None or slot.answer is not None or queue.slots[0] is slot
 
     def _begin(self, part: FramePart) -> None:
         slot = self._client.queue.awaiting.popleft()
         self._slot = slot
-        payload = part.data[LENGTH_BYTES:]
-        correlation_id = parse_response_correlation_id(payload)
+        if part.size < RESPONSE_HEAD_BYTES:
+            raise TruncatedError(f"a response of {part.size} bytes")
+        correlation_id = INT32.unpack_from(part.data, LENGTH_BYTES)[0]
         if correlation_id != slot.upstream_correlation_id:
             raise CorrelationMismatchError(
                 f"correlation id {correlation_id} where {slot.upstream_correlation_id} was due"
@@ -165,15 +168,15 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             if part.size > self._context.limits.max_held_response_bytes:
                 raise FrameSizeError(f"a response of {part.size} bytes, above the limit of held ones")
             if part.remaining:
-                self._held = bytearray(payload)
+                self._held = bytearray(part.data[LENGTH_BYTES:])
             else:
-                self._complete(slot, memoryview(bytes(payload)))
+                self._complete(slot, memoryview(bytes(part.data[LENGTH_BYTES:])))
             return
         self.streaming_slot = slot
         if slot.patcher is None:
             self._client.emit((part.data,))
         else:
-            self._client.emit((part.data[:LENGTH_BYTES], *slot.patcher.feed(payload)))
+            self._client.emit((part.data[:LENGTH_BYTES], *slot.patcher.feed(part.data[LENGTH_BYTES:])))
         if not part.remaining:
             self.streaming_slot = None
             self._client.on_streamed(slot)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,9 +13,10 @@ import kafka
 import pytest
 from kafka.admin import KafkaAdminClient
 
+from proxy import cli
 from tests.integration.recording_relay import RecordingRelay, recording_relay
-from tests.servers.kafka import CONSOLE_CONSUMER, CONSOLE_PRODUCER, KafkaCluster, free_ports
-from tests.servers.producing import create_topic
+from tests.servers.kafka import CONSOLE_CONSUMER, CONSOLE_PRODUCER, KafkaCluster, consecutive_free_ports, free_ports
+from tests.servers.producing import create_topic, produce
 from tests.servers.tidegate import TidegateProcess
 
 pytestmark = pytest.mark.integration
@@ -37,44 +36,38 @@ class Rig:
 
     def leaks(self) -> list[bytes]:
         """Client connections that got the host name which the brokers advertise."""
+        assert any(self.relay.streams())
         name = self.cluster.advertised_host.encode()
         return [stream for stream in self.relay.streams() if name in stream]
 
 
-def consecutive_ports() -> int:
-    """A port after which as many as there are brokers are free as well."""
-    while True:
-        (first,) = free_ports(1, PROXY_HOST)
-        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
-            for host in (CLIENT_HOST, PROXY_HOST):
-                for port in range(first, first + BROKERS + 1):
-                    sock = held.enter_context(socket.socket())
-                    sock.bind((host, port))
-            return first
-
-
 @pytest.fixture(scope="module")
 def rig(kafka_of_three: KafkaCluster) -> Iterator[Rig]:
-    bootstrap_port = consecutive_ports()
+    first = consecutive_free_ports(1 + BROKERS, PROXY_HOST)
+    ports = range(first, first + 1 + BROKERS)
+    with (
+        tidegate(kafka_of_three, PROXY_HOST, first) as proxy,
+        recording_relay(CLIENT_HOST, PROXY_HOST, ports) as relay,
+    ):
+        yield Rig(kafka_of_three, proxy, relay, f"{CLIENT_HOST}:{first}")
+
+
+def tidegate(cluster: KafkaCluster, host: str, bootstrap_port: int) -> TidegateProcess:
+    """Without a remote tier; broker N is advertised at the bootstrap port + N."""
     (admin_port,) = free_ports(1)
     config = f"""
 [upstream]
-bootstrap.servers = "{kafka_of_three.bootstrap_servers}"
+bootstrap.servers = "{cluster.bootstrap_servers}"
 metadata.max.age.ms = "500ms"
 [listener]
-host = "{PROXY_HOST}"
+host = "{host}"
 advertised.host = "{CLIENT_HOST}"
 bootstrap.port = {bootstrap_port}
 base.port = {bootstrap_port}
 [admin]
 port = {admin_port}
 """
-    ports = range(bootstrap_port, bootstrap_port + BROKERS + 1)
-    with (
-        TidegateProcess(config, address=(PROXY_HOST, bootstrap_port), admin=("127.0.0.1", admin_port)) as proxy,
-        recording_relay(CLIENT_HOST, PROXY_HOST, ports) as relay,
-    ):
-        yield Rig(kafka_of_three, proxy, relay, f"{CLIENT_HOST}:{bootstrap_port}")
+    return TidegateProcess(config, address=(host, bootstrap_port), admin=("127.0.0.1", admin_port))
 
 
 def values(prefix: str) -> list[bytes]:
@@ -215,6 +208,46 @@ def test_a_leader_that_moves_is_found_again_and_no_endpoint_leaks(rig: Rig, topi
     assert sorted(take(consumer, RECORDS)) == sorted(sent)
     consumer.close()
     assert rig.leaks() == []
+
+
+def test_check_prints_the_address_map(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["check", "--config", str(rig.proxy.config)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"cluster {rig.cluster.cluster_id}"
+    for (node_id, broker), line in zip(sorted(rig.cluster.brokers.items()), lines[1:], strict=True):
+        advertised = f"{CLIENT_HOST}:{rig.proxy.address[1] + node_id}"
+        assert line == f"broker {node_id}: {broker.host}:{broker.port} is advertised as {advertised}, reached"
+
+
+def test_a_consumer_that_waits_is_answered_when_the_proxy_stops_and_goes_on_with_the_next(
+    kafka_of_three: KafkaCluster, topic_name: str
+) -> None:
+    proxy = tidegate(kafka_of_three, CLIENT_HOST, consecutive_free_ports(1 + BROKERS))
+    sent = values("restart")
+    with proxy:
+        bootstrap = proxy.bootstrap_servers
+        create_topic(bootstrap, topic_name, partitions=1, replicas=3)
+        consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": topic_name,
+                "auto.offset.reset": "earliest",
+                "fetch.wait.max.ms": 45_000,
+            }
+        )
+        consumer.subscribe([topic_name])
+        produce(bootstrap, topic_name, sent[:100])
+        assert take(consumer, 100) == sent[:100]
+        assert consumer.poll(0.5) is None
+        proxy.keep()
+        proxy.stop()
+        output = proxy.output.read_text()
+        assert "proxy.app: stopped" in output
+        assert "outlived the drain" not in output
+    with proxy:
+        produce(bootstrap, topic_name, sent[100:])
+        assert take(consumer, RECORDS - 100) == sent[100:]
+        consumer.close()
 
 
 def test_the_admin_port_counts_by_api_and_tier(rig: Rig) -> None:

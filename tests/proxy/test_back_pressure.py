@@ -7,6 +7,7 @@ import gc
 from pathlib import Path
 
 from protocol.primitives import INT32
+from proxy.exchange import Exchange
 from proxy.flow_control import READ_BUFFER_BYTES, BufferPool
 from tests.fakes.fake_broker import FakeBroker, Wire, connected, frame, request, response
 from tests.proxy.proxy_harness import ForwardingHandler, proxy_before
@@ -128,6 +129,36 @@ async def test_later_responses_are_not_read_while_an_answer_waits() -> None:
         assert await client.receive() == response(1)
         assert await client.receive() == large
         await sender
+
+
+async def test_no_answer_is_made_for_a_client_that_does_not_take_the_one_before() -> None:
+    made: list[int] = []
+
+    async def large(exchange: Exchange, held: memoryview) -> tuple[bytes, bytes]:
+        await asyncio.sleep(0)
+        made.append(exchange.request.correlation_id)
+        return bytes(held[:4]), bytes(8 * MIB)
+
+    requests = 20
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={1: ForwardingHandler(large)}) as proxy,
+        connected(proxy.port, receive_buffer_bytes=16 * 1024) as client,
+    ):
+        await client.send(*(request(1, 4, n) for n in range(requests)))
+        upstream = await broker.accepted()
+        for _ in range(requests):
+            await upstream.receive()
+        await upstream.send(*(response(n) for n in range(requests)))
+        before = resident_bytes()
+        while not made:  # noqa: ASYNC110 - a list has no event
+            await asyncio.sleep(0.001)
+        await flows(proxy.metrics, "bytes_from_brokers")
+        assert len(made) == 1
+        assert resident_bytes() - before < 12 * MIB
+        for n in range(requests):
+            assert await client.receive() == response(n, bytes(8 * MIB))
+        assert made == list(range(requests))
 
 
 def test_the_pool_hands_out_what_came_back_before_it_allocates() -> None:
