@@ -12,12 +12,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from uuid import uuid4
 
 from protocol.records.record_batch import cut_at_batches
-from tiers.errors import CustomMetadataTooLargeError, LogDivergedError, OwnershipLostError
+from tiers.errors import (
+    CorruptSegmentError,
+    CustomMetadataTooLargeError,
+    LogDivergedError,
+    OwnershipLostError,
+    RemoteResourceNotFoundError,
+)
 from tiers.log.log_source import LocalLogBounds, LogRead
 from tiers.manager.lineage import check_lineage
 from tiers.manager.read_back import verify_copied_segment
@@ -176,12 +183,21 @@ class RLMCopyTask:
         return self._builder
 
     async def _continuation_at(self, start: int) -> _Continuation:
-        """The leader epochs that earlier segments know, from the last one's stored indexes."""
-        previous = self._services.metadata.remote_log_segment_metadata(self._partition, start - 1)
+        """The leader epochs that earlier segments know: from the last one's stored indexes, else from the metadata."""
+        metadata, partition = self._services.metadata, self._partition
+        previous = metadata.remote_log_segment_metadata(partition, start - 1)
         if previous is None:
             return _Continuation(start)
-        stored = decode_indexes_object(await self._services.storage.fetch_indexes(previous), previous)
-        return _Continuation(start, stored.indexes.leader_epochs)
+        try:
+            stored = decode_indexes_object(await self._services.storage.fetch_indexes(previous), previous)
+            return _Continuation(start, stored.indexes.leader_epochs)
+        except (RemoteResourceNotFoundError, CorruptSegmentError) as error:
+            # Expired segments' epochs are not in it, but a lost object must not hold up the copying for ever.
+            _LOG.error(
+                "the newest segment's indexes cannot be read",
+                extra={"partition": str(partition), "segment": str(previous.segment_id.id), "error": str(error)},
+            )
+            return _Continuation(start, _known_epochs(metadata.list_remote_log_segments(partition)))
 
     async def _roll(self) -> int:
         """Finishes the open segment and copies it; returns the offset after it."""
@@ -275,3 +291,11 @@ class RLMCopyTask:
             self._services.spool.shrink(self._builder.size_bytes)
             self._builder.discard()
             self._builder = None
+
+
+def _known_epochs(segments: Iterable[RemoteLogSegmentMetadata]) -> tuple[LeaderEpochEntry, ...]:
+    epochs: list[LeaderEpochEntry] = []
+    for segment in segments:
+        if segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+            epochs += [entry for entry in segment.segment_leader_epochs if not epochs or entry.epoch > epochs[-1].epoch]
+    return tuple(epochs)

@@ -233,6 +233,19 @@ async def test_leader_epochs_are_carried_over_segments_and_restarts(bench: Workb
     assert [(one.epoch, one.start_offset) for one in cumulative] == [(1, 0), (4, 20), (7, 70)]
 
 
+async def test_lost_indexes_of_the_newest_segment_do_not_hold_up_the_copying(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 3, leader_epoch=1), *batches(30, 4, leader_epoch=4))
+    await bench.copy_all()
+    bench.restart()
+    lost = next(path for path in (bench.folder / "remote").rglob("*.indexes") if "59-" in path.name)
+    lost.unlink()
+    bench.log.append(*batches(70, 4, leader_epoch=7))
+    await bench.copy_all()
+    newest = bench.segments[-1]
+    cumulative = decode_indexes_object(await bench.store.fetch_indexes(newest)).indexes.leader_epochs
+    assert [(one.epoch, one.start_offset) for one in cumulative] == [(1, 0), (4, 30), (7, 70)]
+
+
 async def test_an_aborted_transaction_is_known_to_every_segment_that_it_overlaps_and_to_no_later_one(
     bench: Workbench,
 ) -> None:
