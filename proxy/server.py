@@ -41,7 +41,7 @@ class BrokerEndpoint:
 
 
 class ProxyServer:
-    """Use as an async context manager; leaving it aborts what `drain` has not closed."""
+    """Use as an async context manager; leaving it aborts every connection."""
 
     def __init__(
         self,
@@ -78,13 +78,7 @@ class ProxyServer:
         self.stop_listening()
         if self._idle_sweep is not None:
             self._idle_sweep.cancel()
-        for connection in list(self._connections):
-            connection.abort("stopped")
-        # Aborted transports tell their connections, which end their tasks.
-        await self._connections.empty.wait()
-        for upstream in list(self._context.upstreams):
-            upstream.abort()
-        await self._context.upstreams.empty.wait()
+        await self._abort_all()
         await self._tasks.__aexit__(None, None, None)
 
     @property
@@ -132,7 +126,7 @@ class ProxyServer:
         self._servers.clear()
 
     async def drain(self, timeout_ms: int | None = None) -> bool:
-        """Stops accepting, answers what is under way, closes. True when every connection ended within the timeout."""
+        """Stops accepting, answers what is under way, closes; what outlives the timeout is cut, and False returned."""
         self.stop_listening()
         for connection in list(self._connections):
             connection.drain()
@@ -140,9 +134,20 @@ class ProxyServer:
             async with asyncio.timeout((self._limits.drain_timeout_ms if timeout_ms is None else timeout_ms) / 1000):
                 await self._connections.empty.wait()
                 await self._context.upstreams.empty.wait()
-        if survivors := len(self._connections):
-            logger.warning("%d connections outlived the drain", survivors)
+        survivors = len(self._connections)
+        if survivors:
+            logger.warning("%d connections outlived the drain and are cut", survivors)
+        await self._abort_all()
         return not survivors
+
+    async def _abort_all(self) -> None:
+        """Aborted transports tell their connections, which end their tasks."""
+        for connection in list(self._connections):
+            connection.abort("stopped")
+        await self._connections.empty.wait()
+        for upstream in list(self._context.upstreams):
+            upstream.abort()
+        await self._context.upstreams.empty.wait()
 
     def spawn(self, coroutine: Coroutine[None, None, None]) -> asyncio.Task[None]:
         return self._tasks.create_task(coroutine)

@@ -15,7 +15,15 @@ from kafka.admin import KafkaAdminClient
 
 from proxy import cli
 from tests.integration.recording_relay import RecordingRelay, recording_relay
-from tests.servers.kafka import CONSOLE_CONSUMER, CONSOLE_PRODUCER, KafkaCluster, consecutive_free_ports, free_ports
+from tests.servers.kafka import (
+    CONSOLE_CONSUMER,
+    CONSOLE_PRODUCER,
+    Broker,
+    KafkaCluster,
+    consecutive_free_ports,
+    free_ports,
+    running_brokers,
+)
 from tests.servers.producing import create_topic, produce
 from tests.servers.tidegate import TidegateProcess
 
@@ -250,7 +258,58 @@ def test_a_consumer_that_waits_is_answered_when_the_proxy_stops_and_goes_on_with
         consumer.close()
 
 
-def test_the_admin_port_counts_by_api_and_tier(rig: Rig) -> None:
+def test_a_broker_that_joins_gets_a_port_and_one_that_moves_keeps_it(kafka_of_three: KafkaCluster) -> None:
+    cluster = kafka_of_three
+    first = consecutive_free_ports(1 + BROKERS)
+    joins = cluster.brokers[3]
+    cluster.stop_broker(3)
+    try:
+        with tidegate(cluster, CLIENT_HOST, first):
+            assert set(running_brokers(CLIENT_HOST, first)) == {1, 2}
+            with pytest.raises(ConnectionRefusedError):
+                running_brokers(CLIENT_HOST, first + 3)
+            for _ in range(2):
+                move(joins)
+                cluster.start_broker(3)
+                reach_by_its_port(first, 3)
+                cluster.stop_broker(3)
+    finally:
+        cluster.start_broker(3)
+
+
+def move(broker: Broker) -> None:
+    """To another port, while it is stopped."""
+    (port,) = free_ports(1, broker.host)
+    text = broker.properties.read_text()
+    broker.properties.write_text(
+        text.replace(f"PLAINTEXT://{broker.host}:{broker.port},", f"PLAINTEXT://{broker.host}:{port},")
+    )
+    broker.port = port
+
+
+def reach_by_its_port(first: int, node_id: int) -> None:
+    """The broker answers at its port of the proxy, and is advertised there."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            named = running_brokers(CLIENT_HOST, first + node_id)
+        except OSError:
+            assert time.monotonic() < deadline
+        else:
+            if node_id in named:
+                assert named[node_id] == (CLIENT_HOST, first + node_id)
+                return
+        time.sleep(0.05)
+
+
+def test_the_admin_port_counts_by_api_and_tier(rig: Rig, topic_name: str) -> None:
+    create_topic(rig.bootstrap, topic_name)
+    produce(rig.bootstrap, topic_name, [b"counted"])
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": rig.bootstrap, "group.id": topic_name})
+    consumer.assign([confluent_kafka.TopicPartition(topic_name, 0, 0)])
+    assert take(consumer, 1) == [b"counted"]
+    consumer.close()
     metrics = rig.proxy.metrics()
     assert 'tidegate_requests_total{api="Metadata"}' in metrics
+    assert 'tidegate_request_latency_seconds_count{api="Produce",tier="none"}' in metrics
     assert 'tidegate_request_latency_seconds_count{api="Fetch",tier="local"}' in metrics
