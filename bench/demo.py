@@ -82,9 +82,7 @@ class Demo:
             tail.stop()
         remote = {partition: (0, start) for partition, start in local_starts.items()}
         seeks = seek_latencies(self.proxy.bootstrap_servers, TOPIC, remote, SEEKS)
-        self.show_figures(
-            results, {"tail, nothing else reads": quiet, "tail, while others read from offset 0": busy}, seeks
-        )
+        self.show_figures(results, {"tail, nothing else reads": quiet, "tail, beside the backfills": busy}, seeks)
         if tail.error is not None:
             raise DemoFailed(f"reading the tail failed: {tail.error}")
         verdicts = [self.verdict(result) for result in results]
@@ -182,7 +180,8 @@ class Demo:
         count = f"{len(seeks):,}"
         table.add_row("backfill, first record after a seek", count, count, "", *_percentiles(seeks))
         for name, samples in tails.items():
-            table.add_row(f"{name}, produced to consumed", f"{len(samples):,}", "0", "", *_percentiles(samples))
+            table.add_row(name, f"{len(samples):,}", "0", "", *_percentiles(samples))
+        table.caption = "tail: one record, from produced to consumed"
         self.console.print(table)
 
     def verdict(self, result: Result) -> bool:

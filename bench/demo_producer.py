@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -48,6 +49,7 @@ def produce(bootstrap: str, records: int, first_timestamp_ms: int, progress: Cal
                 "enable.idempotence": True,
                 "log_level": LOG_ERRORS,
                 "compression.type": batch.codec,
+                "compression.level": 1,
                 "linger.ms": 20,
                 "batch.size": 256 * 1024,
                 "queue.buffering.max.kbytes": 64 * 1024,
@@ -61,9 +63,12 @@ def produce(bootstrap: str, records: int, first_timestamp_ms: int, progress: Cal
             if sequence % 256 == 0:
                 producer.poll(0)
                 progress(produced)
-        if producer.flush(TIMEOUT_S):
-            produced.errors.append(f"records of the {batch.codec} batches were not acknowledged in {TIMEOUT_S:.0f} s")
-        progress(produced)
+        deadline = time.monotonic() + TIMEOUT_S
+        while producer.flush(0.5):
+            progress(produced)
+            if time.monotonic() > deadline:
+                produced.errors.append(f"{batch.codec} batches were not acknowledged in {TIMEOUT_S:.0f} s")
+                return produced
     return produced
 
 
