@@ -19,6 +19,8 @@ from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead
 
 logger = logging.getLogger(__name__)
 
+_LINGER_S = 5.0
+
 
 class RemotePartitionRead:
     """The remote read of one partition of one request; begins when it is made, ends with a result or an error."""
@@ -44,6 +46,7 @@ class RemotePartitionRead:
         self.error: RemoteLogError | None = None
         self.on_done: Callable[[], object] = _nothing
         self._task: asyncio.Task[None] | None = None
+        self._lapse: asyncio.TimerHandle | None = None
         if max_bytes > 0 or min_one_message:
             self._task = spawn(
                 self._run(reader, min_one_message, isolation_level, deadline_ms, connection_id),
@@ -63,6 +66,15 @@ class RemotePartitionRead:
     ) -> bool:
         """Whether a request for just that may take this read over, under way or done."""
         return self.error is None and self._asked == (partition, offset, max_bytes, min_one_message, isolation_level)
+
+    def linger(self, lapse: Callable[[], object]) -> None:
+        """Its request was answered without it. `lapse` is called when no other has taken it over for a while."""
+        self._lapse = asyncio.get_running_loop().call_later(_LINGER_S, lapse)
+
+    def take_over(self) -> None:
+        if self._lapse is not None:
+            self._lapse.cancel()
+            self._lapse = None
 
     def cancel(self) -> None:
         """Nobody waits for it any more. What is being downloaded goes on, into the cache."""

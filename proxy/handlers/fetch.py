@@ -155,6 +155,7 @@ class FetchHandler:
             key = (asked.topic, asked.partition)
             left = connection.reads.pop(key, None)
             if left is not None:
+                left.take_over()
                 if left.answers(partition, asked.fetch_offset, *budget, parsed.isolation_level):
                     reads[key] = left
                     continue

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from protocol.api_keys import ApiKey
 from protocol.apis.fetch_request import FINAL_SESSION_EPOCH, NO_SESSION_ID, FetchPartition, FetchRequest
@@ -76,9 +77,11 @@ class FetchCompleter:
 
     async def complete(self, held: HeldFetch, response: FetchResponse) -> Sequence[Buffer]:
         payload = await self._complete(held, response)
-        left = {key: read for key, read in held.reads.items() if not read.is_done}
-        if left:
-            self._connections.get(held.exchange.connection_id).reads.update(left)
+        for key, read in held.reads.items():
+            if not read.is_done:
+                connection = self._connections.get(held.exchange.connection_id)
+                connection.reads[key] = read
+                read.linger(partial(connection.forget, key, read))
         return payload
 
     async def _complete(self, held: HeldFetch, response: FetchResponse) -> Sequence[Buffer]:

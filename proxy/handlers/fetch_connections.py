@@ -30,6 +30,12 @@ class FetchConnection:
     orphaned_session_id: int = 0
     """The broker still keeps this session, the client does not know of it any more: the next full request closes it."""
 
+    def forget(self, key: PartitionKey, read: RemotePartitionRead) -> None:
+        """Nobody came for it."""
+        if self.reads.get(key) is read:
+            del self.reads[key]
+            read.cancel()
+
 
 class FetchConnections:
     """By connection id, least recently used ones forgotten."""

@@ -46,7 +46,7 @@ def read_with_kafka_python(bootstrap: str, topic: str, count: int, isolation: st
     consumer.assign([partition])
     consumer.seek(partition, 0)
     try:
-        return [(message.offset, message.value) for message, _ in zip(consumer, range(count), strict=False)]
+        return [(message.offset, message.value) for _, message in zip(range(count), consumer, strict=False)]
     finally:
         consumer.close()
 

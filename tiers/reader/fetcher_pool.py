@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from tiers.errors import ReaderQueueFullError, RetriableRemoteStorageError
+from tiers.errors import ReaderQueueFullError, RemoteStorageError, RetriableRemoteStorageError
 
 T = TypeVar("T")
 
@@ -131,7 +131,7 @@ class FetcherPool(Generic[T]):
     ) -> Flight[T]:
         """Admits a download that will bring `keys`, none of which may have a flight already."""
         if self._group is None:
-            raise RetriableRemoteStorageError("the fetcher pool is closed")
+            raise RemoteStorageError("the fetcher pool is closed")
         if self.pending_count >= self._max_pending_tasks:
             raise ReaderQueueFullError(f"{self.pending_count} downloads wait already")
         flight = Flight(self, keys, size_bytes, connection_id, download)

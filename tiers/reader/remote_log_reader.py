@@ -147,7 +147,7 @@ class RemoteLogReader:
             min_get_bytes=settings.min_get_bytes,
             max_get_bytes=settings.max_get_bytes,
         )
-        self._read_ahead = ReadAhead(
+        self.read_ahead = ReadAhead(
             budget_bytes=min(settings.read_ahead_budget_bytes, settings.chunk_cache_bytes // 2),
             first_window_bytes=settings.min_get_bytes,
             max_window_bytes=settings.read_ahead_max_window_bytes,
@@ -296,7 +296,7 @@ class RemoteLogReader:
         next_offset: int,
         connection_id: int,
     ) -> None:
-        window_bytes = self._read_ahead.window_bytes((connection_id, segment.topic_id_partition), offset, next_offset)
+        window_bytes = self.read_ahead.window_bytes((connection_id, segment.topic_id_partition), offset, next_offset)
         try:
             while window_bytes > 0:
                 window_bytes = self._fetcher.read_ahead(segment, index, number, window_bytes)

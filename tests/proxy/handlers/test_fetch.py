@@ -4,138 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from protocol.api_keys import ApiKey
-from protocol.apis.fetch_response import FetchResponse, parse_fetch_response
 from protocol.errors import ErrorCode
-from protocol.header import response_body_position
-from proxy.exchange import Answer, Forward
-from proxy.handlers.base import FetchSettings, HandlerTools
-from proxy.handlers.fetch import FetchHandler
-from proxy.local_log_bounds import LocalLogBoundsCache
-from proxy.tiered_partitions import TieredPartitions
-from tests.fakes.fetch_broker import Ask, FakeCluster, FakeExchange, LocalLog, fetch_frame, reference
+from proxy.exchange import Forward
+from proxy.handlers.base import FetchSettings
+from tests.fakes.fetch_bench import (
+    BATCH,
+    LOCAL_0,
+    P0,
+    P1,
+    VERSIONS,
+    Bench,
+    ask,
+    ask_local,
+    bench_of,
+    codes,
+    parse,
+    records,
+)
+from tests.fakes.fetch_broker import FakeExchange, LocalLog, fetch_frame
 from tests.fakes.record_batches import batch_of
-from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.model.ids import TopicIdPartition
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, monotonic_ms
-
-P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
-P1 = TopicIdPartition(TOPIC_ID, 1, "orders")
-LOCAL_ID = uuid.UUID(int=99)
-LOCAL_0 = TopicIdPartition(LOCAL_ID, 0, "local")
-VERSIONS = range(4, 19)
-BATCH = 10
-TRIMMED = 100
-"""Offsets of P0 below it are remote only; it goes on to 200 locally."""
-
-
-@dataclass
-class Bench:
-    tier: RemoteTier
-    cluster: FakeCluster
-    handler: FetchHandler
-    reader: RemoteLogReader
-    batches: list[bytes]
-    last: FakeExchange | None = None
-    streamed: bool = False
-
-    async def send(self, frame: bytes, connection_id: int = 1, may_forward: bool = True) -> FetchResponse:
-        """One request through the handler and the broker, as the connection would do it."""
-        exchange = self.last = FakeExchange(self.cluster, frame, connection_id)
-        exchange.may_forward = may_forward
-        action, state = self.handler.on_request(exchange)
-        version = exchange.request.api_version
-        if isinstance(action, Answer):
-            return parse(version, action.payload)
-        assert isinstance(action, Forward)
-        response = memoryview(self.cluster.answer(action.frame))
-        self.streamed = action.hold_bytes is not None and len(response) + 4 > action.hold_bytes
-        if self.streamed:
-            if action.patcher is None:
-                return parse(version, [response])
-            out = [bytes(b) for n in range(0, len(response), 1000) for b in action.patcher.feed(response[n : n + 1000])]
-            assert sum(map(len, out)) == len(response)
-            return parse(version, out)
-        assert state is not None
-        answer = state.on_response(response)
-        return parse(version, await answer if isinstance(answer, Coroutine) else answer)
-
-    async def fetch(self, version: int, *asks: Ask, connection_id: int = 1, **limits: Any) -> FetchResponse:
-        return await self.send(fetch_frame(version, asks, **limits), connection_id)
-
-    async def until_remote(self, version: int, *asks: Ask, **more: Any) -> FetchResponse:
-        """Polls, as a consumer does, until the first partition brings records."""
-        while True:
-            response = await self.fetch(version, *asks, **more)
-            if records(response, 0):
-                return response
-            await asyncio.sleep(0.001)
-
-
-def parse(version: int, payload: Sequence[Any]) -> FetchResponse:
-    whole = b"".join(payload)
-    return parse_fetch_response(whole, response_body_position(ApiKey.FETCH, version, whole), version)
-
-
-def records(response: FetchResponse, index: int = 0) -> bytes:
-    return bytes(response.records(response.partitions[index]))
-
-
-def codes(response: FetchResponse) -> list[int]:
-    return [partition.error_code for partition in response.partitions]
-
-
-@asynccontextmanager
-async def bench_of(root: Path, settings: FetchSettings | None = None) -> AsyncIterator[Bench]:
-    tier = RemoteTier(root)
-    batches = await tier.fill(P0, segments=2, batches=6)
-    batches += [batch_of(offset, BATCH, value_bytes=20, timestamp=1_000_000 + offset) for offset in range(120, 200, 10)]
-    cluster = FakeCluster(
-        topics={"orders": TOPIC_ID, "local": LOCAL_ID},
-        logs={
-            P0: LocalLog(batches, TRIMMED),
-            P1: LocalLog([batch_of(0, BATCH)]),
-            LOCAL_0: LocalLog([batch_of(0, BATCH)]),
-        },
-    )
-    reader_settings = RemoteLogReaderSettings(min_get_bytes=3000, max_get_bytes=6000)
-    settings = settings or FetchSettings(remote_fetch_max_wait_ms=2000, local_poll_ms=20)
-    async with (
-        RemoteLogReader(tier.rlmm, tier.storage, reader_settings, jitter=lambda: 0.0) as reader,
-        asyncio.TaskGroup() as group,
-    ):
-        tools = HandlerTools(
-            topology=cluster,
-            tiered=TieredPartitions(tier.rlmm, settings.metadata_max_age_ms),
-            bounds=LocalLogBoundsCache(cluster, monotonic_ms),
-            reader=reader,
-            settings=settings,
-            clock_ms=monotonic_ms,
-            spawn=group.create_task,
-        )
-        yield Bench(tier, cluster, FetchHandler(tools), reader, batches)
+from tiers.reader.remote_log_reader import monotonic_ms
 
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     async with bench_of(tmp_path) as made:
         yield made
-
-
-def ask(version: int, offset: int, partition: int = 0, **more: Any) -> Ask:
-    return Ask(reference(version, "orders", TOPIC_ID), partition, offset, **more)
-
-
-def ask_local(version: int, offset: int, **more: Any) -> Ask:
-    return Ask(reference(version, "local", LOCAL_ID), 0, offset, **more)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tiers.errors import ReaderQueueFullError, RetriableRemoteStorageError
+from tiers.errors import ReaderQueueFullError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.reader.fetcher_pool import FetcherPool
 
 
@@ -132,5 +132,5 @@ async def test_leaving_the_pool_cancels_what_runs_and_what_waits() -> None:
     for flight in flights:
         with pytest.raises(asyncio.CancelledError):
             await flight.wait()
-    with pytest.raises(RetriableRemoteStorageError):
+    with pytest.raises(RemoteStorageError, match="closed"):
         pool.start(["c"], 1, 1, downloads.make("c"))

@@ -1,0 +1,31 @@
+"""What waits for the remote tier, for Prometheus: the purgatory of remote fetches and the memory of held answers.
+
+tidegate_remote_fetch_pending                  requests that wait now
+tidegate_remote_fetch_completed_total          completion = satisfied | expired | cancelled
+tidegate_remote_fetch_held_bytes               reserved for held answers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from proxy.handlers.fetch import FetchHandler
+
+
+class RemoteFetchMetrics(Collector):
+    def __init__(self, handler: FetchHandler) -> None:
+        self._handler = handler
+
+    def collect(self) -> Iterator[Metric]:
+        purgatory = self._handler.purgatory
+        name = "tidegate_remote_fetch"
+        yield GaugeMetricFamily(f"{name}_pending", "Fetches that wait now.", value=purgatory.pending_count)
+        completed = CounterMetricFamily(f"{name}_completed", "Fetches that waited.", labels=["completion"])
+        completed.add_metric(["satisfied"], purgatory.satisfied_count)
+        completed.add_metric(["expired"], purgatory.expired_count)
+        completed.add_metric(["cancelled"], purgatory.cancelled_count)
+        yield completed
+        yield GaugeMetricFamily(f"{name}_held_bytes", "Reserved for held answers.", value=self._handler.held_bytes)

@@ -1,0 +1,29 @@
+"""The read path's numbers are there on a scrape."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from proxy.fetch_metrics import RemoteFetchMetrics
+from tests.fakes.fetch_bench import ask, bench_of
+from tiers.reader.metrics import RemoteLogReaderMetrics
+
+
+async def test_a_scrape_tells_what_the_remote_tier_did(tmp_path: Path) -> None:
+    async with bench_of(tmp_path) as bench, asyncio.timeout(30):
+        registry = CollectorRegistry()
+        registry.register(RemoteFetchMetrics(bench.handler))
+        registry.register(RemoteLogReaderMetrics(bench.reader))
+        await bench.fetch(13, ask(13, 0))
+        await bench.fetch(13, ask(13, 0))
+        lines = generate_latest(registry).decode().splitlines()
+        samples = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        assert samples["tidegate_remote_fetch_pending"] == "0.0"
+        assert float(samples['tidegate_remote_fetch_completed_total{completion="satisfied"}']) == 2
+        assert samples["tidegate_remote_fetch_held_bytes"] == "0.0"
+        assert float(samples['tidegate_remote_reader_cache_bytes{cache="chunk"}']) > 0
+        assert float(samples["tidegate_remote_reader_chunk_hits_total"]) > 0
+        assert samples["tidegate_remote_reader_circuit_open"] == "0.0"

@@ -1,0 +1,47 @@
+"""What the read path of the remote tier is doing, for Prometheus: plain attributes, looked at on a scrape.
+
+tidegate_remote_reader_running, _pending, _bytes_in_flight     pool = chunk | index
+tidegate_remote_reader_cache_bytes                             cache = chunk | index
+tidegate_remote_reader_chunk_hits_total, _chunk_misses_total
+tidegate_remote_reader_read_ahead_bytes                        reserved windows
+tidegate_remote_reader_circuit_open                            1 while the store is left alone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tiers.reader.remote_log_reader import RemoteLogReader
+
+_PREFIX = "tidegate_remote_reader"
+
+
+class RemoteLogReaderMetrics(Collector):
+    def __init__(self, reader: RemoteLogReader) -> None:
+        self._reader = reader
+
+    def collect(self) -> Iterator[Metric]:
+        reader = self._reader
+        pools = (("chunk", reader.chunk_pool), ("index", reader.index_pool))
+        running = GaugeMetricFamily(f"{_PREFIX}_running", "Downloads under way.", labels=["pool"])
+        pending = GaugeMetricFamily(f"{_PREFIX}_pending", "Downloads that wait for a slot.", labels=["pool"])
+        in_flight = GaugeMetricFamily(f"{_PREFIX}_bytes_in_flight", "Their bytes.", labels=["pool"])
+        for name, pool in pools:
+            running.add_metric([name], pool.running_count)
+            pending.add_metric([name], pool.pending_count)
+            in_flight.add_metric([name], pool.bytes_in_flight)
+        cache = GaugeMetricFamily(f"{_PREFIX}_cache_bytes", "Bytes in memory caches.", labels=["cache"])
+        cache.add_metric(["chunk"], reader.chunk_cache.size_bytes)
+        cache.add_metric(["index"], reader.index_cache.size_bytes)
+        yield from (running, pending, in_flight, cache)
+        yield CounterMetricFamily(f"{_PREFIX}_chunk_hits", "Chunks found in memory.", value=reader.chunk_cache.hits)
+        yield CounterMetricFamily(f"{_PREFIX}_chunk_misses", "Chunks not there.", value=reader.chunk_cache.misses)
+        yield GaugeMetricFamily(
+            f"{_PREFIX}_read_ahead_bytes", "Windows of read-ahead.", value=reader.read_ahead.reserved_bytes
+        )
+        yield GaugeMetricFamily(
+            f"{_PREFIX}_circuit_open", "1 while the store is left alone.", value=int(reader.breaker.is_open)
+        )
