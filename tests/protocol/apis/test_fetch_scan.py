@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.apis.fetch_response import parse_fetch_response
+from protocol.apis.fetch_encoding import encode_partition, encode_response
+from protocol.apis.fetch_response import AbortedTransaction, EpochEndOffset, parse_fetch_response
 from protocol.apis.fetch_scan import plain_topics
+from protocol.apis.topic_reference import TopicReference
+from protocol.primitives import Buffer
 from tests.fakes.schema_messages import RECORDS, Message, messages
 
 VERSIONS = range(4, 19)
@@ -76,3 +81,22 @@ def test_every_version_has_plain_responses(version: int) -> None:
         assert (plain_topics(message.payload, 0, version) is None) == has_tags
 
     check()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_one_thing_out_of_the_ordinary_is_enough(version: int) -> None:
+    topic = UUID(int=7) if version >= 13 else "t"
+    plain = encode_partition(version, 0, records=[bytes(500)], aborted_transactions=[])
+
+    def scan(*entries: Sequence[Buffer], error_code: int = 0) -> list[TopicReference] | None:
+        payload = b"".join(encode_response(version, 1, [(topic, entries)], error_code=error_code))
+        return plain_topics(payload, 5 if version >= 12 else 4, version)
+
+    assert scan(plain, plain) == [topic]
+    assert scan(plain, encode_partition(version, 1, error_code=1)) is None
+    assert scan(encode_partition(version, 1, error_code=6), plain) is None
+    assert scan(plain, encode_partition(version, 1, aborted_transactions=[AbortedTransaction(1, 2)])) is None
+    if version >= 7:
+        assert scan(error_code=70) is None
+    if version >= 12:
+        assert scan(encode_partition(version, 1, diverging_epoch=EpochEndOffset(1, 2)), plain) is None
