@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from protocol.api_keys import ApiKey
 from proxy.config import TidegateConfig
 from proxy.exchange import Handler
+from proxy.fetch_metrics import RemoteFetchMetrics
 from proxy.handlers.base import FetchSettings, HandlerTools, Spawn
 from proxy.handlers.delete_records import DeleteRecordsHandler
 from proxy.handlers.fetch import FetchHandler
@@ -104,9 +105,11 @@ async def remote_tier(
             TopicDeletionTask(services, ClusterTopicExistence(client)),
         )
         await stack.enter_async_context(_running(manager))
+        fetch = FetchHandler(tools)
+        registry.register(RemoteFetchMetrics(fetch))
         yield RemoteTier(
             {
-                ApiKey.FETCH: FetchHandler(tools),
+                ApiKey.FETCH: fetch,
                 ApiKey.LIST_OFFSETS: ListOffsetsHandler(tools),
                 ApiKey.OFFSET_FOR_LEADER_EPOCH: OffsetForLeaderEpochHandler(tools),
                 ApiKey.DELETE_RECORDS: DeleteRecordsHandler(tools, metadata),
