@@ -64,7 +64,9 @@ class LogSource(Protocol):
         log end, `BrokerError` with code UNKNOWN_TOPIC_ID when the topic's id is not this one any more.
         """
 
-    async def end_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
+    async def end_offset_for_epoch(
+        self, partition: TopicIdPartition, leader_epoch: int, timeout_ms: int
+    ) -> EpochEndOffset:
         """Where `leader_epoch` ends in the leader's log."""
 
     async def delete_records(self, partition: TopicIdPartition, offset: int, leader_epoch: int, timeout_ms: int) -> int:
