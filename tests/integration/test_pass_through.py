@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +15,6 @@ import kafka
 import pytest
 from kafka.admin import KafkaAdminClient
 
-from proxy import cli
 from tests.integration.recording_relay import RecordingRelay, recording_relay
 from tests.servers.kafka import (
     CONSOLE_CONSUMER,
@@ -218,9 +219,11 @@ def test_a_leader_that_moves_is_found_again_and_no_endpoint_leaks(rig: Rig, topi
     assert rig.leaks() == []
 
 
-def test_check_prints_the_address_map(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["check", "--config", str(rig.proxy.config)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_check_prints_the_address_map(rig: Rig) -> None:
+    command = [sys.executable, "-m", "proxy", "check", "--config", str(rig.proxy.config)]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
+    lines = checked.stdout.splitlines()
     assert lines[0] == f"cluster {rig.cluster.cluster_id}"
     for (node_id, broker), line in zip(sorted(rig.cluster.brokers.items()), lines[1:], strict=True):
         advertised = f"{CLIENT_HOST}:{rig.proxy.address[1] + node_id}"

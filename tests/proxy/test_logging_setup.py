@@ -5,20 +5,12 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 
 from proxy.logging_setup import set_up_logging
 
-
-@pytest.fixture(autouse=True)
-def root_logger_as_it_was() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
+pytestmark = pytest.mark.usefixtures("root_logger_as_it_was")
 
 
 def test_json_lines_carry_the_keys_of_the_event() -> None:
