@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
@@ -45,6 +48,15 @@ def test_locks_pin_every_package_by_hash_and_name_no_index(lock: str) -> None:
     assert requirements
     assert [each for each in requirements if "==" not in each or "--hash=sha256:" not in each] == []
     assert re.findall(r"://|--(?:index|extra-index|find-links|trusted)", text) == []
+
+
+@pytest.mark.parametrize(("lock", "extras"), [("requirements.txt", []), ("requirements-dev.txt", ["dev"])])
+def test_locks_hold_what_the_project_asks_for(lock: str, extras: list[str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
+    pinned = dict(re.findall(r"^([a-z0-9][a-z0-9.-]*)==(\S+)", (ROOT / lock).read_text(), re.MULTILINE))
+    for requirement in map(Requirement, asked):
+        assert pinned[canonicalize_name(requirement.name)] in requirement.specifier
 
 
 def test_nothing_names_a_folder_of_one_machine() -> None:

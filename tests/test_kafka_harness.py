@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.servers.kafka import CONSOLE_CONSUMER, CONSOLE_PRODUCER, TOPIC_COMMAND, KafkaCluster, running_brokers
+from tests.servers.kafka import CONSOLE_CONSUMER, CONSOLE_PRODUCER, TOPIC_COMMAND, KafkaCluster
+from tests.servers.running_brokers import running_brokers
 
 pytestmark = pytest.mark.integration
 
