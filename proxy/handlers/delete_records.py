@@ -15,7 +15,6 @@ from typing import Protocol
 from protocol.api_keys import ApiKey
 from protocol.apis.delete_records import (
     HIGH_WATERMARK,
-    MAX_VERSION,
     DeleteRecordsAnswer,
     DeleteRecordsPartition,
     DeleteRecordsRequest,
@@ -27,6 +26,7 @@ from protocol.apis.delete_records import (
 from protocol.header import parse_request_header, response_body_position
 from proxy.error_map import delete_records_error
 from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, current_partition
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.model.ids import TopicIdPartition
@@ -50,8 +50,7 @@ class DeleteRecordsHandler:
 
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
         request = exchange.request
-        if not 0 <= request.api_version <= MAX_VERSION:
-            return Forward(request.frame), None
+        check_version(ApiKey.DELETE_RECORDS, request.api_version)
         body_position = parse_request_header(request.frame).body_position
         parsed = parse_delete_records_request(request.frame, body_position, request.api_version)
         return Forward(request.frame, hold_bytes=None), _State(self, parsed)

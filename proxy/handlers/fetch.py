@@ -15,8 +15,6 @@ from protocol.api_keys import ApiKey
 from protocol.apis.fetch_encoding import encode_response
 from protocol.apis.fetch_request import (
     FINAL_SESSION_EPOCH,
-    MAX_VERSION,
-    MIN_VERSION,
     FetchRequest,
     parse_fetch_request,
     patch_fetch_request,
@@ -29,6 +27,7 @@ from protocol.header import parse_request_header, response_body_position
 from protocol.primitives import INT32
 from proxy.delayed_remote_fetch import RemotePartitionRead
 from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools
 from proxy.handlers.fetch_completion import FetchCompleter, HeldFetch
 from proxy.handlers.fetch_connections import FetchConnection, FetchConnections, PartitionKey
@@ -65,8 +64,7 @@ class FetchHandler:
         request = exchange.request
         version = request.api_version
         frame = request.frame
-        if not MIN_VERSION <= version <= MAX_VERSION:
-            return Forward(frame), None
+        check_version(ApiKey.FETCH, request.api_version)
         body_position = parse_request_header(frame).body_position
         if _may_be_from_follower(frame, body_position, version) and (
             parse_fetch_request(frame, body_position, version).is_from_follower

@@ -15,7 +15,13 @@ from functools import partial
 from protocol.api_keys import ApiKey
 from protocol.apis.fetch_request import FINAL_SESSION_EPOCH, NO_SESSION_ID, FetchPartition, FetchRequest
 from protocol.apis.fetch_request import patch_fetch_request as patch
-from protocol.apis.fetch_response import LOG_START_OFFSET_AT, FetchResponse, out_of_range, parse_fetch_response
+from protocol.apis.fetch_response import (
+    LOG_START_OFFSET_AT,
+    FetchResponse,
+    FetchResponsePartition,
+    out_of_range,
+    parse_fetch_response,
+)
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.header import response_body_position
 from protocol.primitives import INT64, Buffer
@@ -34,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 _DEADLINE_GRACE_MS = 50
 """Reads end themselves at the deadline, and know whether they failed or were only slow: they get to say so."""
+
+_JUDGE_GRACE_MS = 250
+"""What finding out about a partition may cost an answer that has local data."""
 
 _TIMER_SLACK_MS = 5
 """The loop's timers and the injected clock may differ by a rounding."""
@@ -120,20 +129,39 @@ class FetchCompleter:
         for entry in held.request.partitions:
             asked.setdefault((entry.topic, entry.partition), entry)
         indexes = out_of_range(response)
+        deadline_ms = held.deadline_ms
+        if len(indexes) < len(response.partitions):
+            # What the broker has is not kept from the client by doubts about what it has not.
+            local_bytes = sum(entry.records_bytes for entry in response.partitions)
+            has_enough = local_bytes >= max(1, held.request.min_bytes)
+            max_wait_at_ms = held.exchange.request.received_at_ms + held.request.max_wait_ms
+            soon_ms = self._tools.clock_ms() + _JUDGE_GRACE_MS
+            deadline_ms = min(deadline_ms, soon_ms if has_enough else max(soon_ms, max_wait_at_ms))
         judgements = await asyncio.gather(
-            *(
-                self._judge.judge(
-                    response.partitions[index].topic,
-                    response.partitions[index].partition,
-                    asked.get((response.partitions[index].topic, response.partitions[index].partition)),
-                    received_at_ms=held.exchange.request.received_at_ms,
-                    deadline_ms=held.deadline_ms,
-                    connection_id=held.exchange.connection_id,
-                )
-                for index in indexes
-            )
+            *(self._judge_one(held, response.partitions[index], asked, deadline_ms) for index in indexes)
         )
         return dict(zip(indexes, judgements, strict=True))
+
+    async def _judge_one(
+        self,
+        held: HeldFetch,
+        entry: FetchResponsePartition,
+        asked: Mapping[PartitionKey, FetchPartition],
+        deadline_ms: int,
+    ) -> Judgement:
+        try:
+            async with asyncio.timeout(max(1, deadline_ms - self._tools.clock_ms()) / 1000):
+                return await self._judge.judge(
+                    entry.topic,
+                    entry.partition,
+                    asked.get((entry.topic, entry.partition)),
+                    received_at_ms=held.exchange.request.received_at_ms,
+                    deadline_ms=deadline_ms,
+                    connection_id=held.exchange.connection_id,
+                )
+        except TimeoutError:
+            known = self._judge.known_partition(entry.topic, entry.partition)
+            return Judgement(Verdict.UNAVAILABLE, known, is_tiered=self._local.is_tiered(entry.topic))
 
     def _start_reads(
         self, held: HeldFetch, response: FetchResponse, judgements: Mapping[int, Judgement]
@@ -210,7 +238,7 @@ class FetchCompleter:
             max_wait_passed=lambda: clock_ms() >= max_wait_at_ms,
         )
         for read in reads.values():
-            read.on_done = operation.try_complete
+            read.on_done = partial(self._purgatory.check_and_complete, read.partition)
         delay_ms = (max_wait_at_ms if has_local else held.deadline_ms + _DEADLINE_GRACE_MS) - clock_ms()
         keys = [judgement.partition for judgement in judgements.values() if judgement.partition is not None]
         if self._purgatory.try_complete_else_watch(operation, keys, delay_ms) or operation.completion is not None:

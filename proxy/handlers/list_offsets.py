@@ -20,8 +20,6 @@ from protocol.apis.list_offsets import (
     LATEST_TIERED_TIMESTAMP,
     LATEST_TIMESTAMP,
     MAX_TIMESTAMP,
-    MAX_VERSION,
-    MIN_VERSION,
     ListOffsetsAnswer,
     ListOffsetsPartition,
     ListOffsetsRequest,
@@ -33,6 +31,7 @@ from protocol.apis.list_offsets import (
 from protocol.header import parse_request_header, response_body_position
 from proxy.error_map import UNAVAILABLE, list_offsets_error
 from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, current_partition
 from tiers.errors import RemoteLogError
 from tiers.model.ids import TopicIdPartition
@@ -51,8 +50,7 @@ class ListOffsetsHandler:
 
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
         request = exchange.request
-        if not MIN_VERSION <= request.api_version <= MAX_VERSION:
-            return Forward(request.frame), None
+        check_version(ApiKey.LIST_OFFSETS, request.api_version)
         body_position = parse_request_header(request.frame).body_position
         parsed = parse_list_offsets_request(request.frame, body_position, request.api_version)
         if parsed.replica_id >= 0 or all(asked.timestamp in _BROKERS_OWN for asked in parsed.partitions):

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from protocol.api_keys import ApiKey
 from protocol.apis.offset_for_leader_epoch import (
-    MAX_VERSION,
-    MIN_VERSION,
     EpochAnswer,
     EpochEndOffsetPartition,
     EpochPartition,
@@ -24,6 +22,7 @@ from protocol.apis.offset_for_leader_epoch import (
 )
 from protocol.header import parse_request_header, response_body_position
 from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, current_partition
 from proxy.handlers.leader_epochs import contains, end_offset_for
 from tiers.errors import RemoteLogError
@@ -39,8 +38,7 @@ class OffsetForLeaderEpochHandler:
 
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
         request = exchange.request
-        if not MIN_VERSION <= request.api_version <= MAX_VERSION:
-            return Forward(request.frame), None
+        check_version(ApiKey.OFFSET_FOR_LEADER_EPOCH, request.api_version)
         body_position = parse_request_header(request.frame).body_position
         parsed = parse_offset_for_leader_epoch_request(request.frame, body_position, request.api_version)
         if parsed.replica_id >= 0:

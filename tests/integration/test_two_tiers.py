@@ -15,6 +15,10 @@ import kafka as kafka_python
 import pytest
 from kafka.errors import OffsetOutOfRangeError
 
+from protocol.apis.fetch_request import FetchRequest, parse_fetch_request
+from protocol.header import parse_request_header
+from proxy.exchange import Answer, Exchange, Forward, HandlerState
+from proxy.handlers.base import FetchSettings
 from tests.integration.two_tiers_rig import TwoTiers, two_tiers
 from tests.servers.kafka import CONSOLE_CONSUMER, KafkaCluster
 from tests.servers.producing import create_topic, produce, produce_transaction, random_values
@@ -147,6 +151,69 @@ async def test_the_java_client_reads_from_the_beginning(tiers: TwoTiers, topic: 
     assert consumed.stdout.split("\n")[:300] == [value.decode() for value in values]
 
 
+@pytest.mark.parametrize("hold_bytes", [256 * 1024, 5_000])
+async def test_the_java_client_reads_a_trimmed_partition_beside_a_local_one(
+    kafka: KafkaCluster, tmp_path: Path, topic: str, hold_bytes: int
+) -> None:
+    """With fetch sessions; by the smaller limit answers stream, so that remote partitions come a request later."""
+    async with two_tiers(kafka, tmp_path, PATTERN, FetchSettings(hold_bytes=hold_bytes)) as tiers:
+        beside = f"beside-{topic}"
+        for name in (topic, beside):
+            create_topic(kafka.bootstrap_servers, name)
+        values = [f"{n}-".ljust(1000, "x").encode() for n in range(300)]
+        others = [f"other-{n}-".ljust(1000, "y").encode() for n in range(300)]
+        await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
+        await asyncio.to_thread(produce, tiers.bootstrap, beside, others)
+        await tiers.settled(topic)
+        consumed = await asyncio.to_thread(
+            kafka.run_tool,
+            CONSOLE_CONSUMER,
+            *("--bootstrap-server", tiers.bootstrap, "--include", f"{topic}|{beside}", "--from-beginning"),
+            *("--max-messages", "600", "--timeout-ms", "30000"),
+            *("--command-property", "max.partition.fetch.bytes=20000"),
+        )
+        lines = consumed.stdout.split("\n")[:600]
+        assert [line for line in lines if line.endswith("x")] == [value.decode() for value in values]
+        assert [line for line in lines if line.endswith("y")] == [value.decode() for value in others]
+
+
+async def test_fetch_sessions_of_local_topics_reach_the_broker_untouched(tiers: TwoTiers, topic_name: str) -> None:
+    """The name is not one that is tiered."""
+    create_topic(tiers.kafka.bootstrap_servers, topic_name)
+    await asyncio.to_thread(produce, tiers.bootstrap, topic_name, [b"%d" % n for n in range(5)])
+    forwarded: list[FetchRequest] = []
+    in_session = asyncio.Event()
+    on_request = tiers.fetch.on_request
+
+    def record(exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+        before = exchange.request.frame
+        action, state = on_request(exchange)
+        assert isinstance(action, Forward)
+        assert action.frame == before
+        header = parse_request_header(before)
+        forwarded.append(parse_fetch_request(before, header.body_position, header.api_version))
+        if forwarded[-1].session_epoch > 2:
+            in_session.set()
+        return action, state
+
+    tiers.fetch.on_request = record  # type: ignore[method-assign]  # a recorder, for this test
+    consuming = asyncio.to_thread(
+        tiers.kafka.run_tool,
+        CONSOLE_CONSUMER,
+        *("--bootstrap-server", tiers.bootstrap, "--topic", topic_name, "--from-beginning"),
+        *("--max-messages", "10", "--timeout-ms", "30000"),
+    )
+    async with asyncio.TaskGroup() as group:
+        consumer = group.create_task(consuming)
+        async with asyncio.timeout(60):
+            await in_session.wait()
+        await asyncio.to_thread(produce, tiers.bootstrap, topic_name, [b"%d" % n for n in range(5, 10)])
+    assert consumer.result().stdout.split() == [str(n) for n in range(10)]
+    incremental = [request for request in forwarded if request.session_epoch > 0]
+    assert len({request.session_id for request in incremental}) == 1
+    assert all(request.session_id for request in incremental)
+
+
 async def test_the_broker_alone_has_lost_what_the_proxy_serves(tiers: TwoTiers, topic: str) -> None:
     create_topic(tiers.kafka.bootstrap_servers, topic)
     await asyncio.to_thread(produce, tiers.bootstrap, topic, random_values(200))
@@ -271,3 +338,60 @@ async def test_a_remote_tier_that_goes_away_and_comes_back_costs_time_only(
         group.create_task(interrupt())
         found = await asyncio.to_thread(read, tiers.bootstrap, topic, 400, "read_uncommitted")
     assert found == list(enumerate(values))
+
+
+async def test_a_leader_that_moves_during_a_backfill_is_followed(
+    kafka_of_three: KafkaCluster, tmp_path: Path, topic: str
+) -> None:
+    async with two_tiers(kafka_of_three, tmp_path, PATTERN) as tiers:
+        create_topic(kafka_of_three.bootstrap_servers, topic, replicas=3)
+        values = random_values(500)
+        await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
+        await tiers.settled(topic)
+        partition = await tiers.partition(topic)
+        leader = (await tiers.client.leader_of(partition)).node_id
+
+        async def move() -> None:
+            await tiers.storage.asked.wait()
+            await asyncio.to_thread(kafka_of_three.stop_broker, leader)
+
+        tiers.storage.asked.clear()
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(move())
+                read = partial(read_slowly, tiers.bootstrap, topic, len(values))
+                found = await asyncio.to_thread(read)
+        finally:
+            await asyncio.to_thread(kafka_of_three.start_broker, leader)
+        assert found == list(enumerate(values))
+        assert (await tiers.client.leader_of(partition, max_age_ms=0)).node_id != leader
+
+
+def read_slowly(bootstrap: str, topic: str, count: int) -> list[RECORD]:
+    """Ten records at a time, so that a broker has the time to go."""
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "unused",
+            "auto.offset.reset": "error",
+            "fetch.message.max.bytes": 11_000,
+            "queued.min.messages": 10,
+            "fetch.queue.backoff.ms": 20,
+        }
+    )
+    consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
+    found: list[RECORD] = []
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(found) < count and time.monotonic() < deadline:
+        for message in consumer.consume(10, 1.0):
+            error = message.error()
+            if error is not None:
+                assert error.code() != confluent_kafka.KafkaError._AUTO_OFFSET_RESET
+                continue
+            offset, value = message.offset(), message.value()
+            assert offset is not None
+            assert isinstance(value, bytes)
+            found.append((offset, value))
+        time.sleep(0.05)
+    consumer.close()
+    return found

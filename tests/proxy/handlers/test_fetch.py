@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, ProtocolError
 from proxy.exchange import Forward
 from proxy.handlers.base import FetchSettings
 from tests.fakes.fetch_bench import (
@@ -273,6 +273,27 @@ async def test_a_busy_local_partition_does_not_wait_for_a_slow_remote_one(bench:
     assert records(response, 0).startswith(bench.batches[6])
     assert records(response, 1)
     assert len(bench.tier.storage.gets) == 2
+
+
+async def test_doubts_about_a_partition_hold_local_data_back_only_for_a_moment(bench: Bench) -> None:
+    hanging = asyncio.Event()
+
+    async def hang(partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
+        await hanging.wait()
+
+    bench.tier.rlmm.fresh = False
+    bench.tier.rlmm.ensure_fresh = hang  # type: ignore[method-assign]  # a metadata topic that does not answer
+    async with asyncio.timeout(1.5):
+        response = await bench.fetch(13, ask(13, 60), ask_local(13, 0), max_wait_ms=60_000)
+    assert codes(response) == [ErrorCode.REPLICA_NOT_AVAILABLE, 0]
+    assert records(response, 1)
+
+
+async def test_a_version_that_was_never_advertised_ends_the_connection(bench: Bench) -> None:
+    frame = bytearray(fetch_frame(4, [ask(4, 0)]))
+    frame[3] = 3
+    with pytest.raises(ProtocolError):
+        bench.handler.on_request(FakeExchange(bench.cluster, bytes(frame)))
 
 
 async def test_new_local_data_ends_the_wait_for_a_slow_remote_partition(bench: Bench) -> None:

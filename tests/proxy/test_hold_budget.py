@@ -1,0 +1,26 @@
+"""Grants shrink as memory goes, never to nothing, and come back."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.hold_budget import OVERSHOOT_BYTES, HoldBudget
+
+
+@given(st.lists(st.integers(-5, 1 << 26), max_size=30))
+def test_everything_that_was_granted_comes_back(wanted: list[int]) -> None:
+    budget = HoldBudget(1 << 26)
+    grants = [budget.reserve(size) for size in wanted]
+    for size, granted in zip(wanted, grants, strict=True):
+        assert 1 <= granted <= max(1, size)
+    assert sum(grants) <= (1 << 26) + len(grants)
+    assert budget.reserved_bytes == sum(grants) + OVERSHOOT_BYTES * len(grants)
+    for granted in grants:
+        budget.release(granted)
+    assert budget.reserved_bytes == 0
+
+
+def test_one_request_cannot_take_it_all() -> None:
+    budget = HoldBudget(1000)
+    assert budget.reserve(5000) == 250
