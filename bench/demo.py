@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -188,9 +189,9 @@ class Demo:
         wanted = self.records * PARTITIONS
         matched = result.done and not result.mismatches and result.error is None and result.from_remote_tier > 0
         if matched:
-            share = result.from_remote_tier / wanted
+            share = math.floor(result.from_remote_tier / wanted * 100)
             self.say(
-                f"{result.client}: all {wanted:,} records match what was produced, {share:.0%} of them from the remote "
+                f"{result.client}: all {wanted:,} records match what was produced, {share}% of them from the remote "
                 f"tier; none of the {ABORTED_PER_PARTITION * PARTITIONS:,} aborted ones"
             )
         else:
@@ -215,7 +216,9 @@ def servers(console: Console, mib: int) -> Iterator[tuple[KafkaCluster, Tidegate
     try:
         console.print(f"starting Kafka {KAFKA_VERSION} and Tidegate", highlight=False)
         with KafkaCluster(settings=BROKER_SETTINGS) as cluster:
-            process = tidegate_over(cluster, home, tiered=[TOPIC], segment_bytes=segment_bytes(mib))
+            size = segment_bytes(mib)
+            # A little stays, so that every read crosses from one tier to the other.
+            process = tidegate_over(cluster, home, tiered=[TOPIC], segment_bytes=size, local_retention_bytes=size // 4)
             with process as proxy:
                 yield cluster, proxy, home / "tier"
     finally:

@@ -134,6 +134,7 @@ def tidegate_over(
     *,
     tiered: Sequence[str] = (),
     segment_bytes: int = 1 << 20,
+    local_retention_bytes: int = 1,
     storage: Mapping[str, str] | None = None,
     settings: Mapping[str, str | int] | None = None,
 ) -> TidegateProcess:
@@ -168,7 +169,7 @@ def tidegate_over(
     for name in tiered:
         rule: dict[str, str | int] = {
             "name": name,
-            "local.retention.bytes": 1,
+            "local.retention.bytes": local_retention_bytes,
             "segment.bytes": segment_bytes,
             "segment.ms": "5s",
         }
