@@ -20,15 +20,17 @@ class TieredPartitions:
         self._max_age_ms = max_age_ms
 
     def is_fresh(self, partition: TopicIdPartition) -> bool:
-        return self.rlmm.is_fresh(partition, self._max_age_ms)
+        try:
+            return self.rlmm.is_fresh(partition, self._max_age_ms)
+        except RemoteLogError:
+            return False
 
     async def ensure_fresh(self, partition: TopicIdPartition, timeout_ms: int, max_age_ms: int | None = None) -> bool:
         """False when the metadata could not be read far enough in time: then nothing may be concluded from it."""
         max_age_ms = self._max_age_ms if max_age_ms is None else max_age_ms
-        if self.rlmm.is_fresh(partition, max_age_ms):
-            return True
         try:
-            await self.rlmm.ensure_fresh(partition, max_age_ms, timeout_ms)
+            if not self.rlmm.is_fresh(partition, max_age_ms):
+                await self.rlmm.ensure_fresh(partition, max_age_ms, timeout_ms)
         except RemoteLogError:
             return False
         return True
@@ -51,11 +53,14 @@ class TieredPartitions:
         return min(max(log_start, segment.start_offset), local_log_start)
 
     def holds(self, partition: TopicIdPartition, offset: int) -> bool:
-        """Whether a readable remote segment has the offset, and it is not below the log start."""
-        log_start = self.rlmm.log_start_offset(partition)
-        if log_start is None or offset < log_start:
+        """Whether a readable remote segment has the offset, and it is not below the log start, as far as is known."""
+        try:
+            log_start = self.rlmm.log_start_offset(partition)
+            if log_start is None or offset < log_start:
+                return False
+            return self.rlmm.remote_log_segment_metadata(partition, offset) is not None
+        except RemoteLogError:
             return False
-        return self.rlmm.remote_log_segment_metadata(partition, offset) is not None
 
     def end_offset(self, partition: TopicIdPartition) -> int | None:
         """Inclusive."""

@@ -35,6 +35,7 @@ from proxy.handlers.fetch_merge import LocalReplacement, RemoteOutcome, merge, r
 from proxy.handlers.fetch_verdict import FetchJudge, Judgement, Verdict
 from proxy.local_log_bounds import Watermarks
 from proxy.purgatory import Completion, DelayedOperationPurgatory
+from tiers.errors import RemoteLogError
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +160,7 @@ class FetchCompleter:
                     deadline_ms=deadline_ms,
                     connection_id=held.exchange.connection_id,
                 )
-        except TimeoutError:
+        except (TimeoutError, RemoteLogError):
             known = self._judge.known_partition(entry.topic, entry.partition)
             return Judgement(Verdict.UNAVAILABLE, known, is_tiered=self._local.is_tiered(entry.topic))
 
@@ -324,8 +325,11 @@ class FetchCompleter:
             return None
         if judgement.verdict is Verdict.UNAVAILABLE or partition is None:
             return RemoteOutcome(error_code=UNAVAILABLE)
-        log_start = self._tools.tiered.log_start(partition)
-        end_offset = self._tools.tiered.end_offset(partition)
+        try:
+            log_start = self._tools.tiered.log_start(partition)
+            end_offset = self._tools.tiered.end_offset(partition)
+        except RemoteLogError as error:
+            return RemoteOutcome(error_code=fetch_error(error))
         watermarks = self._tools.bounds.watermarks(partition)
         if watermarks is None:
             known_end = -1 if end_offset is None else end_offset + 1

@@ -16,6 +16,7 @@ from protocol.splice import Splice
 from proxy.handlers.base import HandlerTools
 from proxy.handlers.fetch_verdict import FetchJudge
 from proxy.local_log_bounds import Watermarks
+from tiers.errors import RemoteLogError
 
 
 class LocalAnswers:
@@ -57,13 +58,14 @@ class LocalAnswers:
         partition = self._judge.known_partition(topic, index)
         if partition is None:
             return None
-        log_start = self._tools.tiered.log_start(partition)
+        try:
+            log_start = self._tools.tiered.earliest_readable(partition, max(local_log_start, 0))
+        except RemoteLogError:
+            return None
         if log_start is None:
             return None
         self._tools.bounds.see(partition, local_log_start, watermarks)
-        if local_log_start < 0:
-            return None
-        return self._tools.tiered.earliest_readable(partition, local_log_start)
+        return None if local_log_start < 0 else log_start
 
     def address_splices(self, response: FetchResponse) -> Sequence[Splice]:
         if response.node_endpoints_bounds() is None:
@@ -72,5 +74,9 @@ class LocalAnswers:
         return address_splices(ApiKey.FETCH, response.version, response.payload, advertised)
 
     def is_tiered(self, topic: TopicReference) -> bool:
+        """False too while the metadata cannot be read: then a log start offset stays as the broker gave it."""
         partition = self._judge.known_partition(topic, 0)
-        return partition is not None and self._tools.tiered.rlmm.is_tiered(partition.topic_id)
+        try:
+            return partition is not None and self._tools.tiered.rlmm.is_tiered(partition.topic_id)
+        except RemoteLogError:
+            return False

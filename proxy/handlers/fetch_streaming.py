@@ -18,6 +18,7 @@ from proxy.handlers.fetch_connections import FetchConnection
 from proxy.handlers.fetch_local import LocalAnswers
 from proxy.handlers.fetch_verdict import FetchJudge
 from proxy.local_log_bounds import Watermarks
+from tiers.errors import RemoteLogError
 
 
 class StreamedPartitions:
@@ -51,8 +52,11 @@ class StreamedPartitions:
         partition = self._judge.known_partition(head.topic, head.partition)
         if partition is None or not tiered.is_fresh(partition):
             return PartitionPatch(error_code=UNAVAILABLE)
-        log_start = tiered.log_start(partition)
-        end_offset = tiered.end_offset(partition)
+        try:
+            log_start = tiered.log_start(partition)
+            end_offset = tiered.end_offset(partition)
+        except RemoteLogError:
+            return PartitionPatch(error_code=UNAVAILABLE)
         if log_start is None or end_offset is None:
             return None
         request = self._request()

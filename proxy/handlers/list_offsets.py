@@ -91,10 +91,10 @@ class ListOffsetsHandler:
         timeout_ms = min(tools.settings.metadata_timeout_ms, remaining_ms)
         if partition is None or not await tools.tiered.ensure_fresh(partition, timeout_ms):
             return ListOffsetsAnswer(UNAVAILABLE)
-        log_start = tools.tiered.log_start(partition)
-        if log_start is None:
-            return None
         try:
+            log_start = tools.tiered.log_start(partition)
+            if log_start is None:
+                return None
             if asked.timestamp == EARLIEST_TIMESTAMP:
                 return self._earliest(partition, broker.offset)
             if asked.timestamp == LATEST_TIERED_TIMESTAMP:

@@ -69,10 +69,10 @@ class OffsetForLeaderEpochHandler:
         partition = await current_partition(tools, asked.topic, asked.partition)
         if partition is None or not await tools.tiered.ensure_fresh(partition, tools.settings.metadata_timeout_ms):
             return None
-        last_remote_epoch = tools.tiered.last_leader_epoch(partition)
-        if last_remote_epoch is None or asked.leader_epoch == last_remote_epoch:
-            return None
         try:
+            last_remote_epoch = tools.tiered.last_leader_epoch(partition)
+            if last_remote_epoch is None or asked.leader_epoch == last_remote_epoch:
+                return None
             epochs = await tools.reader.leader_epochs(partition, deadline_ms=deadline_ms, connection_id=connection_id)
             if asked.leader_epoch < last_remote_epoch:
                 found = end_offset_for(epochs, asked.leader_epoch)

@@ -28,6 +28,7 @@ from tests.fakes.fetch_bench import (
 )
 from tests.fakes.fetch_broker import FakeExchange, LocalLog, fetch_frame
 from tests.fakes.record_batches import batch_of
+from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import monotonic_ms
 
@@ -285,6 +286,20 @@ async def test_doubts_about_a_partition_hold_local_data_back_only_for_a_moment(b
     bench.tier.rlmm.ensure_fresh = hang  # type: ignore[method-assign]  # a metadata topic that does not answer
     async with asyncio.timeout(1.5):
         response = await bench.fetch(13, ask(13, 60), ask_local(13, 0), max_wait_ms=60_000)
+    assert codes(response) == [ErrorCode.REPLICA_NOT_AVAILABLE, 0]
+    assert records(response, 1)
+
+
+async def test_metadata_that_is_not_open_costs_no_connection(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while a state is rebuilt: local data flows, trimmed offsets are retried."""
+    await bench.fetch(13, ask(13, 0))
+
+    def not_ready(*_: object) -> None:
+        raise RemoteLogMetadataNotReadyError("not open")
+
+    for name in ("log_start_offset", "is_tiered", "remote_log_segment_metadata", "next_segment", "remote_end_offset"):
+        monkeypatch.setattr(bench.tier.rlmm, name, not_ready)
+    response = await bench.fetch(13, ask(13, 0), ask(13, 0, partition=1), max_wait_ms=1)
     assert codes(response) == [ErrorCode.REPLICA_NOT_AVAILABLE, 0]
     assert records(response, 1)
 
