@@ -23,9 +23,9 @@ from tests.servers.kafka import (
     KafkaCluster,
     consecutive_free_ports,
     free_ports,
-    running_brokers,
 )
 from tests.servers.producing import create_topic, produce
+from tests.servers.running_brokers import running_brokers
 from tests.servers.tidegate import TidegateProcess
 
 pytestmark = pytest.mark.integration

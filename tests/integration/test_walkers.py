@@ -169,7 +169,7 @@ def test_records_and_look_ups_of_every_codec(kafka: KafkaCluster, peer: Peer, to
     create_topic(kafka.bootstrap_servers, topic_name, partitions=len(CODECS), config={"retention.ms": "-1"})
     topic_id = topic_id_of(kafka, topic_name)
     timestamps = [1_600_000_000_000 + 10 * (i if i % 7 else i + 3) for i in range(40)]
-    headers = [("h", b"1"), ("n", None)]
+    headers: list[tuple[str, str | bytes | None]] = [("h", b"1"), ("n", None)]
     for partition, codec in enumerate(CODECS):
         producer = Producer(
             {"bootstrap.servers": kafka.bootstrap_servers, "compression.type": codec, "linger.ms": 200, "acks": "all"}

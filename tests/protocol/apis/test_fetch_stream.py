@@ -130,10 +130,11 @@ def test_a_response_is_complete_at_its_last_byte(message: tuple[int, bytes, int]
     version, payload, _ = message
     patcher = StreamingFetchPatcher(version, Scripted([]))
     length = data.draw(st.integers(0, len(payload) - 1))
-    patcher.feed(memoryview(payload)[:length])
-    assert not patcher.is_complete
-    patcher.feed(memoryview(payload)[length:])
-    assert patcher.is_complete
+    complete = []
+    for part in (memoryview(payload)[:length], memoryview(payload)[length:]):
+        patcher.feed(part)
+        complete.append(patcher.is_complete)
+    assert complete == [False, True]
     with pytest.raises(ProtocolError, match="1 bytes after"):
         patcher.feed(memoryview(b"\x00"))
 
