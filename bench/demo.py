@@ -83,7 +83,7 @@ class Demo:
             tail.stop()
         remote = {partition: (0, start) for partition, start in local_starts.items()}
         seeks = seek_latencies(self.proxy.bootstrap_servers, TOPIC, remote, SEEKS)
-        self.show_figures(results, {"tail, nothing else reads": quiet, "tail, beside the backfills": busy}, seeks)
+        self.show_figures(results, {"tail, quiet": quiet, "tail, beside the backfills": busy}, seeks)
         if tail.error is not None:
             raise DemoFailed(f"reading the tail failed: {tail.error}")
         verdicts = [self.verdict(result) for result in results]
@@ -172,14 +172,14 @@ class Demo:
     def show_figures(self, results: list[Result], tails: dict[str, list[float]], seeks: list[float]) -> None:
         table = Table(title="Through Tidegate")
         table.add_column("")
-        for title in ("records", "from the remote tier", "MiB/s", "p50 ms", "p99 ms"):
+        for title in ("records", "from remote", "MiB/s", "p50 ms", "p99 ms"):
             table.add_column(title, justify="right")
         for result in results:
             rate = result.value_bytes / MIB / result.seconds if result.seconds else 0.0
             remote = f"{result.from_remote_tier:,}"
             table.add_row(f"backfill, {result.client}", f"{result.read:,}", remote, f"{rate:.1f}", "", "")
         count = f"{len(seeks):,}"
-        table.add_row("backfill, first record after a seek", count, count, "", *_percentiles(seeks))
+        table.add_row("first record after a seek", count, count, "", *_percentiles(seeks))
         for name, samples in tails.items():
             table.add_row(name, f"{len(samples):,}", "0", "", *_percentiles(samples))
         table.caption = "tail: one record, from produced to consumed"
