@@ -64,6 +64,7 @@ class MetadataFollower:
         self._jitter = jitter
         self._positions = {number: state.next_offset(number) for number in range(topic.partition_count)}
         self._fresh_at_ms: dict[int, int] = {}
+        self._is_starting_over = False
         self._marked_at_ms: int | None = None
         self._readers: set[int] = set()
         self._leaders: dict[int, int] = {}
@@ -239,10 +240,15 @@ class MetadataFollower:
         latest = await self._list_offset(metadata_partition, LATEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
         if position > latest:
             # The topic lost records that this state was built from: none of it can be trusted.
-            await self._in_state_thread(lambda: self._state.start_over("the metadata topic lost records"))
-            self._positions = dict.fromkeys(self._positions, 0)
-            self._fresh_at_ms.clear()
-            self._state.mark_fresh(dict.fromkeys(self._positions, 0))
+            # Freshness goes first, and stays away until the end: other processes share the state.
+            self._is_starting_over = True
+            try:
+                self._fresh_at_ms.clear()
+                self._state.mark_fresh(dict.fromkeys(self._positions, 0))
+                await self._in_state_thread(lambda: self._state.start_over("the metadata topic lost records"))
+                self._positions = dict.fromkeys(self._positions, 0)
+            finally:
+                self._is_starting_over = False
 
     async def _replay(self, reads: list[PartitionRead]) -> None:
         with_events = [read for read in reads if read.events]
@@ -258,7 +264,7 @@ class MetadataFollower:
 
     def _mark_fresh(self, fresh_at_ms: dict[int, int]) -> None:
         later = {number: at_ms for number, at_ms in fresh_at_ms.items() if at_ms > self._fresh_at_ms.get(number, -1)}
-        if later:
+        if later and not self._is_starting_over:
             self._fresh_at_ms |= later
             self._state.mark_fresh(later)
 

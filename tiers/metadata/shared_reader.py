@@ -18,7 +18,7 @@ from tiers.metadata.metadata_topic import DEFAULT_TOPIC_NAME, MetadataTopic
 from tiers.metadata.serde import encode_key, encode_value, key_of
 from tiers.metadata.state import RemoteLogMetadataState
 from tiers.metadata.state_backed_reader import StateBackedReader
-from tiers.metadata.state_layout import STATE_FILE
+from tiers.metadata.state_layout import STATE_FILE, StateIdentity
 from tiers.metadata.topic_partitioner import TopicPartitioner, by_topic_id
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import LogStartOffsetUpdate
@@ -30,13 +30,13 @@ _WRITE_TIMEOUT_MS = 8_000
 class SharedRemoteLogMetadataReader(StateBackedReader):
     """Implements `RemoteLogMetadataReader` and `raise_log_start_offset`. Open it after fork.
 
-    `writer` names this process among all that raise log starts; no other may use it at the same time."""
+    `name` tells this process from all that share the folder; no other may use it at the same time."""
 
     def __init__(
         self,
         client: BrokerClient,
         state_folder: Path,
-        writer: str,
+        name: str,
         *,
         topic_name: str = DEFAULT_TOPIC_NAME,
         partitioner: TopicPartitioner = by_topic_id,
@@ -46,12 +46,13 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
         super().__init__()
         self._client = client
         self._state_folder = state_folder
-        self._writer = writer
+        self._name = name
         self._topic_name = topic_name
         self._partitioner = partitioner
         self._clock_ms = clock_ms
         self._wall_clock_ms = wall_clock_ms
         self._topic: MetadataTopic | None = None
+        self._identity: StateIdentity | None = None
         self._file: tuple[int, int] | None = None
         self._writing_log_start = asyncio.Lock()
 
@@ -75,7 +76,7 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
             self._close_state()
             return False
         file = (status.st_dev, status.st_ino)
-        if file == self._file and self._topic is not None:
+        if file == self._file and self._opened_state is not None and self._opened_state.identity() == self._identity:
             return True
         self._close_state()
         try:
@@ -86,7 +87,7 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
         if identity is None:
             state.close()
             return False
-        self._opened_state, self._file = state, file
+        self._opened_state, self._file, self._identity = state, file, identity
         self._topic = MetadataTopic(
             identity.cluster_id, self._topic_name, identity.topic_id, identity.partition_count, 0
         )
@@ -106,6 +107,15 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
         fresh_at_ms = self._state.fresh_at_ms(self.metadata_partition(partition))
         return fresh_at_ms is not None and fresh_at_ms >= not_before_ms
 
+    def is_all_fresh(self, max_age_ms: int) -> bool:
+        """Whether every metadata partition was read to its high watermark at most that long ago."""
+        if not self._reopen_if_replaced() or self._topic is None:
+            return False
+        not_before_ms = self._clock_ms() - max_age_ms
+        return all(
+            (self._state.fresh_at_ms(number) or 0) >= not_before_ms for number in range(self._topic.partition_count)
+        )
+
     async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
         not_before_ms = self._clock_ms() - max_age_ms
         await self._look_until(lambda: self._is_fresh_since(partition, not_before_ms), partition, timeout_ms)
@@ -117,8 +127,10 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
             await self.ensure_fresh(partition, 0, deadline_ms - self._clock_ms())
             if self._log_start(partition) >= offset:
                 return
-            assert self._topic is not None
-            update = LogStartOffsetUpdate(partition, self._writer, self._wall_clock_ms(), offset)
+            keeper = self._state.writer()
+            if keeper is None or self._topic is None:
+                raise RemoteLogMetadataNotReadyError("the process that keeps the state has not named itself yet")
+            update = LogStartOffsetUpdate(partition, f"{keeper}/{self._name}", self._wall_clock_ms(), offset)
             producer = MetadataProducer(self._client, self._topic, clock_ms=self._clock_ms)
             record = (encode_key(key_of(update)), encode_value(update))
             await producer.send(self.metadata_partition(partition), [record], deadline_ms - self._clock_ms())

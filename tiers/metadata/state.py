@@ -81,6 +81,12 @@ class RemoteLogMetadataState:
             raw = txn.get(b"identity", db=self._db.meta)
         return None if raw is None else StateIdentity.decode(raw)
 
+    def writer(self) -> str | None:
+        """The name under which the keeper of this folder raises log starts; None: it has not chosen one."""
+        with self._env.begin() as txn:
+            raw = txn.get(b"writer", db=self._db.meta)
+        return None if raw is None else str(raw, "utf-8")
+
     def next_offset(self, metadata_partition: int) -> int:
         """Where to go on reading; 0 when nothing was read."""
         with self._env.begin() as txn:

@@ -65,14 +65,15 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
             raise
         with writer._env.begin(write=True) as txn:
             txn.put(b"identity", identity.encode(), db=writer._db.meta)
-        with writer._freshness.begin(write=True) as txn:
-            txn.drop(writer._freshness.open_db(None, txn), delete=False)
         return writer
 
     @classmethod
     def _open_files(cls, folder: Path, lock: IO[bytes], map_size_bytes: int) -> RemoteLogMetadataStateWriter:
-        # Freshness means nothing to the next process: it is never synced, and never kept.
+        # Freshness means nothing to the next process: it is never synced, and never kept. It goes first: nobody who
+        # shares the state may take what is left of it, when it must be built anew, for all there is.
         freshness = _open_env(folder / FRESHNESS_FILE, 1 << 20, sync=False)
+        with freshness.begin(write=True) as txn:
+            txn.drop(freshness.open_db(None, txn), delete=False)
         path = folder / STATE_FILE
         env: lmdb.Environment | None = None
         try:
@@ -151,6 +152,15 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
                     replay.apply(event)
                 txn.put(I32.pack(read.metadata_partition), I64.pack(read.next_offset), db=self._db.consumed)
         return finished
+
+
+def forget_freshness(folder: Path) -> None:
+    """Before anybody shares the state: monotonic times of an earlier boot, or of long ago, must mean nothing.
+
+    `RemoteLogMetadataError` when another process keeps the state."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _lock(folder):
+        _remove(folder / FRESHNESS_FILE)
 
 
 def _open_env(path: Path, map_size_bytes: int, *, sync: bool) -> lmdb.Environment:
