@@ -6,8 +6,10 @@ that `/readyz` would name, and the process is not about to stop.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -20,18 +22,48 @@ NotReady = Callable[[], list[str]]
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
+class AdminPages(Protocol):
+    """What the pages say: one process of itself, or a supervisor of all of its processes."""
+
+    async def metrics(self) -> bytes:
+        """In Prometheus's text format."""
+
+    async def not_ready(self) -> list[str]: ...
+
+
+class _OneProcess:
+    def __init__(self, registry: CollectorRegistry, not_ready: NotReady) -> None:
+        self._registry = registry
+        self._not_ready = not_ready
+
+    async def metrics(self) -> bytes:
+        return generate_latest(self._registry)
+
+    async def not_ready(self) -> list[str]:
+        return self._not_ready()
+
+
 @asynccontextmanager
-async def admin_http(host: str, port: int, registry: CollectorRegistry, not_ready: NotReady) -> AsyncIterator[Address]:
+async def admin_http(
+    at: Address | socket.socket, registry: CollectorRegistry, not_ready: NotReady
+) -> AsyncIterator[Address]:
     """Serves until left; yields the bound address. Raises `OSError` when it cannot bind."""
+    async with admin_pages(at, _OneProcess(registry, not_ready)) as bound:
+        yield bound
+
+
+@asynccontextmanager
+async def admin_pages(at: Address | socket.socket, pages: AdminPages) -> AsyncIterator[Address]:
+    """`at` is what to bind, or a socket that listens already."""
 
     async def metrics(request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(registry), headers={"Content-Type": _METRICS_TYPE})
+        return web.Response(body=await pages.metrics(), headers={"Content-Type": _METRICS_TYPE})
 
     async def livez(request: web.Request) -> web.Response:
         return web.Response(text="live\n")
 
     async def readyz(request: web.Request) -> web.Response:
-        reasons = not_ready()
+        reasons = await pages.not_ready()
         return web.Response(status=503, text="\n".join(reasons) + "\n") if reasons else web.Response(text="ready\n")
 
     application = web.Application()
@@ -39,8 +71,7 @@ async def admin_http(host: str, port: int, registry: CollectorRegistry, not_read
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, host, port)
-        await site.start()
+        await (web.SockSite(runner, at) if isinstance(at, socket.socket) else web.TCPSite(runner, *at)).start()
         bound: Address = runner.addresses[0][:2]
         yield bound
     finally:

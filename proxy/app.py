@@ -1,6 +1,9 @@
-"""The composition root: builds every part of a process from its settings, in order, and takes them down in reverse.
+"""The composition root of one process: builds every part from its settings, in order, and takes them down in reverse.
 
-metrics, admin HTTP -> broker client -> topology and listeners -> remote tier -> ready -> signal -> drain -> end
+metrics, admin HTTP -> broker client -> remote tier -> listeners -> ready -> signal -> drain -> end
+
+What a process does is its role: a `Proxy`, with a remote tier of its own or as one of several workers, or the
+`RemoteLogProcess` beside those.
 """
 
 from __future__ import annotations
@@ -8,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Mapping
+import socket
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from typing import Protocol
 
 import uvloop
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -26,11 +31,14 @@ from proxy.handlers.api_versions import ApiVersionsHandler
 from proxy.handlers.pass_through_fetch import PassThroughFetchHandler
 from proxy.handlers.produce import ProduceHandler
 from proxy.metrics import ProxyMetrics
-from proxy.remote_tier import RemoteTier, remote_tier
+from proxy.remote_log import RETRY_MS, RemoteTierError, open_metadata, open_storage, run_remote_log_manager
+from proxy.remote_tier import ProxyParts, RemoteTier, alarms, remote_tier
 from proxy.router import Router
 from proxy.server import ProxyServer, monotonic_ms
 from proxy.topology import ListenerAddresses, Topology
 from tiers.broker.client import BrokerClient
+from tiers.errors import BrokerError
+from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +71,28 @@ def broker_client(config: TidegateConfig) -> BrokerClient:
     )
 
 
-class Proxy:
-    """The proxy half of a process. The remote tier brings handlers of its own before the first client is let in."""
+class Role(Protocol):
+    """What a process does; its parts are closed with the stack that they were opened on."""
 
-    def __init__(self, config: TidegateConfig, registry: CollectorRegistry) -> None:
+    def not_ready(self) -> list[str]: ...
+
+    async def open(self, stack: AsyncExitStack) -> None: ...
+
+    async def open_tier(self, stack: AsyncExitStack) -> None:
+        """Takes as long as it takes, and may be cancelled. Raises `RemoteTierError`."""
+
+    def serve(self, stack: AsyncExitStack) -> None:
+        """Raises `OSError` when a port cannot be bound."""
+
+    async def drain(self) -> None: ...
+
+
+class Proxy:
+    """The remote tier brings handlers of its own before the first client is let in.
+
+    `worker` names this process among those that share a state; None: the remote tier is this process's own."""
+
+    def __init__(self, config: TidegateConfig, registry: CollectorRegistry, worker: str | None = None) -> None:
         self.metrics = ProxyMetrics()
         registry.register(self.metrics)
         self.client = broker_client(config)
@@ -92,6 +118,7 @@ class Proxy:
         )
         self._config = config
         self._registry = registry
+        self._worker = worker
         self._tier: RemoteTier | None = None
         self._stops = False
 
@@ -107,11 +134,10 @@ class Proxy:
         await stack.enter_async_context(self.server)
 
     async def open_tier(self, stack: AsyncExitStack) -> None:
-        """Returns when the remote tier can be served. Raises `RemoteTierError`."""
+        """Raises `RemoteTierError`."""
         await self.topology.wait_for_cluster()
-        tier = await stack.enter_async_context(
-            remote_tier(self._config, self.client, self.topology, self.server.spawn, self._registry)
-        )
+        parts = ProxyParts(self._config, self.client, self.topology, self.server.spawn, self._registry)
+        tier = await stack.enter_async_context(remote_tier(parts, self._worker))
         self.handlers.update(tier.handlers)
         self._tier = tier
 
@@ -121,13 +147,67 @@ class Proxy:
         following = self.server.spawn(self.topology.run())
         stack.callback(following.cancel)
 
+    def serve(self, stack: AsyncExitStack) -> None:
+        self.listen(stack)
+        listener = self._config.listener
+        logger.info(
+            "serving %s:%d", listener.advertised_host, listener.bootstrap_port, extra={"host": listener.host}
+        )  # fmt: skip
+
     async def drain(self) -> None:
         self._stops = True
         await self.server.drain()
 
 
-async def run(config: TidegateConfig, stop: asyncio.Event | None = None) -> None:
-    """Serves until SIGTERM, SIGINT or `stop`, then drains. Raises `OSError` when a port cannot be bound."""
+class RemoteLogProcess:
+    """Keeps the metadata's state for the workers, and runs the RLM tasks."""
+
+    def __init__(self, config: TidegateConfig, registry: CollectorRegistry) -> None:
+        self._config = config
+        self._registry = registry
+        self._client = broker_client(config)
+        self._metadata: TopicBasedRemoteLogMetadataManager | None = None
+
+    def not_ready(self) -> list[str]:
+        return ["the remote log is not open yet"] if self._metadata is None else alarms(self._metadata)
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        stack.push_async_callback(self._client.close)
+
+    async def open_tier(self, stack: AsyncExitStack) -> None:
+        config, client, registry = self._config, self._client, self._registry
+        storage = await open_storage(stack, config, await self._cluster_id(), registry)
+        metadata = await open_metadata(stack, config, client)
+        await run_remote_log_manager(stack, config, client, storage, metadata, registry)
+        self._metadata = metadata
+
+    async def _cluster_id(self) -> str | None:
+        while True:
+            try:
+                return (await self._client.metadata(0)).cluster_id
+            except BrokerError as error:
+                logger.warning("the cluster's metadata cannot be read: %s", error)
+                await asyncio.sleep(RETRY_MS / 1000)
+
+    def serve(self, stack: AsyncExitStack) -> None:
+        logger.info("following the remote log metadata")
+
+    async def drain(self) -> None:
+        self._metadata = None
+
+
+MakeRole = Callable[[TidegateConfig, CollectorRegistry], Role]
+
+
+async def run(
+    config: TidegateConfig,
+    stop: asyncio.Event | None = None,
+    make_role: MakeRole = Proxy,
+    admin: socket.socket | None = None,
+) -> None:
+    """Serves until SIGTERM, SIGINT or `stop`, then drains. Raises `OSError` when a port cannot be bound.
+
+    `admin` is the listener of the admin pages, if it is not to be the configured one."""
     stop = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
     registry = CollectorRegistry()
@@ -136,24 +216,21 @@ async def run(config: TidegateConfig, stop: asyncio.Event | None = None) -> None
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
             stack.callback(loop.remove_signal_handler, number)
-        proxy = Proxy(config, registry)
-        if config.admin.port:
-            await stack.enter_async_context(admin_http(config.admin.host, config.admin.port, registry, proxy.not_ready))
-        await proxy.open(stack)
-        if config.is_tiered and not await _open_tier(proxy, stack, stop):
+        role = make_role(config, registry)
+        if admin is not None or config.admin.port:
+            at = admin or (config.admin.host, config.admin.port)
+            await stack.enter_async_context(admin_http(at, registry, role.not_ready))
+        await role.open(stack)
+        if config.is_tiered and not await _open_tier(role, stack, stop):
             return
-        proxy.listen(stack)
-        logger.info(
-            "serving %s:%d", config.listener.advertised_host, config.listener.bootstrap_port,
-            extra={"host": config.listener.host},
-        )  # fmt: skip
+        role.serve(stack)
         await stop.wait()
-        logger.info("stopping: draining connections")
-        await proxy.drain()
+        logger.info("stopping: draining")
+        await role.drain()
     logger.info("stopped")
 
 
-async def _open_tier(proxy: Proxy, stack: AsyncExitStack, stop: asyncio.Event) -> bool:
+async def _open_tier(role: Role, stack: AsyncExitStack, stop: asyncio.Event) -> bool:
     """False when `stop` came first. In this very task, which also closes what it opens."""
     task = asyncio.current_task()
     assert task is not None
@@ -162,20 +239,27 @@ async def _open_tier(proxy: Proxy, stack: AsyncExitStack, stop: asyncio.Event) -
         await stop.wait()
         task.cancel()
 
-    watching = proxy.server.spawn(watch())
+    trouble: RemoteTierError | None = None
     try:
-        await proxy.open_tier(stack)
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(watch())
+            try:
+                await role.open_tier(stack)
+            except RemoteTierError as error:
+                trouble = error
+            finally:
+                watching.cancel()
     except asyncio.CancelledError:
         if not stop.is_set():
             raise
         task.uncancel()
         return False
-    finally:
-        watching.cancel()
+    if trouble is not None:
+        raise trouble
     return True
 
 
-def serve(config: TidegateConfig) -> None:
+def serve(config: TidegateConfig, make_role: MakeRole = Proxy, admin: socket.socket | None = None) -> None:
     """`run` on an event loop of its own."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run(config))
+        runner.run(run(config, None, make_role, admin))

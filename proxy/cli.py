@@ -16,7 +16,8 @@ from proxy.app import serve as serve_forever
 from proxy.check import check as check_everything
 from proxy.config import ConfigError, load_config
 from proxy.logging_setup import set_up_logging
-from proxy.remote_tier import RemoteTierError
+from proxy.processes import serve_processes
+from proxy.remote_log import RemoteTierError
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,10 @@ def serve(config: ConfigFile) -> None:
     """Runs the proxy until SIGTERM or SIGINT, then drains its connections."""
     settings = load_config(config)
     set_up_logging(settings.log.level, settings.log.format)
-    serve_forever(settings)
+    if not settings.workers:
+        serve_forever(settings)
+    elif not serve_processes(settings):
+        raise typer.Exit(FAILED)
 
 
 @app.command()

@@ -64,12 +64,16 @@ class ListenerConfig(Section):
         9100, alias="base.port", gt=0, lt=65_536, description="Broker N is reached at this port + N."
     )
     reuse_port: bool = Field(
-        False, alias="reuse.port", description="Bind with SO_REUSEPORT, so that several processes share the ports."
+        False,
+        alias="reuse.port",
+        description="Bind with SO_REUSEPORT, so that several processes share the ports; workers always do.",
     )
 
 
 class AdminConfig(Section):
-    """`/metrics`, `/livez` and `/readyz`."""
+    """`/metrics`, `/livez` and `/readyz`. With workers they speak for all processes: ready is when each of them is, and
+    every series has the label `process`.
+    """
 
     host: str = Field("127.0.0.1", min_length=1, description="The address to bind.")
     port: int = Field(9190, ge=0, lt=65_536, description="0 turns the admin port off.")
@@ -78,7 +82,7 @@ class AdminConfig(Section):
 class StateConfig(Section):
     """What a proxy keeps on disk. It can be deleted while the proxy is stopped: all of it is rebuilt."""
 
-    path: Path = Field(Path("tidegate-state"), description="A folder of this process alone; created when missing.")
+    path: Path = Field(Path("tidegate-state"), description="A folder of this proxy alone; created when missing.")
 
 
 class LogConfig(Section):
@@ -100,6 +104,12 @@ class LimitsConfig(Section):
     )
     max_held_response_bytes: SizeBytes = Field(
         128 * MIB, alias="held.response.max.bytes", gt=0, description="The largest response that is decoded as a whole."
+    )
+    max_held_remote_bytes: SizeBytes = Field(
+        64 * MIB,
+        alias="held.remote.responses.max.bytes",
+        gt=0,
+        description="What the responses that wait for the remote tier may take together.",
     )
     max_in_flight: int = Field(
         256, alias="max.in.flight.requests", gt=0, description="Unanswered requests of one connection."
@@ -152,7 +162,15 @@ class TidegateConfig(BaseModel):
     log: LogConfig = Field(default_factory=LogConfig.defaults)
     limits: LimitsConfig = Field(default_factory=LimitsConfig.defaults)
     remote_log: RemoteLogConfig = Field(default_factory=RemoteLogConfig.defaults)
-    workers: int = Field(0, ge=0, le=0, description="0, the only value so far: one process does everything.")
+    workers: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description=(
+            "Proxy processes that share the ports, beside one that copies and keeps the metadata; budgets and "
+            "`max.connections` are divided evenly among them. 0: one process does everything."
+        ),
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -134,6 +134,12 @@ class RemoteLogConfig(Section):
         gt=0,
         description="What all downloads under way may take together.",
     )
+    read_ahead_bytes: SizeBytes = Field(
+        128 * MIB,
+        alias="remote.log.reader.read.ahead.max.bytes",
+        gt=0,
+        description="What may be downloaded before a client has asked for it.",
+    )
     metadata_topic: str = Field(
         "__remote_log_metadata",
         alias="remote.log.metadata.topic.name",

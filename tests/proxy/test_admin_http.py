@@ -16,7 +16,7 @@ async def get(port: int, path: str) -> tuple[int, str]:
 
 async def test_readiness_names_every_reason_and_liveness_none() -> None:
     reasons = ["the cluster was not read yet", "stopping"]
-    async with admin_http("127.0.0.1", 0, CollectorRegistry(), lambda: reasons) as (_, port):
+    async with admin_http(("127.0.0.1", 0), CollectorRegistry(), lambda: reasons) as (_, port):
         assert await get(port, "/livez") == (200, "live\n")
         assert await get(port, "/readyz") == (503, "the cluster was not read yet\nstopping\n")
         reasons.clear()
@@ -33,7 +33,7 @@ async def test_metrics_are_prometheus_text_with_latency_by_api_and_tier() -> Non
     metrics.observe(ApiKey.FETCH, "local", 0.0015)
     metrics.observe(ApiKey.FETCH, "remote", 0.3)
     metrics.observe(ApiKey.FETCH, "remote", 99.0)
-    async with admin_http("127.0.0.1", 0, registry, list) as (_, port):
+    async with admin_http(("127.0.0.1", 0), registry, list) as (_, port):
         status, text = await get(port, "/metrics")
     assert status == 200
     samples = {

@@ -1,0 +1,42 @@
+"""One worker's share of what all workers together may take: connections, memory, downloads.
+
+The kernel spreads connections over the workers, not evenly: a share is what a worker may take at most, and what one
+does not use is not lent to another.
+"""
+
+from __future__ import annotations
+
+from proxy.config import TidegateConfig
+
+
+def share_of(config: TidegateConfig) -> TidegateConfig:
+    """The settings of one of `config.workers` workers, which bind the same ports."""
+    workers = config.workers
+
+    def part(total: int) -> int:
+        """Rounded up: never nothing."""
+        return -(-total // workers)
+
+    limits, remote_log = config.limits, config.remote_log
+    return config.model_copy(
+        update={
+            "workers": 0,
+            "listener": config.listener.model_copy(update={"reuse_port": True}),
+            "limits": limits.model_copy(
+                update={
+                    "max_connections": part(limits.max_connections),
+                    "max_held_remote_bytes": part(limits.max_held_remote_bytes),
+                }
+            ),
+            "remote_log": remote_log.model_copy(
+                update={
+                    "reader_threads": part(remote_log.reader_threads),
+                    "reader_max_pending_tasks": part(remote_log.reader_max_pending_tasks),
+                    "reader_max_bytes_in_flight": part(remote_log.reader_max_bytes_in_flight),
+                    "read_ahead_bytes": part(remote_log.read_ahead_bytes),
+                    "chunk_cache_bytes": part(remote_log.chunk_cache_bytes),
+                    "index_cache_bytes": part(remote_log.index_cache_bytes),
+                }
+            ),
+        }
+    )

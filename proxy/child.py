@@ -1,0 +1,85 @@
+"""A process that a supervisor started: reads on its standard input what it is to be, and ends when it is left alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from functools import partial
+
+from proxy.app import Proxy, RemoteLogProcess, serve
+from proxy.config import TidegateConfig
+from proxy.logging_setup import set_up_logging
+from proxy.remote_log import RemoteTierError
+from proxy.supervisor import UNUSABLE
+
+logger = logging.getLogger(__name__)
+
+FAILED = 1
+_GRACE_MS = 10_000
+"""What closing may take beyond the drain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A worker, or the remote log process. `admin_fd` is the inherited listener of its admin pages."""
+
+    config: TidegateConfig
+    name: str
+    is_worker: bool
+    admin_fd: int | None
+
+    def to_bytes(self) -> bytes:
+        return pickle.dumps(self)
+
+
+def end_timeout_ms(config: TidegateConfig) -> int:
+    """How long a child may take from SIGTERM to its end."""
+    return config.limits.drain_timeout_ms + _GRACE_MS
+
+
+def main() -> None:
+    sys.exit(run(pickle.load(sys.stdin.buffer)))  # the supervisor is the same program, and the only one at that pipe
+
+
+def run(task: Task) -> int:
+    """The exit code."""
+    threading.Thread(target=_end_when_left_alone, args=(end_timeout_ms(task.config),), daemon=True).start()
+    set_up_logging(task.config.log.level, task.config.log.format)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(partial(_name, task.name))
+    admin = None if task.admin_fd is None else socket.socket(fileno=task.admin_fd)
+    make_role = partial(Proxy, worker=task.name) if task.is_worker else RemoteLogProcess
+    try:
+        serve(task.config, make_role, admin)
+    except (RemoteTierError, OSError) as error:
+        said = error.strerror if isinstance(error, OSError) else None
+        sys.stderr.write(f"tidegate: {said or error}\n")
+        return UNUSABLE
+    except Exception:
+        logger.exception("internal error")
+        return FAILED
+    return 0
+
+
+def _name(child: str, record: logging.LogRecord) -> bool:
+    record.child = child
+    return True
+
+
+def _end_when_left_alone(timeout_ms: int) -> None:
+    """The supervisor writes no more, so only its death ends this read. A loop that does not turn ends all the same."""
+    os.read(sys.stdin.fileno(), 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(timeout_ms / 1000)
+    os._exit(FAILED)
+
+
+if __name__ == "__main__":
+    main()

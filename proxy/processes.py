@@ -1,0 +1,171 @@
+"""`workers = N`: which processes there are, and the admin pages that speak for all of them.
+
+N workers share the listening ports, and of the remote tier's metadata they share the state that one more process keeps.
+That process ends last: a worker that drains may still have to ask how fresh the state is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+import uvloop
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from proxy.admin_http import admin_pages
+from proxy.budgets import share_of
+from proxy.child import Task, end_timeout_ms
+from proxy.config import TidegateConfig
+from proxy.remote_log import RemoteTierError, metadata_folder
+from proxy.supervisor import Child, ChildCommand, Supervisor
+from tiers.errors import RemoteLogMetadataError
+from tiers.metadata.state_writer import forget_freshness
+
+logger = logging.getLogger(__name__)
+
+REMOTE_LOG = "remote-log"
+_ASK_TIMEOUT_S = 2.0
+
+
+def serve_processes(config: TidegateConfig) -> bool:
+    """Until SIGTERM or SIGINT; whether all went well. Raises `RemoteTierError`, and `OSError` for the admin port."""
+    if config.is_tiered:
+        try:
+            forget_freshness(metadata_folder(config))
+        except RemoteLogMetadataError as error:
+            raise RemoteTierError(str(error)) from error
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_serve(config))
+
+
+async def _serve(config: TidegateConfig) -> bool:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    async with AsyncExitStack() as stack:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+            stack.callback(loop.remove_signal_handler, number)
+        listeners = {name: stack.enter_context(_listener()) for name in _names(config)} if config.admin.port else {}
+        supervisor = Supervisor(_stages(config, listeners), stop_timeout_ms=end_timeout_ms(config))
+        if config.admin.port:
+            session = await stack.enter_async_context(
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ASK_TIMEOUT_S))
+            )
+            ports = {name: int(listener.getsockname()[1]) for name, listener in listeners.items()}
+            pages = WholePages(supervisor, ports, session)
+            await stack.enter_async_context(admin_pages((config.admin.host, config.admin.port), pages))
+        logger.info("starting %d workers", config.workers)
+        is_well = await supervisor.run(stop)
+    logger.info("all processes ended")
+    return is_well
+
+
+def _names(config: TidegateConfig) -> Iterator[str]:
+    yield from (f"worker-{number}" for number in range(1, config.workers + 1))
+    if config.is_tiered:
+        yield REMOTE_LOG
+
+
+def _listener() -> socket.socket:
+    """For the admin pages of one child, however often it is started; only this machine reaches it."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    return listener
+
+
+def _stages(config: TidegateConfig, listeners: Mapping[str, socket.socket]) -> list[list[ChildCommand]]:
+    share = share_of(config)
+    # The folder of the caller must not be searched for modules before ours.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
+
+    def command(name: str) -> ChildCommand:
+        fds = [listeners[name].fileno()] if name in listeners else []
+        admin_fd = fds[0] if fds else None
+        is_worker = name != REMOTE_LOG
+        task = Task(share if is_worker else config, name, is_worker, admin_fd)
+        return ChildCommand(name, [sys.executable, "-P", "-m", "proxy.child"], task.to_bytes(), environment, fds)
+
+    names = list(_names(config))
+    return [[command(name) for name in names[: config.workers]], [command(name) for name in names[config.workers :]]]
+
+
+class WholePages:
+    """Implements `AdminPages`. `ports` are where each child answers for itself."""
+
+    def __init__(self, supervisor: Supervisor, ports: Mapping[str, int], session: aiohttp.ClientSession) -> None:
+        self._supervisor = supervisor
+        self._ports = ports
+        self._session = session
+        self._registry = CollectorRegistry()
+        self._registry.register(_Processes(supervisor))
+
+    async def not_ready(self) -> list[str]:
+        if self._supervisor.is_stopping:
+            return ["stopping"]
+        answers = await asyncio.gather(*(self._ask(child, "/readyz") for child in self._supervisor.children))
+        return [
+            f"{child.name}: {line}"
+            for child, (status, text) in zip(self._supervisor.children, answers, strict=True)
+            if status != 200
+            for line in text.splitlines()
+        ]
+
+    async def metrics(self) -> bytes:
+        children = self._supervisor.children
+        answers = await asyncio.gather(*(self._ask(child, "/metrics") for child in children))
+        texts = {child.name: text for child, (status, text) in zip(children, answers, strict=True) if status == 200}
+        return generate_latest(self._registry) + merge_metrics(texts)
+
+    async def _ask(self, child: Child, path: str) -> tuple[int, str]:
+        if child.process is None:
+            return 503, "does not run"
+        try:
+            async with self._session.get(f"http://127.0.0.1:{self._ports[child.name]}{path}") as answer:
+                return answer.status, await answer.text()
+        except (aiohttp.ClientError, TimeoutError):
+            return 503, "does not answer"
+
+
+class _Processes(Collector):
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    def collect(self) -> Iterator[Metric]:
+        up = GaugeMetricFamily("tidegate_process_up", "Whether the process runs.", labels=["process"])
+        restarts = CounterMetricFamily("tidegate_process_restarts", "Times that it died.", labels=["process"])
+        for child in self._supervisor.children:
+            up.add_metric([child.name], float(child.process is not None))
+            restarts.add_metric([child.name], child.restarts)
+        yield up
+        yield restarts
+
+
+def merge_metrics(texts: Mapping[str, str]) -> bytes:
+    """One exposition of those of several processes; every series gets the label `process`."""
+    families: dict[str, Metric] = {}
+    for process, text in texts.items():
+        for family in text_string_to_metric_families(text):
+            merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            merged.samples += [
+                sample._replace(labels={**sample.labels, "process": process}) for sample in family.samples
+            ]
+
+    class Merged(Collector):
+        def collect(self) -> Iterator[Metric]:
+            yield from families.values()
+
+    registry = CollectorRegistry()
+    registry.register(Merged())
+    return generate_latest(registry)

@@ -1,0 +1,169 @@
+"""The remote log of a process, composed: its store, its metadata, and the tasks that copy, trim and expire.
+
+Every process has a store; whoever keeps the metadata's state also runs the tasks. A store or a metadata topic that
+cannot be used is the operator's to mend and ends the start; a cluster or a store that merely cannot be reached is tried
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from proxy.config import TidegateConfig
+from tiers.broker.client import BrokerClient
+from tiers.broker.share_groups import ClusterShareGroups
+from tiers.config import TopicConfig
+from tiers.errors import RemoteLogError
+from tiers.log.broker_log import BrokerLogSource
+from tiers.manager.metrics import RemoteLogManagerMetrics
+from tiers.manager.remote_log_manager import RemoteLogManager
+from tiers.manager.settings import RemoteLogManagerSettings, TopicRule
+from tiers.manager.spool import Spool
+from tiers.manager.task_services import TaskServices
+from tiers.manager.tiered_topics import TieredTopics
+from tiers.manager.topic_deletion import ClusterTopicExistence, TopicDeletionTask
+from tiers.metadata.metadata_topic import MetadataTopicSettings
+from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
+from tiers.storage.registry import create_remote_storage_manager
+
+logger = logging.getLogger(__name__)
+
+RETRY_MS = 1_000
+
+
+class RemoteTierError(Exception):
+    """The tier cannot be opened until somebody changes something; the message says what."""
+
+
+def metadata_folder(config: TidegateConfig) -> Path:
+    """Where the metadata's state lies; made when missing."""
+    folder = config.state.path / "metadata"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+async def open_storage(
+    stack: AsyncExitStack, config: TidegateConfig, cluster_id: str | None, registry: CollectorRegistry
+) -> InstrumentedRemoteStorageManager:
+    """Raises `RemoteTierError`."""
+    if config.storage is None:
+        raise RemoteTierError("there is no [storage]")
+    name = config.storage.implementation
+    try:
+        store = create_remote_storage_manager(name, {"cluster.id": cluster_id or "", **config.storage.plain_settings()})
+    except ValueError as error:
+        raise RemoteTierError(f"[storage] {name}: {error}") from error
+    storage = InstrumentedRemoteStorageManager(store, name, RemoteStorageMetrics(registry))
+    stack.push_async_callback(storage.close)
+    await _opened(f"the store {name}", storage.open)
+    return storage
+
+
+async def open_metadata(
+    stack: AsyncExitStack, config: TidegateConfig, client: BrokerClient
+) -> TopicBasedRemoteLogMetadataManager:
+    """Raises `RemoteTierError`."""
+    remote_log = config.remote_log
+    topic = MetadataTopicSettings(
+        remote_log.metadata_topic, remote_log.metadata_topic_partitions, remote_log.metadata_topic_replication_factor
+    )
+    metadata = TopicBasedRemoteLogMetadataManager(client, TopicBasedSettings(metadata_folder(config), topic=topic))
+    stack.push_async_callback(metadata.close)
+    await _opened("the remote log metadata", metadata.open, metadata.close)
+    return metadata
+
+
+async def run_remote_log_manager(
+    stack: AsyncExitStack,
+    config: TidegateConfig,
+    client: BrokerClient,
+    storage: InstrumentedRemoteStorageManager,
+    metadata: TopicBasedRemoteLogMetadataManager,
+    registry: CollectorRegistry,
+) -> None:
+    """The tasks run until the stack is left, in a task group of their own: their failure takes nothing else down."""
+    services = _task_services(config, client, storage, metadata, registry)
+    rules = [topic_rule(topic) for topic in config.topics]
+    manager = RemoteLogManager(
+        services,
+        TieredTopics(client, rules, services.metrics),
+        TopicDeletionTask(services, ClusterTopicExistence(client)),
+    )
+
+    async def run() -> None:
+        try:
+            await manager.run()
+        except Exception:
+            logger.exception("the remote log manager ended: nothing is copied until a restart")
+
+    tasks = asyncio.TaskGroup()
+    await tasks.__aenter__()
+    stack.push_async_callback(tasks.__aexit__, None, None, None)
+    stack.callback(manager.stop)
+    tasks.create_task(run())
+
+
+async def _opened(
+    what: str, opens: Callable[[], Awaitable[None]], undo: Callable[[], Awaitable[None]] | None = None
+) -> None:
+    """Opens, again and again while the trouble may pass."""
+    while True:
+        try:
+            await opens()
+        except RemoteLogError as error:
+            if undo is not None:
+                await undo()
+            if not error.retriable:
+                raise RemoteTierError(f"{what}: {error}") from error
+            logger.warning("%s cannot be opened yet: %s", what, error)
+            await asyncio.sleep(RETRY_MS / 1000)
+        else:
+            return
+
+
+def _task_services(
+    config: TidegateConfig,
+    client: BrokerClient,
+    storage: InstrumentedRemoteStorageManager,
+    metadata: TopicBasedRemoteLogMetadataManager,
+    registry: CollectorRegistry,
+) -> TaskServices:
+    remote_log = config.remote_log
+    settings = RemoteLogManagerSettings(
+        spool_dir=config.state.path / "spool",
+        process_interval_ms=remote_log.task_interval_ms,
+        retry_interval_ms=remote_log.task_retry_backoff_ms,
+        topics_interval_ms=min(10_000, remote_log.task_interval_ms),
+        copier_tasks=remote_log.copier_threads,
+        visible_after_ms=remote_log.visible_after_ms,
+        custom_metadata_max_bytes=remote_log.custom_metadata_max_bytes,
+        request_timeout_ms=config.upstream.request_timeout_ms,
+    )
+    return TaskServices(
+        source=BrokerLogSource(client),
+        share_groups=ClusterShareGroups(client),
+        storage=storage,
+        metadata=metadata,
+        settings=settings,
+        metrics=RemoteLogManagerMetrics(registry),
+        spool=Spool(settings.spool_dir, settings.spool_max_bytes, settings.spool_threads),
+    )
+
+
+def topic_rule(topic: TopicConfig) -> TopicRule:
+    return TopicRule(
+        topic.pattern,
+        remote_storage_enable=topic.remote_storage_enable,
+        local_retention_ms=topic.local_retention_ms,
+        local_retention_bytes=topic.local_retention_bytes,
+        segment_bytes=topic.segment_bytes,
+        segment_ms=topic.segment_ms,
+        copy_disable=topic.copy_disable,
+    )
