@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -96,7 +96,14 @@ class FakeCluster:
     ) -> EpochEndOffset:
         raise NotImplementedError
 
-    async def delete_records(self, partition: TopicIdPartition, offset: int, leader_epoch: int, timeout_ms: int) -> int:
+    async def delete_records(
+        self,
+        partition: TopicIdPartition,
+        offset: int,
+        leader_epoch: int,
+        timeout_ms: int,
+        check_ownership: Callable[[], None],
+    ) -> int:
         raise NotImplementedError
 
     def answer(self, frame: Buffer) -> bytes:

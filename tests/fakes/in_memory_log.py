@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from protocol.errors import ErrorCode
@@ -87,8 +88,16 @@ class InMemoryLog:
         later = [b.base_offset for b in iterate_batches(self.records) if b.leader_epoch > leader_epoch]
         return EpochEndOffset(leader_epoch, max(self.log_start_offset, min(later, default=self.end_offset)))
 
-    async def delete_records(self, partition: TopicIdPartition, offset: int, leader_epoch: int, timeout_ms: int) -> int:
+    async def delete_records(
+        self,
+        partition: TopicIdPartition,
+        offset: int,
+        leader_epoch: int,
+        timeout_ms: int,
+        check_ownership: Callable[[], None],
+    ) -> int:
         self._fail()
+        check_ownership()
         if leader_epoch != self.leader_epoch:
             raise BrokerError("fenced", ErrorCode.FENCED_LEADER_EPOCH)
         self.trims.append(offset)

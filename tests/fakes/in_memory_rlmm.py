@@ -36,6 +36,7 @@ class InMemoryRemoteLogMetadataManager:
     fresh: bool = True
     owned: bool = True
     fail_writes: Exception | None = None
+    skew_ms: int = 0
     segments: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = field(default_factory=dict)
     finish_order: dict[RemoteLogSegmentId, int] = field(default_factory=dict)
     highest_offsets: dict[tuple[TopicIdPartition, int], int] = field(default_factory=dict)
@@ -172,6 +173,9 @@ class InMemoryRemoteLogMetadataManager:
 
     def seen_at_ms(self, segment_id: RemoteLogSegmentId) -> int | None:
         return self.seen.get(segment_id)
+
+    async def clock_skew_ms(self, partition: TopicIdPartition) -> int:
+        return self.skew_ms
 
     async def open(self) -> None:
         return

@@ -29,6 +29,10 @@ pytestmark = pytest.mark.integration
 TIMEOUT_MS = 20_000
 
 
+def still_ours() -> None:
+    """An owner that stays one."""
+
+
 @pytest.fixture
 async def client(kafka: KafkaCluster) -> AsyncIterator[BrokerClient]:
     client = BrokerClient([kafka.address()], client_id="test")
@@ -69,9 +73,9 @@ async def test_a_trim_moves_the_log_start_and_what_lies_below_is_a_gap(
     source = BrokerLogSource(client)
     epoch = (await source.bounds(partition, TIMEOUT_MS)).leader_epoch
 
-    assert await source.delete_records(partition, 30, epoch, TIMEOUT_MS) == 30
+    assert await source.delete_records(partition, 30, epoch, TIMEOUT_MS, still_ours) == 30
     assert (await source.bounds(partition, TIMEOUT_MS)).log_start_offset == 30
-    assert await source.delete_records(partition, 20, epoch, TIMEOUT_MS) == 30
+    assert await source.delete_records(partition, 20, epoch, TIMEOUT_MS, still_ours) == 30
     with pytest.raises(OffsetGapError):
         await source.read(partition, 29, 1000, TIMEOUT_MS)
     with pytest.raises(LogDivergedError):
@@ -89,7 +93,7 @@ async def test_nothing_is_trimmed_past_the_end(
     source = BrokerLogSource(client)
     epoch = (await source.bounds(partition, TIMEOUT_MS)).leader_epoch
     with pytest.raises(BrokerError) as error:
-        await source.delete_records(partition, offset, epoch, TIMEOUT_MS)
+        await source.delete_records(partition, offset, epoch, TIMEOUT_MS, still_ours)
     assert not error.value.retriable
     assert (await source.bounds(partition, TIMEOUT_MS)).log_start_offset == 0
 
@@ -104,9 +108,9 @@ async def test_nothing_is_trimmed_in_another_leader_epoch_or_topic(
     epoch = (await source.bounds(partition, TIMEOUT_MS)).leader_epoch
 
     with pytest.raises(BrokerError) as other_epoch:
-        await source.delete_records(partition, 30, epoch + 1, TIMEOUT_MS)
+        await source.delete_records(partition, 30, epoch + 1, TIMEOUT_MS, still_ours)
     with pytest.raises(BrokerError) as other_topic:
-        await source.delete_records(TopicIdPartition(UUID(int=99), 0, topic_name), 30, epoch, TIMEOUT_MS)
+        await source.delete_records(TopicIdPartition(UUID(int=99), 0, topic_name), 30, epoch, TIMEOUT_MS, still_ours)
 
     assert other_epoch.value.code == ErrorCode.FENCED_LEADER_EPOCH
     assert other_topic.value.code == ErrorCode.UNKNOWN_TOPIC_ID
@@ -126,7 +130,7 @@ async def test_a_recreated_topic_is_another_topic(kafka: KafkaCluster, client: B
     with pytest.raises(BrokerError) as read:
         await source.read(old, 0, 1000, TIMEOUT_MS)
     with pytest.raises(BrokerError) as trim:
-        await source.delete_records(old, 5, epoch, TIMEOUT_MS)
+        await source.delete_records(old, 5, epoch, TIMEOUT_MS, still_ours)
 
     assert read.value.code == trim.value.code == ErrorCode.UNKNOWN_TOPIC_ID
     new = await topic_id_partition(client, topic_name)
@@ -154,6 +158,6 @@ async def test_an_open_transaction_holds_reads_and_trims_back(
     assert verify_batches(read.records)[-1].last_offset == 5
     assert [aborted.first_offset for aborted in read.aborted_transactions] == [0]
     with pytest.raises(BrokerError):
-        await source.delete_records(partition, 7, bounds.leader_epoch, TIMEOUT_MS)
+        await source.delete_records(partition, 7, bounds.leader_epoch, TIMEOUT_MS, still_ours)
     open_one.commit_transaction(20)
     assert (await source.bounds(partition, TIMEOUT_MS)).log_start_offset == 0

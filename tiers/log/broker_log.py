@@ -129,7 +129,14 @@ class BrokerLogSource:
 
         return await self._with_leader(partition, timeout_ms, ask)
 
-    async def delete_records(self, partition: TopicIdPartition, offset: int, leader_epoch: int, timeout_ms: int) -> int:
+    async def delete_records(
+        self,
+        partition: TopicIdPartition,
+        offset: int,
+        leader_epoch: int,
+        timeout_ms: int,
+        check_ownership: Callable[[], None],
+    ) -> int:
         request = DeleteRecordsRequest
 
         async def ask(leader: Leader, remaining_ms: int) -> int:
@@ -156,6 +163,7 @@ class BrokerLogSource:
                 ],
             )
             message = request(topics=[topic], timeout_ms=remaining_ms)
+            check_ownership()
             response = await self._client.request(leader.node_id, message, remaining_ms, lane=_LANE)
             answer = _only_partition(response.topics, partition)
             _raise_for(answer.error_code, partition)

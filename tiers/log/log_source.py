@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -69,9 +70,17 @@ class LogSource(Protocol):
     ) -> EpochEndOffset:
         """Where `leader_epoch` ends in the leader's log."""
 
-    async def delete_records(self, partition: TopicIdPartition, offset: int, leader_epoch: int, timeout_ms: int) -> int:
+    async def delete_records(
+        self,
+        partition: TopicIdPartition,
+        offset: int,
+        leader_epoch: int,
+        timeout_ms: int,
+        check_ownership: Callable[[], None],
+    ) -> int:
         """Trims the log to start at `offset`; returns the low watermark.
 
         The topic id and `leader_epoch` are checked on the leader's own connection right before (safety rule 4);
-        a difference raises `BrokerError` and trims nothing.
+        a difference raises `BrokerError` and trims nothing. `check_ownership` is called last before every request that
+        trims, the repeated ones too: what it raises is raised.
         """

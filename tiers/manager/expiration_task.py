@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 from tiers.errors import OwnershipLostError
 from tiers.log.log_source import LocalLogBounds
@@ -32,13 +33,12 @@ class RLMExpirationTask:
         services, partition = self._services, self._partition
         segments = self._readable()
         log_start = services.metadata.log_start_offset(partition) or 0
-        if self._clock_is_trusted(segments):
-            expired_to = self._expired_to(policy, segments, log_start, local_only_bytes)
-            if expired_to > log_start:
-                self._check_ownership()
-                await services.metadata.raise_log_start_offset(partition, expired_to)
-                services.checkpoint("log-start-raised")
-                log_start = expired_to
+        expired_to = self._expired_to(policy, log_start, local_only_bytes)
+        if expired_to > log_start and await self._clock_is_trusted(segments):
+            self._check_ownership()
+            await services.metadata.raise_log_start_offset(partition, expired_to)
+            services.checkpoint("log-start-raised")
+            log_start = expired_to
         deleted = await self._delete_below(log_start, segments)
         await self._apply_log_start(log_start, bounds)
         return deleted
@@ -50,14 +50,12 @@ class RLMExpirationTask:
             if segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
         ]
 
-    def _clock_is_trusted(self, segments: list[RemoteLogSegmentMetadata]) -> bool:
+    async def _clock_is_trusted(self, segments: list[RemoteLogSegmentMetadata]) -> bool:
         """Our clock is behind when a record was written in its future; ahead is for `clock_skew_ms` to say."""
         services = self._services
         newest_ms = max((segment.event_timestamp_ms for segment in segments), default=0)
-        skew_ms = max(0, newest_ms - services.wall_clock_ms())
-        measured_ms = services.clock_skew_ms()
-        if measured_ms is not None:
-            skew_ms = max(skew_ms, abs(measured_ms))
+        measured_ms = await services.metadata.clock_skew_ms(self._partition)
+        skew_ms = max(0, newest_ms - services.wall_clock_ms(), abs(measured_ms))
         if skew_ms <= services.settings.max_clock_skew_ms:
             return True
         services.metrics.alarms.labels(self._partition.topic, "clock-skew").inc()
@@ -67,12 +65,10 @@ class RLMExpirationTask:
         )
         return False
 
-    def _expired_to(
-        self, policy: TopicPolicy, segments: list[RemoteLogSegmentMetadata], log_start: int, local_only_bytes: int
-    ) -> int:
+    def _expired_to(self, policy: TopicPolicy, log_start: int, local_only_bytes: int) -> int:
         """The log start that retention asks for, from the head on, as far as one run may go."""
         services = self._services
-        alive = [segment for segment in segments if segment.end_offset >= log_start]
+        alive = list(self._answering(log_start))
         excess_bytes = local_only_bytes + sum(segment.segment_size_bytes for segment in alive) - policy.retention_bytes
         budget_bytes = services.settings.expire_max_bytes_per_run
         now_ms = services.wall_clock_ms()
@@ -89,6 +85,12 @@ class RLMExpirationTask:
             excess_bytes -= size_bytes
             expired_to = max(expired_to, segment.end_offset + 1)
         return expired_to
+
+    def _answering(self, offset: int) -> Iterator[RemoteLogSegmentMetadata]:
+        """Who answers for the offsets from `offset` on: of two copies of a range one, or it would count twice."""
+        while (segment := self._services.metadata.next_segment(self._partition, offset)) is not None:
+            yield segment
+            offset = segment.end_offset + 1
 
     async def _delete_below(self, log_start: int, segments: list[RemoteLogSegmentMetadata]) -> int:
         deleted = 0
@@ -108,7 +110,7 @@ class RLMExpirationTask:
         self._check_ownership()
         settings = self._services.settings
         await self._services.source.delete_records(
-            self._partition, log_start, bounds.leader_epoch, settings.request_timeout_ms
+            self._partition, log_start, bounds.leader_epoch, settings.request_timeout_ms, self._check_ownership
         )
         self._services.checkpoint("log-start-applied")
 

@@ -33,10 +33,7 @@ class ShareGroups(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TaskServices:
-    """`checkpoint` is called with a step's name once the step is done: a test ends the process there.
-
-    `clock_skew_ms` says how far the brokers' clock (LogAppendTime of our own records) is ahead of ours, None when that
-    is not known."""
+    """`checkpoint` is called with a step's name once the step is done: a test ends the process there."""
 
     source: LogSource
     share_groups: ShareGroups
@@ -48,4 +45,3 @@ class TaskServices:
     clock_ms: Callable[[], int] = monotonic_ms
     wall_clock_ms: Callable[[], int] = wall_clock_ms
     checkpoint: Callable[[str], None] = _no_checkpoint
-    clock_skew_ms: Callable[[], int | None] = lambda: None

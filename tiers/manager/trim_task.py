@@ -43,14 +43,18 @@ class TrimTask:
             if target <= bounds.log_start_offset:
                 return None
         await check_remote_lineage(services.source, services.metadata, partition, timeout_ms)
-        if not services.metadata.owns(partition):
-            raise OwnershipLostError(f"{partition} is owned by another member")
         services.checkpoint("trim-decided")
-        low_watermark = await services.source.delete_records(partition, target, bounds.leader_epoch, timeout_ms)
+        low_watermark = await services.source.delete_records(
+            partition, target, bounds.leader_epoch, timeout_ms, self._check_ownership
+        )
         services.checkpoint("trimmed")
         services.metrics.trimmed_offsets.labels(partition.topic).inc(max(0, low_watermark - bounds.log_start_offset))
         _LOG.info("the local tier was trimmed", extra={"partition": str(partition), "log_start_offset": low_watermark})
         return low_watermark
+
+    def _check_ownership(self) -> None:
+        if not self._services.metadata.owns(self._partition):
+            raise OwnershipLostError(f"{self._partition} is owned by another member")
 
     def target(self, policy: TopicPolicy, bounds: LocalLogBounds, local_only_bytes: int) -> int:
         """The offset to trim to; the local log start when nothing may go."""

@@ -4,6 +4,7 @@
 * A partition is fresh as of the moment at which a request left whose answer's high watermark has been reached. Not the
   LSO: records behind an open transaction may be what a look-up must know (safety rule 1).
 * Positions live here while nothing is to be replayed; markers alone are not worth a transaction of the state.
+* A state that cannot be written (disk or map full) or trusted is not fresh: `trouble` says why, reading goes on.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from kafka.protocol.consumer import ListOffsetsRequest
 from protocol.errors import ErrorCode, ProtocolError
 from tiers.broker.client import BrokerClient
 from tiers.broker.fetch import READ_UNCOMMITTED, FetchedPartition, FetchPosition, fetch_raw
-from tiers.errors import BrokerError, RemoteLogMetadataNotReadyError
+from tiers.errors import BrokerError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.committed_records import read_committed
 from tiers.metadata.metadata_topic import MetadataTopic
 from tiers.metadata.state_replay import PartitionRead
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
+from tiers.model.segment_state import RemoteLogSegmentState
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -64,24 +67,31 @@ class MetadataFollower:
         self._jitter = jitter
         self._positions = {number: state.next_offset(number) for number in range(topic.partition_count)}
         self._fresh_at_ms: dict[int, int] = {}
-        self._is_starting_over = False
         self._marked_at_ms: int | None = None
         self._readers: set[int] = set()
         self._leaders: dict[int, int] = {}
         self._leaders_changed = asyncio.Event()
         self._progress = asyncio.Condition()
+        # Held from the look at the positions that were asked for until they are the ones that were read to.
+        self._replaying = asyncio.Lock()
+        self._start_over_for: str | None = None
         self._probes = [asyncio.Lock() for _ in range(topic.partition_count)]
         # One thread: LMDB syncs to disk at every commit, and commits must not overtake each other.
         self._state_thread = ThreadPoolExecutor(1, thread_name_prefix="remote-log-metadata-state")
         self.events_read = 0
         """Committed records since this follower started."""
+        self.trouble: str | None = None
+        """Why the state does not follow the topic, for an operator; None when it does."""
 
     def close(self) -> None:
         """Waits for a commit under way. `run` must have ended."""
         self._state_thread.shutdown()
         at_ms = self._read_to_end_at_ms()
-        if at_ms is not None:
-            self._state.mark_read_to_end(at_ms)
+        try:
+            if at_ms is not None:
+                self._state.mark_read_to_end(at_ms)
+        except lmdb.Error as error:
+            log.warning("the next start reads the topic again", extra={"error": str(error)})
 
     def position(self, metadata_partition: int) -> int:
         return self._positions[metadata_partition]
@@ -93,14 +103,28 @@ class MetadataFollower:
         fresh_at_ms = self._fresh_at_ms.get(metadata_partition)
         return fresh_at_ms is not None and fresh_at_ms >= self._clock_ms() - max_age_ms
 
+    def oldest_age_ms(self) -> int | None:
+        """How long ago the partition that is behind most was read to its end; None: one never was."""
+        if len(self._fresh_at_ms) < len(self._positions):
+            return None
+        return max(0, self._clock_ms() - min(self._fresh_at_ms.values()))
+
     async def ensure_fresh(self, metadata_partition: int, max_age_ms: int, timeout_ms: int) -> None:
         not_before_ms = self._clock_ms() - max_age_ms
+
+        def is_fresh() -> bool:
+            # Later, not as late: two things that happened in one millisecond have no order.
+            return self._fresh_at_ms.get(metadata_partition, not_before_ms) > not_before_ms
+
+        if is_fresh():
+            return
         try:
             async with asyncio.timeout(timeout_ms / 1000), self._probes[metadata_partition]:
                 failures = 0
-                while (self._fresh_at_ms.get(metadata_partition) or 0) < not_before_ms:
+                while not is_fresh():
                     try:
                         await self._read_to_end(metadata_partition, timeout_ms)
+                        return
                     except BrokerError:
                         self._leaders_changed.set()
                         await self._back_off(failures)
@@ -114,6 +138,8 @@ class MetadataFollower:
         asked_at_ms = self._clock_ms()
         high_watermark = await self._list_offset(metadata_partition, LATEST_TIMESTAMP, timeout_ms)
         await self._wait_for_position(metadata_partition, high_watermark)
+        if self._start_over_for is not None:
+            raise BrokerError("the state of the remote log metadata starts over", retriable=True)
         self._mark_fresh({metadata_partition: asked_at_ms})
 
     async def read_past(self, metadata_partition: int, offset: int, timeout_ms: int) -> None:
@@ -170,11 +196,16 @@ class MetadataFollower:
             while numbers := [number for number, leader in self._leaders.items() if leader == node_id]:
                 # The broker fills partitions in the order of the request until the bytes are used up.
                 numbers.sort(key=lambda number: self._fresh_at_ms.get(number, 0))
+                is_whole = False
                 try:
                     is_whole = await self._poll(node_id, numbers)
-                except (BrokerError, ProtocolError, lmdb.Error) as error:
+                except (BrokerError, ProtocolError) as error:
                     log.warning("a read of remote log metadata failed", extra={"node_id": node_id, "error": str(error)})
-                    is_whole = False
+                except (lmdb.Error, OSError) as error:
+                    self._set_trouble(f"the saved state cannot be written: {error}")
+                except Exception as error:  # whatever it is: who follows no more must say so, not end the process
+                    log.exception("a read of remote log metadata failed", extra={"node_id": node_id})
+                    self._set_trouble(f"records cannot be replayed: {error!r}")
                 if is_whole:
                     failures = 0
                 else:
@@ -211,9 +242,9 @@ class MetadataFollower:
             reads.append(read)
             if read.next_offset >= fetched.high_watermark:
                 reached[fetched.partition] = asked_at_ms
-        await self._replay(reads)
-        self._mark_fresh(reached)
+        await self._replay(reads, asked, reached)
         await self._mark_read_to_end()
+        self._set_trouble(None)
         return is_whole
 
     async def _read(self, fetched: FetchedPartition, position: int) -> PartitionRead | None:
@@ -240,33 +271,63 @@ class MetadataFollower:
         latest = await self._list_offset(metadata_partition, LATEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
         if position > latest:
             # The topic lost records that this state was built from: none of it can be trusted.
-            # Freshness goes first, and stays away until the end: other processes share the state.
-            self._is_starting_over = True
-            try:
-                self._fresh_at_ms.clear()
-                self._state.mark_fresh(dict.fromkeys(self._positions, 0))
-                await self._in_state_thread(lambda: self._state.start_over("the metadata topic lost records"))
-                self._positions = dict.fromkeys(self._positions, 0)
-            finally:
-                self._is_starting_over = False
+            async with self._replaying:
+                self._forget("the metadata topic lost records")
+                await self._start_over()
 
-    async def _replay(self, reads: list[PartitionRead]) -> None:
-        with_events = [read for read in reads if read.events]
-        if with_events:
-            # Not to be left between the commit and the positions that go with it.
-            finished = await asyncio.shield(self._in_state_thread(lambda: self._state.apply(with_events)))
-            self.events_read += sum(len(read.events) for read in with_events)
-            self._on_finished(finished)
-        async with self._progress:
-            for read in reads:
-                self._positions[read.metadata_partition] = read.next_offset
-            self._progress.notify_all()
+    def _forget(self, reason: str) -> None:
+        """At once, before the state is emptied: what is not there any more must not pass for never written."""
+        self._start_over_for = reason
+        self._positions = dict.fromkeys(self._positions, 0)
+        self._fresh_at_ms.clear()
+
+    async def _start_over(self) -> None:
+        reason = self._start_over_for
+        if reason is not None:
+            await self._in_state_thread(lambda: self._state.start_over(reason))
+            self._start_over_for = None
+
+    async def _replay(self, reads: list[PartitionRead], asked: dict[int, int], reached: dict[int, int]) -> None:
+        """Replays what still continues the positions: another answer, or a new start, may have come between."""
+        async with self._replaying:
+            await self._start_over()
+            reads = [
+                read for read in reads if self._positions[read.metadata_partition] == asked[read.metadata_partition]
+            ]
+            with_events = [read for read in reads if read.events]
+            if with_events:
+                # Seen before the commit, or a look in between would find segments finished and not seen just now.
+                self._on_finished([each for read in with_events for each in _finished(read)])
+                try:
+                    # Not to be left between the commit and the positions that go with it.
+                    await asyncio.shield(self._in_state_thread(lambda: self._state.apply(with_events)))
+                except RemoteLogMetadataError as error:
+                    self._forget(f"the saved state contradicts itself: {error}")
+                    raise
+                self.events_read += sum(len(read.events) for read in with_events)
+            async with self._progress:
+                for read in reads:
+                    self._positions[read.metadata_partition] = read.next_offset
+                self._progress.notify_all()
+            still_read = {read.metadata_partition for read in reads}
+            self._mark_fresh({number: at_ms for number, at_ms in reached.items() if number in still_read})
+
+    def _set_trouble(self, trouble: str | None) -> None:
+        if trouble is not None and trouble != self.trouble:
+            log.error("the remote log metadata is not followed", extra={"reason": trouble})
+        elif trouble is None and self.trouble is not None:
+            log.warning("the remote log metadata is followed again")
+        self.trouble = trouble
 
     def _mark_fresh(self, fresh_at_ms: dict[int, int]) -> None:
         later = {number: at_ms for number, at_ms in fresh_at_ms.items() if at_ms > self._fresh_at_ms.get(number, -1)}
-        if later and not self._is_starting_over:
+        if later and self._start_over_for is None:
             self._fresh_at_ms |= later
-            self._state.mark_fresh(later)
+            try:
+                self._state.mark_fresh(later)
+            except lmdb.Error as error:
+                # Other processes see it grow old; this one knows.
+                log.warning("how fresh the metadata is cannot be shared", extra={"error": str(error)})
 
     async def _mark_read_to_end(self) -> None:
         now_ms = self._clock_ms()
@@ -307,3 +368,12 @@ class MetadataFollower:
     async def _back_off(self, failures: int) -> None:
         cap_ms = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(failures, 10))
         await asyncio.sleep(cap_ms * self._jitter() / 1000)
+
+
+def _finished(read: PartitionRead) -> list[RemoteLogSegmentId]:
+    return [
+        event.record.segment_id
+        for event in read.events
+        if isinstance(event.record, RemoteLogSegmentMetadataUpdate)
+        and event.record.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+    ]

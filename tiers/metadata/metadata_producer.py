@@ -36,6 +36,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from protocol.errors import ErrorCode
 from tiers.broker.client import DEFAULT_METADATA_MAX_AGE_MS, BrokerClient
 from tiers.errors import BrokerError, OwnershipLostError, RemoteLogMetadataError
+from tiers.metadata.clock_skew import ClockSkew
 from tiers.metadata.metadata_topic import MetadataTopic
 from tiers.model.ids import TopicIdPartition
 
@@ -106,11 +107,13 @@ class MetadataProducer:
         *,
         clock_ms: Callable[[], int],
         jitter: Callable[[], float] = random.random,
+        clock_skew: ClockSkew | None = None,
     ) -> None:
         self._client = client
         self._topic = topic
         self._clock_ms = clock_ms
         self._jitter = jitter
+        self._clock_skew = clock_skew
 
     async def send(self, metadata_partition: int, records: Sequence[KeyAndValue], timeout_ms: int) -> int:
         """The offset of the last record. `RemoteLogMetadataError` when it is not certain that it was written."""
@@ -122,6 +125,7 @@ class MetadataProducer:
     ) -> int:
         partition = TopicIdPartition(self._topic.topic_id, metadata_partition, self._topic.name)
         failed = False
+        sent = None if self._clock_skew is None else self._clock_skew.now()
 
         async def ask(remaining_ms: int) -> tuple[int, int]:
             nonlocal failed
@@ -141,6 +145,8 @@ class MetadataProducer:
                 leader.node_id, message, remaining_ms, min_version=7, max_version=11, lane=_LANE
             )
             answer = response.responses[0].partition_responses[0]
+            if sent is not None and self._clock_skew is not None and answer.error_code == ErrorCode.NONE:
+                self._clock_skew.observe(sent, answer.log_append_time_ms)
             return answer.error_code, answer.base_offset
 
         return await self._until(deadline_ms, "Produce", ask) + count - 1
@@ -188,8 +194,9 @@ class TransactionalProducer(MetadataProducer):
         *,
         clock_ms: Callable[[], int],
         jitter: Callable[[], float] = random.random,
+        clock_skew: ClockSkew | None = None,
     ) -> None:
-        super().__init__(client, topic, clock_ms=clock_ms, jitter=jitter)
+        super().__init__(client, topic, clock_ms=clock_ms, jitter=jitter, clock_skew=clock_skew)
         self._metadata_partition = metadata_partition
         self._transactional_id = transactional_id
         self._coordinators: dict[int, int] = {}

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tiers.broker.client import BrokerClient
-from tiers.errors import OwnershipLostError, RemoteLogMetadataError
+from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.metadata.clock_skew import ClockSkew
 from tiers.metadata.follower import MetadataFollower
 from tiers.metadata.membership import Assignment, GroupMembership, MembershipSettings
 from tiers.metadata.metadata_producer import KeyAndValue, TransactionalProducer
@@ -48,6 +49,7 @@ class MetadataPartitionOwnership:
         transactional_id_prefix: str,
         clock_ms: Callable[[], int],
         jitter: Callable[[], float] = random.random,
+        clock_skew: ClockSkew | None = None,
     ) -> None:
         self._client = client
         self._topic = topic
@@ -55,6 +57,7 @@ class MetadataPartitionOwnership:
         self._transactional_id_prefix = transactional_id_prefix
         self._clock_ms = clock_ms
         self._jitter = jitter
+        self._clock_skew = clock_skew
         self._membership = GroupMembership(
             client,
             topic,
@@ -153,27 +156,29 @@ class MetadataPartitionOwnership:
     async def _take_over(self, assignment: Assignment, metadata_partition: int) -> None:
         failures = 0
         while self._assignment is assignment:
-            if self._membership.is_confirmed(CONFIRMATION_MAX_AGE_MS):
-                try:
-                    async with self._slots:
-                        producer = await self._caught_up_producer(metadata_partition)
-                except OwnershipLostError:
-                    self._membership.rejoin()
-                    return
-                except RemoteLogMetadataError as error:
-                    log.warning(
-                        "a metadata partition cannot be taken over yet",
-                        extra={"metadata_partition": metadata_partition, "error": str(error)},
-                    )
-                else:
-                    if self._assignment is assignment:
-                        self._owned[metadata_partition] = _OwnedPartition(producer, assignment)
-                    return
+            try:
+                async with self._slots:
+                    producer = await self._caught_up_producer(metadata_partition)
+            except OwnershipLostError:
+                self._membership.rejoin()
+                return
+            except RemoteLogMetadataError as error:
+                log.warning(
+                    "a metadata partition cannot be taken over yet",
+                    extra={"metadata_partition": metadata_partition, "error": str(error)},
+                )
+            else:
+                if self._assignment is assignment:
+                    self._owned[metadata_partition] = _OwnedPartition(producer, assignment)
+                return
             cap_ms = min(_BACKOFF_CAP_MS, 100 << min(failures, 10))
             await asyncio.sleep(cap_ms * (0.5 + self._jitter() / 2) / 1000)
             failures += 1
 
     async def _caught_up_producer(self, metadata_partition: int) -> TransactionalProducer:
+        # Asked here, where its turn has come: a long wait for it may have outlived the membership.
+        if not self._membership.is_confirmed(CONFIRMATION_MAX_AGE_MS):
+            raise RemoteLogMetadataNotReadyError("the group did not confirm this member a moment ago")
         producer = TransactionalProducer(
             self._client,
             self._topic,
@@ -181,6 +186,7 @@ class MetadataPartitionOwnership:
             f"{self._transactional_id_prefix}-{metadata_partition}",
             clock_ms=self._clock_ms,
             jitter=self._jitter,
+            clock_skew=self._clock_skew,
         )
         await producer.initialize(_INITIALIZE_TIMEOUT_MS)
         await self._follower.ensure_fresh(metadata_partition, 0, _READ_TIMEOUT_MS)

@@ -96,6 +96,9 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
 
         A segment read from the saved state counts as seen when the state was opened."""
 
+    async def clock_skew_ms(self, partition: TopicIdPartition) -> int:
+        """How far the clock of `event_timestamp_ms` is ahead of ours, as measured when a record was written."""
+
     async def open(self) -> None: ...
 
     async def close(self) -> None: ...

@@ -60,11 +60,14 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
             reason = writer._reason_to_start_over(identity, wall_clock_ms, max_age_ms)
             if reason is not None:
                 writer.start_over(reason)
+            with writer._env.begin(write=True) as txn:
+                txn.put(b"identity", identity.encode(), db=writer._db.meta)
+        except lmdb.Error as error:
+            lock.close()
+            raise RemoteLogMetadataError(f"the state in {folder} cannot be written: {error}") from error
         except BaseException:
             lock.close()
             raise
-        with writer._env.begin(write=True) as txn:
-            txn.put(b"identity", identity.encode(), db=writer._db.meta)
         return writer
 
     @classmethod
@@ -80,6 +83,11 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
             env = _open_env(path, map_size_bytes, sync=True)
             _check_whole(env, path)
             return cls(env, freshness, lock)
+        except (lmdb.DiskError, lmdb.MapFullError, lmdb.MemoryError):
+            # The file is whole; what it lacks is room.
+            if env is not None:
+                env.close()
+            raise
         except lmdb.Error as error:
             log.warning("the saved remote log metadata is torn", extra={"error": str(error)})
             if env is not None:
@@ -138,8 +146,10 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
             txn.put(b"read_to_end_at_ms", I64.pack(wall_clock_ms), db=self._db.meta)
 
     def start_over(self, reason: str) -> None:
-        """Forgets everything that was read."""
+        """Forgets everything that was read; first that it was fresh: who shares the state would believe the void."""
         log.warning("the saved remote log metadata is read again from the topic", extra={"reason": reason})
+        with self._freshness.begin(write=True) as txn:
+            txn.drop(self._freshness.open_db(None, txn), delete=False)
         self._clear()
 
     def apply(self, reads: Iterable[PartitionRead]) -> list[RemoteLogSegmentId]:

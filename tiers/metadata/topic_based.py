@@ -21,6 +21,7 @@ from tiers.errors import (
     RemoteLogMetadataError,
     RemoteLogMetadataNotReadyError,
 )
+from tiers.metadata.clock_skew import ClockSkew
 from tiers.metadata.follower import MetadataFollower
 from tiers.metadata.membership import MembershipSettings
 from tiers.metadata.metadata_producer import KeyAndValue, MetadataProducer
@@ -41,6 +42,7 @@ from tiers.metadata.serde import (
     key_of,
     segment_keys,
 )
+from tiers.metadata.state import RemoteLogMetadataState
 from tiers.metadata.state_backed_reader import StateBackedReader
 from tiers.metadata.state_layout import StateIdentity
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
@@ -62,6 +64,8 @@ from tiers.model.segment_state import (
 log = logging.getLogger(__name__)
 
 _SEEN_KEPT = 100_000
+_CLOCK_WRITER = b"clock"
+"""No log start is ever recorded under this name."""
 
 
 def wall_clock_ms() -> int:
@@ -115,8 +119,8 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         self._producer: MetadataProducer | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._running: list[asyncio.Task[None]] = []
-        self.alarm: str | None = None
-        """What is wrong with the metadata topic, for an operator; nothing is written while it is set."""
+        self._clock_skew = ClockSkew(clock_ms, wall_clock_ms)
+        self._topic_alarm: str | None = None
 
     async def open(self) -> None:
         """Creates or checks the topic, opens the state and begins to follow.
@@ -135,7 +139,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         # A writer's records must never go back, hence no two processes may share a name; nor may names pile up.
         if not self._writer:
             self._writer = await asyncio.to_thread(state.writer_name, socket.gethostname())
-        self._producer = MetadataProducer(self._client, topic, clock_ms=self._clock_ms)
+        self._producer = MetadataProducer(self._client, topic, clock_ms=self._clock_ms, clock_skew=self._clock_skew)
         self._follower = MetadataFollower(
             self._client,
             topic,
@@ -158,22 +162,30 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
                 MembershipSettings(settings.group_id, claims=settings.claims),
                 transactional_id_prefix=settings.prefix,
                 clock_ms=self._clock_ms,
+                clock_skew=self._clock_skew,
             )
             self._running.append(self._tasks.create_task(self._ownership.run(), name="remote-log-metadata-owner"))
 
     async def close(self) -> None:
         """Leaves the group and closes the state; safe to call twice, and after `open` failed."""
-        if self._tasks is not None:
-            for task in self._running:
-                task.cancel()
-            tasks, self._tasks = self._tasks, None
-            await tasks.__aexit__(None, None, None)
-        if self._follower is not None:
+        try:
+            if self._tasks is not None:
+                for task in self._running:
+                    task.cancel()
+                tasks, self._tasks = self._tasks, None
+                await tasks.__aexit__(None, None, None)
+        finally:
             follower, self._follower = self._follower, None
-            await asyncio.to_thread(follower.close)
-        if self._opened_state is not None:
             state, self._opened_state = self._opened_state, None
-            state.close()
+            self._ownership = self._producer = None
+            # Not left half way when cancelled: who opens the folder next needs its lock.
+            await asyncio.shield(asyncio.to_thread(_close, follower, state))
+
+    @property
+    def alarm(self) -> str | None:
+        """What is wrong with the metadata topic or the saved state, for an operator; nothing is written meanwhile."""
+        follower = self._follower
+        return self._topic_alarm or (None if follower is None else follower.trouble)
 
     @property
     def topic(self) -> MetadataTopic:
@@ -200,7 +212,9 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         return self.follower.is_fresh(self.metadata_partition(partition), max_age_ms)
 
     def owns(self, partition: TopicIdPartition) -> bool:
-        return self._ownership is not None and self._ownership.owns(self.metadata_partition(partition))
+        if self._ownership is None or self.alarm is not None:
+            return False
+        return self._ownership.owns(self.metadata_partition(partition))
 
     def seen_at_ms(self, segment_id: RemoteLogSegmentId) -> int | None:
         metadata = self.remote_log_segment_metadata_by_id(segment_id)
@@ -285,6 +299,19 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             written = await self._producer.send(metadata_partition, [_record(update)], timeout_ms)
             await self.follower.read_past(metadata_partition, written, timeout_ms)
 
+    async def clock_skew_ms(self, partition: TopicIdPartition) -> int:
+        """How far the brokers' clock is ahead of ours; asks by writing a record that says nothing, if it must."""
+        skew_ms = self._clock_skew.skew_ms()
+        if skew_ms is None:
+            if self._producer is None:
+                raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
+            nothing = _tombstone(RecordKey(LOG_START_OFFSET_API_KEY, partition, _CLOCK_WRITER))
+            await self._producer.send(self.metadata_partition(partition), [nothing], self._settings.write_timeout_ms)
+            skew_ms = self._clock_skew.skew_ms()
+        if skew_ms is None:
+            raise RemoteLogMetadataError("the brokers do not tell when they append: the topic has no LogAppendTime")
+        return skew_ms
+
     async def _check_topic(self) -> None:
         while True:
             await asyncio.sleep(self._settings.check_interval_ms / 1000)
@@ -301,9 +328,18 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
                 self._set_alarm(None)
 
     def _set_alarm(self, alarm: str | None) -> None:
-        self.alarm = alarm
+        self._topic_alarm = alarm
         if self._ownership is not None:
             self._ownership.suspended_for = alarm
+
+
+def _close(follower: MetadataFollower | None, state: RemoteLogMetadataState | None) -> None:
+    try:
+        if follower is not None:
+            follower.close()
+    finally:
+        if state is not None:
+            state.close()
 
 
 def _record(record: MetadataRecord) -> KeyAndValue:

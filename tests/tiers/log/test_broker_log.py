@@ -24,7 +24,7 @@ from tests.fakes.decoding_broker import DecodingBroker
 from tests.fakes.record_batches import batch_of
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
-from tiers.errors import BrokerError, LogDivergedError, OffsetGapError
+from tiers.errors import BrokerError, LogDivergedError, OffsetGapError, OwnershipLostError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.log.log_source import AbortedTransaction, EpochEndOffset
 from tiers.model.ids import TopicIdPartition
@@ -32,6 +32,10 @@ from tiers.model.ids import TopicIdPartition
 PARTITION = TopicIdPartition(UUID(int=7), 0, "orders")
 TIMEOUT_MS = 5000
 LOG = batch_of(10, 10) + batch_of(20, 10)
+
+
+def still_ours() -> None:
+    """An owner that stays one."""
 
 
 @dataclass
@@ -217,7 +221,7 @@ async def test_an_epochs_end_is_the_leaders_answer(cluster: Cluster) -> None:
 
 
 async def test_a_trim_is_checked_by_topic_id_and_leader_epoch_on_the_same_connection(cluster: Cluster) -> None:
-    assert await cluster.source.delete_records(PARTITION, 20, 3, TIMEOUT_MS) == 20
+    assert await cluster.source.delete_records(PARTITION, 20, 3, TIMEOUT_MS, still_ours) == 20
     asked = [type(request) for request in cluster.first.broker.requests[-2:]]
     assert asked == [FetchRequest, DeleteRecordsRequest]
     check = cluster.first.broker.received(FetchRequest)[-1].topics[0]
@@ -228,29 +232,41 @@ async def test_a_trim_is_checked_by_topic_id_and_leader_epoch_on_the_same_connec
 async def test_a_trim_under_another_leader_epoch_trims_nothing(cluster: Cluster, code: int) -> None:
     cluster.first.errors = [code]
     with pytest.raises(BrokerError) as error:
-        await cluster.source.delete_records(PARTITION, 20, 3, TIMEOUT_MS)
+        await cluster.source.delete_records(PARTITION, 20, 3, TIMEOUT_MS, still_ours)
     assert (error.value.code, error.value.retriable) == (code, False)
     cluster.second.leads(4)
     with pytest.raises(BrokerError):
-        await cluster.source.delete_records(PARTITION, 20, 4, TIMEOUT_MS)
+        await cluster.source.delete_records(PARTITION, 20, 4, TIMEOUT_MS, still_ours)
     assert cluster.first.trimmed_to == cluster.second.trimmed_to == []
+
+
+async def test_a_trim_that_is_repeated_asks_again_whether_the_partition_is_ours(cluster: Cluster) -> None:
+    cluster.first.errors = [ErrorCode.NOT_LEADER_OR_FOLLOWER]
+
+    def lost_meanwhile() -> None:
+        raise OwnershipLostError("a newer member")
+
+    with pytest.raises(OwnershipLostError):
+        await cluster.source.delete_records(PARTITION, 20, 3, TIMEOUT_MS, lost_meanwhile)
+    assert len(cluster.first.broker.received(FetchRequest)) == 2
+    assert cluster.first.trimmed_to == []
 
 
 async def test_a_trim_above_the_last_stable_offset_trims_nothing(cluster: Cluster) -> None:
     cluster.first.lso = 20
     with pytest.raises(BrokerError):
-        await cluster.source.delete_records(PARTITION, 21, 3, TIMEOUT_MS)
+        await cluster.source.delete_records(PARTITION, 21, 3, TIMEOUT_MS, still_ours)
     assert cluster.first.trimmed_to == []
 
 
 async def test_what_was_trimmed_already_is_answered_with_the_log_start(cluster: Cluster) -> None:
-    assert await cluster.source.delete_records(PARTITION, 5, 3, TIMEOUT_MS) == 10
+    assert await cluster.source.delete_records(PARTITION, 5, 3, TIMEOUT_MS, still_ours) == 10
     assert cluster.first.trimmed_to == []
 
 
 async def test_a_topic_recreated_under_the_name_is_not_trimmed(cluster: Cluster) -> None:
     cluster.first.leads(3, UUID(int=8))
     with pytest.raises(BrokerError) as error:
-        await cluster.source.delete_records(PARTITION, 20, 3, TIMEOUT_MS)
+        await cluster.source.delete_records(PARTITION, 20, 3, TIMEOUT_MS, still_ours)
     assert error.value.code == ErrorCode.UNKNOWN_TOPIC_ID
     assert cluster.first.trimmed_to == []

@@ -48,8 +48,15 @@ class Logs:
     ) -> EpochEndOffset:
         return await self.of[partition].end_offset_for_epoch(partition, leader_epoch, timeout_ms)
 
-    async def delete_records(self, partition: TopicIdPartition, offset: int, leader_epoch: int, timeout_ms: int) -> int:
-        return await self.of[partition].delete_records(partition, offset, leader_epoch, timeout_ms)
+    async def delete_records(
+        self,
+        partition: TopicIdPartition,
+        offset: int,
+        leader_epoch: int,
+        timeout_ms: int,
+        check_ownership: Callable[[], None],
+    ) -> int:
+        return await self.of[partition].delete_records(partition, offset, leader_epoch, timeout_ms, check_ownership)
 
 
 class Running:

@@ -48,7 +48,6 @@ class Workbench:
     log: InMemoryLog = field(default_factory=InMemoryLog)
     now_ms: int = 1_000_000
     wall_ms: int = 1_700_000_000_000
-    clock_skew_ms: int | None = None
     steps: list[str] = field(default_factory=list)
     end_after: str = ""
 
@@ -68,7 +67,6 @@ class Workbench:
             clock_ms=lambda: self.now_ms,
             wall_clock_ms=lambda: self.wall_ms,
             checkpoint=self._checkpoint,
-            clock_skew_ms=lambda: self.clock_skew_ms,
         )
         self._start()
 
