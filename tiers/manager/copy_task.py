@@ -160,7 +160,8 @@ class RLMCopyTask:
             if builder.size_bytes == 0:
                 raise
             return False
-        spool.grow(builder.size_bytes - before_bytes)
+        finally:
+            spool.grow(builder.size_bytes - before_bytes)
         self._services.metrics.spool_bytes.set(spool.used_bytes)
         return True
 
@@ -175,12 +176,15 @@ class RLMCopyTask:
             self._continuation = await self._continuation_at(start)
         continuation, services = self._continuation, self._services
         path = services.spool.new_path(self._partition)
-        self._builder = await services.spool.run(
-            lambda: SegmentBuilder(
+
+        def make() -> SegmentBuilder:
+            # Known at once, or a cancelled caller could not discard it.
+            self._builder = SegmentBuilder(
                 path, start, services.clock_ms, continuation.leader_epochs, continuation.open_transactions
             )
-        )
-        return self._builder
+            return self._builder
+
+        return await services.spool.run(make)
 
     async def _continuation_at(self, start: int) -> _Continuation:
         """The leader epochs that earlier segments know: from the last one's stored indexes, else from the metadata."""

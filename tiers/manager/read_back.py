@@ -1,8 +1,12 @@
-"""Read-back: a copy counts only when the store gives back what was written, every chunk and the indexes."""
+"""Read-back: a copy counts only when the store gives back what was written: every chunk, and all of the indexes.
+
+Where the stored bytes lie is the store's to say, for they need not be the log's; nothing else may differ.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from protocol.records.record_batch import crc32c
 from tiers.errors import CorruptSegmentError
@@ -18,6 +22,10 @@ async def verify_copied_segment(
 ) -> None:
     """Raises `CorruptSegmentError` when anything differs; holds about `max_bytes` at a time, at least one chunk."""
     stored = decode_indexes_object(await storage.fetch_indexes(metadata), metadata)
+    if replace(stored.metadata, custom_metadata=metadata.custom_metadata) != metadata:
+        raise CorruptSegmentError(f"segment {metadata.segment_id.id}: the stored metadata is of something else")
+    if replace(stored.indexes, remote_log_index=b"") != replace(built.indexes, remote_log_index=b""):
+        raise CorruptSegmentError(f"segment {metadata.segment_id.id}: the stored indexes are not those that were made")
     chunks = stored.remote_log_index().chunks()
     if [_log_of(chunk) for chunk in chunks] != [_log_of(chunk) for chunk in built.chunks]:
         raise CorruptSegmentError(f"segment {metadata.segment_id.id}: the stored index is not the one that was made")

@@ -122,6 +122,8 @@ class RemoteLogManager:
                     await self._topics.refresh(settings.request_timeout_ms)
                 except RemoteLogError as error:
                     _LOG.warning("the tiered topics could not be read", extra={"error": str(error)})
+                except Exception:  # the copying of what is known goes on
+                    _LOG.exception("the tiered topics could not be read")
             self._assign()
             self._wake.set()
             await asyncio.sleep(min(settings.topics_interval_ms, _OWNERSHIP_INTERVAL_MS) / 1000)
@@ -132,6 +134,8 @@ class RemoteLogManager:
                 await self._topic_deletion.run()
             except RemoteLogError as error:
                 _LOG.warning("deleted topics could not be looked for, or removed", extra={"error": str(error)})
+            except Exception:  # the copying of other topics goes on
+                _LOG.exception("deleted topics could not be looked for, or removed")
             await asyncio.sleep(self._services.settings.topics_interval_ms / 1000)
 
     def _assign(self) -> None:
@@ -144,10 +148,14 @@ class RemoteLogManager:
         }
         for partition in [each for each in self._managed if each not in wanted]:
             self._give_up(partition)
+        ending = {step.get_name() for step in self._steps}
         for partition, policy in wanted.items():
             managed = self._managed.get(partition)
             if managed is not None:
                 managed.policy = policy
+                continue
+            if _step_name(partition) in ending:
+                # Lost and won again: a copy that is still being cancelled must not be taken for a leftover.
                 continue
             self._managed[partition] = _Managed(
                 partition,
@@ -176,7 +184,7 @@ class RemoteLogManager:
         for managed in sorted(due, key=lambda each: each.due_ms):
             if len(self._steps) >= self._services.settings.copier_tasks:
                 return
-            managed.step = tasks.create_task(self._step(managed), name=f"rlm {managed.partition}")
+            managed.step = tasks.create_task(self._step(managed), name=_step_name(managed.partition))
             self._steps.add(managed.step)
             managed.step.add_done_callback(self._steps.discard)
 
@@ -283,3 +291,7 @@ class RemoteLogManager:
         finished = [one for one in segments if one.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED]
         self._services.metrics.metadata_count.labels(*labels).set(len(segments))
         self._services.metrics.log_size_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in finished))
+
+
+def _step_name(partition: TopicIdPartition) -> str:
+    return f"rlm {partition.topic_id} {partition.partition}"

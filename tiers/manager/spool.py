@@ -53,8 +53,15 @@ class Spool:
         self._used_bytes -= size_bytes
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Runs blocking file work. A cancelled caller leaves the work to its end."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        """Runs blocking file work. A cancelled caller waits for its end, so that what was done is known and can be undone."""
+        working = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            return await asyncio.shield(working)
+        except asyncio.CancelledError:
+            await asyncio.wait([working])
+            if not working.cancelled():
+                working.exception()
+            raise
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)

@@ -16,7 +16,7 @@ from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
-from tiers.errors import OwnershipLostError
+from tiers.errors import OwnershipLostError, RemoteLogError
 from tiers.manager.segment_deletion import delete_segment
 from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
@@ -60,18 +60,24 @@ class TopicDeletionTask:
         self._missing_since_ms: dict[UUID, int] = {}
 
     async def run(self) -> int:
-        """One round; returns how many partitions were deleted to the end."""
+        """One round; returns how many partitions were deleted to the end. Raises the first trouble, after the rest."""
         services = self._services
         owned = [each for each in services.metadata.partitions() if services.metadata.owns(each)]
         gone = await self._existence.gone({each.topic_id for each in owned}, services.settings.request_timeout_ms)
         now_ms = services.clock_ms()
         self._missing_since_ms = {each: self._missing_since_ms.get(each, now_ms) for each in gone}
         deleted = 0
+        troubles: list[RemoteLogError] = []
         for partition in owned:
             since_ms = self._missing_since_ms.get(partition.topic_id)
             if since_ms is not None and now_ms - since_ms >= services.settings.topic_deletion_delay_ms:
-                await self._delete(partition)
-                deleted += 1
+                try:
+                    await self._delete(partition)
+                    deleted += 1
+                except RemoteLogError as error:
+                    troubles.append(error)
+        if troubles:
+            raise troubles[0]
         return deleted
 
     async def _delete(self, partition: TopicIdPartition) -> None:
