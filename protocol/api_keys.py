@@ -214,7 +214,7 @@ SHARE_GROUP_APIS = frozenset(
         ApiKey.DELETE_SHARE_GROUP_OFFSETS,
     }
 )
-"""Share groups: the broker reads the log itself, so they never see remote data (semantics 8)."""
+"""Share groups: the broker reads the log itself, so they would skip what was trimmed (semantics 8)."""
 
 CLUSTER_APIS = frozenset(
     {
@@ -252,11 +252,11 @@ def is_flexible(api_key: int, api_version: int) -> bool:
         raise ProtocolError(f"unknown API key {api_key}") from None
 
 
-def supported_versions(api_key: int, hidden: frozenset[ApiKey] = HIDDEN_APIS) -> VersionRange | None:
+def supported_versions(api_key: int) -> VersionRange | None:
     """The versions that a client may use through the proxy; None when there is none.
 
     An opaque API has no bounds of ours: the broker's own apply.
     """
-    if api_key in hidden or api_key not in FLEXIBLE_FROM:
+    if api_key in HIDDEN_APIS or api_key not in FLEXIBLE_FROM:
         return None
     return DECODED_APIS.get(api_key, ANY_VERSION)

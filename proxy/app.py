@@ -20,7 +20,7 @@ import uvloop
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from protocol.addresses import AddressOf
-from protocol.api_keys import CLUSTER_APIS, HIDDEN_APIS, ApiKey
+from protocol.api_keys import ApiKey
 from proxy.admin_http import admin_http
 from proxy.config import TidegateConfig
 from proxy.context import ConnectionLimits
@@ -45,15 +45,12 @@ logger = logging.getLogger(__name__)
 CLIENT_ID = "tidegate"
 
 
-def pass_through_handlers(address_of: AddressOf, *, is_tiered: bool = False) -> dict[int, Handler]:
-    """What a proxy without a remote tier decodes, but for Produce.
-
-    Share groups read the broker's log alone: beside a remote tier they would skip what was trimmed, so they are hidden.
-    """
+def pass_through_handlers(address_of: AddressOf) -> dict[int, Handler]:
+    """What a proxy without a remote tier decodes, but for Produce."""
     addresses = AddressHandler(address_of)
     return {
         **dict.fromkeys(ADDRESS_APIS, addresses),
-        ApiKey.API_VERSIONS: ApiVersionsHandler(HIDDEN_APIS if is_tiered else CLUSTER_APIS),
+        ApiKey.API_VERSIONS: ApiVersionsHandler(),
         ApiKey.FETCH: PassThroughFetchHandler(address_of),
     }
 
@@ -104,7 +101,7 @@ class Proxy:
             clock_ms=monotonic_ms,
             refresh_interval_ms=config.upstream.metadata_max_age_ms,
         )
-        self.handlers = pass_through_handlers(self.topology.advertised_address, is_tiered=config.is_tiered)
+        self.handlers = pass_through_handlers(self.topology.advertised_address)
         limits: ConnectionLimits = config.limits.of_connections()
         prefix_handlers: Mapping[int, ProduceHandler] = {
             ApiKey.PRODUCE: ProduceHandler(self.topology.advertised_address)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 
-from protocol.api_keys import DECODED_APIS, HIDDEN_APIS, ApiKey, VersionRange, supported_versions
+from protocol.api_keys import DECODED_APIS, ApiKey, VersionRange, supported_versions
 from protocol.errors import ErrorCode, ProtocolError, TruncatedError
 from protocol.header import build_response_header, response_body_position
 from protocol.primitives import (
@@ -25,10 +25,10 @@ _ENTRY = struct.Struct(">hhh")
 _VERSION_0 = 0
 
 
-def intersect_api_versions(payload: Buffer, api_version: int, hidden: frozenset[ApiKey] = HIDDEN_APIS) -> bytes:
+def intersect_api_versions(payload: Buffer, api_version: int) -> bytes:
     """The broker's response payload with the APIs and versions that a client may use here.
 
-    Never above what the broker offers. `hidden` and unknown keys are left out. Produce keeps the minimum of 0 that
+    Never above what the broker offers. Hidden and unknown keys are left out. Produce keeps the minimum of 0 that
     brokers advertise although they refuse it (KAFKA-18659).
     """
     pos = response_body_position(ApiKey.API_VERSIONS, api_version, payload)
@@ -51,7 +51,7 @@ def intersect_api_versions(payload: Buffer, api_version: int, hidden: frozenset[
         pos = start + _ENTRY.size
         if flexible:
             pos = skip_tagged_section(payload, pos)
-        versions = _intersect(api_key, min_version, max_version, hidden)
+        versions = _intersect(api_key, min_version, max_version)
         if versions is None:
             splices.append(Splice(start, pos, b""))
             continue
@@ -61,8 +61,8 @@ def intersect_api_versions(payload: Buffer, api_version: int, hidden: frozenset[
     return splice(payload, [Splice(array_at, entries_at, write_array_length(kept, flexible)), *splices])
 
 
-def _intersect(api_key: int, min_version: int, max_version: int, hidden: frozenset[ApiKey]) -> VersionRange | None:
-    ours = supported_versions(api_key, hidden)
+def _intersect(api_key: int, min_version: int, max_version: int) -> VersionRange | None:
+    ours = supported_versions(api_key)
     if ours is None:
         return None
     both = VersionRange(max(min_version, ours.min_version), min(max_version, ours.max_version))

@@ -48,13 +48,12 @@ async def test_metadata_names_the_proxy_for_every_broker() -> None:
         assert [(b.node_id, b.host, b.port) for b in decoded.brokers] == [(3, "proxy.example", 9103)]
 
 
-@pytest.mark.parametrize("is_tiered", [False, True])
-async def test_api_versions_are_cut_to_what_is_decoded(is_tiered: bool) -> None:
+async def test_api_versions_are_cut_to_what_is_decoded() -> None:
     entries = [(ApiKey.PRODUCE, 0, 99), (ApiKey.FETCH, 4, 99), (ApiKey.SHARE_FETCH, 1, 2), (ApiKey.HEARTBEAT, 0, 4)]
     body = INT16.pack(0) + INT32.pack(len(entries)) + b"".join(ENTRY.pack(*entry) for entry in entries)
     async with (
         FakeBroker() as broker,
-        proxy_before(broker, handlers=pass_through_handlers(advertised, is_tiered=is_tiered)) as proxy,
+        proxy_before(broker, handlers=pass_through_handlers(advertised)) as proxy,
         connected(proxy.port) as client,
     ):
         await client.send(request(ApiKey.API_VERSIONS, 0, 1))
@@ -63,8 +62,7 @@ async def test_api_versions_are_cut_to_what_is_decoded(is_tiered: bool) -> None:
         seen = dict[int, tuple[int, int]]()
         for api_key, low, high in ENTRY.iter_unpack(answer[10:]):
             seen[api_key] = (low, high)
-        shared = {} if is_tiered else {ApiKey.SHARE_FETCH: (1, 2)}
-        assert seen == {ApiKey.PRODUCE: (0, 13), ApiKey.FETCH: (4, 18), ApiKey.HEARTBEAT: (0, 4)} | shared
+        assert seen == {ApiKey.PRODUCE: (0, 13), ApiKey.FETCH: (4, 18), ApiKey.HEARTBEAT: (0, 4)}
 
 
 async def test_an_api_versions_version_from_the_future_is_answered_as_a_broker_does() -> None:
