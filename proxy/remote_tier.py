@@ -31,6 +31,7 @@ from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.shared_reader import SharedRemoteLogMetadataReader
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, wall_clock_ms
+from tiers.reader.metrics import RemoteLogReaderMetrics
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager
 
@@ -107,6 +108,7 @@ async def _handlers(
     )
     fetch = FetchHandler(tools)
     proxy.registry.register(RemoteFetchMetrics(fetch))
+    proxy.registry.register(RemoteLogReaderMetrics(reader))
     return {
         ApiKey.FETCH: fetch,
         ApiKey.LIST_OFFSETS: ListOffsetsHandler(tools),
