@@ -1,4 +1,7 @@
-"""A process that a supervisor started: reads on its standard input what it is to be, and ends when it is left alone."""
+"""A process that a supervisor started: reads on its standard input what it is to be, and ends when it is left alone.
+
+Its name stands on the command line too, for people who look at processes.
+"""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _stages(config: TidegateConfig, listeners: Mapping[str, socket.socket]) -> l
         admin_fd = fds[0] if fds else None
         is_worker = name != REMOTE_LOG
         task = Task(share if is_worker else config, name, is_worker, admin_fd)
-        return ChildCommand(name, [sys.executable, "-P", "-m", "proxy.child"], task.to_bytes(), environment, fds)
+        return ChildCommand(name, [sys.executable, "-P", "-m", "proxy.child", name], task.to_bytes(), environment, fds)
 
     names = list(_names(config))
     return [[command(name) for name in names[: config.workers]], [command(name) for name in names[config.workers :]]]

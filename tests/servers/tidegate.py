@@ -97,6 +97,16 @@ class TidegateProcess:
         except (urllib.error.URLError, OSError):
             return False
 
+    def children(self) -> dict[str, int]:
+        """The process ids of the workers and of the remote log process, by name."""
+        return {_command_line(pid)[-1]: pid for pid in _descendants(self.pid) if "proxy.child" in _command_line(pid)}
+
+    def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """The exit code, once the process has ended."""
+        if self._process is None:
+            raise RuntimeError("tidegate was not started")
+        return self._process.wait(timeout_s)
+
     def metrics(self) -> str:
         """What `/metrics` says now, in Prometheus's text format."""
         with urllib.request.urlopen(f"http://{self.admin[0]}:{self.admin[1]}/metrics", timeout=10) as answer:
@@ -165,6 +175,7 @@ def tidegate_over(
     lines += ["[listener]", *_pairs(listener)]
     lines += ["[admin]", *_pairs({"host": "127.0.0.1", "port": admin_port})]
     lines += ["[state]", *_pairs({"path": str(home / "state")})]
+    lines += ["[limits]", *_pairs({"drain.timeout.ms": "10s"})]
     lines += ["[storage]", *_pairs(storage)]
     for name in tiered:
         rule: dict[str, str | int] = {
@@ -190,6 +201,13 @@ def _cpu_seconds(pid: int) -> float:
     except FileNotFoundError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S
+
+
+def _command_line(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+    except FileNotFoundError:
+        return [""]
 
 
 def _descendants(pid: int) -> list[int]:
