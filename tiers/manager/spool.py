@@ -53,7 +53,7 @@ class Spool:
         self._used_bytes -= size_bytes
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Runs blocking file work. A cancelled caller waits for its end, so that what was done is known and can be undone."""
+        """Runs blocking file work. A cancelled caller waits for its end: what was done can be undone then."""
         working = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             return await asyncio.shield(working)

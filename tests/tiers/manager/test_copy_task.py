@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import asyncio
+import threading
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,8 +18,11 @@ from tiers.errors import (
     RetriableRemoteStorageError,
 )
 from tiers.log.log_source import EpochEndOffset
+from tiers.manager import copy_task
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.segment.indexes_object import decode_indexes_object
+from tiers.segment.indexes_object import decode_indexes_object, encode_indexes_object
+from tiers.segment.segment_builder import SegmentBuilder
 from tiers.segment.segment_index import AbortedTransactionRange
 
 COPY_STEPS = ["segment-built", "copy-started-written", "objects-written", "copy-verified", "copy-finished-written"]
@@ -149,6 +155,53 @@ async def test_a_copy_that_reads_back_differently_is_never_finished(
     with pytest.raises(CorruptSegmentError):
         await bench.copy()
     assert bench.finished == []
+
+
+async def test_indexes_that_read_back_whole_but_are_not_those_that_were_made_are_refused(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = bench.store.fetch_indexes
+
+    async def another(metadata: RemoteLogSegmentMetadata) -> bytes:
+        stored = decode_indexes_object(await fetch(metadata))
+        return encode_indexes_object(stored.metadata, replace(stored.indexes, leader_epochs=()))
+
+    bench.log.append(*batches(0, 4))
+    monkeypatch.setattr(bench.store, "fetch_indexes", another)
+    with pytest.raises(CorruptSegmentError):
+        await bench.copy()
+    assert bench.finished == []
+
+
+@pytest.mark.parametrize("step", ["made", "appended"])
+async def test_a_copy_that_is_cancelled_while_a_file_is_written_leaves_nothing(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+
+    class Slow(SegmentBuilder):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            if step == "made":
+                reached.set()
+                go_on.wait(20)
+
+        def append(self, *args: Any) -> None:
+            super().append(*args)
+            reached.set()
+            go_on.wait(20)
+
+    monkeypatch.setattr(copy_task, "SegmentBuilder", Slow)
+    bench.log.append(*batches(0, 2))
+    copying = asyncio.create_task(bench.copy())
+    await asyncio.to_thread(reached.wait, 20)
+    copying.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await copying
+    bench.copy_task.discard()
+    assert bench.spooled() == []
+    assert bench.services.spool.used_bytes == 0
 
 
 async def test_custom_metadata_above_the_limit_ends_the_copy_and_its_objects(

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from uuid import uuid4
 
 import pytest
 
 from tests.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, POLICY, ProcessEnded, Workbench
 from tiers.errors import OwnershipLostError
+from tiers.manager.segment_deletion import write_state
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.segment_state import RemoteLogSegmentState
 
 HOUR_MS = 3_600_000
 
@@ -48,6 +52,20 @@ async def test_the_total_size_counts_both_tiers(copied: Workbench) -> None:
     assert await copied.expire(replace(POLICY, retention_bytes=total_bytes - size_bytes + 1)) == 0
     assert await copied.expire(replace(POLICY, retention_bytes=total_bytes - size_bytes)) == 1
     assert copied.finished[0] == (30, 59)
+
+
+async def test_a_range_that_was_copied_twice_counts_once(copied: Workbench) -> None:
+    size_bytes = copied.segments[0].segment_size_bytes
+    for segment in copied.segments:
+        again = replace(
+            segment,
+            segment_id=RemoteLogSegmentId(PARTITION, uuid4()),
+            state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+        )
+        await copied.metadata.add_remote_log_segment_metadata(again)
+        await write_state(copied.services, again, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+    assert await copied.expire(replace(POLICY, retention_bytes=3 * size_bytes)) == 0
+    assert copied.metadata.log_start_offset(PARTITION) == 0
 
 
 async def test_segments_below_the_log_start_go_and_one_that_straddles_it_stays(copied: Workbench) -> None:

@@ -18,6 +18,8 @@ from tiers.log.log_source import EpochEndOffset, LocalLogBounds, LogRead
 from tiers.manager.remote_log_manager import RemoteLogManager
 from tiers.manager.topic_policy import TopicPolicy
 from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.remote_storage_manager import LogSegmentData
 
 OTHER = TopicIdPartition(PARTITION.topic_id, 1, "orders")
 
@@ -246,3 +248,31 @@ async def test_copying_that_falls_behind_the_retention_is_an_alarm(running: Runn
         await eventually(
             lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="copy-lag") == 1
         )
+
+
+async def test_a_partition_that_comes_back_waits_for_the_step_that_is_being_cancelled(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, copying, may_end = running.bench, asyncio.Event(), asyncio.Event()
+    copy, cancelled = bench.store.copy_log_segment_data, asyncio.Event()
+
+    async def slow_to_cancel(metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+        if metadata.topic_id_partition == PARTITION and not cancelled.is_set():
+            copying.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+                await may_end.wait()
+        return await copy(metadata, data)
+
+    monkeypatch.setattr(bench.store, "copy_log_segment_data", slow_to_cancel)
+    async with running.run():
+        await copying.wait()
+        bench.metadata.owned = False
+        await cancelled.wait()
+        bench.metadata.owned = True
+        running.manager._assign()
+        assert PARTITION not in running.manager.partitions
+        may_end.set()
+        await eventually(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])

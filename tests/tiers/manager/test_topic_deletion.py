@@ -11,8 +11,10 @@ from tests.fakes.decoding_broker import DecodingBroker
 from tests.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, ProcessEnded, Workbench
 from tiers.broker.client import BrokerClient
-from tiers.errors import OwnershipLostError
+from tiers.errors import OwnershipLostError, RemoteLogMetadataError
 from tiers.manager.topic_deletion import ClusterTopicExistence, TopicDeletionTask
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemotePartitionDeleteMetadata
 from tiers.model.segment_state import RemotePartitionDeleteState
 
 
@@ -112,6 +114,30 @@ async def test_losing_the_partition_ends_the_deletion(copied: Workbench, monkeyp
     with pytest.raises(OwnershipLostError):
         await task.run()
     assert len(await copied.objects()) == 4
+
+
+async def test_a_partition_that_cannot_be_deleted_leaves_the_others_alone(
+    copied: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = TopicIdPartition(UUID(int=0), 0, "stuck")
+    await copied.metadata.raise_log_start_offset(stuck, 1)
+    existence = Existence()
+    existence.deleted = {PARTITION.topic_id, stuck.topic_id}
+    task = TopicDeletionTask(copied.services, existence)
+    await task.run()
+    copied.now_ms += copied.services.settings.topic_deletion_delay_ms
+    put = copied.metadata.put_remote_partition_delete_metadata
+
+    async def refuses(metadata: RemotePartitionDeleteMetadata) -> None:
+        if metadata.topic_id_partition == stuck:
+            raise RemoteLogMetadataError("no")
+        await put(metadata)
+
+    monkeypatch.setattr(copied.metadata, "put_remote_partition_delete_metadata", refuses)
+    assert copied.metadata.partitions() == [stuck, PARTITION]
+    with pytest.raises(RemoteLogMetadataError):
+        await task.run()
+    assert await copied.objects() == []
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
-from tiers.errors import InvalidTransitionError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.errors import InvalidTransitionError, RemoteLogMetadataError
 from tiers.metadata.serde import RecordKey, key_of, segment_keys
-from tiers.metadata.state import RemoteLogMetadataState
 from tiers.metadata.state_layout import STATE_FILE, StateIdentity
 from tiers.metadata.state_replay import MetadataEvent, PartitionRead
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
@@ -361,46 +358,4 @@ def test_a_folder_keeps_its_writers_name_unless_it_was_copied(tmp_path: Path) ->
     state = open_state(tmp_path)
     assert state.writer_name("host") == name
     assert state.writer_name("other") != name
-    state.close()
-
-
-def test_a_reader_waits_for_the_first_writer(tmp_path: Path) -> None:
-    with pytest.raises(RemoteLogMetadataNotReadyError):
-        RemoteLogMetadataState.open_shared(tmp_path)
-
-
-_READER = """
-import sys
-from pathlib import Path
-from uuid import UUID
-from tiers.metadata.state import RemoteLogMetadataState
-from tiers.model.ids import TopicIdPartition
-
-state = RemoteLogMetadataState.open_shared(Path(sys.argv[1]))
-partition = TopicIdPartition(UUID(int=7), 3)
-for _ in sys.stdin:
-    print(state.remote_end_offset(partition), state.fresh_at_ms(0), flush=True)
-"""
-
-
-def test_other_processes_see_each_transaction(tmp_path: Path) -> None:
-    fill(tmp_path)
-    state = open_state(tmp_path)
-    topic = Topic(state)
-    topic.next_offset = state.next_offset(0)
-    command = [sys.executable, "-c", _READER, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
-
-        def ask() -> str:
-            assert reader.stdin is not None
-            assert reader.stdout is not None
-            print(file=reader.stdin, flush=True)
-            return reader.stdout.readline().strip()
-
-        assert ask() == "99 None"
-        second = segment(2, 100, 199)
-        topic.put(second, to(second, State.COPY_SEGMENT_FINISHED))
-        assert ask() == "199 None"
-        state.mark_fresh({0: 4711})
-        assert ask() == "199 4711"
     state.close()

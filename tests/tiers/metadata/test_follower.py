@@ -1,0 +1,274 @@
+"""`MetadataFollower` over scripted answers: what may be believed while the state is emptied, full, or just written."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lmdb
+import pytest
+
+from protocol.errors import ErrorCode
+from tests.tiers.metadata.test_committed_records import batch
+from tests.tiers.metadata.test_state import IDENTITY, NOW_MS, Record, open_state, segment, to
+from tiers.broker.client import Leader
+from tiers.broker.cluster_metadata import Broker, ClusterMetadata, PartitionMetadata, TopicMetadata
+from tiers.broker.fetch import FetchedPartition
+from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.metadata import follower as follower_module
+from tiers.metadata.follower import MetadataFollower
+from tiers.metadata.metadata_topic import MetadataTopic
+from tiers.metadata.serde import encode_key, encode_value, key_of
+from tiers.metadata.state_layout import Databases
+from tiers.metadata.state_replay import MetadataEvent, PartitionRead
+from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.segment_state import RemoteLogSegmentState as State
+
+TOPIC = MetadataTopic("cluster", "__remote_log_metadata", IDENTITY.topic_id, 2, 86_400_000)
+NODE = 1
+FINISHED = State.COPY_SEGMENT_FINISHED
+
+
+class Cluster:
+    """One broker that leads both metadata partitions. `logs` holds their records; as a `BrokerClient` and a Fetch."""
+
+    def __init__(self) -> None:
+        self.logs: dict[int, list[Record]] = {0: [], 1: []}
+
+    async def metadata(self, max_age_ms: int, timeout_ms: int) -> ClusterMetadata:
+        partitions = {number: PartitionMetadata(number, NODE, 0, (NODE,), (NODE,)) for number in self.logs}
+        topic = TopicMetadata(TOPIC.name, TOPIC.topic_id, partitions)
+        brokers = {NODE: Broker(NODE, "broker", 9092)}
+        return ClusterMetadata("cluster", NODE, brokers, {TOPIC.name: topic}, 0, {TOPIC.topic_id: topic})
+
+    async def leader_of(self, partition: object, timeout_ms: int) -> Leader:
+        return Leader(NODE, 0)
+
+    async def request(self, node_id: int, message: Any, timeout_ms: int, *, min_version: int) -> Any:
+        asked = message.topics[0].partitions[0]
+        end = len(self.logs[asked.partition_index])
+        answer = SimpleNamespace(error_code=ErrorCode.NONE, offset=0 if asked.timestamp == -2 else end)
+        return SimpleNamespace(topics=[SimpleNamespace(partitions=[answer])])
+
+    async def fetch(self, client: object, node_id: int, positions: list[Any], **options: object) -> Any:
+        await asyncio.sleep(0.001)
+        return [self._fetched(each.partition, each.offset) for each in positions]
+
+    def _fetched(self, number: int, offset: int) -> FetchedPartition:
+        end = len(self.logs[number])
+        error = ErrorCode.OFFSET_OUT_OF_RANGE if offset > end else ErrorCode.NONE
+        records = [(encode_key(key_of(each)), encode_value(each)) for each in self.logs[number][offset:]]
+        raw = b"".join(batch(offset + index, [record]) for index, record in enumerate(records))
+        return FetchedPartition(TOPIC.topic_id, number, error, end, end, 0, (), memoryview(raw))
+
+
+class Following:
+    def __init__(self, cluster: Cluster, state: RemoteLogMetadataStateWriter) -> None:
+        self.state = state
+        self.now_ms = 1_000
+        self.seen: list[RemoteLogSegmentId] = []
+        self.follower = MetadataFollower(
+            cluster,  # type: ignore[arg-type]  # a client as far as the follower uses it
+            TOPIC,
+            state,
+            clock_ms=self._tick,
+            wall_clock_ms=lambda: NOW_MS,
+            on_finished=self.seen.extend,
+            jitter=lambda: 0.01,
+        )
+
+    def _tick(self) -> int:
+        self.now_ms += 1
+        return self.now_ms
+
+    async def poll(self) -> bool:
+        return await self.follower._poll(NODE, [0, 1])
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    cluster = Cluster()
+    monkeypatch.setattr(follower_module, "fetch_raw", cluster.fetch)
+    return cluster
+
+
+@pytest.fixture
+def following(cluster: Cluster, tmp_path: Path) -> Any:
+    state = open_state(tmp_path)
+    following = Following(cluster, state)
+    yield following
+    following.follower.close()
+    state.close()
+
+
+def finished(number: int, start: int) -> list[Record]:
+    made = segment(number, start, start + 9)
+    return [made, to(made, FINISHED)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  # no event says so
+            await asyncio.sleep(0.002)
+
+
+async def test_after_a_loss_of_records_everything_is_read_again(cluster: Cluster, following: Following) -> None:
+    cluster.logs = {0: finished(1, 0), 1: finished(2, 100)}
+    assert await following.poll()
+    # Partition 1 lost its records; partition 0 answers with a new one, from its old position.
+    cluster.logs[0] += finished(3, 10)
+    cluster.logs[1] = []
+    assert not await following.poll()
+    assert [following.follower.position(number) for number in (0, 1)] == [0, 0]
+    assert not following.follower.is_fresh(0, 60_000)
+    assert await following.poll()
+    partition = segment(1, 0, 9).topic_id_partition
+    assert [each.start_offset for each in following.state.list_remote_log_segments(partition)] == [0, 10]
+    assert following.follower.is_fresh(0, 60_000)
+
+
+async def test_nothing_is_fresh_while_the_state_is_emptied(
+    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.logs[0] = finished(1, 0)
+    assert await following.poll()
+    assert following.state.fresh_at_ms(0) is not None
+    go_on, started, start_over = threading.Event(), threading.Event(), following.state.start_over
+    at_the_start: list[int | None] = []
+
+    def slowly(reason: str) -> None:
+        started.set()
+        go_on.wait(20)
+        start_over(reason)
+
+    clear = following.state._clear
+
+    def observed() -> None:
+        at_the_start.append(following.state.fresh_at_ms(0))
+        clear()
+
+    monkeypatch.setattr(following.state, "start_over", slowly)
+    monkeypatch.setattr(following.state, "_clear", observed)
+    cluster.logs[0] = []
+    poll = asyncio.create_task(following.poll())
+    await asyncio.to_thread(started.wait, 20)
+    assert not following.follower.is_fresh(0, 60_000)
+    with pytest.raises(RemoteLogMetadataNotReadyError):
+        await following.follower.ensure_fresh(0, 60_000, 100)
+    go_on.set()
+    assert not await poll
+    # Who shares the state knew before it was empty.
+    assert at_the_start == [None]
+
+
+async def test_an_answer_that_was_overtaken_is_not_replayed(cluster: Cluster, following: Following) -> None:
+    cluster.logs[0] = finished(1, 0)
+    late = [cluster._fetched(0, 0)]
+    cluster.logs[0] += [
+        to(segment(1, 0, 9), State.DELETE_SEGMENT_STARTED),
+        to(segment(1, 0, 9), State.DELETE_SEGMENT_FINISHED),
+    ]
+    reads = [await following.follower._read(each, 0) for each in late]
+    assert await following.poll()
+    await following.follower._replay([each for each in reads if each is not None], {0: 0}, {0: 1_000_000})
+    assert following.follower.position(0) == 4
+    assert list(following.state.list_remote_log_segments(segment(1, 0, 9).topic_id_partition)) == []
+    assert following.follower.is_fresh(0, 60_000)
+
+
+async def test_a_segment_is_seen_before_anybody_can_look_it_up(
+    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.logs[0] = finished(1, 0)
+    apply, seen_at_commit = following.state.apply, []
+
+    def then(reads: Any) -> Any:
+        seen_at_commit.append(list(following.seen))
+        return apply(reads)
+
+    monkeypatch.setattr(following.state, "apply", then)
+    assert await following.poll()
+    assert seen_at_commit == [[segment(1, 0, 9).segment_id]]
+
+
+async def test_a_full_state_is_trouble_and_not_fresh_until_there_is_room(
+    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.logs[0] = finished(1, 0)
+    apply = following.state.apply
+
+    def full(reads: Any) -> Any:
+        raise lmdb.MapFullError("mdb_put: MDB_MAP_FULL")
+
+    monkeypatch.setattr(following.state, "apply", full)
+    reading = asyncio.create_task(following.follower.run())
+    try:
+        await until(lambda: following.follower.trouble is not None)
+        assert "MDB_MAP_FULL" in str(following.follower.trouble)
+        assert following.follower.oldest_age_ms() is None
+        with pytest.raises(RemoteLogMetadataNotReadyError):
+            await following.follower.ensure_fresh(0, 60_000, 50)
+        assert [each.message for each in caplog.records].count("the remote log metadata is not followed") == 1
+        monkeypatch.setattr(following.state, "apply", apply)
+        await following.follower.ensure_fresh(0, 60_000, 20_000)
+        await until(lambda: following.follower.trouble is None)
+        assert following.follower.events_read == 2
+    finally:
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
+async def test_an_error_that_nobody_thought_of_is_trouble_and_ends_nothing(
+    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poll, broken = following.follower._poll, True
+
+    async def breaks(node_id: int, numbers: list[int]) -> bool:
+        if broken:
+            raise ZeroDivisionError
+        return await poll(node_id, numbers)
+
+    monkeypatch.setattr(following.follower, "_poll", breaks)
+    reading = asyncio.create_task(following.follower.run())
+    try:
+        await until(lambda: following.follower.trouble is not None)
+        broken = False
+        await until(lambda: following.follower.trouble is None)
+    finally:
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
+async def test_a_full_disk_does_not_hinder_the_closing(
+    following: Following, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await following.poll()
+
+    def full(wall_clock_ms: int) -> None:
+        raise lmdb.DiskError("No space left on device")
+
+    monkeypatch.setattr(following.state, "mark_read_to_end", full)
+    following.follower.close()
+
+
+def test_a_state_without_room_is_kept_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_one = open_state(tmp_path)
+    made = segment(1, 0, 9)
+    with_one.apply([PartitionRead(0, [MetadataEvent(0, NOW_MS, key_of(made), made)], 1)])
+    with_one.close()
+
+    def full(env: lmdb.Environment) -> None:
+        raise lmdb.DiskError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Databases, "open", full)
+        with pytest.raises(RemoteLogMetadataError, match="No space left"):
+            open_state(tmp_path)
+    again = open_state(tmp_path)
+    assert again.next_offset(0) == 1
+    again.close()
