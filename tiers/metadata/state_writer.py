@@ -142,6 +142,8 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
 
     def mark_read_to_end(self, wall_clock_ms: int) -> None:
         """All metadata partitions were read to their ends at that time."""
+        for env in (self._env, self._freshness):
+            env.reader_check()  # a worker that died while it read would keep pages from being used again, for ever
         with self._env.begin(write=True) as txn:
             txn.put(b"read_to_end_at_ms", I64.pack(wall_clock_ms), db=self._db.meta)
 
