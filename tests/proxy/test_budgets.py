@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proxy.budgets import share_of
+from proxy.config import TidegateConfig, parse_config
+
+BUDGETS = [
+    ("limits", "max_connections"),
+    ("limits", "max_held_remote_bytes"),
+    ("remote_log", "reader_threads"),
+    ("remote_log", "reader_max_pending_tasks"),
+    ("remote_log", "reader_max_bytes_in_flight"),
+    ("remote_log", "read_ahead_bytes"),
+    ("remote_log", "chunk_cache_bytes"),
+    ("remote_log", "index_cache_bytes"),
+]
+
+
+def settings(workers: int, more: str = "") -> TidegateConfig:
+    return parse_config(f'workers = {workers}\n[upstream]\nbootstrap.servers = "a:9092"\n{more}')
+
+
+def budgets(config: TidegateConfig) -> dict[tuple[str, str], Any]:
+    return {(section, name): getattr(getattr(config, section), name) for section, name in BUDGETS}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 7, 1000])
+def test_shares_add_up_to_the_whole_and_none_is_nothing(workers: int) -> None:
+    whole = budgets(settings(workers))
+    share = budgets(share_of(settings(workers)))
+    assert share.keys() == whole.keys()
+    for name, total in whole.items():
+        assert share[name] > 0
+        assert total <= share[name] * workers < total + workers
+
+
+def test_no_limit_stays_no_limit() -> None:
+    assert share_of(settings(3, "[limits]\nmax.connections = 0")).limits.max_connections == 0
+
+
+def test_a_worker_differs_in_nothing_else() -> None:
+    config = settings(2)
+    share = share_of(config)
+    assert share.listener.reuse_port
+    assert not config.listener.reuse_port
+    left = config.model_dump(exclude={"workers", "listener"})
+    for section, name in BUDGETS:
+        left[section][name] = getattr(getattr(share, section), name)
+    assert share.model_dump(exclude={"workers", "listener"}) == left
