@@ -29,6 +29,7 @@ from tiers.manager.task_services import TaskServices
 from tiers.manager.tiered_topics import TieredTopics
 from tiers.manager.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 from tiers.metadata.metadata_topic import MetadataTopicSettings
+from tiers.metadata.metrics import RemoteLogMetadataMetrics
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
 from tiers.storage.registry import create_remote_storage_manager
@@ -89,6 +90,7 @@ async def run_remote_log_manager(
     registry: CollectorRegistry,
 ) -> None:
     """The tasks run until the stack is left, in a task group of their own: their failure takes nothing else down."""
+    registry.register(RemoteLogMetadataMetrics(metadata))
     services = _task_services(config, client, storage, metadata, registry)
     rules = [topic_rule(topic) for topic in config.topics]
     manager = RemoteLogManager(

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import pytest
 from kafka.admin import KafkaAdminClient
+from prometheus_client import CollectorRegistry
 
 from tests.contract.test_remote_log_metadata_manager import copied, segment, to, until
 from tests.servers.kafka import KafkaCluster
@@ -20,6 +21,7 @@ from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.metadata_producer import GroupMember, TransactionalProducer, _batch
 from tiers.metadata.metadata_topic import MetadataTopicSettings, MetadataTopicUnfitError, check_metadata_topic
+from tiers.metadata.metrics import RemoteLogMetadataMetrics
 from tiers.metadata.serde import encode_key, encode_value, key_of
 from tiers.metadata.shared_reader import SharedRemoteLogMetadataReader
 from tiers.metadata.state_layout import STATE_FILE
@@ -281,6 +283,28 @@ def _follow(address: tuple[str, int], settings: TopicBasedSettings, stop: object
         await client.close()
 
     asyncio.run(follow())
+
+
+async def test_the_brokers_clock_is_measured_by_writing_and_scraped_with_the_rest(cluster: Cluster) -> None:
+    partition = user_partition()
+    async with cluster.manager("one") as owner:
+        registry = CollectorRegistry()
+        registry.register(RemoteLogMetadataMetrics(owner))
+
+        def scraped(name: str) -> float | None:
+            return registry.get_sample_value(f"tidegate_remote_log_metadata_{name}")
+
+        await until(lambda: len(owner.owned_metadata_partitions()) == PARTITIONS)
+        assert scraped("clock_skew_seconds") is None
+        assert abs(await owner.clock_skew_ms(partition)) < 1_000
+        assert list(owner.partitions()) == []
+        await copied(owner, segment(partition, 0, 9))
+        assert scraped("alarm") == 0
+        assert scraped("owned_partitions") == PARTITIONS
+        assert scraped("events_read_total") == 3
+        assert abs(scraped("clock_skew_seconds") or 0) < 1
+        assert 0 <= (scraped("freshness_age_seconds") or 0) < 60
+    assert scraped("owned_partitions") == 0
 
 
 async def test_the_topic_is_made_as_it_must_be(cluster: Cluster) -> None:

@@ -63,6 +63,12 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
     async def close(self) -> None:
         self._close_state()
 
+    @property
+    def _state(self) -> RemoteLogMetadataState:
+        if self._opened_state is None:
+            self._reopen_if_replaced()
+        return super()._state
+
     def _close_state(self) -> None:
         if self._opened_state is not None:
             self._opened_state.close()

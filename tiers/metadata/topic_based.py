@@ -93,6 +93,17 @@ class TopicBasedSettings:
         return f"{self.prefix}-{self.topic.name}"
 
 
+@dataclass(frozen=True, slots=True)
+class MetadataStatus:
+    """What an operator sees of the manager. `freshness_age_ms`: of what is behind most; None: not all was read yet."""
+
+    alarm: str | None
+    freshness_age_ms: int | None
+    owned_partitions: int
+    events_read: int
+    clock_skew_ms: int | None
+
+
 class TopicBasedRemoteLogMetadataManager(StateBackedReader):
     """Implements `RemoteLogMetadataManager`. The client stays the caller's; `open` and `close` once, in one loop."""
 
@@ -186,6 +197,17 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         """What is wrong with the metadata topic or the saved state, for an operator; nothing is written meanwhile."""
         follower = self._follower
         return self._topic_alarm or (None if follower is None else follower.trouble)
+
+    def status(self) -> MetadataStatus:
+        """At any time, before the opening and after the closing too."""
+        follower = self._follower
+        return MetadataStatus(
+            self.alarm,
+            None if follower is None else follower.oldest_age_ms(),
+            len(self.owned_metadata_partitions()),
+            0 if follower is None else follower.events_read,
+            self._clock_skew.skew_ms(),
+        )
 
     @property
     def topic(self) -> MetadataTopic:
