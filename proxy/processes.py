@@ -28,6 +28,7 @@ from proxy.budgets import share_of
 from proxy.child import Task, end_timeout_ms
 from proxy.config import TidegateConfig
 from proxy.remote_log import RemoteTierError, metadata_folder
+from proxy.server import bind
 from proxy.supervisor import Child, ChildCommand, Supervisor
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.state_writer import forget_freshness
@@ -39,7 +40,11 @@ _ASK_TIMEOUT_S = 2.0
 
 
 def serve_processes(config: TidegateConfig) -> bool:
-    """Until SIGTERM or SIGINT; whether all went well. Raises `RemoteTierError`, and `OSError` for the admin port."""
+    """Until SIGTERM or SIGINT; whether all went well. Raises `RemoteTierError`, and `OSError` for a port."""
+    listener = config.listener
+    if not listener.reuse_port:
+        # Workers would share the port with whatever other proxy was started by mistake, and clients would meet both.
+        bind(listener.host, listener.bootstrap_port, reuse_port=False).close()
     if config.is_tiered:
         try:
             forget_freshness(metadata_folder(config))

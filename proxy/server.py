@@ -40,6 +40,23 @@ class BrokerEndpoint:
         return self.resolve()
 
 
+def bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:
+    """A listener whose connections wait in the kernel. Raises `OSError`."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(address)
+        listener.listen(LISTEN_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"{host}:{port}: {error.strerror}") from error
+    return listener
+
+
 class ProxyServer:
     """Use as an async context manager; leaving it aborts every connection."""
 
@@ -89,18 +106,7 @@ class ProxyServer:
         """Binds now and returns the address (port 0 picks one); accepting starts with the loop's next turn.
 
         Raises `OSError`."""
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if self._reuse_port:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            listener.bind(address)
-            listener.listen(LISTEN_BACKLOG)
-            listener.setblocking(False)
-        except OSError as error:
-            listener.close()
-            raise OSError(error.errno, f"{host}:{port}: {error.strerror}") from error
+        listener = bind(host, port, reuse_port=self._reuse_port)
         bound: Address = listener.getsockname()[:2]
         self.spawn(self._accept(listener, bound, endpoint))
         return bound

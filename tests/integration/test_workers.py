@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -21,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from protocol.errors import ErrorCode
 from proxy.app import Proxy
 from proxy.config import parse_config
+from tests.servers.jars import ServerUnavailable
 from tests.servers.kafka import KafkaCluster, consecutive_free_ports
 from tests.servers.producing import create_topic, produce, random_values, topic_id_partition
 from tests.servers.tidegate import TidegateProcess, tidegate_over
@@ -252,6 +254,14 @@ def test_no_child_outlives_a_supervisor_that_was_killed(tidegate: TidegateProces
     os.kill(tidegate.pid, signal.SIGKILL)
     assert tidegate.wait() == -signal.SIGKILL
     wait_until_gone(list(children.values()))
+
+
+def test_a_store_that_cannot_be_used_ends_the_start(kafka: KafkaCluster, tmp_path: Path) -> None:
+    storage = {"implementation": "tape"}
+    tidegate = tidegate_over(kafka, tmp_path, storage=storage, settings={"workers": 2})
+    with pytest.raises(ServerUnavailable, match="no remote storage manager is called 'tape'"):
+        tidegate.start()
+    shutil.rmtree(tidegate.folder)
 
 
 async def test_a_worker_without_a_state_relays_no_out_of_range(kafka: KafkaCluster, topic: str, tmp_path: Path) -> None:
