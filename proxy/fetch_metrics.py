@@ -3,6 +3,7 @@
 tidegate_remote_fetch_pending                  requests that wait now
 tidegate_remote_fetch_completed_total          completion = satisfied | expired | cancelled
 tidegate_remote_fetch_held_bytes               reserved for held answers
+tidegate_remote_fetch_in_neither_tier_total    ALARM: asked for what lies above the log start and no tier has
 """
 
 from __future__ import annotations
@@ -29,3 +30,8 @@ class RemoteFetchMetrics(Collector):
         completed.add_metric(["cancelled"], purgatory.cancelled_count)
         yield completed
         yield GaugeMetricFamily(f"{name}_held_bytes", "Reserved for held answers.", value=self._handler.held_bytes)
+        yield CounterMetricFamily(
+            f"{name}_in_neither_tier",
+            "Offsets above the log start that no tier has: alarm on any increase.",
+            value=self._handler.in_neither_tier_count,
+        )

@@ -56,13 +56,19 @@ class LocalLogBoundsCache:
         return seen[0] if verified is None else max(seen[0], verified.bounds.log_start_offset)
 
     def watermarks(self, partition: TopicIdPartition) -> Watermarks | None:
-        """The highest pair known."""
+        """The highest known: both only ever grow, but for an unclean election."""
         seen = self._seen.get(partition)
         verified = self._verified.get(partition)
         if verified is None:
             return None if seen is None else seen[1]
         asked = Watermarks(verified.bounds.high_watermark, verified.bounds.last_stable_offset)
-        return asked if seen is None else max(seen[1], asked)
+        return asked if seen is None else Watermarks(*map(max, seen[1], asked))
+
+    def watermarks_above(self, partition: TopicIdPartition, remote_end_offset: int | None) -> Watermarks:
+        """What to say beside remote data: what is known may be old, but only what lies below the LSO is remote."""
+        floor = -1 if remote_end_offset is None else remote_end_offset + 1
+        known = self.watermarks(partition)
+        return Watermarks(floor, floor) if known is None else Watermarks(*(max(one, floor) for one in known))
 
     def verified(self, partition: TopicIdPartition) -> VerifiedBounds | None:
         return self._verified.get(partition)

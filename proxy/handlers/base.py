@@ -41,6 +41,8 @@ class Topology(Protocol):
 class FetchSettings:
     hold_bytes: int = 256 * KIB
     """Responses up to this size are held and fully patched; larger ones stream."""
+    fetch_max_bytes: int = 55 * MIB
+    """What one request may ask of the remote tier, whatever its own MaxBytes: fetch.max.bytes, a broker's default."""
     hold_budget_bytes: int = 64 * MIB
     """What all held responses of requests with remote partitions may take together."""
     remote_fetch_max_wait_ms: int = 5_000

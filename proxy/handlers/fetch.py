@@ -37,6 +37,7 @@ from proxy.handlers.fetch_streaming import StreamedPartitions
 from proxy.handlers.fetch_verdict import FetchJudge
 from proxy.hold_budget import HoldBudget
 from proxy.purgatory import DelayedOperationPurgatory
+from tiers.model.ids import TopicIdPartition
 
 _MAX_WAIT_CAP_MS = 10_000
 """No remote wait beyond it, unless the client's own is longer: clients give a request up after 10 to 30 s."""
@@ -80,6 +81,11 @@ class FetchHandler:
         patches = StreamedPartitions(self._tools, self._judge, self._local, state.parsed, state.connection)
         patcher = StreamingFetchPatcher(version, patches, hide_node_endpoints=True)
         return Forward(request.frame, hold_bytes=self._tools.settings.hold_bytes, patcher=patcher), state
+
+    @property
+    def in_neither_tier_count(self) -> int:
+        """Requests for an offset that is lost, as far as can be known: worth an alarm."""
+        return self._judge.in_neither_tier_count
 
     @property
     def held_bytes(self) -> int:
@@ -140,17 +146,19 @@ class FetchHandler:
         )
         reads: dict[PartitionKey, RemotePartitionRead] = {}
         reserved_bytes = 0
-        for index, budget in reserve(parsed.partitions, predicted, parsed.max_bytes).items():
+        max_bytes = min(parsed.max_bytes, tools.settings.fetch_max_bytes)
+        readable: dict[int, TopicIdPartition] = {}
+        for index in predicted:
             asked = parsed.partitions[index]
             partition = self._judge.known_partition(asked.topic, asked.partition)
-            if (
-                partition is None
-                or (asked.topic, asked.partition) in reads
-                or not tools.tiered.holds(partition, asked.fetch_offset)
-            ):
+            if partition is not None and tools.tiered.holds(partition, asked.fetch_offset):
+                readable[index] = partition
+        for index, budget in reserve(parsed.partitions, readable, max_bytes).items():
+            asked, partition = parsed.partitions[index], readable[index]
+            key = (asked.topic, asked.partition)
+            if key in reads:
                 continue
             reserved_bytes += budget.max_bytes
-            key = (asked.topic, asked.partition)
             left = connection.reads.pop(key, None)
             if left is not None:
                 left.take_over()
@@ -169,7 +177,7 @@ class FetchHandler:
                 deadline_ms=deadline_ms,
                 connection_id=exchange.connection_id,
             )
-        granted = self._hold_budget.reserve(parsed.max_bytes - reserved_bytes)
+        granted = self._hold_budget.reserve(max_bytes - reserved_bytes)
         frame = bytearray(request.frame)
         session_id = parsed.session_id or connection.orphaned_session_id
         connection.orphaned_session_id = 0

@@ -33,7 +33,6 @@ from proxy.handlers.fetch_connections import FetchConnections, PartitionKey
 from proxy.handlers.fetch_local import LocalAnswers
 from proxy.handlers.fetch_merge import LocalReplacement, RemoteOutcome, merge, reserve
 from proxy.handlers.fetch_verdict import FetchJudge, Judgement, Verdict
-from proxy.local_log_bounds import Watermarks
 from proxy.purgatory import Completion, DelayedOperationPurgatory
 from tiers.errors import RemoteLogError
 
@@ -126,9 +125,8 @@ class FetchCompleter:
         )
 
     async def _judge_all(self, held: HeldFetch, response: FetchResponse) -> dict[int, Judgement]:
-        asked: dict[PartitionKey, FetchPartition] = {}
-        for entry in held.request.partitions:
-            asked.setdefault((entry.topic, entry.partition), entry)
+        # Of a partition that is named twice, the broker answers the last entry.
+        asked = {(entry.topic, entry.partition): entry for entry in held.request.partitions}
         indexes = out_of_range(response)
         deadline_ms = held.deadline_ms
         if len(indexes) < len(response.partitions):
@@ -150,26 +148,51 @@ class FetchCompleter:
         asked: Mapping[PartitionKey, FetchPartition],
         deadline_ms: int,
     ) -> Judgement:
+        found: asyncio.Future[Judgement] = asyncio.get_running_loop().create_future()
+        self._tools.spawn(self._judge_into(found, held, entry, asked.get((entry.topic, entry.partition))))
         try:
             async with asyncio.timeout(max(1, deadline_ms - self._tools.clock_ms()) / 1000):
-                return await self._judge.judge(
+                return await found
+        except TimeoutError:
+            return self._unavailable(entry)
+
+    async def _judge_into(
+        self,
+        found: asyncio.Future[Judgement],
+        held: HeldFetch,
+        entry: FetchResponsePartition,
+        asked: FetchPartition | None,
+    ) -> None:
+        """Outlives an answer that could not wait: what is found out is there for the next request, which else would
+        begin anew, and be cut short again."""
+        try:
+            async with asyncio.timeout(max(1, held.deadline_ms - self._tools.clock_ms()) / 1000):
+                judgement = await self._judge.judge(
                     entry.topic,
                     entry.partition,
-                    asked.get((entry.topic, entry.partition)),
+                    asked,
                     received_at_ms=held.exchange.request.received_at_ms,
-                    deadline_ms=deadline_ms,
+                    deadline_ms=held.deadline_ms,
                     connection_id=held.exchange.connection_id,
                 )
         except (TimeoutError, RemoteLogError):
-            known = self._judge.known_partition(entry.topic, entry.partition)
-            return Judgement(Verdict.UNAVAILABLE, known, is_tiered=self._local.is_tiered(entry.topic))
+            judgement = self._unavailable(entry)
+        except Exception:  # a defect must cost this partition, not the server's task group
+            logger.exception("a partition cannot be judged", extra={"partition": entry.partition})
+            judgement = self._unavailable(entry)
+        if not found.done():
+            found.set_result(judgement)
+
+    def _unavailable(self, entry: FetchResponsePartition) -> Judgement:
+        known = self._judge.known_partition(entry.topic, entry.partition)
+        return Judgement(Verdict.UNAVAILABLE, known, is_tiered=self._local.is_tiered(entry.topic))
 
     def _start_reads(
         self, held: HeldFetch, response: FetchResponse, judgements: Mapping[int, Judgement]
     ) -> dict[int, RemotePartitionRead]:
         """By index in the response: those that run already, and those that nobody foresaw."""
         request = held.request
-        place = {(entry.topic, entry.partition): n for n, entry in reversed(list(enumerate(request.partitions)))}
+        place = {(entry.topic, entry.partition): n for n, entry in enumerate(request.partitions)}
         reads: dict[int, RemotePartitionRead] = {}
         unforeseen: dict[int, int] = {}
         used_bytes = sum(entry.records_bytes for entry in response.partitions)
@@ -177,14 +200,19 @@ class FetchCompleter:
             entry = response.partitions[index]
             if judgement.verdict is not Verdict.REMOTE or judgement.partition is None:
                 continue
+            number = place[entry.topic, entry.partition]
+            offset = request.partitions[number].fetch_offset
             running = held.reads.get((entry.topic, entry.partition))
-            if running is not None and running.partition == judgement.partition:
+            if running is not None and (running.partition, running.offset) == (judgement.partition, offset):
                 reads[index] = running
                 used_bytes += running.max_bytes
-            else:
-                unforeseen[place[entry.topic, entry.partition]] = index
+                continue
+            if running is not None:
+                running.cancel()
+            unforeseen[number] = index
         has_running = bool(reads)
-        budgets = reserve(request.partitions, unforeseen, max(0, request.max_bytes - used_bytes))
+        max_bytes = min(request.max_bytes, self._tools.settings.fetch_max_bytes)
+        budgets = reserve(request.partitions, unforeseen, max(0, max_bytes - used_bytes))
         for number, budget in budgets.items():
             index = unforeseen[number]
             partition = judgements[index].partition
@@ -330,12 +358,8 @@ class FetchCompleter:
             end_offset = self._tools.tiered.end_offset(partition)
         except RemoteLogError as error:
             return RemoteOutcome(error_code=fetch_error(error))
-        watermarks = self._tools.bounds.watermarks(partition)
-        if watermarks is None:
-            known_end = -1 if end_offset is None else end_offset + 1
-            watermarks = Watermarks(known_end, known_end)
         outcome = RemoteOutcome(
-            watermarks=watermarks,
+            watermarks=self._tools.bounds.watermarks_above(partition, end_offset),
             log_start_offset=-1 if log_start is None else log_start,
             diverging_epoch=judgement.diverging_epoch,
         )
@@ -343,6 +367,8 @@ class FetchCompleter:
             return outcome
         if read.error is not None:
             error_code = fetch_error(read.error)
+            if error_code == ErrorCode.OFFSET_OUT_OF_RANGE and (log_start is None or read.offset >= log_start):
+                error_code = UNAVAILABLE  # the read began before the metadata was known to be fresh
             return replace(outcome, error_code=error_code)
         return replace(outcome, read=read.result, max_bytes=read.max_bytes)
 

@@ -57,16 +57,16 @@ class StreamedPartitions:
             end_offset = tiered.end_offset(partition)
         except RemoteLogError:
             return PartitionPatch(error_code=UNAVAILABLE)
-        if log_start is None or end_offset is None:
+        if log_start is None:
             return None
-        request = self._request()
-        for asked in request.partitions:
-            if (asked.topic, asked.partition) == (head.topic, head.partition) and asked.fetch_offset < log_start:
-                return None
+        asked = {(one.topic, one.partition): one for one in self._request().partitions}.get(
+            (head.topic, head.partition)
+        )
+        if asked is not None and asked.fetch_offset < log_start:
+            return None
         connection = self._connection()
         connection.authorized_topics.add(head.topic)
         connection.just_seen.add((head.topic, head.partition))
         connection.drops_session = True
-        # What is remote lies below the LSO: its end is a lower bound of all watermarks, above any offset in it.
-        watermarks = self._tools.bounds.watermarks(partition) or Watermarks(end_offset + 1, end_offset + 1)
+        watermarks = self._tools.bounds.watermarks_above(partition, end_offset)
         return PartitionPatch(ErrorCode.NONE, watermarks.high_watermark, watermarks.last_stable_offset, log_start)

@@ -46,6 +46,8 @@ class Judgement(NamedTuple):
 
 class FetchJudge:
     def __init__(self, tools: HandlerTools) -> None:
+        self.in_neither_tier_count = 0
+        """Offsets above the log start that neither tier had, with all metadata fresh: an alarm."""
         self._tools = tools
 
     def known_partition(self, topic: TopicReference, partition: int) -> TopicIdPartition | None:
@@ -96,6 +98,7 @@ class FetchJudge:
             if log_start is not None and asked.fetch_offset < log_start:
                 return Judgement(Verdict.RELAY, partition, is_tiered=True)
             if not tiered.holds(partition, asked.fetch_offset):
+                self.in_neither_tier_count += 1
                 logger.error(
                     "offset is in neither tier, though it lies above the log start",
                     extra={"partition": str(partition), "offset": asked.fetch_offset},
@@ -109,13 +112,15 @@ class FetchJudge:
         """Bounds that can tell whether the offset lies below the local log."""
         settings, cache = self._tools.settings, self._tools.bounds
         known = cache.verified(partition)
-        if known is not None and asked.fetch_offset < known.bounds.log_start_offset:
+        is_named_by_id = isinstance(asked.topic, UUID)  # a name may mean another topic since then
+        if known is not None and is_named_by_id and asked.fetch_offset < known.bounds.log_start_offset:
             # The broker compares a request's leader epoch with its own before it looks at the range (semantics 2.3), so
-            # bounds of that epoch hold however old they are; with a name it may be another topic's epoch.
-            has_epoch = asked.current_leader_epoch >= 0
-            is_same_epoch = has_epoch and asked.current_leader_epoch == known.bounds.leader_epoch
-            is_young = known.asked_at_ms >= received_at_ms - settings.bounds_max_age_ms
-            if (is_same_epoch and (is_young or isinstance(asked.topic, UUID))) or (is_young and not has_epoch):
+            # bounds of that epoch hold however old they are.
+            if asked.current_leader_epoch >= 0:
+                is_enough = asked.current_leader_epoch == known.bounds.leader_epoch
+            else:
+                is_enough = known.asked_at_ms >= received_at_ms - settings.bounds_max_age_ms
+            if is_enough:
                 return known
         return await cache.ask(partition, received_at_ms, settings.bounds_timeout_ms)
 

@@ -1,0 +1,143 @@
+"""What a consumer must never be made to do: skip, jump or starve, whatever the broker, the store or it itself does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from protocol.apis.fetch_response import FetchResponse
+from protocol.errors import ErrorCode
+from proxy.handlers.base import FetchSettings
+from proxy.local_log_bounds import Watermarks
+from tests.fakes.fetch_bench import LOCAL_0, P0, P1, Bench, ask, ask_local, bench_of, codes, parse, records
+from tests.fakes.fetch_broker import Ask, FakeExchange, LocalLog, fetch_frame
+from tests.fakes.record_batches import batch_of
+from tiers.errors import OffsetBelowLogStartError
+from tiers.log.log_source import LocalLogBounds
+from tiers.model.ids import TopicIdPartition
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with bench_of(tmp_path) as made:
+        yield made
+
+
+async def answered(bench: Bench, version: int, asks: list[Ask], broker_sees: list[Ask]) -> FetchResponse:
+    """For requests that a broker folds before it reads."""
+    _, state = bench.handler.on_request(FakeExchange(bench.cluster, fetch_frame(version, asks)))
+    assert state is not None
+    answer = state.on_response(memoryview(bench.cluster.answer(fetch_frame(version, broker_sees))))
+    assert isinstance(answer, Coroutine)
+    return parse(version, await answer)
+
+
+@pytest.mark.parametrize("version", [5, 12, 13])
+@pytest.mark.parametrize("first", [150, 190, 40])
+async def test_of_a_partition_named_twice_the_last_offset_counts_as_at_the_broker(
+    bench: Bench, version: int, first: int
+) -> None:
+    asks = [ask(version, first), ask(version, 25)]
+    for _ in range(2):  # unforeseen, then predicted
+        response = await answered(bench, version, asks, asks[1:])
+        assert codes(response) == [0]
+        assert records(response).startswith(bench.batches[2])
+
+
+async def test_a_read_that_saw_no_log_start_never_makes_the_client_jump(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def below(*args: object, **more: object) -> NoReturn:
+        raise OffsetBelowLogStartError("the state was empty a moment ago")
+
+    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=50)) as bench:
+        monkeypatch.setattr(bench.reader, "read", below)
+        assert codes(await bench.fetch(13, ask(13, 25))) == [ErrorCode.REPLICA_NOT_AVAILABLE]
+        await bench.tier.rlmm.raise_log_start_offset(P0, 30)
+        assert codes(await bench.fetch(13, ask(13, 25))) == [ErrorCode.OFFSET_OUT_OF_RANGE]
+
+
+async def test_a_name_that_means_another_topic_by_now_is_not_served_from_bounds_of_the_old_one(bench: Bench) -> None:
+    """The old id is still cached, and so are its bounds; the leader knows neither any more."""
+    assert records(await bench.fetch(12, ask(12, 25)))
+    bench.cluster.is_reachable = False
+    response = await bench.fetch(12, ask(12, 25), ask_local(12, 0))
+    assert codes(response) == [ErrorCode.REPLICA_NOT_AVAILABLE, 0]
+    assert records(response) == b""
+    bench.cluster.is_reachable = True
+    assert records(await bench.fetch(12, ask(12, 25)))
+
+
+async def test_bounds_that_come_too_late_for_one_answer_serve_the_next(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a local neighbour that always has records would starve the remote partition for good."""
+    gate, asked = asyncio.Event(), 0
+
+    async def slow(partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
+        nonlocal asked
+        asked += 1
+        await gate.wait()
+        return LocalLogBounds(100, 200, 200, 5)
+
+    monkeypatch.setattr(bench.cluster, "bounds", slow)
+    both = ask(13, 25, leader_epoch=5), ask_local(13, 0)
+    response = await bench.fetch(13, *both)
+    assert codes(response) == [ErrorCode.REPLICA_NOT_AVAILABLE, 0]
+    gate.set()
+    async with asyncio.timeout(10):
+        response = await bench.until_remote(13, *both)
+    assert records(response, 0).startswith(bench.batches[2])
+    assert asked == 1
+
+
+@pytest.mark.parametrize("is_predicted", [False, True])
+async def test_a_client_without_limits_gets_no_more_than_a_broker_would_give(
+    tmp_path: Path, is_predicted: bool
+) -> None:
+    async with bench_of(tmp_path, FetchSettings(fetch_max_bytes=1000)) as bench:
+        if is_predicted:
+            await bench.fetch(13, ask(13, 0, max_bytes=1))
+        response = await bench.fetch(13, ask(13, 0, max_bytes=2**31 - 1), max_bytes=2**31 - 1)
+        assert 0 < len(records(response)) <= 1000
+
+
+async def test_a_partition_in_neither_tier_takes_no_budget_and_raises_the_alarm(bench: Bench) -> None:
+    """It is foreseen to be out of range too, and stands first."""
+    bench.tier.rlmm.log_starts[P1] = 0
+    bench.cluster.logs[P1] = LocalLog([batch_of(50, 10)], log_start_offset=50)
+    await bench.fetch(13, ask(13, 55, partition=1), ask(13, 0))
+    size = len(bench.batches[0])
+    response = await bench.fetch(13, ask(13, 5, partition=1), ask(13, 0), max_bytes=size - 1)
+    assert codes(response) == [ErrorCode.REPLICA_NOT_AVAILABLE, 0]
+    assert records(response, 1) == bench.batches[0]
+    assert bench.handler.in_neither_tier_count == 1
+
+
+async def test_a_streamed_answer_never_tells_a_client_to_jump_into_a_tier_without_segments(tmp_path: Path) -> None:
+    async with bench_of(tmp_path, FetchSettings(hold_bytes=200)) as bench:
+        bench.tier.rlmm.log_starts[P1] = 0
+        bench.cluster.logs[P1] = LocalLog([batch_of(50, 10)], log_start_offset=50)
+        bench.cluster.logs[LOCAL_0] = LocalLog([batch_of(0, 10, value_bytes=100)])
+        response = await bench.fetch(13, ask(13, 5, partition=1), ask_local(13, 0))
+        assert bench.streamed
+        assert codes(response) == [0, 0]
+        response = await bench.fetch(13, ask(13, 5, partition=1), ask_local(13, 0))
+        assert codes(response) == [ErrorCode.REPLICA_NOT_AVAILABLE, 0]
+
+
+@pytest.mark.parametrize("seen", [Watermarks(7, 7), Watermarks(150, -1)])
+async def test_old_watermarks_never_end_below_what_the_tier_has(tmp_path: Path, seen: Watermarks) -> None:
+    """librdkafka takes a bound at the offset that it asks for as the end of the partition."""
+    async with bench_of(tmp_path, FetchSettings(hold_bytes=200)) as bench:
+        bench.cluster.logs[LOCAL_0] = LocalLog([batch_of(0, 10, value_bytes=100)])
+        bench.handler._tools.bounds.see(P0, 0, seen)
+        response = await bench.fetch(13, ask(13, 25), ask_local(13, 0))
+        assert bench.streamed
+        entry = response.partitions[0]
+        assert entry.error_code == 0
+        assert entry.high_watermark >= entry.last_stable_offset >= 120
