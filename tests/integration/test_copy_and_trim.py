@@ -17,6 +17,7 @@ from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic, produce, produce_transaction, random_values, topic_id_partition
 from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -45,7 +46,7 @@ class Tiers:
         self.original = (kafka.log_folder(partition.topic, 0) / f"{0:020}.log").read_bytes()
         self.next_offset = verify_batches(self.original)[-1].next_offset
 
-    async def metadata(self) -> JournaledRemoteLogMetadataManager:
+    async def metadata(self) -> RemoteLogMetadataManager:
         metadata = JournaledRemoteLogMetadataManager(self.options.journal)
         await metadata.open()
         return metadata

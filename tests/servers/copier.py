@@ -2,7 +2,8 @@
 
     python -m tests.servers.copier '{"bootstrap": ["localhost", 9092], "topic": "t", "folder": "/tmp/x", ...}'
 
-`folder` holds the remote tier (`remote`), the metadata journal and the spool. The process runs until SIGTERM.
+`folder` holds the remote tier (`remote`), the spool, and the metadata: a journal, or with `metadata_topic` the saved
+state of what that topic of the cluster holds. The process runs until SIGTERM.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from tiers.manager.settings import RemoteLogManagerSettings, TopicRule
 from tiers.manager.spool import Spool
 from tiers.manager.task_services import TaskServices
 from tiers.manager.tiered_topics import TieredTopics
+from tiers.metadata.metadata_topic import MetadataTopicSettings
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.storage.local import LocalRemoteStorageManager
 
 
@@ -43,6 +47,7 @@ class CopierOptions:
     segment_ms: int = 300
     local_retention_bytes: int = 0
     visible_after_ms: int = 100
+    metadata_topic: str = ""
     kill_after: str = ""
     kill_at: int = 1
 
@@ -58,11 +63,22 @@ class CopierOptions:
         return Path(self.folder) / "journal"
 
     @property
+    def state_folder(self) -> Path:
+        return Path(self.folder) / "state"
+
+    @property
     def spool_folder(self) -> Path:
         return Path(self.folder) / "spool"
 
     def store(self) -> LocalRemoteStorageManager:
         return LocalRemoteStorageManager({"path": str(self.remote_folder), "cluster.id": "cluster"})
+
+    def metadata(self, client: BrokerClient) -> RemoteLogMetadataManager:
+        if not self.metadata_topic:
+            return JournaledRemoteLogMetadataManager(self.journal)
+        topic = MetadataTopicSettings(self.metadata_topic, partition_count=1)
+        settings = TopicBasedSettings(self.state_folder, prefix=self.metadata_topic, topic=topic)
+        return TopicBasedRemoteLogMetadataManager(client, settings)
 
 
 def killer(options: CopierOptions) -> Callable[[str], None]:
@@ -80,7 +96,7 @@ def killer(options: CopierOptions) -> Callable[[str], None]:
 async def run(options: CopierOptions) -> None:
     options.remote_folder.mkdir(exist_ok=True)
     client = BrokerClient([options.bootstrap], client_id="copier")
-    store, metadata = options.store(), JournaledRemoteLogMetadataManager(options.journal)
+    store, metadata = options.store(), options.metadata(client)
     await client.open()
     await store.open()
     await metadata.open()

@@ -1,0 +1,115 @@
+"""A copier that is killed after every step, its metadata in the cluster itself: group, transactions and saved state.
+
+The scenarios run side by side: each waits for the group to notice that its member is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_copy_and_trim import STEPS, TIMEOUT_MS, Tiers, copier, settle
+from tests.servers.copier import CopierOptions
+from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import create_topic, produce, random_values, topic_id_partition
+from tiers.broker.client import BrokerClient
+from tiers.metadata.metadata_topic import MetadataTopicSettings
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
+from tiers.metadata.state import RemoteLogMetadataState
+from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+
+pytestmark = pytest.mark.integration
+SCENARIOS: list[tuple[tuple[str, int], ...]] = [
+    *((step,) for step in STEPS),
+    # Killed again while what the first death left is collected.
+    (("objects-written", 1), ("delete-started-written", 1)),
+    (("copy-started-written", 2), ("objects-deleted", 1), ("delete-finished-written", 1)),
+]
+
+
+class ClusterTiers(Tiers):
+    """Looks at the metadata as any other proxy does: a reader of its own, that is no member."""
+
+    def __init__(
+        self,
+        kafka: KafkaCluster,
+        client: BrokerClient,
+        partition: TopicIdPartition,
+        folder: Path,
+        reader: TopicBasedRemoteLogMetadataManager,
+    ) -> None:
+        super().__init__(kafka, client, partition, folder)
+        self.options = replace(self.options, metadata_topic=reader.topic.name)
+        self._reader = reader
+
+    async def metadata(self) -> RemoteLogMetadataManager:
+        await self._reader.ensure_fresh(self.partition, 0, TIMEOUT_MS)
+        return self._reader
+
+    def saved_segments(self) -> list[RemoteLogSegmentMetadata]:
+        """What the copier's own file says, the process being gone."""
+        state = RemoteLogMetadataState.open_shared(self.options.state_folder)
+        try:
+            segments = list(state.list_remote_log_segments(self.partition))
+            for segment in segments:
+                found = state.remote_log_segment_metadata(self.partition, segment.end_offset)
+                assert found is None or found in segments
+            return segments
+        finally:
+            state.close()
+
+
+@asynccontextmanager
+async def cluster_tiers(kafka: KafkaCluster, topic: str, folder: Path) -> AsyncIterator[ClusterTiers]:
+    await asyncio.to_thread(folder.mkdir)
+    await asyncio.to_thread(create_topic, kafka.bootstrap_servers, topic)
+    await asyncio.to_thread(produce, kafka.bootstrap_servers, topic, random_values(120))
+    async with AsyncExitStack() as stack:
+        client = BrokerClient([kafka.address()], client_id="test")
+        stack.push_async_callback(client.close)
+        settings = TopicBasedSettings(
+            folder / "reader", topic=MetadataTopicSettings(f"metadata-of-{topic}", 1), is_member=False
+        )
+        reader = TopicBasedRemoteLogMetadataManager(client, settings)
+        stack.push_async_callback(reader.close)
+        await reader.open()
+        yield ClusterTiers(kafka, client, await topic_id_partition(client, topic), folder, reader)
+
+
+async def die(tiers: ClusterTiers, options: CopierOptions) -> None:
+    async with copier(options) as process:
+        assert await asyncio.wait_for(process.wait(), 80) == -signal.SIGKILL
+    await tiers.check_that_every_offset_is_readable()
+    saved, known = tiers.saved_segments(), {one.segment_id: one for one in await tiers.segments()}
+    # The file may be behind the topic, never ahead of it, nor beside it.
+    assert all(one.segment_id not in known or one.state <= known[one.segment_id].state for one in saved)
+
+
+async def live_through(kafka: KafkaCluster, topic: str, folder: Path, deaths: Sequence[tuple[str, int]]) -> None:
+    async with cluster_tiers(kafka, topic, folder) as tiers:
+        for step, at in deaths:
+            await die(tiers, replace(tiers.options, kill_after=step, kill_at=at))
+        await settle(tiers, tiers.options)
+        assert await tiers.remote_bytes() == tiers.original
+        await tiers.check_that_every_offset_is_readable()
+        await tiers.check_that_nothing_is_left_over()
+        assert tiers.saved_segments() == await tiers.segments()
+
+
+async def test_a_copier_killed_after_any_step_loses_nothing_with_its_metadata_in_the_cluster(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    async with asyncio.TaskGroup() as scenarios:
+        for number, deaths in enumerate(SCENARIOS):
+            name = "-".join(step for step, _ in deaths)
+            scenarios.create_task(
+                live_through(kafka, f"{topic_name}-{number}", tmp_path / f"{number}", deaths), name=name
+            )
