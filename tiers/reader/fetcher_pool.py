@@ -2,7 +2,8 @@
 
 * At most `threads` downloads run, with at most `max_bytes_in_flight` between them (one may always run); at most
   `max_pending_tasks` wait, further ones are refused with `ReaderQueueFullError`.
-* Admission goes round-robin over connections: one backfill cannot starve another connection's single read.
+* Admission goes round-robin over connections, and a full queue gives way to a connection that has less in it: one
+  backfill cannot starve another connection's single read.
 * One flight per key, shared by all who wait for it. A flight that runs outlives its waiters, since what it brings lands
   in a cache; one that is still queued is dropped with its last waiter.
 * A flight is one attempt. Backoff between attempts happens outside, so that a sleeping retry occupies no slot.
@@ -132,7 +133,7 @@ class FetcherPool(Generic[T]):
         """Admits a download that will bring `keys`, none of which may have a flight already."""
         if self._group is None:
             raise RemoteStorageError("the fetcher pool is closed")
-        if self.pending_count >= self._max_pending_tasks:
+        if self.pending_count >= self._max_pending_tasks and not self._make_room(connection_id):
             raise ReaderQueueFullError(f"{self.pending_count} downloads wait already")
         flight = Flight(self, keys, size_bytes, connection_id, download)
         for key in flight.keys:
@@ -141,6 +142,16 @@ class FetcherPool(Generic[T]):
         self.pending_count += 1
         self._admit()
         return flight
+
+    def _make_room(self, connection_id: int) -> bool:
+        """Refuses what the connection with the most downloads in the queue asked for last, for one that has fewer."""
+        longest = max(self._queues.values(), key=len, default=None)
+        if longest is None or len(longest) <= len(self._queues.get(connection_id, ())) + 1:
+            return False
+        flight = longest[-1]
+        self._remove(flight)
+        flight._fail(ReaderQueueFullError("its place in the queue went to another connection"))
+        return True
 
     def _admit(self) -> None:
         while self._group is not None and self._queues and self.running_count < self._threads:
@@ -171,16 +182,19 @@ class FetcherPool(Generic[T]):
             self._admit()
 
     def _drop(self, flight: Flight[T]) -> None:
-        queue = self._queues.get(flight.connection_id)
-        if queue is None or flight not in queue:
-            return
+        if flight in self._queues.get(flight.connection_id, ()):
+            self._remove(flight)
+            flight._result.cancel()
+            self._admit()
+
+    def _remove(self, flight: Flight[T]) -> None:
+        """From the queue that it is in."""
+        queue = self._queues[flight.connection_id]
         queue.remove(flight)
         if not queue:
             del self._queues[flight.connection_id]
         self.pending_count -= 1
         self._forget(flight)
-        flight._result.cancel()
-        self._admit()
 
     def _forget(self, flight: Flight[T]) -> None:
         for key in flight.keys:

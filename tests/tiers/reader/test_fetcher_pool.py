@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tiers.errors import ReaderQueueFullError, RemoteStorageError, RetriableRemoteStorageError
-from tiers.reader.fetcher_pool import FetcherPool
+from tiers.reader.fetcher_pool import FetcherPool, Flight
 
 
 class Downloads:
@@ -134,3 +134,35 @@ async def test_leaving_the_pool_cancels_what_runs_and_what_waits() -> None:
             await flight.wait()
     with pytest.raises(RemoteStorageError, match="closed"):
         pool.start(["c"], 1, 1, downloads.make("c"))
+
+
+async def test_a_full_queue_gives_way_to_a_connection_with_less_in_it() -> None:
+    downloads = Downloads()
+    async with FetcherPool[str](threads=1, max_pending_tasks=4) as pool:
+        flights = [pool.start([name], 1, 1, downloads.make(name)) for name in ("a1", "a2", "a3", "a4", "a5")]
+        async with asyncio.TaskGroup() as group:
+            waiters = [group.create_task(refused(flight)) for flight in flights]
+            await settle()
+            for name in ("b1", "b2"):
+                pool.start([name], 1, 2, downloads.make(name))
+            with pytest.raises(ReaderQueueFullError):  # neither takes more than its half
+                pool.start(["b3"], 1, 2, downloads.make("b3"))
+            with pytest.raises(ReaderQueueFullError):
+                pool.start(["a6"], 1, 1, downloads.make("a6"))
+            await settle()
+            assert pool.flight("a5") is None
+            assert pool.pending_count == 4
+            for name in ("a1", "a2", "b1", "a3", "b2"):
+                await settle()
+                assert downloads.started[-1] == name
+                await downloads.end(name)
+        assert [waiter.result() for waiter in waiters] == [False, False, False, True, True]
+        assert pool.pending_count == pool.running_count == 0
+
+
+async def refused(flight: Flight[str]) -> bool:
+    try:
+        await flight.wait()
+    except ReaderQueueFullError:
+        return True
+    return False
