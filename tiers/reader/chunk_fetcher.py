@@ -36,7 +36,7 @@ class ChunkFetcher:
     def __init__(
         self,
         storage: RemoteStorageManager,
-        decode_indexes: Callable[[bytes], SegmentIndex],
+        decode_indexes: Callable[[bytes, RemoteLogSegmentMetadata], SegmentIndex],
         *,
         chunk_cache: ChunkCache,
         index_cache: IndexCache,
@@ -77,7 +77,7 @@ class ChunkFetcher:
 
         async def download() -> SegmentIndex:
             raw = await self._guarded(lambda: self._storage.fetch_indexes(segment))
-            index = self._decode_indexes(raw)
+            index = self._decode_indexes(raw, segment)
             self._index_cache.put(uuid, index, len(raw))
             return index
 

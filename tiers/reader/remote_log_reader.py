@@ -100,8 +100,8 @@ def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-def _decode_index(raw: bytes) -> SegmentIndex:
-    return decode_indexes_object(raw).remote_log_index()
+def _decode_index(raw: bytes, segment: RemoteLogSegmentMetadata) -> SegmentIndex:
+    return decode_indexes_object(raw, segment).remote_log_index()
 
 
 class RemoteLogReader:
@@ -115,7 +115,7 @@ class RemoteLogReader:
         *,
         clock_ms: Callable[[], int] = monotonic_ms,
         jitter: Callable[[], float] = random.random,
-        decode_indexes: Callable[[bytes], SegmentIndex] = _decode_index,
+        decode_indexes: Callable[[bytes, RemoteLogSegmentMetadata], SegmentIndex] = _decode_index,
     ) -> None:
         settings = settings or RemoteLogReaderSettings()
         self._rlmm = rlmm

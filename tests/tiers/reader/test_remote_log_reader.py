@@ -23,6 +23,7 @@ from tiers.errors import (
 )
 from tiers.log.log_source import AbortedTransaction
 from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, RemoteRead, monotonic_ms
 
@@ -313,3 +314,23 @@ async def test_leader_epochs_are_those_of_all_segments(tier: RemoteTier, reader:
     await tier.add(P0, [batch_of(10, 10, leader_epoch=3)], 10)
     found = await reader.leader_epochs(P0, deadline_ms=monotonic_ms() + 5000, connection_id=1)
     assert [(entry.epoch, entry.start_offset) for entry in found] == [(1, 0), (3, 10)]
+
+
+async def test_another_segments_objects_are_an_error_never_an_answer(
+    tier: RemoteTier, reader: RemoteLogReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is whole in itself: every checksum matches."""
+    await tier.fill(P0, segments=2, batches=5)
+    first, second = tier.rlmm.list_remote_log_segments(P0)
+    inner = tier.storage.inner
+
+    async def fetch_indexes(metadata: RemoteLogSegmentMetadata) -> bytes:
+        return await inner.fetch_indexes(second)
+
+    async def fetch_log_segment(metadata: RemoteLogSegmentMetadata, start: int, end: int) -> memoryview:
+        return await inner.fetch_log_segment(second, start, end)
+
+    monkeypatch.setattr(tier.storage, "fetch_indexes", fetch_indexes)
+    monkeypatch.setattr(tier.storage, "fetch_log_segment", fetch_log_segment)
+    with pytest.raises(CorruptSegmentError):
+        await read(reader, first.start_offset)
