@@ -2,12 +2,14 @@
 
 The broker decides whether the client may; on its NONE the tier's log start is raised, and every proxy stops serving
 what lies below. The segments themselves are removed later, by their owner. An answer without an error means that
-nothing deleted can reappear: if the log start could not be recorded, the client is told to try again.
+nothing deleted can reappear: if the log start could not be recorded, the client is told to try again. A client that
+goes away meanwhile changes nothing: the broker has deleted already.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,8 +33,12 @@ from proxy.handlers.base import HandlerTools, current_partition
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.model.ids import TopicIdPartition
 
+logger = logging.getLogger(__name__)
+
 _MIN_TIMEOUT_MS = 5_000
 """The broker's part is done: a client's shorter patience must not leave the tiers apart."""
+
+_MAX_TIMEOUT_MS = 60_000
 
 
 class LogStartRecorder(Protocol):
@@ -59,11 +65,17 @@ class DeleteRecordsHandler:
         body_position = response_body_position(ApiKey.DELETE_RECORDS, request.version, payload)
         response = parse_delete_records_response(payload, body_position, request.version)
         asked = {(one.topic, one.partition): one for one in request.partitions}
-        timeout_ms = max(request.timeout_ms, _MIN_TIMEOUT_MS)
-        found = await asyncio.gather(
-            *(self._answer(asked.get((one.topic, one.partition)), one, timeout_ms) for one in response.partitions)
-        )
-        answers = {index: answer for index, answer in enumerate(found) if answer is not None}
+        timeout_ms = min(max(request.timeout_ms, _MIN_TIMEOUT_MS), _MAX_TIMEOUT_MS)
+        answers: dict[int, DeleteRecordsAnswer] = {}
+
+        async def answer(index: int, one: DeleteRecordsResponsePartition) -> None:
+            found = await self._answer(asked.get((one.topic, one.partition)), one, timeout_ms)
+            if found is not None:
+                answers[index] = found
+
+        tasks = [self._tools.spawn(answer(index, one)) for index, one in enumerate(response.partitions)]
+        if tasks:
+            await asyncio.wait(tasks)
         return (patch_delete_records_response(response, answers),) if answers else (payload,)
 
     async def _answer(
@@ -79,6 +91,9 @@ class DeleteRecordsHandler:
             return _failed(RemoteLogMetadataNotReadyError(f"the log start of {asked.topic} was not recorded in time"))
         except RemoteLogError as error:
             return _failed(error)
+        except Exception as error:  # a defect must cost this partition, not the server's task group
+            logger.exception("a log start was not recorded", extra={"topic": asked.topic, "partition": asked.partition})
+            return _failed(RemoteLogError(repr(error)))
 
     async def _delete(
         self, asked: DeleteRecordsPartition, broker: DeleteRecordsResponsePartition, timeout_ms: int

@@ -44,6 +44,9 @@ _DEADLINE_GRACE_MS = 50
 _JUDGE_GRACE_MS = 250
 """What finding out about a partition may cost an answer that has local data."""
 
+_JUDGE_MAX_MS = 5_000
+"""What finding out may go on for without anybody who waits: a client chooses its own deadline."""
+
 _TIMER_SLACK_MS = 5
 """The loop's timers and the injected clock may differ by a rounding."""
 
@@ -165,14 +168,15 @@ class FetchCompleter:
     ) -> None:
         """Outlives an answer that could not wait: what is found out is there for the next request, which else would
         begin anew, and be cut short again."""
+        deadline_ms = min(held.deadline_ms, self._tools.clock_ms() + _JUDGE_MAX_MS)
         try:
-            async with asyncio.timeout(max(1, held.deadline_ms - self._tools.clock_ms()) / 1000):
+            async with asyncio.timeout(max(1, deadline_ms - self._tools.clock_ms()) / 1000):
                 judgement = await self._judge.judge(
                     entry.topic,
                     entry.partition,
                     asked,
                     received_at_ms=held.exchange.request.received_at_ms,
-                    deadline_ms=held.deadline_ms,
+                    deadline_ms=deadline_ms,
                     connection_id=held.exchange.connection_id,
                 )
         except (TimeoutError, RemoteLogError):

@@ -9,6 +9,7 @@ from metadata that is not fresh (DESIGN, safety rule 1).
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ from protocol.apis.list_offsets import (
     parse_list_offsets_response,
     patch_list_offsets_response,
 )
+from protocol.errors import CorruptBatchError
 from protocol.header import parse_request_header, response_body_position
 from proxy.error_map import UNAVAILABLE, list_offsets_error
 from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
@@ -36,6 +38,8 @@ from proxy.handlers.base import HandlerTools, current_partition
 from tiers.errors import RemoteLogError
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader, TimestampOffset
+
+logger = logging.getLogger(__name__)
 
 _BROKERS_OWN = (LATEST_TIMESTAMP, EARLIEST_LOCAL_TIMESTAMP)
 _BEYOND_ALL = 2**63 - 1
@@ -115,6 +119,9 @@ class ListOffsetsHandler:
             )
         except RemoteLogError as error:
             return ListOffsetsAnswer(list_offsets_error(error))
+        except CorruptBatchError as error:
+            logger.warning("no look-up by timestamp: %s", error, extra={"partition": str(partition)})
+            return ListOffsetsAnswer(UNAVAILABLE)
         return None if found is None else _of_record(found)
 
     def _earliest(self, partition: TopicIdPartition, local_log_start: int) -> ListOffsetsAnswer | None:

@@ -7,6 +7,7 @@ it says "old epoch, ends where the local log starts", which never makes a client
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass
 
@@ -48,7 +49,9 @@ class OffsetForLeaderEpochHandler:
     async def complete(self, exchange: Exchange, request: OffsetForLeaderEpochRequest, payload: memoryview) -> Buffers:
         body_position = response_body_position(ApiKey.OFFSET_FOR_LEADER_EPOCH, request.version, payload)
         response = parse_offset_for_leader_epoch_response(payload, body_position, request.version)
-        asked = {(one.topic, one.partition): one for one in request.partitions}
+        # A partition that is named twice is answered twice: which answer is whose is the broker's to know.
+        named = Counter((one.topic, one.partition) for one in request.partitions)
+        asked = {(one.topic, one.partition): one for one in request.partitions if named[one.topic, one.partition] == 1}
         deadline_ms = exchange.request.received_at_ms + _TIMEOUT_MS
         found = await asyncio.gather(
             *(

@@ -16,7 +16,7 @@ from protocol.header import build_request_header, build_response_header, respons
 from protocol.primitives import INT16, INT32, INT64, write_array_length, write_string
 from proxy.exchange import Forward
 from proxy.handlers.base import FetchSettings, HandlerTools
-from proxy.handlers.delete_records import DeleteRecordsHandler
+from proxy.handlers.delete_records import DeleteRecordsHandler, LogStartRecorder
 from proxy.local_log_bounds import LocalLogBoundsCache
 from proxy.tiered_partitions import TieredPartitions
 from tests.fakes.fetch_broker import FakeCluster, FakeExchange
@@ -30,11 +30,29 @@ P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 VERSIONS = (0, 1, 2)
 
 
+class SlowRecorder:
+    """A log start that is under way until `gate` opens."""
+
+    def __init__(self, inner: LogStartRecorder) -> None:
+        self.gate = asyncio.Event()
+        self.asked = asyncio.Event()
+        self.done = asyncio.Event()
+        self._inner = inner
+
+    async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
+        self.asked.set()
+        await self.gate.wait()
+        await self._inner.raise_log_start_offset(partition, offset)
+        self.done.set()
+
+
 class Bench:
     def __init__(self, tier: RemoteTier, cluster: FakeCluster, tools: HandlerTools) -> None:
         self.tier = tier
         self.cluster = cluster
-        self.handler = DeleteRecordsHandler(tools, tier.rlmm)
+        self.recorder = SlowRecorder(tier.rlmm)
+        self.recorder.gate.set()
+        self.handler = DeleteRecordsHandler(tools, self.recorder)
 
     async def delete(
         self, version: int, offset: int, low_watermark: int, error_code: int = 0, topic: str = "orders"
@@ -110,3 +128,15 @@ async def test_a_log_start_that_cannot_be_recorded_is_an_error_to_try_again(benc
 async def test_a_topic_that_is_not_tiered_is_the_brokers(bench: Bench) -> None:
     assert await bench.delete(2, 12, 12, topic="plain") == (0, 12)
     assert bench.tier.rlmm.written == 2
+
+
+async def test_a_client_that_goes_away_leaves_the_tiers_together(bench: Bench) -> None:
+    bench.recorder.gate.clear()
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        client = group.create_task(bench.delete(2, 12, 30))
+        await bench.recorder.asked.wait()
+        client.cancel()
+        await asyncio.wait([client])
+        bench.recorder.gate.set()
+        await bench.recorder.done.wait()
+    assert bench.tier.rlmm.log_start_offset(P0) == 12

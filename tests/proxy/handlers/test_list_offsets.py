@@ -12,7 +12,7 @@ import pytest
 
 from protocol.api_keys import ApiKey
 from protocol.apis.list_offsets import ListOffsetsResponsePartition, parse_list_offsets_response
-from protocol.errors import ErrorCode
+from protocol.errors import CorruptBatchError, ErrorCode
 from protocol.header import build_request_header, build_response_header, response_body_position
 from protocol.primitives import INT8, INT32, write_array_length, write_string
 from proxy.exchange import Forward
@@ -204,3 +204,14 @@ async def test_followers_are_the_brokers(bench: Bench) -> None:
     assert state is None
     assert isinstance(action, Forward)
     assert action.hold_bytes == 0
+
+
+async def test_records_that_cannot_be_read_cost_one_partition_not_the_connection(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: object) -> None:
+        raise CorruptBatchError("codec 7")
+
+    monkeypatch.setattr("tiers.reader.remote_log_offset_reader.first_record_at_or_after", unreadable)
+    answer = await bench.ask(7, 210, offset=5, timestamp=260)
+    assert (answer.error_code, answer.offset) == (UNAVAILABLE, -1)

@@ -116,3 +116,17 @@ def test_the_end_of_an_epoch_is_where_the_next_known_one_begins(
     higher = next(entry for entry in entries if entry.epoch > asked)
     assert found.end_offset == higher.start_offset
     assert found.epoch == max((epoch for epoch in epochs if epoch <= asked), default=asked)
+
+
+async def test_a_partition_that_is_named_twice_is_left_to_the_broker(bench: Bench) -> None:
+    """It answers twice; for epoch 3 alone the remote tier would know better."""
+    head = write_array_length(1, False) + write_string("orders", False) + write_array_length(2, False)
+    frame = build_request_header(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 9, "test") + head
+    frame += b"".join(INT32.pack(0) + INT32.pack(-1) + INT32.pack(epoch) for epoch in (1, 3))
+    payload = build_response_header(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 9) + INT32.pack(0) + head
+    payload += b"".join(INT16.pack(0) + INT32.pack(0) + INT32.pack(epoch) + INT64.pack(30) for epoch in (1, 3))
+    _, state = bench.handler.on_request(FakeExchange(bench.cluster, frame))
+    assert state is not None
+    answer = state.on_response(memoryview(payload))
+    assert asyncio.iscoroutine(answer)
+    assert b"".join(await answer) == payload
