@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 
+from tests.integration.strict_consumer import consumer_at, read, until_trimmed
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic, produce, random_values
 from tests.servers.tidegate import TidegateProcess, tidegate_over
@@ -19,11 +16,8 @@ from tests.servers.versitygw import ACCESS_KEY_ID, SECRET_ACCESS_KEY, VersityGat
 
 pytestmark = pytest.mark.integration
 
-TIMEOUT_S = 60.0
 RECORDS = 12_000
 BUCKET = "whole"
-RECORD = tuple[int, bytes]
-"""Offset and value."""
 
 
 @pytest.fixture
@@ -52,56 +46,6 @@ def proxy_over_s3(cluster: KafkaCluster, home: Path, gateway: VersityGateway, to
             "remote.log.chunk.cache.total.size.bytes": 1,
         },
     )
-
-
-@contextmanager
-def consumer_at(bootstrap: str, topic: str, offset: int) -> Iterator[Consumer]:
-    """Unmodified, and told to fail rather than to jump."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "unused",
-            "auto.offset.reset": "error",
-            "check.crcs": True,
-            "fetch.queue.backoff.ms": 10,
-            "queued.max.messages.kbytes": 1024,
-        }
-    )
-    consumer.assign([TopicPartition(topic, 0, offset)])
-    try:
-        yield consumer
-    finally:
-        consumer.close()
-
-
-def read(consumer: Consumer, count: int) -> list[RECORD]:
-    found: list[RECORD] = []
-    deadline = time.monotonic() + TIMEOUT_S
-    while len(found) < count and time.monotonic() < deadline:
-        for message in consumer.consume(min(500, count - len(found)), 0.5):
-            assert message.error() is None
-            offset, value = message.offset(), message.value()
-            assert offset is not None
-            assert isinstance(value, bytes)
-            found.append((offset, value))
-    return found
-
-
-def local_log_start(cluster: KafkaCluster, topic: str) -> int:
-    consumer = Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": "unused"})
-    try:
-        low, _ = consumer.get_watermark_offsets(TopicPartition(topic, 0), TIMEOUT_S)
-        return int(low)
-    finally:
-        consumer.close()
-
-
-def until_trimmed(cluster: KafkaCluster, topic: str, offset: int) -> int:
-    deadline = time.monotonic() + TIMEOUT_S
-    while (start := local_log_start(cluster, topic)) < offset:
-        assert time.monotonic() < deadline, f"the local log starts at {start}, not yet at {offset}"
-        time.sleep(0.2)
-    return start
 
 
 async def test_a_store_that_dies_costs_time_and_a_lost_state_folder_nothing(

@@ -15,12 +15,8 @@ import kafka as kafka_python
 import pytest
 from kafka.errors import OffsetOutOfRangeError
 
-from protocol.apis.fetch_request import FetchRequest, parse_fetch_request
-from protocol.header import parse_request_header
-from proxy.exchange import Answer, Exchange, Forward, HandlerState
-from proxy.handlers.base import FetchSettings
 from tests.integration.two_tiers_rig import TwoTiers, two_tiers
-from tests.servers.kafka import CONSOLE_CONSUMER, KafkaCluster
+from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic, produce, produce_transaction, random_values
 
 pytestmark = pytest.mark.integration
@@ -135,83 +131,6 @@ async def test_aborted_transactions_stay_hidden_in_both_tiers(tiers: TwoTiers, t
     await tiers.settled(topic)
     found = await asyncio.to_thread(read, tiers.bootstrap, topic, len(kept), "read_committed")
     assert [value for _, value in found] == kept
-
-
-async def test_the_java_client_reads_from_the_beginning(tiers: TwoTiers, topic: str) -> None:
-    create_topic(tiers.kafka.bootstrap_servers, topic)
-    values = [f"{n}-".ljust(1000, "x").encode() for n in range(300)]
-    await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
-    await tiers.settled(topic)
-    consumed = await asyncio.to_thread(
-        tiers.kafka.run_tool,
-        CONSOLE_CONSUMER,
-        *("--bootstrap-server", tiers.bootstrap, "--topic", topic, "--from-beginning"),
-        *("--max-messages", "300", "--timeout-ms", "30000"),
-    )
-    assert consumed.stdout.split("\n")[:300] == [value.decode() for value in values]
-
-
-@pytest.mark.parametrize("hold_bytes", [256 * 1024, 5_000])
-async def test_the_java_client_reads_a_trimmed_partition_beside_a_local_one(
-    kafka: KafkaCluster, tmp_path: Path, topic: str, hold_bytes: int
-) -> None:
-    """With fetch sessions; by the smaller limit answers stream, so that remote partitions come a request later."""
-    async with two_tiers(kafka, tmp_path, PATTERN, FetchSettings(hold_bytes=hold_bytes)) as tiers:
-        beside = f"beside-{topic}"
-        for name in (topic, beside):
-            create_topic(kafka.bootstrap_servers, name)
-        values = [f"{n}-".ljust(1000, "x").encode() for n in range(300)]
-        others = [f"other-{n}-".ljust(1000, "y").encode() for n in range(300)]
-        await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
-        await asyncio.to_thread(produce, tiers.bootstrap, beside, others)
-        await tiers.settled(topic)
-        consumed = await asyncio.to_thread(
-            kafka.run_tool,
-            CONSOLE_CONSUMER,
-            *("--bootstrap-server", tiers.bootstrap, "--include", f"{topic}|{beside}", "--from-beginning"),
-            *("--max-messages", "600", "--timeout-ms", "30000"),
-            *("--command-property", "max.partition.fetch.bytes=20000"),
-        )
-        lines = consumed.stdout.split("\n")[:600]
-        assert [line for line in lines if line.endswith("x")] == [value.decode() for value in values]
-        assert [line for line in lines if line.endswith("y")] == [value.decode() for value in others]
-
-
-async def test_fetch_sessions_of_local_topics_reach_the_broker_untouched(tiers: TwoTiers, topic_name: str) -> None:
-    """The name is not one that is tiered."""
-    create_topic(tiers.kafka.bootstrap_servers, topic_name)
-    await asyncio.to_thread(produce, tiers.bootstrap, topic_name, [b"%d" % n for n in range(5)])
-    forwarded: list[FetchRequest] = []
-    in_session = asyncio.Event()
-    on_request = tiers.fetch.on_request
-
-    def record(exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
-        before = exchange.request.frame
-        action, state = on_request(exchange)
-        assert isinstance(action, Forward)
-        assert action.frame == before
-        header = parse_request_header(before)
-        forwarded.append(parse_fetch_request(before, header.body_position, header.api_version))
-        if forwarded[-1].session_epoch > 2:
-            in_session.set()
-        return action, state
-
-    tiers.fetch.on_request = record  # type: ignore[method-assign]  # a recorder, for this test
-    consuming = asyncio.to_thread(
-        tiers.kafka.run_tool,
-        CONSOLE_CONSUMER,
-        *("--bootstrap-server", tiers.bootstrap, "--topic", topic_name, "--from-beginning"),
-        *("--max-messages", "10", "--timeout-ms", "30000"),
-    )
-    async with asyncio.TaskGroup() as group:
-        consumer = group.create_task(consuming)
-        async with asyncio.timeout(60):
-            await in_session.wait()
-        await asyncio.to_thread(produce, tiers.bootstrap, topic_name, [b"%d" % n for n in range(5, 10)])
-    assert consumer.result().stdout.split() == [str(n) for n in range(10)]
-    incremental = [request for request in forwarded if request.session_epoch > 0]
-    assert len({request.session_id for request in incremental}) == 1
-    assert all(request.session_id for request in incremental)
 
 
 async def test_the_broker_alone_has_lost_what_the_proxy_serves(tiers: TwoTiers, topic: str) -> None:

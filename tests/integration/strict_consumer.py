@@ -1,0 +1,71 @@
+"""librdkafka as a consumer that fails rather than jumps, and what the broker alone still has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from tests.servers.kafka import KafkaCluster
+
+TIMEOUT_S = 60.0
+RECORD = tuple[int, bytes]
+"""Offset and value."""
+
+_PASSING = {KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._RESOLVE}
+"""What librdkafka says of a broker that went away; it goes on by itself."""
+
+
+@contextmanager
+def consumer_at(bootstrap: str, topic: str, offset: int) -> Iterator[Consumer]:
+    """Unmodified, and told to fail rather than to jump."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "unused",
+            "auto.offset.reset": "error",
+            "check.crcs": True,
+            "fetch.queue.backoff.ms": 10,
+            "queued.max.messages.kbytes": 1024,
+        }
+    )
+    consumer.assign([TopicPartition(topic, 0, offset)])
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def read(consumer: Consumer, count: int) -> list[RECORD]:
+    found: list[RECORD] = []
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(found) < count and time.monotonic() < deadline:
+        for message in consumer.consume(min(500, count - len(found)), 0.5):
+            error = message.error()
+            if error is not None:
+                assert error.code() in _PASSING, str(error)
+                continue
+            offset, value = message.offset(), message.value()
+            assert offset is not None
+            assert isinstance(value, bytes)
+            found.append((offset, value))
+    return found
+
+
+def local_log_start(cluster: KafkaCluster, topic: str) -> int:
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": "unused"})
+    try:
+        low, _ = consumer.get_watermark_offsets(TopicPartition(topic, 0), TIMEOUT_S)
+        return int(low)
+    finally:
+        consumer.close()
+
+
+def until_trimmed(cluster: KafkaCluster, topic: str, offset: int) -> int:
+    deadline = time.monotonic() + TIMEOUT_S
+    while (start := local_log_start(cluster, topic)) < offset:
+        assert time.monotonic() < deadline, f"the local log starts at {start}, not yet at {offset}"
+        time.sleep(0.2)
+    return start
