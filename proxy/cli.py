@@ -18,6 +18,7 @@ from proxy.config import ConfigError, load_config
 from proxy.logging_setup import set_up_logging
 from proxy.processes import serve_processes
 from proxy.remote_log import RemoteTierError
+from proxy.tier_commands import tier
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(tier)
 ConfigFile = Annotated[Path, typer.Option("--config", help="The TOML file; docs/configuration.md names every key.")]
 
 

@@ -1,0 +1,119 @@
+"""`tidegate tier bounds` as an operator runs it, on a real cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.test_remote_log_metadata_manager import copied, segment, until
+from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import create_topic, delete_topic, produce, random_values, topic_id_partition
+from tiers.broker.client import BrokerClient
+from tiers.log.broker_log import BrokerLogSource
+from tiers.metadata.metadata_topic import MetadataTopicSettings
+from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+
+pytestmark = pytest.mark.integration
+TIMEOUT_MS = 20_000
+
+
+class Operator:
+    def __init__(self, kafka: KafkaCluster, folder: Path, metadata_topic: str) -> None:
+        self.config = folder / "tidegate.toml"
+        self.config.write_text(
+            f'remote.log.metadata.topic.name = "{metadata_topic}"\nremote.log.metadata.topic.num.partitions = 2\n'
+            f'[upstream]\nbootstrap.servers = "{kafka.bootstrap_servers}"\n'
+        )
+
+    async def tier_bounds(self, *arguments: str) -> tuple[int, str, str]:
+        command = [sys.executable, "-m", "proxy", "tier", "bounds", "--config", str(self.config), *arguments]
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        out, err = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode is not None
+        return process.returncode, out.decode(), err.decode()
+
+    async def tier_bounds_as_json(self, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+        code, out, err = await self.tier_bounds("--json", *arguments)
+        assert err == ""
+        return code, json.loads(out)
+
+
+async def test_the_bounds_of_both_tiers(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> None:
+    metadata_topic = f"metadata-of-{topic_name}"
+    operator = Operator(kafka, tmp_path, metadata_topic)
+    code, out, err = await operator.tier_bounds()
+    assert (code, out) == (1, "")
+    assert err == f"tidegate: the cluster has no topic {metadata_topic}: nothing was tiered yet\n"
+
+    await asyncio.to_thread(create_topic, kafka.bootstrap_servers, topic_name)
+    await asyncio.to_thread(produce, kafka.bootstrap_servers, topic_name, random_values(100))
+    client = BrokerClient([kafka.address()], client_id="test")
+    settings = TopicBasedSettings(
+        tmp_path / "state", prefix=topic_name, topic=MetadataTopicSettings(metadata_topic, partition_count=2)
+    )
+    metadata = TopicBasedRemoteLogMetadataManager(client, settings)
+    try:
+        await metadata.open()
+        partition = await topic_id_partition(client, topic_name)
+        assert await operator.tier_bounds_as_json() == (0, [])
+
+        code, [line] = await operator.tier_bounds_as_json(topic_name)
+        assert (code, line["holds"], line["remote_end"], line["pending_upload"]) == (0, True, None, 0)
+
+        await until(lambda: metadata.owns(partition))
+        await metadata.raise_log_start_offset(partition, 5)
+        await copied(metadata, segment(partition, 0, 59))
+        source = BrokerLogSource(client)
+        epoch = (await source.bounds(partition, TIMEOUT_MS)).leader_epoch
+        await source.delete_records(partition, 40, epoch, TIMEOUT_MS, lambda: None)
+        code, lines = await operator.tier_bounds_as_json()
+        assert code == 0
+        assert lines == [
+            {
+                "topic": topic_name,
+                "partition": 0,
+                "log_start_offset": 5,
+                "remote_start": 0,
+                "remote_end": 59,
+                "pending_upload": 60,
+                "local_log_start": 40,
+                "last_stable_offset": 100,
+                "high_watermark": 100,
+                "violated": [],
+                "trouble": None,
+                "holds": True,
+            }
+        ]
+        code, out, err = await operator.tier_bounds(topic_name)
+        assert (code, err) == (0, "")
+        assert out.strip().splitlines()[-1].split() == [
+            f"{topic_name}-0",
+            "5",
+            "0",
+            "59",
+            "60",
+            "40",
+            "100",
+            "100",
+            "hold",
+        ]
+
+        await copied(metadata, segment(partition, 60, 100))
+        code, out, _ = await operator.tier_bounds()
+        assert (code, "BROKEN: Ly>Ry" in out) == (1, True)
+
+        code, out, err = await operator.tier_bounds("no-such-topic")
+        assert (code, out, err) == (1, "", "tidegate: the cluster has no topic no-such-topic\n")
+        await asyncio.to_thread(delete_topic, kafka.bootstrap_servers, topic_name)
+        code, [line] = await operator.tier_bounds_as_json()
+        assert (code, line["trouble"], line["remote_end"]) == (1, "the topic was deleted", 100)
+    finally:
+        await metadata.close()
+        await client.close()

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from proxy import cli, tier_commands
+from proxy.tier_commands import PartitionBounds
+
+pytestmark = pytest.mark.usefixtures("root_logger_as_it_was")
+
+HOLDS = PartitionBounds("orders", 0, 5, 0, 59, 60, 40, 100, 100)
+BROKEN = PartitionBounds("orders", 1, 0, 0, 120, 121, 40, 100, 100, violated=("Ly>Ry",))
+UNKNOWN = PartitionBounds("a-topic-with-a-name-that-is-longer-than-most", 0, 0, 0, 9, 10, trouble="it was deleted")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "tidegate.toml"
+    path.write_text('[upstream]\nbootstrap.servers = "127.0.0.1:1"\n')
+    return path
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, config: Path, found: Sequence[PartitionBounds], *arguments: str
+) -> tuple[int, str]:
+    async def read_bounds(settings: object, topic: str | None) -> list[PartitionBounds]:
+        return [each for each in found if topic in (None, each.topic)]
+
+    monkeypatch.setattr(tier_commands, "read_bounds", read_bounds)
+    result = CliRunner().invoke(cli.app, ["tier", "bounds", "--config", str(config), *arguments])
+    assert result.stderr == ""
+    return result.exit_code, result.stdout
+
+
+def test_a_table_of_both_tiers(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
+    code, out = run(monkeypatch, config, [HOLDS])
+    assert code == 0
+    assert out.strip().splitlines()[-1].split() == ["orders-0", "5", "0", "59", "60", "40", "100", "100", "hold"]
+    for heading in ("log start", "Rx remote start", "Ry remote end", "pending upload", "Lx local start", "Ly LSO"):
+        assert heading in out
+
+
+@pytest.mark.parametrize(("bad", "said"), [(BROKEN, "BROKEN: Ly>Ry"), (UNKNOWN, "it was deleted")])
+def test_what_does_not_hold_is_named_and_is_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, config: Path, bad: PartitionBounds, said: str
+) -> None:
+    code, out = run(monkeypatch, config, [HOLDS, bad])
+    assert code == 1
+    assert said in out
+    assert f"{bad.topic}-{bad.partition}" in out
+
+
+def test_json_is_for_programs(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
+    code, out = run(monkeypatch, config, [HOLDS, UNKNOWN], "orders", "--json")
+    assert code == 0
+    [line] = json.loads(out)
+    assert (line["remote_end"], line["pending_upload"], line["holds"], line["trouble"]) == (59, 60, True, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["tier"], "Missing command"),
+        (["tier", "bounds"], "Missing option '--config'"),
+        (["tier", "bounds", "--config", "/nowhere/x.toml"], "/nowhere/x.toml: No such file or directory"),
+    ],
+)
+def test_misuse_is_one_line_and_exit_code_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert said in captured.err
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_a_cluster_that_does_not_answer_is_one_line_and_exit_code_1(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["tier", "bounds", "--config", str(config)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("tidegate: no broker answers at 127.0.0.1:1: ")
+    assert len(captured.err.splitlines()) == 1
