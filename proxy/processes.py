@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -28,7 +29,7 @@ from proxy.budgets import share_of
 from proxy.child import Task, end_timeout_ms
 from proxy.config import TidegateConfig
 from proxy.remote_log import RemoteTierError, metadata_folder
-from proxy.server import bind
+from proxy.server import bind, monotonic_ms
 from proxy.supervisor import Child, ChildCommand, Supervisor
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.state_writer import forget_freshness
@@ -37,21 +38,35 @@ logger = logging.getLogger(__name__)
 
 REMOTE_LOG = "remote-log"
 _ASK_TIMEOUT_S = 2.0
+_ALONE_WITHIN_MS = 3_000
 
 
 def serve_processes(config: TidegateConfig) -> bool:
     """Until SIGTERM or SIGINT; whether all went well. Raises `RemoteTierError`, and `OSError` for a port."""
-    listener = config.listener
-    if not listener.reuse_port:
-        # Workers would share the port with whatever other proxy was started by mistake, and clients would meet both.
-        bind(listener.host, listener.bootstrap_port, reuse_port=False).close()
-    if config.is_tiered:
-        try:
-            forget_freshness(metadata_folder(config))
-        except RemoteLogMetadataError as error:
-            raise RemoteTierError(str(error)) from error
+    _begin_alone(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config))
+
+
+def _begin_alone(config: TidegateConfig) -> None:
+    """Waits a little for the children of a supervisor that died a moment ago: they end by themselves."""
+    deadline_ms = monotonic_ms() + _ALONE_WITHIN_MS
+    while True:
+        try:
+            if not config.listener.reuse_port:
+                # Workers would share the port with another proxy, started by mistake, and clients would meet both.
+                bind(config.listener.host, config.listener.bootstrap_port, reuse_port=False).close()
+            if config.is_tiered:
+                forget_freshness(metadata_folder(config))
+        except (OSError, RemoteLogMetadataError) as error:
+            if monotonic_ms() < deadline_ms:
+                time.sleep(0.1)
+            elif isinstance(error, OSError):
+                raise
+            else:
+                raise RemoteTierError(str(error)) from error
+        else:
+            return
 
 
 async def _serve(config: TidegateConfig) -> bool:

@@ -4,7 +4,7 @@
   lives itself, so that end of file tells the child that it was left alone.
 * A child that ends is started again after a backoff that grows while it keeps dying soon. Only one whose first life
   soon ends with `UNUSABLE` ends the start as a whole: somebody has to change something.
-* One event loop, no threads. Children are spawned, never forked off a running loop.
+* One event loop, no threads of its own. Children are spawned: nothing of this process goes on in them.
 """
 
 from __future__ import annotations

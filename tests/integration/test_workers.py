@@ -79,7 +79,11 @@ async def settled(kafka: KafkaCluster, topic: str) -> int:
 
 async def fetch(client: BrokerClient, partition: TopicIdPartition, offset: int = 0) -> FetchedPartition:
     (fetched,) = await fetch_raw(
-        client, 1, [FetchPosition(partition.topic_id, partition.partition, offset)], max_bytes=1 << 20, max_wait_ms=100
+        client,
+        1,
+        [FetchPosition(partition.topic_id, partition.partition, offset)],
+        max_bytes=1 << 20,
+        max_wait_ms=100,
     )
     return fetched
 
@@ -180,17 +184,31 @@ async def test_no_record_is_lost_or_doubled_when_workers_die(
     }
     found = await asyncio.to_thread(read, tidegate.bootstrap_servers, topic, len(values), events)
     assert found == list(enumerate(values))
-    assert "tidegate_process_restarts_total" in tidegate.metrics()
-    assert restarts(tidegate) == {"worker-1": 1, "worker-2": 1, "remote-log": 0}
+    assert samples(tidegate, "tidegate_process_restarts_total") == {"worker-1": 1, "worker-2": 1, "remote-log": 0}
 
 
-def restarts(tidegate: TidegateProcess) -> dict[str, float]:
+def samples(tidegate: TidegateProcess, name: str, **labels: str) -> dict[str, float]:
+    """Values by process."""
     return {
         sample.labels["process"]: sample.value
         for family in text_string_to_metric_families(tidegate.metrics())
         for sample in family.samples
-        if sample.name == "tidegate_process_restarts_total"
+        if sample.name == name and labels.items() <= sample.labels.items()
     }
+
+
+async def test_what_a_producer_sends_is_stored_once_when_workers_die(tidegate: TidegateProcess, topic: str) -> None:
+    values = random_values(3000)
+
+    def sent() -> Iterator[bytes]:
+        for number, value in enumerate(values):
+            if number in (1000, 2000):
+                replace_killed(tidegate, f"worker-{number // 1000}")
+            yield value
+
+    await asyncio.to_thread(produce, tidegate.bootstrap_servers, topic, sent())
+    found = await asyncio.to_thread(read_with_librdkafka, tidegate.bootstrap_servers, topic, len(values), {})
+    assert found == list(enumerate(values))
 
 
 async def test_without_the_remote_log_process_trimmed_offsets_are_unavailable_and_not_out_of_range(
@@ -249,11 +267,31 @@ def test_sigterm_ends_everything_in_good_order(tidegate: TidegateProcess) -> Non
     assert all_gone(list(children.values()))
 
 
-def test_no_child_outlives_a_supervisor_that_was_killed(tidegate: TidegateProcess) -> None:
+async def test_sigterm_answers_who_waits(tidegate: TidegateProcess, topic: str) -> None:
+    """A long poll ends at once, by an answer without partitions, which says nothing of any."""
+    async with client_of(tidegate.address) as client:
+        partition = await topic_id_partition(client, topic)
+        async with asyncio.TaskGroup() as group:
+            position = FetchPosition(partition.topic_id, 0, 0)
+            waiting = group.create_task(fetch_raw(client, 1, [position], max_bytes=1000, max_wait_ms=20_000))
+            async with asyncio.timeout(TIMEOUT_S):
+                while not samples(tidegate, "tidegate_requests_total", api="Fetch"):
+                    assert not waiting.done()
+                    await asyncio.sleep(0.05)
+            os.kill(tidegate.pid, signal.SIGTERM)
+        assert waiting.result() == []
+    assert await asyncio.to_thread(tidegate.wait) == 0
+
+
+def test_no_child_outlives_a_supervisor_that_was_killed_and_the_next_one_begins_at_once(
+    tidegate: TidegateProcess,
+) -> None:
     children = tidegate.children()
     os.kill(tidegate.pid, signal.SIGKILL)
     assert tidegate.wait() == -signal.SIGKILL
+    tidegate.start()
     wait_until_gone(list(children.values()))
+    assert set(tidegate.children()) == NAMES
 
 
 def test_a_store_that_cannot_be_used_ends_the_start(kafka: KafkaCluster, tmp_path: Path) -> None:
