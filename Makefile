@@ -18,7 +18,7 @@ help: ## what can be made
 demo: jars .venv/installed ## watch an unmodified consumer read what the broker has no more (ARGS=--keep leaves it running)
 	$(BIN)/python -m bench.demo $(ARGS)
 
-test: jars $(CACHE)/bin/versitygw check ## check, then every test, on real servers
+test: jars $(CACHE)/bin/versitygw $(CACHE)/bin/franz check ## check, then every test, on real servers
 	$(BIN)/pytest $(ARGS)
 
 check: .venv/installed ## style, types, layers
@@ -57,5 +57,13 @@ clean: ## remove what was made here
 	@touch $@
 
 $(CACHE)/bin/versitygw:
-	@command -v go >/dev/null || { echo "Go is missing: install it (golang-go), it builds the S3 server of the tests"; exit 1; }
+	$(NEEDS_GO)
 	GOBIN=$(CURDIR)/$(CACHE)/bin go install github.com/versity/versitygw/cmd/versitygw@$(VERSITYGW_VERSION)
+
+$(CACHE)/bin/franz: $(wildcard tests/clients/franz/*)
+	$(NEEDS_GO)
+	cd tests/clients/franz && go build -trimpath -o $(CURDIR)/$@ .
+	@touch $@
+
+NEEDS_GO = @command -v go >/dev/null || \
+  { echo "Go is missing: install it (golang-go), it builds the S3 server and a client of the tests"; exit 1; }
