@@ -16,6 +16,7 @@ from tests.contract.test_remote_log_metadata_manager import copied, segment, unt
 from tests.servers.kafka import KafkaCluster
 from tiers.broker.client import BrokerClient
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError
+from tiers.metadata import topic_based
 from tiers.metadata.metadata_topic import MetadataTopicSettings, MetadataTopicUnfitError, open_metadata_topic
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
@@ -112,6 +113,29 @@ async def test_a_policy_that_loses_records_stops_the_owner(
         await set_cleanup_policy(client, topic_name, "compact")
         await until(lambda: manager.alarm is None and manager.owns(partition))
         await copied(manager, segment(partition, 0, 9))
+    finally:
+        await manager.close()
+        await client.close()
+
+
+async def test_an_error_that_nobody_thought_of_is_an_alarm_and_ends_nobody_elses_task(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = BrokerClient(addresses(kafka), client_id="test")
+    manager = TopicBasedRemoteLogMetadataManager(client, replace(settings(tmp_path, topic_name), check_interval_ms=100))
+
+    async def breaks(*args: object) -> None:
+        raise ZeroDivisionError
+
+    try:
+        await manager.open()
+        partition = TopicIdPartition(uuid4(), 0, "orders")
+        await until(lambda: manager.owns(partition))
+        monkeypatch.setattr(topic_based, "check_metadata_topic", breaks)
+        await until(lambda: manager.alarm is not None)
+        assert "ZeroDivisionError" in str(manager.alarm)
+        assert not manager.owns(partition)
+        await manager.ensure_fresh(partition, 0, TIMEOUT_MS)
     finally:
         await manager.close()
         await client.close()

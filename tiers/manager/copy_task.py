@@ -29,6 +29,7 @@ from tiers.log.log_source import LocalLogBounds, LogRead
 from tiers.manager.lineage import check_lineage
 from tiers.manager.read_back import verify_copied_segment
 from tiers.manager.segment_deletion import delete_segment, write_state
+from tiers.manager.spool import SpoolError
 from tiers.manager.task_services import TaskServices
 from tiers.manager.topic_policy import TopicPolicy
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
@@ -160,6 +161,9 @@ class RLMCopyTask:
             if builder.size_bytes == 0:
                 raise
             return False
+        except SpoolError:
+            self.discard()
+            raise
         finally:
             spool.grow(builder.size_bytes - before_bytes)
         self._services.metrics.spool_bytes.set(spool.used_bytes)

@@ -13,10 +13,17 @@ from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
 
+from tiers.errors import RemoteLogError
 from tiers.model.ids import TopicIdPartition
 
 Result = TypeVar("Result")
 _SUFFIX = ".spool"
+
+
+class SpoolError(RemoteLogError):
+    """The disk is full, or worse: what was being written is fit only to be discarded."""
+
+    retriable = True
 
 
 class Spool:
@@ -57,6 +64,8 @@ class Spool:
         working = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             return await asyncio.shield(working)
+        except OSError as error:
+            raise SpoolError(f"the spool in {self._folder} cannot be used: {error}") from error
         except asyncio.CancelledError:
             await asyncio.wait([working])
             if not working.cancelled():

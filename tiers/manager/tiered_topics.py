@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -13,7 +14,7 @@ from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.manager.metrics import RemoteLogManagerMetrics
-from tiers.manager.settings import TopicRule
+from tiers.manager.settings import UNLIMITED, TopicRule
 from tiers.manager.topic_policy import BROKER_KEYS, Refusal, TopicPolicy, matching_rule, policy_of
 
 _LOG = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class TieredTopics:
         return self._policies
 
     async def refresh(self, timeout_ms: int) -> Mapping[UUID, TopicPolicy]:
-        """Asks the cluster. A topic whose configuration could not be read keeps its last policy.
+        """Asks the cluster. A topic whose configuration could not be read keeps its last policy, but expires nothing.
 
         Raises `BrokerError` when the cluster does not answer; nothing changes then."""
         metadata = await self._client.metadata(0, timeout_ms)
@@ -62,7 +63,9 @@ class TieredTopics:
             config = configs.get(name)
             if config is None:
                 if topic.topic_id in self._policies:
-                    policies[topic.topic_id] = self._policies[topic.topic_id]
+                    # Its retention may have been raised since: nothing expires by a number that cannot be read.
+                    known = self._policies[topic.topic_id]
+                    policies[topic.topic_id] = replace(known, retention_ms=UNLIMITED, retention_bytes=UNLIMITED)
                 continue
             found = policy_of(name, topic.topic_id, len(topic.partitions), rule, config)
             if isinstance(found, Refusal):

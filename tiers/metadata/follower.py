@@ -80,8 +80,8 @@ class MetadataFollower:
         self._state_thread = ThreadPoolExecutor(1, thread_name_prefix="remote-log-metadata-state")
         self.events_read = 0
         """Committed records since this follower started."""
-        self.trouble: str | None = None
-        """Why the state does not follow the topic, for an operator; None when it does."""
+        self._trouble: str | None = None
+        self._lost: dict[int, str] = {}
 
     def close(self) -> None:
         """Waits for a commit under way. `run` must have ended."""
@@ -92,6 +92,11 @@ class MetadataFollower:
                 self._state.mark_read_to_end(at_ms)
         except lmdb.Error as error:
             log.warning("the next start reads the topic again", extra={"error": str(error)})
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the state does not follow the topic, for an operator; None when it does."""
+        return self._trouble or next(iter(self._lost.values()), None)
 
     def position(self, metadata_partition: int) -> int:
         return self._positions[metadata_partition]
@@ -257,16 +262,20 @@ class MetadataFollower:
                 extra={"metadata_partition": fetched.partition, "error_code": fetched.error},
             )
             return None
+        self._lost.pop(fetched.partition, None)
         return read_committed(fetched, position)
 
     async def _find_position_again(self, metadata_partition: int, position: int) -> None:
         earliest = await self._list_offset(metadata_partition, EARLIEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
         if position < earliest:
-            log.error(
-                "records of the metadata topic were deleted before they were read",
-                extra={"metadata_partition": metadata_partition, "position": position, "log_start_offset": earliest},
+            # Whatever they named is not known: until an operator mends it, no answer about it may pass for the truth.
+            lost = (
+                f"records {position} to {earliest - 1} of metadata partition {metadata_partition} were deleted unread"
             )
-            self._positions[metadata_partition] = earliest
+            if metadata_partition not in self._lost:
+                log.error("the remote log metadata is not followed", extra={"reason": lost})
+            self._lost[metadata_partition] = lost
+            self._fresh_at_ms.pop(metadata_partition, None)
             return
         latest = await self._list_offset(metadata_partition, LATEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
         if position > latest:
@@ -313,11 +322,11 @@ class MetadataFollower:
             self._mark_fresh({number: at_ms for number, at_ms in reached.items() if number in still_read})
 
     def _set_trouble(self, trouble: str | None) -> None:
-        if trouble is not None and trouble != self.trouble:
+        if trouble is not None and trouble != self._trouble:
             log.error("the remote log metadata is not followed", extra={"reason": trouble})
-        elif trouble is None and self.trouble is not None:
+        elif trouble is None and self._trouble is not None:
             log.warning("the remote log metadata is followed again")
-        self.trouble = trouble
+        self._trouble = trouble
 
     def _mark_fresh(self, fresh_at_ms: dict[int, int]) -> None:
         later = {number: at_ms for number, at_ms in fresh_at_ms.items() if at_ms > self._fresh_at_ms.get(number, -1)}

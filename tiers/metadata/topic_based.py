@@ -10,9 +10,10 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import (
@@ -132,6 +133,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         self._running: list[asyncio.Task[None]] = []
         self._clock_skew = ClockSkew(clock_ms, wall_clock_ms)
         self._topic_alarm: str | None = None
+        self._ended: str | None = None
 
     async def open(self) -> None:
         """Creates or checks the topic, opens the state and begins to follow.
@@ -162,8 +164,8 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         self._running = [
-            self._tasks.create_task(self._follower.run(), name="remote-log-metadata-follower"),
-            self._tasks.create_task(self._check_topic(), name="remote-log-metadata-topic-check"),
+            self._start("follower", self._follower.run()),
+            self._start("topic-check", self._check_topic()),
         ]
         if settings.is_member:
             self._ownership = MetadataPartitionOwnership(
@@ -175,7 +177,20 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
                 clock_ms=self._clock_ms,
                 clock_skew=self._clock_skew,
             )
-            self._running.append(self._tasks.create_task(self._ownership.run(), name="remote-log-metadata-owner"))
+            self._running.append(self._start("owner", self._ownership.run()))
+
+    def _start(self, what: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """What it runs into is an alarm, and ends nobody else's task."""
+
+        async def run() -> None:
+            try:
+                await work
+            except Exception as error:
+                log.exception("a task of the remote log metadata ended: nothing is written until a restart")
+                self._ended = f"the {what} of the remote log metadata ended: {error!r}"
+
+        assert self._tasks is not None
+        return self._tasks.create_task(run(), name=f"remote-log-metadata-{what}")
 
     async def close(self) -> None:
         """Leaves the group and closes the state; safe to call twice, and after `open` failed."""
@@ -196,7 +211,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
     def alarm(self) -> str | None:
         """What is wrong with the metadata topic or the saved state, for an operator; nothing is written meanwhile."""
         follower = self._follower
-        return self._topic_alarm or (None if follower is None else follower.trouble)
+        return self._ended or self._topic_alarm or (None if follower is None else follower.trouble)
 
     def status(self) -> MetadataStatus:
         """At any time, before the opening and after the closing too."""

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -182,7 +183,8 @@ class SegmentBuilder:
 
     def discard(self) -> None:
         """Closes and removes the spool file; safe to call twice, and after `finish`."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # a full disk takes what is buffered no better now
+            self._file.close()
         self._path.unlink(missing_ok=True)
 
     def _checked(self, records: bytes) -> list[RecordBatch]:

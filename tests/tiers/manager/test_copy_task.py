@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from tiers.errors import (
 )
 from tiers.log.log_source import EpochEndOffset
 from tiers.manager import copy_task
+from tiers.manager.spool import SpoolError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes_object import decode_indexes_object, encode_indexes_object
@@ -202,6 +204,30 @@ async def test_a_copy_that_is_cancelled_while_a_file_is_written_leaves_nothing(
     bench.copy_task.discard()
     assert bench.spooled() == []
     assert bench.services.spool.used_bytes == 0
+
+
+async def test_a_full_disk_costs_a_segment_its_beginning_again_and_nothing_else(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FullOnce(SegmentBuilder):
+        is_full = True
+
+        def append(self, *args: Any) -> None:
+            if FullOnce.is_full and self.size_bytes:
+                FullOnce.is_full = False
+                self._file.write(b"half of what came")
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().append(*args)
+
+    monkeypatch.setattr(copy_task, "SegmentBuilder", FullOnce)
+    bench.log.append(*batches(0, 4))
+    with pytest.raises(SpoolError, match="No space left"):
+        await bench.copy()
+    assert bench.spooled() == []
+    assert bench.services.spool.used_bytes == 0
+    await bench.copy()
+    assert bench.finished == [(0, 29)]
+    assert await bench.remote_bytes() == bench.log.bytes_of(0, 29)
 
 
 async def test_custom_metadata_above_the_limit_ends_the_copy_and_its_objects(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -121,9 +122,12 @@ async def test_internal_topics_match_no_rule(cluster: Cluster) -> None:
     assert await tiered(cluster, TopicRule("*")).refresh(1000) == {}
 
 
-async def test_a_configuration_that_cannot_be_read_changes_nothing(cluster: Cluster) -> None:
+async def test_a_configuration_that_cannot_be_read_changes_nothing_and_expires_nothing(cluster: Cluster) -> None:
     topic_id = cluster.add("orders", 1)
     topics = tiered(cluster, TopicRule("*"))
     before = (await topics.refresh(1000))[topic_id]
     cluster.unreadable.add("orders")
+    for _ in range(2):
+        assert (await topics.refresh(1000))[topic_id] == replace(before, retention_ms=-1, retention_bytes=-1)
+    cluster.unreadable.clear()
     assert (await topics.refresh(1000))[topic_id] == before

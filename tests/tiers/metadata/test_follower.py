@@ -39,6 +39,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.logs: dict[int, list[Record]] = {0: [], 1: []}
+        self.log_start = 0
 
     async def metadata(self, max_age_ms: int, timeout_ms: int) -> ClusterMetadata:
         partitions = {number: PartitionMetadata(number, NODE, 0, (NODE,), (NODE,)) for number in self.logs}
@@ -52,7 +53,7 @@ class Cluster:
     async def request(self, node_id: int, message: Any, timeout_ms: int, *, min_version: int) -> Any:
         asked = message.topics[0].partitions[0]
         end = len(self.logs[asked.partition_index])
-        answer = SimpleNamespace(error_code=ErrorCode.NONE, offset=0 if asked.timestamp == -2 else end)
+        answer = SimpleNamespace(error_code=ErrorCode.NONE, offset=self.log_start if asked.timestamp == -2 else end)
         return SimpleNamespace(topics=[SimpleNamespace(partitions=[answer])])
 
     async def fetch(self, client: object, node_id: int, positions: list[Any], **options: object) -> Any:
@@ -61,7 +62,8 @@ class Cluster:
 
     def _fetched(self, number: int, offset: int) -> FetchedPartition:
         end = len(self.logs[number])
-        error = ErrorCode.OFFSET_OUT_OF_RANGE if offset > end else ErrorCode.NONE
+        is_held = self.log_start <= offset <= end
+        error = ErrorCode.NONE if is_held else ErrorCode.OFFSET_OUT_OF_RANGE
         records = [(encode_key(key_of(each)), encode_value(each)) for each in self.logs[number][offset:]]
         raw = b"".join(batch(offset + index, [record]) for index, record in enumerate(records))
         return FetchedPartition(TOPIC.topic_id, number, error, end, end, 0, (), memoryview(raw))
@@ -129,6 +131,25 @@ async def test_after_a_loss_of_records_everything_is_read_again(cluster: Cluster
     assert await following.poll()
     partition = segment(1, 0, 9).topic_id_partition
     assert [each.start_offset for each in following.state.list_remote_log_segments(partition)] == [0, 10]
+    assert following.follower.is_fresh(0, 60_000)
+
+
+async def test_records_that_were_deleted_unread_are_never_taken_for_read(
+    cluster: Cluster, following: Following
+) -> None:
+    cluster.logs = {0: finished(1, 0) + finished(2, 10), 1: []}
+    cluster.log_start = 2
+    assert not await following.poll()
+    assert not await following.poll()
+    assert following.follower.position(0) == 0
+    assert "records 0 to 1 of metadata partition 0 were deleted unread" in str(following.follower.trouble)
+    assert not following.follower.is_fresh(0, 60_000)
+    assert following.state.fresh_at_ms(0) is None
+    with pytest.raises(RemoteLogMetadataNotReadyError):
+        await following.follower.ensure_fresh(0, 60_000, 50)
+    cluster.log_start = 0
+    assert await following.poll()
+    assert following.follower.trouble is None
     assert following.follower.is_fresh(0, 60_000)
 
 
