@@ -1,0 +1,82 @@
+"""`MetadataPartitionOwnership`: who may not begin to write, and what is asked of the cluster before that."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tiers.errors import OwnershipLostError
+from tiers.metadata import ownership as ownership_module
+from tiers.metadata.membership import Assignment, GroupMembership, MembershipSettings
+from tiers.metadata.metadata_producer import GroupMember
+from tiers.metadata.metadata_topic import MetadataTopic
+from tiers.metadata.ownership import MetadataPartitionOwnership
+
+TOPIC = MetadataTopic("cluster", "__remote_log_metadata", UUID(int=99), 20, 86_400_000)
+
+
+class Producer:
+    """Counts who initialized; the first ones wait to be let go on."""
+
+    initialized: list[int]
+    go_on: asyncio.Event
+
+    def __init__(self, client: object, topic: object, metadata_partition: int, *_: object, **__: object) -> None:
+        self.metadata_partition = metadata_partition
+
+    async def initialize(self, timeout_ms: int) -> None:
+        Producer.initialized.append(self.metadata_partition)
+        await Producer.go_on.wait()
+
+
+class Follower:
+    async def ensure_fresh(self, metadata_partition: int, max_age_ms: int, timeout_ms: int) -> None:
+        return
+
+
+async def test_who_waited_for_its_turn_beyond_its_membership_fences_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_ms = 1_000
+    joined = asyncio.Event()
+
+    async def stay(self: GroupMembership) -> None:
+        self._confirmed_at_ms = now_ms
+        self._on_assigned(Assignment(GroupMember("group", 1, "me"), frozenset(range(20))))
+        joined.set()
+        await asyncio.Event().wait()
+
+    Producer.initialized, Producer.go_on = [], asyncio.Event()
+    monkeypatch.setattr(GroupMembership, "run", stay)
+    monkeypatch.setattr(ownership_module, "TransactionalProducer", Producer)
+    nobody: Any = None
+    follower: Any = Follower()
+    owner = MetadataPartitionOwnership(
+        nobody,
+        TOPIC,
+        follower,
+        MembershipSettings("group"),
+        transactional_id_prefix="tidegate",
+        clock_ms=lambda: now_ms,
+        jitter=lambda: 0.0,
+    )
+    running = asyncio.create_task(owner.run())
+    try:
+        await joined.wait()
+        async with asyncio.timeout(10):
+            while len(Producer.initialized) < ownership_module._TAKEOVERS_AT_ONCE:  # noqa: ASYNC110  # no event says so
+                await asyncio.sleep(0.001)
+        now_ms += ownership_module.CONFIRMATION_MAX_AGE_MS + 1
+        Producer.go_on.set()
+        async with asyncio.timeout(10):
+            while len(owner._owned) < len(Producer.initialized):  # noqa: ASYNC110  # no event says so
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
+        assert len(Producer.initialized) == ownership_module._TAKEOVERS_AT_ONCE
+        assert owner.owned() == frozenset()
+        with pytest.raises(OwnershipLostError):
+            await owner.write(Producer.initialized[0], list, 1_000)
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
