@@ -113,12 +113,14 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
         return None
 
     def _clear(self) -> None:
+        """All but whose this is, and the name that others who share the folder know its keeper by."""
         with self._env.begin(write=True) as txn:
-            identity = txn.get(b"identity", db=self._db.meta)
-            for name in DATABASES:
-                txn.drop(getattr(self._db, name), delete=False)
-            if identity is not None:
-                txn.put(b"identity", identity, db=self._db.meta)
+            kept = {name: txn.get(name, db=self._db.meta) for name in (b"identity", b"writer")}
+            for database in DATABASES:
+                txn.drop(getattr(self._db, database), delete=False)
+            for name, value in kept.items():
+                if value is not None:
+                    txn.put(name, value, db=self._db.meta)
 
     def close(self) -> None:
         super().close()

@@ -359,3 +359,13 @@ def test_a_folder_keeps_its_writers_name_unless_it_was_copied(tmp_path: Path) ->
     assert state.writer_name("host") == name
     assert state.writer_name("other") != name
     state.close()
+
+
+def test_a_new_start_keeps_the_keepers_name(state: RemoteLogMetadataStateWriter) -> None:
+    name = state.writer_name("host")
+    Topic(state).put(segment(1, 0, 9))
+    state.start_over("the metadata topic lost records")
+    assert state.writer() == name
+    assert state.identity() == IDENTITY
+    assert state.next_offset(0) == 0
+    assert state.partitions() == []
