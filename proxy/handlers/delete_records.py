@@ -76,6 +76,9 @@ class DeleteRecordsHandler:
         tasks = [self._tools.spawn(answer(index, one)) for index, one in enumerate(response.partitions)]
         if tasks:
             await asyncio.wait(tasks)
+        for index, task in enumerate(tasks):
+            if task.cancelled():
+                answers[index] = _failed(RemoteLogMetadataNotReadyError("the proxy stops"))
         return (patch_delete_records_response(response, answers),) if answers else (payload,)
 
     async def _answer(

@@ -2,7 +2,8 @@
 
 offset -> segment (RLMM) -> index -> chunks (caches, or ranged GETs through bounded pools) -> slices at whole batches.
 
-* Views are read-only and share the cache's buffers; nothing is copied.
+* Views are read-only and share the cache's buffers; nothing is copied but crumbs: a client that takes its answer
+  slowly must not pin many times its size.
 * Trouble that may pass is retried with backoff until the deadline, outside the pools' slots. A FINISHED segment that
   the store does not find is such trouble (stores may be eventually consistent); if the metadata says that the segment
   was deleted meanwhile, the look-up begins anew. A checksum mismatch is read again once, then it is an error.
@@ -50,6 +51,9 @@ T = TypeVar("T")
 READ_COMMITTED = 1
 
 _METADATA_RELOAD_TIMEOUT_MS = 1000
+
+_PINNED_RATIO = 8
+"""How much of a download an answer may keep in memory, in multiples of what it uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +380,8 @@ class _Collected:
             if not self.records:
                 self.first_offset = next(iterate_batches(view, start, end)).base_offset
             taken = view[start:end]
+            if len(taken) * _PINNED_RATIO < memoryview(view.obj).nbytes:
+                taken = memoryview(bytes(taken))
             self.records.append(taken)
             self.size_bytes += len(taken)
             self.remaining_bytes -= len(taken)

@@ -97,6 +97,17 @@ async def test_without_min_one_a_batch_that_does_not_fit_is_left_out(tier: Remot
     assert result.size_bytes == 0
 
 
+async def test_an_answer_pins_no_more_of_a_download_than_a_few_times_its_size(
+    tier: RemoteTier, reader: RemoteLogReader
+) -> None:
+    batches = await tier.fill(P0, segments=1, batches=20)
+    for max_bytes in (10, 1000, 3000):
+        result = await read(reader, 50, max_bytes)
+        assert b"".join(result.records) in b"".join(batches)
+        pinned = {id(view.obj): memoryview(view.obj).nbytes for view in result.records}
+        assert sum(pinned.values()) <= 8 * result.size_bytes
+
+
 async def test_one_get_covers_adjacent_chunks_and_serves_the_next_reads(
     tier: RemoteTier, reader: RemoteLogReader
 ) -> None:
