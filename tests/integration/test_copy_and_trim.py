@@ -132,7 +132,8 @@ async def copier(options: CopierOptions) -> AsyncIterator[asyncio.subprocess.Pro
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
         _, errors = await asyncio.wait_for(process.communicate(), 30)
-    assert process.returncode in (0, -signal.SIGKILL), errors.decode()
+        if process.returncode not in (0, -signal.SIGKILL):
+            raise AssertionError(errors.decode())
 
 
 async def settle(tiers: Tiers, options: CopierOptions) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -138,6 +139,22 @@ async def test_an_error_that_nobody_thought_of_is_an_alarm_and_ends_nobody_elses
         await manager.ensure_fresh(partition, 0, TIMEOUT_MS)
     finally:
         await manager.close()
+        await client.close()
+
+
+async def test_a_manager_that_is_closed_at_once_leaves_nothing(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    client = BrokerClient(addresses(kafka), client_id="test")
+    try:
+        for _ in range(2):
+            manager = TopicBasedRemoteLogMetadataManager(client, settings(tmp_path, topic_name))
+            await manager.open()
+            await manager.close()
+            await manager.close()
+        gc.collect()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+    finally:
         await client.close()
 
 

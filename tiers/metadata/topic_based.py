@@ -164,8 +164,8 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         self._running = [
-            self._start("follower", self._follower.run()),
-            self._start("topic-check", self._check_topic()),
+            self._start("follower", self._follower.run),
+            self._start("topic-check", self._check_topic),
         ]
         if settings.is_member:
             self._ownership = MetadataPartitionOwnership(
@@ -177,14 +177,14 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
                 clock_ms=self._clock_ms,
                 clock_skew=self._clock_skew,
             )
-            self._running.append(self._start("owner", self._ownership.run()))
+            self._running.append(self._start("owner", self._ownership.run))
 
-    def _start(self, what: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
         """What it runs into is an alarm, and ends nobody else's task."""
 
         async def run() -> None:
             try:
-                await work
+                await work()
             except Exception as error:
                 log.exception("a task of the remote log metadata ended: nothing is written until a restart")
                 self._ended = f"the {what} of the remote log metadata ended: {error!r}"
