@@ -83,7 +83,7 @@ async def remote_tier(proxy: ProxyParts, worker: str | None) -> AsyncIterator[Re
 
 
 def alarms(metadata: TopicBasedRemoteLogMetadataManager) -> list[str]:
-    return [] if metadata.alarm is None else [f"the metadata topic: {metadata.alarm}"]
+    return [] if metadata.alarm is None else [f"the remote log metadata: {metadata.alarm}"]
 
 
 def _stale(metadata: SharedRemoteLogMetadataReader, max_age_ms: int) -> list[str]:
