@@ -54,6 +54,11 @@ class RemotePartitionRead:
             self._task.add_done_callback(self._done)
 
     @property
+    def has_budget(self) -> bool:
+        """Whether it may bring anything at all."""
+        return self._task is not None
+
+    @property
     def is_done(self) -> bool:
         return self._task is None or self._task.done()
 
@@ -64,8 +69,14 @@ class RemotePartitionRead:
     def answers(
         self, partition: TopicIdPartition, offset: int, max_bytes: int, min_one_message: bool, isolation_level: int
     ) -> bool:
-        """Whether a request for just that may take this read over, under way or done."""
-        return self.error is None and self._asked == (partition, offset, max_bytes, min_one_message, isolation_level)
+        """Whether it is done, and is what a request for just that asks for."""
+        return self.result is not None and self._asked == (
+            partition,
+            offset,
+            max_bytes,
+            min_one_message,
+            isolation_level,
+        )
 
     def linger(self, lapse: Callable[[], object]) -> None:
         """Its request was answered without it. `lapse` is called when no other has taken it over for a while."""

@@ -165,7 +165,6 @@ class FetchHandler:
                 if left.answers(partition, asked.fetch_offset, *budget, parsed.isolation_level):
                     reads[key] = left
                     continue
-                left.cancel()
             reads[key] = RemotePartitionRead(
                 tools.reader,
                 tools.spawn,
@@ -177,6 +176,8 @@ class FetchHandler:
                 deadline_ms=deadline_ms,
                 connection_id=exchange.connection_id,
             )
+            if left is not None:
+                left.cancel()  # has an earlier deadline; what it downloads is shared by now
         granted = self._hold_budget.reserve(max_bytes - reserved_bytes)
         frame = bytearray(request.frame)
         session_id = parsed.session_id or connection.orphaned_session_id

@@ -151,8 +151,13 @@ class FetchCompleter:
         asked: Mapping[PartitionKey, FetchPartition],
         deadline_ms: int,
     ) -> Judgement:
+        key = (entry.topic, entry.partition)
+        running = held.reads.get(key)
+        if running is not None and not running.has_budget:
+            # Nothing would be released whatever is found out: a request for thousands of partitions asks about few.
+            return Judgement(Verdict.REMOTE, running.partition, is_tiered=True)
         found: asyncio.Future[Judgement] = asyncio.get_running_loop().create_future()
-        self._tools.spawn(self._judge_into(found, held, entry, asked.get((entry.topic, entry.partition))))
+        self._tools.spawn(self._judge_into(found, held, entry, asked.get(key)))
         try:
             async with asyncio.timeout(max(1, deadline_ms - self._tools.clock_ms()) / 1000):
                 return await found

@@ -24,7 +24,7 @@ class FetchConnection:
     just_seen: set[PartitionKey] = field(default_factory=set)
     """Partitions that a streamed answer could not serve: the next request that names one is held."""
     reads: dict[PartitionKey, RemotePartitionRead] = field(default_factory=dict)
-    """Begun for an answer that could not wait for them: the next request for the same takes them over."""
+    """Begun for an answer that could not wait for them: they go on until the next request for the same."""
     drops_session: bool = False
     """The next request of the client's session is answered FETCH_SESSION_ID_NOT_FOUND: a full one follows."""
     orphaned_session_id: int = 0
