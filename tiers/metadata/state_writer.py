@@ -33,6 +33,7 @@ from tiers.model.ids import RemoteLogSegmentId
 
 log = logging.getLogger(__name__)
 
+_CLOCK_STEP_MS = 60_000
 DEFAULT_MAP_SIZE_BYTES = 16 << 30
 """Address space, not memory and not disk: the file grows with what it holds."""
 
@@ -108,7 +109,11 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
             return "another schema version wrote it"
         if StateIdentity.decode(raw) != identity:
             return "it is of another cluster, metadata topic or partition count"
-        if max_age_ms is not None and (read_at is None or wall_clock_ms() - I64.unpack(read_at)[0] > max_age_ms):
+        if max_age_ms is None:
+            return None
+        age_ms = None if read_at is None else wall_clock_ms() - I64.unpack(read_at)[0]
+        # What was read in the future was read on a clock that was set back since: nobody knows when.
+        if age_ms is None or not -_CLOCK_STEP_MS <= age_ms <= max_age_ms:
             return "it is older than the topic keeps tombstones for certain"
         return None
 

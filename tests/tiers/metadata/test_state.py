@@ -369,3 +369,14 @@ def test_a_new_start_keeps_the_keepers_name(state: RemoteLogMetadataStateWriter)
     assert state.identity() == IDENTITY
     assert state.next_offset(0) == 0
     assert state.partitions() == []
+
+
+@pytest.mark.parametrize(("read_at_ms", "kept"), [(NOW_MS, 1), (NOW_MS + 1_000, 1), (NOW_MS + 3_600_000, 0)])
+def test_a_state_that_was_read_in_the_future_is_of_unknown_age(tmp_path: Path, read_at_ms: int, kept: int) -> None:
+    state = open_state(tmp_path)
+    Topic(state).put(segment(1, 0, 9))
+    state.mark_read_to_end(read_at_ms)
+    state.close()
+    again = open_state(tmp_path, max_age_ms=86_400_000)
+    assert len(again.partitions()) == kept
+    again.close()
