@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from protocol.apis.fetch_request import FetchRequest
 from protocol.apis.fetch_stream import PartitionHead, PartitionPatch
+from protocol.apis.topic_reference import TopicReference
 from protocol.errors import ErrorCode
 from proxy.error_map import UNAVAILABLE
 from proxy.handlers.base import HandlerTools
@@ -37,6 +38,7 @@ class StreamedPartitions:
         self._local = local
         self._request = request
         self._connection = connection
+        self._offsets: dict[tuple[TopicReference, int], int] | None = None
 
     def partition(self, head: PartitionHead) -> PartitionPatch | None:
         if head.error_code == ErrorCode.NONE:
@@ -59,10 +61,9 @@ class StreamedPartitions:
             return PartitionPatch(error_code=UNAVAILABLE)
         if log_start is None:
             return None
-        asked = {(one.topic, one.partition): one for one in self._request().partitions}.get(
-            (head.topic, head.partition)
-        )
-        if asked is not None and asked.fetch_offset < log_start:
+        if self._offsets is None:
+            self._offsets = {(one.topic, one.partition): one.fetch_offset for one in self._request().partitions}
+        if self._offsets.get((head.topic, head.partition), log_start) < log_start:
             return None
         connection = self._connection()
         connection.authorized_topics.add(head.topic)
