@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from tiers.errors import RemoteLogError
+from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 
@@ -36,8 +36,14 @@ class TieredPartitions:
         return True
 
     def log_start(self, partition: TopicIdPartition) -> int | None:
-        """What was recorded: nothing below it exists for clients. None when the partition is not tiered."""
-        return self.rlmm.log_start_offset(partition)
+        """What was recorded: nothing below it exists for clients. None when the partition is not tiered.
+
+        Another process may clear the state between a look at its freshness and this one, so None is checked again.
+        """
+        log_start = self.rlmm.log_start_offset(partition)
+        if log_start is None and not self.is_fresh(partition):
+            raise RemoteLogMetadataNotReadyError(f"whether {partition} is tiered is not known")
+        return log_start
 
     def earliest_readable(self, partition: TopicIdPartition, local_log_start: int) -> int | None:
         """The log start of both tiers together: the first offset that a fetch can be answered for.

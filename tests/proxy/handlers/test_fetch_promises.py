@@ -174,3 +174,19 @@ async def test_a_read_that_is_under_way_goes_on_under_the_deadline_of_the_reques
             bench.tier.storage.gate.set()
         assert records(waiting.result()).startswith(bench.batches[6])
         assert len(bench.tier.storage.gets) == 2
+
+
+@pytest.mark.parametrize("hold_bytes", [200, 1 << 18])
+async def test_a_state_that_is_cleared_while_it_is_looked_at_is_not_taken_for_all_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold_bytes: int
+) -> None:
+    async with bench_of(tmp_path, FetchSettings(hold_bytes=hold_bytes)) as bench:
+
+        def cleared(partition: TopicIdPartition) -> None:
+            bench.tier.rlmm.fresh = False
+
+        monkeypatch.setattr(bench.tier.rlmm, "log_start_offset", cleared)
+        bench.cluster.logs[LOCAL_0] = LocalLog([batch_of(0, 10, value_bytes=100)])
+        response = await bench.fetch(13, ask(13, 25), ask_local(13, 0))
+        assert bench.streamed is (hold_bytes == 200)
+        assert codes(response) == [ErrorCode.REPLICA_NOT_AVAILABLE, 0]
