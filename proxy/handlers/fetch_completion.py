@@ -34,7 +34,7 @@ from proxy.handlers.fetch_local import LocalAnswers
 from proxy.handlers.fetch_merge import LocalReplacement, RemoteOutcome, merge, reserve
 from proxy.handlers.fetch_verdict import FetchJudge, Judgement, Verdict
 from proxy.purgatory import Completion, DelayedOperationPurgatory
-from tiers.errors import RemoteLogError
+from tiers.errors import OffsetBelowLogStartError, OffsetGapError, RemoteLogError
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +212,12 @@ class FetchCompleter:
             number = place[entry.topic, entry.partition]
             offset = request.partitions[number].fetch_offset
             running = held.reads.get((entry.topic, entry.partition))
-            if running is not None and (running.partition, running.offset) == (judgement.partition, offset):
+            # A read that found no segment began before the metadata was known to be fresh.
+            if (
+                running is not None
+                and (running.partition, running.offset) == (judgement.partition, offset)
+                and not isinstance(running.error, (OffsetBelowLogStartError, OffsetGapError))
+            ):
                 reads[index] = running
                 used_bytes += running.max_bytes
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -16,9 +16,10 @@ from proxy.local_log_bounds import Watermarks
 from tests.fakes.fetch_bench import LOCAL_0, P0, P1, Bench, ask, ask_local, bench_of, codes, parse, records
 from tests.fakes.fetch_broker import Ask, FakeExchange, LocalLog, fetch_frame
 from tests.fakes.record_batches import batch_of
-from tiers.errors import OffsetBelowLogStartError
+from tiers.errors import OffsetBelowLogStartError, OffsetGapError
 from tiers.log.log_source import LocalLogBounds
 from tiers.model.ids import TopicIdPartition
+from tiers.reader.remote_log_reader import RemoteRead
 
 
 @pytest.fixture
@@ -190,3 +191,29 @@ async def test_a_state_that_is_cleared_while_it_is_looked_at_is_not_taken_for_al
         response = await bench.fetch(13, ask(13, 25), ask_local(13, 0))
         assert bench.streamed is (hold_bytes == 200)
         assert codes(response) == [ErrorCode.REPLICA_NOT_AVAILABLE, 0]
+
+
+async def test_a_read_that_began_on_old_metadata_is_made_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rather than waited for in vain until the deadline."""
+    await bench.fetch(12, ask(12, 0))
+    read = bench.reader.read
+    calls = 0
+
+    async def gap_first(*args: Any, **more: Any) -> RemoteRead:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise OffsetGapError("not visible yet")
+        return await read(*args, **more)
+
+    monkeypatch.setattr(bench.reader, "read", gap_first)
+    monkeypatch.setattr(bench.cluster, "bounds", slow_bounds)
+    async with asyncio.timeout(10):
+        response = await bench.fetch(12, ask(12, 60), max_wait_ms=60_000)
+    assert records(response).startswith(bench.batches[6])
+
+
+async def slow_bounds(partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
+    for _ in range(10):
+        await asyncio.sleep(0)
+    return LocalLogBounds(100, 200, 200, 5)
