@@ -208,3 +208,21 @@ async def test_a_partition_is_deleted_in_order_and_forgotten(
     assert not manager.is_tiered(partition.topic_id)
     assert list(manager.list_remote_log_segments(partition)) == []
     assert manager.log_start_offset(partition) is None
+
+
+async def test_tier_settings_of_a_topic_are_changed_key_by_key_and_forgotten(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    topic_id = partition.topic_id
+    assert manager.topic_tier_config(topic_id) == {}
+    await manager.change_topic_tier_config(topic_id, "orders", {"remote.storage.enable": "true"})
+    await manager.change_topic_tier_config(topic_id, "orders", {"local.retention.ms": "1000"})
+    await manager.change_topic_tier_config(topic_id, "orders", {"local.retention.bytes": None})
+    expected = {"remote.storage.enable": "true", "local.retention.ms": "1000"}
+    assert manager.topic_tier_config(topic_id) == expected
+    assert manager.topics_with_tier_config() == [TopicIdPartition(topic_id, 0, "orders")]
+    assert manager.partitions() == []
+    assert not manager.is_tiered(topic_id)
+    await manager.change_topic_tier_config(topic_id, "orders", dict.fromkeys(expected))
+    assert manager.topic_tier_config(topic_id) == {}
+    assert manager.topics_with_tier_config() == []

@@ -6,7 +6,7 @@ Every answer is computed from the list of all segments, in the obvious way. Knob
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
@@ -43,6 +43,7 @@ class InMemoryRemoteLogMetadataManager:
     log_starts: dict[TopicIdPartition, int] = field(default_factory=dict)
     deletions: dict[TopicIdPartition, RemotePartitionDeleteState] = field(default_factory=dict)
     seen: dict[RemoteLogSegmentId, int] = field(default_factory=dict)
+    tier_configs: dict[TopicIdPartition, Mapping[str, str]] = field(default_factory=dict)
     written: int = 0
 
     async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
@@ -104,6 +105,12 @@ class InMemoryRemoteLogMetadataManager:
 
     def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
         return self.deletions.get(partition)
+
+    def topic_tier_config(self, topic_id: UUID) -> Mapping[str, str]:
+        return self.tier_configs.get(TopicIdPartition(topic_id, 0), {})
+
+    def topics_with_tier_config(self) -> list[TopicIdPartition]:
+        return list(self.tier_configs)
 
     def is_tiered(self, topic_id: UUID) -> bool:
         return any(partition.topic_id == topic_id for partition in self.partitions())
@@ -167,6 +174,16 @@ class InMemoryRemoteLogMetadataManager:
             raise self.fail_writes
         self.written += 1
         self.log_starts[partition] = max(offset, self.log_starts.get(partition, offset))
+
+    async def change_topic_tier_config(self, topic_id: UUID, topic: str, changes: Mapping[str, str | None]) -> None:
+        if self.fail_writes is not None:
+            raise self.fail_writes
+        self.written += 1
+        partition = TopicIdPartition(topic_id, 0, topic)
+        merged = {**self.tier_configs.pop(partition, {}), **changes}
+        config = {key: value for key, value in merged.items() if value is not None}
+        if config:
+            self.tier_configs[partition] = config
 
     def owns(self, partition: TopicIdPartition) -> bool:
         return self.owned

@@ -266,6 +266,8 @@ async def test_workers_read_the_owners_state(cluster: Cluster) -> None:
                 await worker.raise_log_start_offset(partition, 42)
                 assert worker.log_start_offset(partition) == 42
                 assert worker.is_tiered(partition.topic_id)
+                await worker.change_topic_tier_config(partition.topic_id, "orders", {"local.retention.ms": "5"})
+                assert worker.topic_tier_config(partition.topic_id) == {"local.retention.ms": "5"}
             finally:
                 stop.set()
                 await asyncio.to_thread(follower.join, 20)

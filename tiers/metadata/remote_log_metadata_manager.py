@@ -10,7 +10,7 @@ Reads are local and synchronous (the materialised state), writes go to the metad
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 from uuid import UUID
 
@@ -66,6 +66,14 @@ class RemoteLogMetadataReader(Protocol):
     def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
         """How far the deletion of the whole partition has come, None when it was never asked for."""
 
+    def topic_tier_config(self, topic_id: UUID) -> Mapping[str, str]:
+        """The tier settings that the topic was given through a proxy, by Kafka's names; empty when it was given none.
+
+        How fresh they are, its partition 0 tells."""
+
+    def topics_with_tier_config(self) -> list[TopicIdPartition]:
+        """Partition 0 of every topic that was given tier settings."""
+
     def is_tiered(self, topic_id: UUID) -> bool:
         """Whether any metadata of this topic is known."""
 
@@ -87,6 +95,9 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
 
     async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
         """Records that nothing below `offset` exists for clients; never lowers. Needs no ownership."""
+
+    async def change_topic_tier_config(self, topic_id: UUID, topic: str, changes: Mapping[str, str | None]) -> None:
+        """Sets keys of the topic's tier settings, None unsets. Needs no ownership: of two at a time, the later wins."""
 
     def owns(self, partition: TopicIdPartition) -> bool:
         """Whether this process is the owner now: caught up, not fenced, its membership confirmed less than 2 s ago."""

@@ -1,7 +1,8 @@
 """Values and keys of the records in the remote log metadata topic.
 
 * Values 0 to 2 are Kafka's own, byte for byte (semantics 11.1): uvarint frame version, uvarint api key, uvarint
-  version, then a flexible message, nothing behind it. `LogStartOffsetUpdate` is ours: its api key is far from Kafka's.
+  version, then a flexible message, nothing behind it. `LogStartOffsetUpdate` and `TopicTierConfigUpdate` are ours: their api keys
+  are far from Kafka's.
 * Kafka writes no keys. We do, so that the topic can be compacted: what a record says of is its key, and a segment has
   one for being added and one for its updates, for an update cannot be read without the add.
 * A null value says that what the key names is gone.
@@ -41,6 +42,7 @@ from tiers.model.segment_metadata import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
+    TopicTierConfigUpdate,
 )
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 
@@ -48,13 +50,18 @@ SEGMENT_METADATA_API_KEY = 0
 SEGMENT_METADATA_UPDATE_API_KEY = 1
 PARTITION_DELETE_API_KEY = 2
 LOG_START_OFFSET_API_KEY = 1000
+TOPIC_TIER_CONFIG_API_KEY = 1001
 
 _FRAME_VERSION = 1
 _MESSAGE_VERSION = 0
 _TXN_INDEX_EMPTY_TAG = 0
 
 MetadataRecord = (
-    RemoteLogSegmentMetadata | RemoteLogSegmentMetadataUpdate | RemotePartitionDeleteMetadata | LogStartOffsetUpdate
+    RemoteLogSegmentMetadata
+    | RemoteLogSegmentMetadataUpdate
+    | RemotePartitionDeleteMetadata
+    | LogStartOffsetUpdate
+    | TopicTierConfigUpdate
 )
 
 
@@ -78,6 +85,8 @@ def key_of(record: MetadataRecord) -> RecordKey:
             return RecordKey(PARTITION_DELETE_API_KEY, record.topic_id_partition)
         case LogStartOffsetUpdate():
             return RecordKey(LOG_START_OFFSET_API_KEY, record.topic_id_partition, record.writer.encode())
+        case TopicTierConfigUpdate():
+            return RecordKey(TOPIC_TIER_CONFIG_API_KEY, record.topic_id_partition)
 
 
 def segment_keys(segment_id: RemoteLogSegmentId) -> tuple[RecordKey, RecordKey]:
@@ -115,6 +124,8 @@ def encode_value(record: MetadataRecord) -> bytes:
             api_key, message = PARTITION_DELETE_API_KEY, _write_partition_delete(record)
         case LogStartOffsetUpdate():
             api_key, message = LOG_START_OFFSET_API_KEY, _write_log_start(record)
+        case TopicTierConfigUpdate():
+            api_key, message = TOPIC_TIER_CONFIG_API_KEY, _write_tier_config(record)
     return write_uvarint(_FRAME_VERSION) + write_uvarint(api_key) + write_uvarint(_MESSAGE_VERSION) + message
 
 
@@ -309,9 +320,40 @@ def _read_log_start(buf: Buffer, pos: int) -> tuple[LogStartOffsetUpdate, int]:
     return update, skip_tagged_section(buf, pos)
 
 
+def _write_tier_config(update: TopicTierConfigUpdate) -> bytes:
+    return b"".join(
+        (
+            _write_partition(update.topic_id_partition),
+            write_string(update.writer, compact=True),
+            INT64.pack(update.event_timestamp_ms),
+            write_array_length(len(update.config), compact=True),
+            *(
+                write_string(key, compact=True) + write_string(value, compact=True) + EMPTY_TAGGED_SECTION
+                for key, value in update.config.items()
+            ),
+            EMPTY_TAGGED_SECTION,
+        )
+    )
+
+
+def _read_tier_config(buf: Buffer, pos: int) -> tuple[TopicTierConfigUpdate, int]:
+    partition, pos = _read_partition(buf, pos)
+    writer, pos = read_string(buf, pos, compact=True)
+    event_timestamp_ms, pos = read_int64(buf, pos)
+    count, pos = read_array_length(buf, pos, compact=True)
+    config: dict[str, str] = {}
+    for _ in range(count):
+        key, pos = read_string(buf, pos, compact=True)
+        value, pos = read_string(buf, pos, compact=True)
+        pos = skip_tagged_section(buf, pos)
+        config[key or ""] = value or ""
+    return TopicTierConfigUpdate(partition, writer or "", event_timestamp_ms, config), skip_tagged_section(buf, pos)
+
+
 _READERS: dict[int, Callable[[Buffer, int], tuple[MetadataRecord, int]]] = {
     SEGMENT_METADATA_API_KEY: _read_metadata,
     SEGMENT_METADATA_UPDATE_API_KEY: _read_update,
     PARTITION_DELETE_API_KEY: _read_partition_delete,
     LOG_START_OFFSET_API_KEY: _read_log_start,
+    TOPIC_TIER_CONFIG_API_KEY: _read_tier_config,
 }

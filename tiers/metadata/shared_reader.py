@@ -8,8 +8,9 @@ then the file is another one, and is opened again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from uuid import UUID
 
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import RemoteLogMetadataNotReadyError
@@ -19,16 +20,17 @@ from tiers.metadata.serde import encode_key, encode_value, key_of
 from tiers.metadata.state import RemoteLogMetadataState
 from tiers.metadata.state_backed_reader import StateBackedReader
 from tiers.metadata.state_layout import STATE_FILE, StateIdentity
+from tiers.metadata.tier_config_records import changed_tier_config
 from tiers.metadata.topic_partitioner import TopicPartitioner, by_topic_id
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import LogStartOffsetUpdate
+from tiers.model.segment_metadata import LogStartOffsetUpdate, TopicTierConfigUpdate
 
 _LOOK_AGAIN_MS = 20
 _WRITE_TIMEOUT_MS = 8_000
 
 
 class SharedRemoteLogMetadataReader(StateBackedReader):
-    """Implements `RemoteLogMetadataReader` and `raise_log_start_offset`. Open it after fork.
+    """Implements `RemoteLogMetadataReader`, and the writes that need no ownership. Open it after fork.
 
     `name` tells this process from all that share the folder; no other may use it at the same time."""
 
@@ -55,6 +57,7 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
         self._identity: StateIdentity | None = None
         self._file: tuple[int, int] | None = None
         self._writing_log_start = asyncio.Lock()
+        self._writing_tier_config = asyncio.Lock()
 
     async def open(self) -> None:
         """Never waits for the process that keeps the state: until that has begun, nothing is fresh."""
@@ -142,6 +145,26 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
             await producer.send(self.metadata_partition(partition), [record], deadline_ms - self._clock_ms())
             await self._look_until(
                 lambda: self._log_start(partition) >= offset, partition, deadline_ms - self._clock_ms()
+            )
+
+    async def change_topic_tier_config(self, topic_id: UUID, topic: str, changes: Mapping[str, str | None]) -> None:
+        partition = TopicIdPartition(topic_id, 0, topic)
+        deadline_ms = self._clock_ms() + _WRITE_TIMEOUT_MS
+        async with self._writing_tier_config:
+            await self.ensure_fresh(partition, 0, deadline_ms - self._clock_ms())
+            if self._topic is None:
+                raise RemoteLogMetadataNotReadyError("the state of the remote log metadata is not open")
+            known = TopicTierConfigUpdate(
+                partition, self._name, self._wall_clock_ms(), self.topic_tier_config(topic_id)
+            )
+            record = changed_tier_config(known, changes)
+            if record is None:
+                return
+            number = self.metadata_partition(partition)
+            producer = MetadataProducer(self._client, self._topic, clock_ms=self._clock_ms)
+            written = await producer.send(number, [record], deadline_ms - self._clock_ms())
+            await self._look_until(
+                lambda: self._state.next_offset(number) > written, partition, deadline_ms - self._clock_ms()
             )
 
     def _log_start(self, partition: TopicIdPartition) -> int:

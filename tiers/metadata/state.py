@@ -6,7 +6,7 @@ in pieces, each in a transaction of its own, so that no reader keeps the writer 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
@@ -27,6 +27,7 @@ from tiers.metadata.state_layout import (
     StateIdentity,
     decode_partition,
     decode_segment,
+    decode_tier_config,
     partition_key,
     partition_of,
     start_key,
@@ -235,6 +236,17 @@ class RemoteLogMetadataState:
         with self._env.begin() as txn:
             raw = txn.get(partition_key(partition), db=self._db.deletions)
         return None if raw is None else RemotePartitionDeleteState(raw[0])
+
+    def topic_tier_config(self, topic_id: UUID) -> Mapping[str, str]:
+        with self._env.begin() as txn:
+            raw = txn.get(partition_key(TopicIdPartition(topic_id, 0)), db=self._db.tier_configs)
+        return {} if raw is None else decode_tier_config(bytes(raw)).config
+
+    def topics_with_tier_config(self) -> list[TopicIdPartition]:
+        with self._env.begin() as txn:
+            return [
+                decode_tier_config(bytes(value)).topic_id_partition for _, value in txn.cursor(db=self._db.tier_configs)
+            ]
 
     def is_tiered(self, topic_id: UUID) -> bool:
         with self._env.begin() as txn:

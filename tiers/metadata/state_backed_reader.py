@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from uuid import UUID
 
 from tiers.errors import RemoteLogMetadataNotReadyError
@@ -54,6 +54,12 @@ class StateBackedReader:
 
     def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
         return self._state.remote_partition_delete_state(partition)
+
+    def topic_tier_config(self, topic_id: UUID) -> Mapping[str, str]:
+        return self._state.topic_tier_config(topic_id)
+
+    def topics_with_tier_config(self) -> list[TopicIdPartition]:
+        return self._state.topics_with_tier_config()
 
     def is_tiered(self, topic_id: UUID) -> bool:
         return self._state.is_tiered(topic_id)

@@ -10,6 +10,7 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
     epochs       partition, leader epoch   -> highest end offset that was ever finished
     log_starts   partition, writer         -> log start offset
     deletions    partition                 -> RemotePartitionDeleteState
+    tier_configs partition 0 of a topic    -> the record as `serde` writes it
     consumed     metadata partition        -> next offset to read
     meta         name                      -> identity, time of the last read to the end
 
@@ -31,13 +32,24 @@ import lmdb
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.serde import decode_value
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, TopicTierConfigUpdate
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 STATE_FILE = "remote-log-metadata.mdb"
 FRESHNESS_FILE = "freshness.mdb"
 LOCK_FILE = "writer.lock"
-DATABASES = ("partitions", "segments", "starts", "cover", "epochs", "log_starts", "deletions", "consumed", "meta")
+DATABASES = (
+    "partitions",
+    "segments",
+    "starts",
+    "cover",
+    "epochs",
+    "log_starts",
+    "deletions",
+    "tier_configs",
+    "consumed",
+    "meta",
+)
 NOT_READABLE = -1
 """The finish order of a segment that is in another state; else it is an offset of the metadata partition."""
 PARTITION_KEY_BYTES = 20
@@ -82,6 +94,7 @@ class Databases:
     epochs: lmdb._Database
     log_starts: lmdb._Database
     deletions: lmdb._Database
+    tier_configs: lmdb._Database
     consumed: lmdb._Database
     meta: lmdb._Database
 
@@ -117,3 +130,12 @@ def decode_segment(raw: bytes) -> RemoteLogSegmentMetadata:
     if not isinstance(metadata, RemoteLogSegmentMetadata):
         raise RemoteLogMetadataError("the saved state holds something else where a segment should be")
     return metadata
+
+
+@lru_cache(maxsize=4096)
+def decode_tier_config(raw: bytes) -> TopicTierConfigUpdate:
+    """Cached by its bytes, as segments are."""
+    update = decode_value(raw)
+    if not isinstance(update, TopicTierConfigUpdate):
+        raise RemoteLogMetadataError("the saved state holds something else where a topic's tier settings should be")
+    return update

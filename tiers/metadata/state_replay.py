@@ -16,6 +16,7 @@ from tiers.metadata.serde import (
     PARTITION_DELETE_API_KEY,
     SEGMENT_METADATA_API_KEY,
     SEGMENT_METADATA_UPDATE_API_KEY,
+    TOPIC_TIER_CONFIG_API_KEY,
     MetadataRecord,
     RecordKey,
     encode_value,
@@ -41,6 +42,7 @@ from tiers.model.segment_metadata import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
+    TopicTierConfigUpdate,
 )
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState, is_forward
 
@@ -89,6 +91,9 @@ class Replay:
                 self._delete_partition(deletion.topic_id_partition, deletion.state)
             case LogStartOffsetUpdate() as update:
                 self._raise_log_start(update)
+            case TopicTierConfigUpdate() as update:
+                key = partition_key(update.topic_id_partition)
+                self._txn.put(key, encode_value(update), db=self._db.tier_configs)
             case None:
                 self._bury(event.key)
 
@@ -205,6 +210,8 @@ class Replay:
                 self._remove(key, decode_segment(bytes(raw)))
         elif named.api_key == PARTITION_DELETE_API_KEY:
             self._delete_partition(named.topic_id_partition, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED)
+        elif named.api_key == TOPIC_TIER_CONFIG_API_KEY:
+            self._txn.delete(key, db=self._db.tier_configs)
         elif named.api_key == LOG_START_OFFSET_API_KEY and self._txn.delete(key + named.name, db=self._db.log_starts):
             self._forget_if_empty(key)
 

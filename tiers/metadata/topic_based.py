@@ -10,10 +10,11 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import (
@@ -47,6 +48,7 @@ from tiers.metadata.state import RemoteLogMetadataState
 from tiers.metadata.state_backed_reader import StateBackedReader
 from tiers.metadata.state_layout import StateIdentity
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
+from tiers.metadata.tier_config_records import changed_tier_config
 from tiers.metadata.topic_partitioner import TopicPartitioner, by_topic_id
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
@@ -54,6 +56,7 @@ from tiers.model.segment_metadata import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
+    TopicTierConfigUpdate,
 )
 from tiers.model.segment_state import (
     RemoteLogSegmentState,
@@ -123,6 +126,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         self._wall_clock_ms = wall_clock_ms
         self._writer = settings.writer or ""
         self._writing_log_start = asyncio.Lock()
+        self._writing_tier_config = asyncio.Lock()
         self._seen_at_ms: dict[RemoteLogSegmentId, int] = {}
         self._opened_at_ms = 0
         self._topic: MetadataTopic | None = None
@@ -335,6 +339,22 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             update = LogStartOffsetUpdate(partition, self._writer, self._wall_clock_ms(), offset)
             written = await self._producer.send(metadata_partition, [_record(update)], timeout_ms)
             await self.follower.read_past(metadata_partition, written, timeout_ms)
+
+    async def change_topic_tier_config(self, topic_id: UUID, topic: str, changes: Mapping[str, str | None]) -> None:
+        partition = TopicIdPartition(topic_id, 0, topic)
+        metadata_partition = self.metadata_partition(partition)
+        timeout_ms = self._settings.write_timeout_ms
+        if self._producer is None:
+            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
+        async with self._writing_tier_config:
+            await self.follower.ensure_fresh(metadata_partition, 0, timeout_ms)
+            known = TopicTierConfigUpdate(
+                partition, self._writer, self._wall_clock_ms(), self.topic_tier_config(topic_id)
+            )
+            record = changed_tier_config(known, changes)
+            if record is not None:
+                written = await self._producer.send(metadata_partition, [record], timeout_ms)
+                await self.follower.read_past(metadata_partition, written, timeout_ms)
 
     async def clock_skew_ms(self, partition: TopicIdPartition) -> int:
         """How far the brokers' clock is ahead of ours; asks by writing a record that says nothing, if it must."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
@@ -75,3 +76,16 @@ class LogStartOffsetUpdate:
     writer: str
     event_timestamp_ms: int
     log_start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicTierConfigUpdate:
+    """Our own record type: all tier settings that a topic was given through a proxy (semantics 9.4); the last one wins.
+
+    `topic_id_partition` is the topic's partition 0, whose metadata partition carries the record."""
+
+    topic_id_partition: TopicIdPartition
+    writer: str
+    event_timestamp_ms: int
+    config: Mapping[str, str]
+    """By Kafka's names; a key that is missing is not set."""

@@ -27,6 +27,7 @@ from tiers.model.segment_metadata import (
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
+    TopicTierConfigUpdate,
 )
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 
@@ -96,6 +97,16 @@ def test_our_own_record_keeps_its_bytes() -> None:
     assert decode_value(bytes.fromhex(expected)) == update
 
 
+def test_the_tier_settings_of_a_topic_keep_their_bytes() -> None:
+    update = TopicTierConfigUpdate(PARTITION, "proxy-1", 1700000001234, {"local.retention.ms": "10"})
+    expected = (
+        "01e90700076f7264657273123456789abcdef0123456789abcdef00000000700"
+        "0870726f78792d310000018bcfe56cd202136c6f63616c2e726574656e74696f6e2e6d730331300000"
+    )
+    assert encode_value(update).hex() == expected
+    assert decode_value(bytes.fromhex(expected)) == update
+
+
 def test_an_unknown_api_key_is_skipped() -> None:
     assert decode_value(bytes.fromhex("01cf0f00deadbeef")) is None
 
@@ -118,7 +129,7 @@ def test_versions_of_the_future_are_errors(broken: str) -> None:
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_never_raise_anything_else(data: bytes) -> None:
-    for prefix in (b"", b"\x01\x00\x00", b"\x01\x01\x00", b"\x01\x02\x00", b"\x01\xe8\x07\x00"):
+    for prefix in (b"", b"\x01\x00\x00", b"\x01\x01\x00", b"\x01\x02\x00", b"\x01\xe8\x07\x00", b"\x01\xe9\x07\x00"):
         try:
             decoded = decode_value(prefix + data)
         except RemoteLogMetadataError:
@@ -134,6 +145,7 @@ def test_keys_tell_segments_record_types_and_writers_apart() -> None:
         key_of(RemotePartitionDeleteMetadata(PARTITION, 1, 0, RemotePartitionDeleteState.DELETE_PARTITION_MARKED)),
         key_of(LogStartOffsetUpdate(PARTITION, "a", 0, 1)),
         key_of(LogStartOffsetUpdate(PARTITION, "b", 0, 1)),
+        key_of(TopicTierConfigUpdate(PARTITION, "a", 0, {})),
     ]
     assert tuple(keys[:2]) == segment_keys(SEGMENT_ID)
     assert len({encode_key(key) for key in keys}) == len(keys)

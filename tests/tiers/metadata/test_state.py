@@ -317,7 +317,7 @@ def test_an_old_state_is_thrown_away(tmp_path: Path) -> None:
 
 def test_another_schema_version_is_thrown_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path)
-    monkeypatch.setattr("tiers.metadata.state_layout.SCHEMA_VERSION", 2)
+    monkeypatch.setattr("tiers.metadata.state_layout.SCHEMA_VERSION", 999)
     state = open_state(tmp_path)
     assert state.next_offset(0) == 0
     state.close()
