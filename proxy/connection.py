@@ -19,7 +19,7 @@ from protocol.errors import ProtocolError, TlsHandshakeError
 from protocol.frame import frame_length
 from protocol.primitives import Buffer
 from proxy.context import ConnectionContext, ConnectionRegistry, Endpoint
-from proxy.exchange import Buffers
+from proxy.exchange import Buffers, Prepare
 from proxy.flow_control import DRAINING, NOT_CONNECTED, OUT_OF_TURN, PEER_IS_FULL, Outlet, ReadGate
 from proxy.request_reader import RequestReader
 from proxy.response_queue import ResponseQueue, Slot
@@ -46,7 +46,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._registry = registry
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._reader = RequestReader(context, self, self.queue, self._must_wait)
+        self._reader = RequestReader(context, self, self.queue, self._must_wait, self._prepare)
         self._gate = ReadGate()
         self._outlet = Outlet(context.buffers)
         self._to_client: list[Buffer] = []
@@ -142,13 +142,33 @@ class ClientConnection(asyncio.BufferedProtocol):
             if self._connecting is None:
                 self._connecting = self._context.spawn(self._connect())
             return True
-        if self.queue.is_full or self._reader.awaits_blind_relay:
+        if self.queue.is_full or self._reader.awaits_blind_relay or self._reader.is_preparing:
             self._gate.pause(OUT_OF_TURN)
             return True
         return False
 
     def try_forward(self, slot: Slot, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
         return None if self._upstream_is_gone or self._is_closing else self._reader.try_forward(slot, frame)
+
+    def _prepare(self, slot: Slot, prepare: Prepare) -> None:
+        slot.task = self._context.spawn(self._send_prepared(slot, prepare))
+
+    async def _send_prepared(self, slot: Slot, prepare: Prepare) -> None:
+        try:
+            action = await prepare.forward()
+        except asyncio.CancelledError:
+            self._fail(RuntimeError("a request's preparation was cancelled"))
+            raise
+        except Exception as error:
+            self._fail(error)
+            return
+        finally:
+            slot.task = None
+        if self._is_closing or self._upstream_is_gone:
+            self._advance()
+            return
+        self._reader.send_prepared(slot, action)
+        self.unblock()
 
     async def _connect(self) -> None:
         try:

@@ -7,7 +7,7 @@ coroutine.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -78,6 +78,15 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepare:
+    """What goes upstream must be found out first; the client's later requests wait until it has left. For rare requests.
+
+    The response is held. The coroutine is cancelled when the client goes away."""
+
+    forward: Callable[[], Coroutine[None, None, Forward]]
+
+
+@dataclass(frozen=True, slots=True)
 class CutThrough:
     """The request goes upstream as its bytes arrive. The fields mean what they mean in `Forward`."""
 
@@ -88,7 +97,7 @@ class CutThrough:
 class Handler(Protocol):
     """One decoded API. Stateless but for what its constructor was given; per-request state is in `HandlerState`."""
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
         """What to do with the request. Raises `ProtocolError` for bytes that cannot be read: the connection closes."""
 
 

@@ -16,7 +16,7 @@ from protocol.frame import LENGTH_BYTES, REQUEST_HEAD_BYTES, FramePart, FrameTra
 from protocol.header import parse_request_head
 from protocol.primitives import Buffer
 from proxy.context import ConnectionContext
-from proxy.exchange import Answer, Handler, PrefixHandler, Request
+from proxy.exchange import Answer, Forward, Handler, Prepare, PrefixHandler, Request
 from proxy.flow_control import owned_parts
 from proxy.response_queue import ResponseQueue, Slot, SlotOwner
 from proxy.upstream import UpstreamConnection
@@ -30,16 +30,24 @@ class RequestReader:
     """`must_wait` is asked before every request; when it says so, reading has been paused."""
 
     def __init__(
-        self, context: ConnectionContext, owner: SlotOwner, queue: ResponseQueue, must_wait: Callable[[], bool]
+        self,
+        context: ConnectionContext,
+        owner: SlotOwner,
+        queue: ResponseQueue,
+        must_wait: Callable[[], bool],
+        prepare: Callable[[Slot, Prepare], None],
     ) -> None:
         self.upstream: UpstreamConnection | None = None
         self.is_mid_frame = False
         """A request has been begun and not ended."""
         self.awaits_blind_relay = False
+        self.is_preparing = False
+        """The last request has its place, and is yet to be sent."""
         self._context = context
         self._owner = owner
         self._queue = queue
         self._must_wait = must_wait
+        self._prepare = prepare
         self._loop = asyncio.get_running_loop()
         self._tracker = FrameTracker(REQUEST_HEAD_BYTES, context.limits.max_request_bytes)
         self._to_broker: list[Buffer] = []
@@ -132,11 +140,26 @@ class RequestReader:
             slot.answer = action.payload
             self._queue.push_answered(slot)
             return
+        if isinstance(action, Prepare):
+            slot.hold_bytes = None
+            self._queue.push_sent(slot)
+            self.is_preparing = True
+            self._prepare(slot, action)
+            return
         slot.hold_bytes = action.hold_bytes
         slot.patcher = action.patcher
-        slot.upstream_correlation_id = parse_request_head(action.frame).correlation_id
         self._enqueue(slot, action.no_response)
+        self._send(slot, action)
+
+    def _send(self, slot: Slot, action: Forward) -> None:
+        slot.upstream_correlation_id = parse_request_head(action.frame).correlation_id
         self._to_broker += (frame_length(action.frame), action.frame)
+
+    def send_prepared(self, slot: Slot, action: Forward) -> None:
+        """What a `Prepare` has found out."""
+        self.is_preparing = False
+        self._send(slot, action)
+        self._commit(aliases_pool=False)
 
     def _decide_by_prefix(
         self, handler: PrefixHandler, slot: Slot, frame: memoryview | bytearray, remaining: int

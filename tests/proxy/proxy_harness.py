@@ -9,7 +9,17 @@ from dataclasses import dataclass, field
 
 from protocol.primitives import INT32
 from proxy.context import ConnectionLimits, EarlyAnswer
-from proxy.exchange import Answer, Buffers, Exchange, Forward, Handler, HandlerState, PrefixHandler, ResponsePatcher
+from proxy.exchange import (
+    Answer,
+    Buffers,
+    Exchange,
+    Forward,
+    Handler,
+    HandlerState,
+    Prepare,
+    PrefixHandler,
+    ResponsePatcher,
+)
 from proxy.metrics import ProxyMetrics
 from proxy.router import Router
 from proxy.server import BrokerEndpoint, ProxyServer
@@ -89,3 +99,23 @@ class AnsweringHandler:
 
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
         return Answer(reply(exchange, self.body)), None
+
+
+@dataclass
+class PreparingHandler:
+    """Forwards `frame` once `gate` is open; the answer goes on as it is."""
+
+    frame: bytes
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    states: list[ScriptedState] = field(default_factory=list)
+
+    def on_request(self, exchange: Exchange) -> tuple[Prepare, HandlerState | None]:
+        async def forward() -> Forward:
+            self.asked.set()
+            await self.gate.wait()
+            return Forward(self.frame)
+
+        state = ScriptedState(lambda response: (bytes(response),))
+        self.states.append(state)
+        return Prepare(forward), state

@@ -11,7 +11,7 @@ from protocol.errors import TruncatedError
 from proxy.context import ConnectionLimits
 from proxy.exchange import CutThrough, Exchange, HandlerState
 from tests.fakes.fake_broker import FakeBroker, connected, frame, request, response
-from tests.proxy.proxy_harness import AnsweringHandler, ForwardingHandler, proxy_before, reply
+from tests.proxy.proxy_harness import AnsweringHandler, ForwardingHandler, PreparingHandler, proxy_before, reply
 
 OPAQUE, HANDLED, OTHER = 12, 1, 3
 
@@ -148,6 +148,41 @@ class SilentProduce:
         if len(prefix) < 24:
             raise TruncatedError("more")
         return CutThrough(no_response=prefix[23] == 0), None
+
+
+async def test_a_request_that_is_prepared_goes_before_the_later_ones() -> None:
+    prepared = request(HANDLED, 4, 2, b"changed")
+    handler = PreparingHandler(prepared)
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={HANDLED: handler}) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(OPAQUE, 4, 1), request(HANDLED, 4, 2), request(OPAQUE, 4, 3))
+        upstream = await broker.accepted()
+        assert await upstream.receive() == request(OPAQUE, 4, 1)
+        await handler.asked.wait()
+        await client.send(request(OPAQUE, 4, 4))
+        await upstream.send(response(1))
+        assert await client.receive() == response(1)
+        handler.gate.set()
+        assert await upstream.receive() == prepared
+        assert await upstream.receive() == request(OPAQUE, 4, 3)
+        assert await upstream.receive() == request(OPAQUE, 4, 4)
+        await upstream.send(response(2), response(3), response(4))
+        for correlation_id in (2, 3, 4):
+            assert await client.receive() == response(correlation_id)
+
+
+async def test_a_client_that_leaves_ends_the_preparation() -> None:
+    handler = PreparingHandler(b"")
+    async with FakeBroker() as broker, proxy_before(broker, handlers={HANDLED: handler}) as proxy:
+        async with connected(proxy.port) as client:
+            await client.send(request(HANDLED, 4, 2))
+            await handler.asked.wait()
+            client.reset()
+        async with asyncio.timeout(10):
+            await handler.states[0].abandoned.wait()
 
 
 async def test_a_request_without_a_response_takes_no_turn() -> None:

@@ -1,8 +1,8 @@
 """Values and keys of the records in the remote log metadata topic.
 
 * Values 0 to 2 are Kafka's own, byte for byte (semantics 11.1): uvarint frame version, uvarint api key, uvarint
-  version, then a flexible message, nothing behind it. `LogStartOffsetUpdate` and `TopicTierConfigUpdate` are ours: their api keys
-  are far from Kafka's.
+  version, then a flexible message, nothing behind it. `LogStartOffsetUpdate` and
+  `TopicTierConfigUpdate` are ours: their api keys are far from Kafka's.
 * Kafka writes no keys. We do, so that the topic can be compacted: what a record says of is its key, and a segment has
   one for being added and one for its updates, for an update cannot be read without the add.
 * A null value says that what the key names is gone.
