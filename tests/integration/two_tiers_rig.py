@@ -55,20 +55,32 @@ class TwoTiers:
     reader: RemoteLogReader
     fetch: FetchHandler
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """The bootstrap listener's; whichever broker the proxy connects it to."""
+        return self.address_of(0)
+
+    def address_of(self, node_id: int) -> tuple[str, int]:
+        host, _, port = self.bootstrap.partition(":")
+        return host, int(port) + node_id
+
     async def partition(self, topic: str, index: int = 0) -> TopicIdPartition:
         return await topic_id_partition(self.client, topic, index)
 
     async def local_log_start(self, topic: str, index: int = 0) -> int:
         return (await self.source.bounds(await self.partition(topic, index), TIMEOUT_MS)).log_start_offset
 
-    async def settled(self, topic: str, index: int = 0) -> int:
-        """Waits until all is copied and all but the newest segment trimmed; returns the local log start."""
+    async def settled(self, topic: str, index: int = 0, *, is_decided: bool = True) -> int:
+        """Waits until all is copied and all but the newest segment trimmed; returns the local log start.
+
+        Not `is_decided`: all but what an open transaction holds back."""
         partition = await self.partition(topic, index)
         async with asyncio.timeout(60):
             while True:
                 bounds = await self.source.bounds(partition, TIMEOUT_MS)
                 end = self.rlmm.remote_end_offset(partition)
-                if end is not None and end + 1 == bounds.high_watermark == bounds.last_stable_offset:
+                decided = bounds.high_watermark if is_decided else bounds.last_stable_offset
+                if end is not None and end + 1 == decided == bounds.last_stable_offset:
                     newest = self.rlmm.remote_log_segment_metadata(partition, end)
                     if newest is not None and bounds.log_start_offset == newest.start_offset > 0:
                         return bounds.log_start_offset

@@ -1,0 +1,337 @@
+"""Aborted transactions across both tiers: every answer is one that a broker could have given, and none is visible.
+
+The broker is asked first, with all of the log; then the tiers share it, and every answer is compared with that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+from uuid import UUID
+
+import pytest
+from confluent_kafka import Producer
+
+from protocol.apis.fetch_response import AbortedTransaction, FetchResponse
+from protocol.records.record_batch import RecordBatch, verify_batches
+from protocol.records.record_reader import read_records
+from tests.integration.semantics_clients import CLIENTS, RECORD, Read, read_with_franz_from_start, read_with_java
+from tests.integration.two_tiers_rig import TwoTiers, two_tiers
+from tests.servers.kafka import KafkaCluster
+from tests.servers.peer import Peer, topic_id_of
+from tests.servers.producing import create_topic
+from tiers.segment.transaction_tracker import ABORT, control_record_type
+
+pytestmark = pytest.mark.integration
+
+PATTERN = "tiered-*"
+TIMEOUT_S = 30.0
+READ_COMMITTED = 1
+VERSIONS = (4, 12, 17)
+LIMITS = (1, 25_000, 1 << 20)
+"""Of a fetch, in bytes: one batch, more than one, most of the log."""
+
+
+class Writer:
+    """Transactions of several producers in one partition; batches of ten records of 1000 bytes."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self._bootstrap = bootstrap
+        self._topic = topic
+        self._producers: dict[str, Producer] = {}
+
+    def plain(self, count: int) -> None:
+        producer = Producer({"bootstrap.servers": self._bootstrap, "acks": "all", "batch.num.messages": 10})
+        self._send(producer, count)
+
+    def begin(self, name: str) -> None:
+        producer = self._producers.get(name)
+        if producer is None:
+            settings = {"transactional.id": f"{self._topic}-{name}", "batch.num.messages": 10, "linger.ms": 5}
+            producer = self._producers[name] = Producer({"bootstrap.servers": self._bootstrap, **settings})
+            producer.init_transactions(TIMEOUT_S)
+        producer.begin_transaction()
+
+    def send(self, name: str, count: int) -> None:
+        self._send(self._producers[name], count)
+
+    def abort(self, name: str) -> None:
+        self._producers[name].abort_transaction(TIMEOUT_S)
+
+    def commit(self, name: str) -> None:
+        self._producers[name].commit_transaction(TIMEOUT_S)
+
+    def _send(self, producer: Producer, count: int) -> None:
+        for _ in range(count):
+            producer.produce(self._topic, os.urandom(500).hex().encode(), partition=0)
+        assert producer.flush(TIMEOUT_S) == 0
+
+    def transaction(self, name: str, count: int, *, commit: bool) -> None:
+        self.begin(name)
+        self.send(name, count)
+        (self.commit if commit else self.abort)(name)
+
+
+def decided_history(writer: Writer) -> None:
+    writer.plain(10)
+    writer.transaction("a", 10, commit=False)  # inside one segment
+    writer.transaction("a", 10, commit=True)
+    writer.transaction("a", 80, commit=False)  # over several
+    writer.transaction("a", 10, commit=True)
+    writer.transaction("b", 10, commit=True)
+    writer.begin("b")  # around others, and they around it
+    writer.send("b", 20)
+    writer.begin("a")
+    writer.send("a", 20)
+    writer.send("b", 20)
+    writer.plain(10)
+    writer.abort("b")
+    writer.begin("b")
+    writer.send("b", 10)
+    writer.abort("a")
+    writer.transaction("a", 20, commit=True)
+    writer.commit("b")
+    writer.transaction("c", 10, commit=False)
+    writer.transaction("c", 10, commit=False)
+    writer.transaction("c", 10, commit=True)
+    writer.transaction("a", 90, commit=False)  # over the seam
+
+
+class Reference(NamedTuple):
+    """What the broker said while it had the whole log."""
+
+    visible: list[RECORD]
+    batches: list[RecordBatch]
+    aborting: dict[int, int]
+    """Offsets of the ABORT markers, each with the first offset of what it ends."""
+    end_offset: int
+
+
+def batches_of(response: FetchResponse) -> tuple[memoryview, list[RecordBatch]]:
+    (one,) = response.partitions
+    assert one.error_code == 0
+    records = response.records(one)
+    return records, verify_batches(records)
+
+
+def is_abort(records: memoryview, batch: RecordBatch) -> bool:
+    return batch.is_control and control_record_type(records, batch) == ABORT
+
+
+def visible_to_a_set(
+    records: memoryview, batches: list[RecordBatch], aborted: tuple[AbortedTransaction, ...]
+) -> Iterator[RecordBatch]:
+    """As Java, kafka-python and aiokafka do it: a producer aborts from a listed first offset to its ABORT marker."""
+    waiting = sorted(aborted, key=lambda one: one.first_offset)
+    aborting: set[int] = set()
+    for batch in batches:
+        while waiting and waiting[0].first_offset <= batch.last_offset:
+            aborting.add(waiting.pop(0).producer_id)
+        if batch.is_control:
+            if is_abort(records, batch):
+                aborting.discard(batch.producer_id)
+        elif not (batch.is_transactional and batch.producer_id in aborting):
+            yield batch
+
+
+def visible_to_a_list(
+    records: memoryview, batches: list[RecordBatch], aborted: tuple[AbortedTransaction, ...]
+) -> Iterator[RecordBatch]:
+    """As librdkafka and franz-go do it: each ABORT marker takes the first entry of its producer off, in list order."""
+    waiting: dict[int, list[int]] = defaultdict(list)
+    for producer_id, first_offset in aborted:
+        waiting[producer_id].append(first_offset)
+    for batch in batches:
+        of_producer = waiting[batch.producer_id]
+        if batch.is_control:
+            if of_producer and is_abort(records, batch):
+                of_producer.pop(0)
+        elif not (batch.is_transactional and of_producer and batch.base_offset >= of_producer[0]):
+            yield batch
+
+
+FILTERS = (visible_to_a_set, visible_to_a_list)
+
+
+def values_of(records: memoryview, batches: Iterator[RecordBatch], from_offset: int) -> list[RECORD]:
+    return [
+        (record.offset, record.value or b"")
+        for batch in batches
+        for record in read_records(records, batch)
+        if record.offset >= from_offset
+    ]
+
+
+def ask_broker(kafka: KafkaCluster, topic: str) -> Reference:
+    with Peer(kafka.address()) as peer:
+        topic_id = topic_id_of(kafka.bootstrap_servers, topic)
+        response = peer.fetch(17, topic, topic_id, 0, isolation_level=READ_COMMITTED, max_bytes=1 << 23)
+    records, batches = batches_of(response)
+    aborted = response.aborted_transactions(response.partitions[0])
+    assert aborted
+    seen = [values_of(records, visible(records, batches, aborted), 0) for visible in FILTERS]
+    assert seen[0] == seen[1]
+    first_of: dict[int, int] = {}
+    aborting: dict[int, int] = {}
+    for batch in batches:
+        if batch.is_transactional and not batch.is_control:
+            first_of.setdefault(batch.producer_id, batch.base_offset)
+        elif batch.is_control:
+            first = first_of.pop(batch.producer_id, batch.base_offset)
+            if is_abort(records, batch):
+                aborting[batch.base_offset] = first
+    return Reference(seen[0], batches, aborting, batches[-1].next_offset)
+
+
+def check_answer(response: FetchResponse, offset: int, reference: Reference) -> None:
+    records, batches = batches_of(response)
+    assert batches, f"nothing at {offset}"
+    (one,) = response.partitions
+    aborted = response.aborted_transactions(one)
+    assert aborted is not None
+    assert list(aborted) == sorted(set(aborted), key=lambda entry: entry.first_offset)
+    ends = {first: marker for marker, first in reference.aborting.items()}
+    for entry in aborted:
+        assert ends.get(entry.first_offset, reference.end_offset) >= batches[0].base_offset, f"stale at {offset}"
+    until = batches[-1].next_offset
+    expected = [record for record in reference.visible if offset <= record[0] < until]
+    for visible in FILTERS:
+        found = values_of(records, visible(records, batches, aborted), offset)
+        assert found == expected, f"{visible.__name__} from {offset} to {until}"
+
+
+def check_every_start(address: tuple[str, int], topic: str, topic_id: UUID, reference: Reference) -> None:
+    """From each batch, and from the middle of each."""
+    starts = sorted({offset for batch in reference.batches for offset in (batch.base_offset, batch.last_offset)})
+    with Peer(address) as peer:
+        for number, offset in enumerate(starts):
+            for limit in LIMITS:
+                version = VERSIONS[number % len(VERSIONS)]
+                response = peer.fetch(version, topic, topic_id, offset, isolation_level=READ_COMMITTED, max_bytes=limit)
+                check_answer(response, offset, reference)
+
+
+@asynccontextmanager
+async def shared_by_two_tiers(kafka: KafkaCluster, folder: Path, topic: str) -> AsyncIterator[TwoTiers]:
+    async with two_tiers(kafka, folder, PATTERN) as tiers:
+        await tiers.settled(topic)
+        yield tiers
+
+
+@pytest.fixture
+def topic(topic_name: str) -> str:
+    return f"tiered-{topic_name}"
+
+
+async def test_every_answer_hides_what_the_broker_hid(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
+    create_topic(kafka.bootstrap_servers, topic)
+    await asyncio.to_thread(decided_history, Writer(kafka.bootstrap_servers, topic))
+    reference = await asyncio.to_thread(ask_broker, kafka, topic)
+    topic_id = topic_id_of(kafka.bootstrap_servers, topic)
+    async with shared_by_two_tiers(kafka, tmp_path, topic) as tiers:
+        seam = await tiers.local_log_start(topic)
+        assert any(first < seam <= marker for marker, first in reference.aborting.items())
+        await asyncio.to_thread(check_every_start, tiers.address, topic, topic_id, reference)
+        assert tiers.storage.gets
+
+
+@pytest.mark.parametrize("read", CLIENTS)
+async def test_clients_see_what_they_saw_on_the_broker(
+    kafka: KafkaCluster, tmp_path: Path, topic: str, read: Read
+) -> None:
+    """From the start, and from the middle of an aborted transaction; a batch at a time, and all that there is."""
+    create_topic(kafka.bootstrap_servers, topic)
+    writer = Writer(kafka.bootstrap_servers, topic)
+    await asyncio.to_thread(decided_history, writer)
+    await asyncio.to_thread(partial(writer.transaction, "a", 10, commit=True))
+    reference = await asyncio.to_thread(ask_broker, kafka, topic)
+    longest = max(reference.aborting.items(), key=lambda item: item[0] - item[1])
+    middle = sum(longest) // 2
+    async with shared_by_two_tiers(kafka, tmp_path, topic) as tiers:
+        for offset, limit in ((0, 1), (0, 1 << 20), (middle, 1)):
+            expected = [record for record in reference.visible if record[0] >= offset]
+            found = await asyncio.to_thread(read, tiers.bootstrap, topic, offset, len(expected), limit)
+            assert found == expected
+
+
+async def test_java_and_franz_see_what_the_broker_showed(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
+    create_topic(kafka.bootstrap_servers, topic)
+    writer = Writer(kafka.bootstrap_servers, topic)
+    await asyncio.to_thread(decided_history, writer)
+    await asyncio.to_thread(partial(writer.transaction, "a", 10, commit=True))
+    reference = await asyncio.to_thread(ask_broker, kafka, topic)
+    async with shared_by_two_tiers(kafka, tmp_path, topic) as tiers:
+        values = [value for _, value in reference.visible]
+        assert await asyncio.to_thread(read_with_java, kafka, tiers.bootstrap, topic, len(values), 1) == values
+        assert await asyncio.to_thread(read_with_franz_from_start, tiers.bootstrap, topic, len(values)) == values
+
+
+async def test_a_marker_beyond_the_copied_range(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
+    """An open transaction holds the last stable offset, and so the copies, before the marker of another one."""
+    create_topic(kafka.bootstrap_servers, topic)
+    writer = Writer(kafka.bootstrap_servers, topic)
+
+    def undecided() -> None:
+        writer.plain(10)
+        writer.begin("a")
+        writer.send("a", 100)
+        writer.begin("b")
+        writer.send("b", 10)
+        writer.abort("a")
+        writer.transaction("a", 10, commit=True)
+
+    await asyncio.to_thread(undecided)
+    topic_id = topic_id_of(kafka.bootstrap_servers, topic)
+    reference = await asyncio.to_thread(ask_broker, kafka, topic)
+    assert reference.end_offset == 110
+    async with two_tiers(kafka, tmp_path, PATTERN) as tiers:
+        assert await tiers.settled(topic, is_decided=False) > 60
+        assert tiers.rlmm.remote_end_offset(await tiers.partition(topic)) == 109
+        await asyncio.to_thread(check_every_start, tiers.address, topic, topic_id, reference)
+
+        def decided() -> None:
+            writer.commit("b")
+            writer.transaction("a", 20, commit=True)
+            writer.transaction("a", 60, commit=False)
+            writer.transaction("a", 10, commit=True)
+
+        await asyncio.to_thread(decided)
+        assert await tiers.settled(topic) > 110
+        whole = await asyncio.to_thread(read_whole, tiers.address, topic, topic_id)
+        await asyncio.to_thread(check_every_start, tiers.address, topic, topic_id, whole)
+        assert [offset for offset, _ in whole.visible[:30]] == [*range(10), *range(110, 120), *range(121, 131)]
+        assert len(whole.visible) == 10 + 10 + 10 + 20 + 10
+
+
+def read_whole(address: tuple[str, int], topic: str, topic_id: UUID) -> Reference:
+    """Through the proxy, uncommitted, so that batches alone say what happened."""
+    with Peer(address) as peer:
+        parts: list[bytes] = []
+        offset = 0
+        while True:
+            records, batches = batches_of(peer.fetch(17, topic, topic_id, offset, max_bytes=1 << 23))
+            if not batches:
+                break
+            parts.append(bytes(records))
+            offset = batches[-1].next_offset
+    log = memoryview(b"".join(parts))
+    batches = verify_batches(log)
+    first_of: dict[int, list[RecordBatch]] = defaultdict(list)
+    aborting: dict[int, int] = {}
+    hidden: set[int] = set()
+    for batch in batches:
+        if batch.is_control:
+            ended = first_of.pop(batch.producer_id)
+            if is_abort(log, batch):
+                aborting[batch.base_offset] = ended[0].base_offset
+                hidden |= {one.base_offset for one in ended}
+        elif batch.is_transactional:
+            first_of[batch.producer_id].append(batch)
+    shown = (batch for batch in batches if not batch.is_control and batch.base_offset not in hidden)
+    return Reference(values_of(log, shown, 0), batches, aborting, offset)
