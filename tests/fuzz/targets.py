@@ -1,0 +1,25 @@
+"""All targets by name; each has a folder of that name in `corpus/`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.fuzz import fetch_targets, stored_targets, wire_targets
+
+Target = Callable[[bytes], bool]
+
+TARGETS: dict[str, Target] = {
+    target.__name__: target
+    for target in (
+        wire_targets.frame,
+        wire_targets.header,
+        wire_targets.schema_walker,
+        wire_targets.addresses,
+        wire_targets.partition_answers,
+        fetch_targets.fetch_request,
+        fetch_targets.fetch_response,
+        stored_targets.record_batches,
+        stored_targets.metadata_record,
+        stored_targets.indexes_object,
+    )
+}
