@@ -35,6 +35,7 @@ from proxy.remote_log import RETRY_MS, RemoteTierError, open_metadata, open_stor
 from proxy.remote_tier import ProxyParts, RemoteTier, alarms, remote_tier
 from proxy.router import Router
 from proxy.server import ProxyServer, monotonic_ms
+from proxy.tls import listener_tls, upstream_tls
 from proxy.topology import ListenerAddresses, Topology
 from tiers.broker.client import BrokerClient
 from tiers.errors import BrokerError
@@ -61,9 +62,12 @@ def listener_addresses(config: TidegateConfig) -> ListenerAddresses:
 
 
 def broker_client(config: TidegateConfig) -> BrokerClient:
+    """Raises `TlsError`."""
     return BrokerClient(
         config.upstream.bootstrap_servers,
         client_id=CLIENT_ID,
+        tls=upstream_tls(config.upstream),
+        credentials=None if config.upstream.sasl is None else config.upstream.sasl.credentials(),
         request_timeout_ms=config.upstream.request_timeout_ms,
     )
 
@@ -112,6 +116,8 @@ class Proxy:
             self.metrics,
             early_answers=EARLY_ANSWERS,
             reuse_port=config.listener.reuse_port,
+            tls=listener_tls(config.listener.tls),
+            upstream_tls=upstream_tls(config.upstream),
         )
         self._config = config
         self._registry = registry

@@ -25,6 +25,7 @@ def share_of(config: TidegateConfig) -> TidegateConfig:
             "limits": limits.model_copy(
                 update={
                     "max_connections": part(limits.max_connections),
+                    "max_connections_per_address": part(limits.max_connections_per_address),
                     "max_held_remote_bytes": part(limits.max_held_remote_bytes),
                 }
             ),

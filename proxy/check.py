@@ -11,8 +11,10 @@ from kafka.protocol.metadata import MetadataRequest
 from proxy.app import broker_client, listener_addresses
 from proxy.config import TidegateConfig
 from proxy.context import Address
+from proxy.tls import listener_tls
 from proxy.topology import MAX_PORT
 from tiers.broker.client import BrokerClient
+from tiers.broker.tls import TlsError
 from tiers.errors import BrokerError, RemoteLogError
 from tiers.storage.registry import create_remote_storage_manager
 
@@ -52,11 +54,19 @@ class Report:
 async def check(config: TidegateConfig) -> Report:
     """Never raises for what is wrong outside: that is the report."""
     report = Report()
-    client = broker_client(config)
     try:
-        await _check_brokers(config, client, report)
-    finally:
-        await client.close()
+        listener_tls(config.listener.tls)
+    except TlsError as error:
+        report.problems.append(f"listener: {error}")
+    try:
+        client = broker_client(config)
+    except TlsError as error:
+        report.problems.append(f"upstream: {error}")
+    else:
+        try:
+            await _check_brokers(config, client, report)
+        finally:
+            await client.close()
     await _check_store(config, report)
     return report
 

@@ -19,6 +19,7 @@ from proxy.logging_setup import set_up_logging
 from proxy.processes import serve_processes
 from proxy.remote_log import RemoteTierError
 from proxy.tier_commands import tier
+from tiers.broker.tls import TlsError
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ def _explain(error: Exception) -> int:
             return _say(str(error), MISUSED)
         case OSError():
             return _say(error.strerror or str(error), FAILED)
-        case RemoteTierError():
+        case RemoteTierError() | TlsError():
             return _say(str(error), FAILED)
     # Click's own complaints about the command line; typer does not export their base class.
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 from proxy.context import Address, ConnectionLimits
+from tiers.broker.sasl import Mechanism, SaslCredentials
 from tiers.config import DurationMs, RemoteLogConfig, Section, SizeBytes, StorageConfig, TopicConfig
 
 MIB = 1024 * 1024
@@ -36,8 +38,80 @@ def _addresses(value: object) -> object:
 HostAndPort = Annotated[Address, BeforeValidator(_address)]
 
 
+class ListenerTlsConfig(Section):
+    """TLS of the client's side; without this section it is plain text. Files are in PEM form, and are read again when
+    they change. A client's certificate lets it in and says nothing to the brokers: they know clients by SASL alone.
+    """
+
+    certificate: Path = Field(description="The certificate and its chain, for the advertised host.")
+    key: Path | None = Field(None, description="The private key; by default it lies in the certificate's file.")
+    key_password: SecretStr | None = Field(None, alias="key.password", description="Of an encrypted key.")
+    client_ca: Path | None = Field(None, alias="client.ca", description="Who signs the certificates of clients.")
+    client_auth: Literal["none", "requested", "required"] = Field(
+        "none",
+        alias="client.auth",
+        description="Whether clients show a certificate; `requested`: only one that is wrong is turned away.",
+    )
+
+    @model_validator(mode="after")
+    def _check_client_auth(self) -> ListenerTlsConfig:
+        if (self.client_auth == "none") != (self.client_ca is None):
+            raise ValueError("client.auth and client.ca go together: who must show a certificate, and signed by whom")
+        return self
+
+
+class UpstreamTlsConfig(Section):
+    """TLS to the brokers, for clients' connections and the proxy's own; without this section it is plain text. Files
+    are in PEM form, and are read again when they change. Where brokers ask for no SASL, every client has the rights of
+    the proxy's own certificate.
+    """
+
+    ca: Path | None = Field(None, description="Who signs the brokers' certificates; by default whom the system trusts.")
+    verify_host_name: bool = Field(
+        True, alias="verify.host.name", description="Whether a broker's certificate must name the broker's address."
+    )
+    certificate: Path | None = Field(None, description="The proxy's own certificate, for brokers that ask for one.")
+    key: Path | None = Field(None, description="Its private key; by default it lies in the certificate's file.")
+    key_password: SecretStr | None = Field(None, alias="key.password", description="Of an encrypted key.")
+
+    @model_validator(mode="after")
+    def _check_key(self) -> UpstreamTlsConfig:
+        if self.key is not None and self.certificate is None:
+            raise ValueError("there is a key without a certificate")
+        return self
+
+
+class UpstreamSaslConfig(Section):
+    """Who the proxy itself is to the brokers, when it copies, trims and keeps metadata. Clients bring their own
+    credentials, which pass through.
+    """
+
+    mechanism: Mechanism = Field(description="`PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512` or `OAUTHBEARER`.")
+    username: str | None = Field(None, min_length=1, description="For all mechanisms but `OAUTHBEARER`.")
+    password: SecretStr | None = Field(None, description="For all mechanisms but `OAUTHBEARER`.")
+    token_file: Path | None = Field(
+        None, alias="token.file", description="For `OAUTHBEARER`: a file of one token, read for every authentication."
+    )
+
+    @model_validator(mode="after")
+    def _check_credentials(self) -> UpstreamSaslConfig:
+        if self.mechanism == "OAUTHBEARER":
+            if self.token_file is None or self.username is not None or self.password is not None:
+                raise ValueError("OAUTHBEARER takes token.file, and neither username nor password")
+        elif self.token_file is not None or self.username is None or self.password is None:
+            raise ValueError(f"{self.mechanism} takes username and password, and no token.file")
+        return self
+
+    def credentials(self) -> SaslCredentials:
+        """For the broker client alone: the password in the clear."""
+        password = "" if self.password is None else self.password.get_secret_value()
+        return SaslCredentials(self.mechanism, self.username or "", password, self.token_file)
+
+
 class UpstreamConfig(Section):
     """The cluster behind the proxy."""
+
+    subsections = frozenset({"tls", "sasl"})
 
     bootstrap_servers: Annotated[tuple[HostAndPort, ...], BeforeValidator(_addresses)] = Field(
         alias="bootstrap.servers", min_length=1, description="Brokers to start from, as Kafka's clients name them."
@@ -48,10 +122,14 @@ class UpstreamConfig(Section):
     request_timeout_ms: DurationMs = Field(
         30_000, alias="request.timeout.ms", gt=0, description="The deadline of the proxy's own requests to brokers."
     )
+    tls: UpstreamTlsConfig | None = None
+    sasl: UpstreamSaslConfig | None = None
 
 
 class ListenerConfig(Section):
     """What clients connect to: one port to bootstrap from, and one per broker at base port + node id."""
+
+    subsections = frozenset({"tls"})
 
     host: str = Field("0.0.0.0", min_length=1, description="The address to bind.")
     advertised_host: str = Field(
@@ -68,6 +146,7 @@ class ListenerConfig(Section):
         alias="reuse.port",
         description="Bind with SO_REUSEPORT, so that several processes share the ports; workers always do.",
     )
+    tls: ListenerTlsConfig | None = None
 
 
 class AdminConfig(Section):
@@ -96,6 +175,12 @@ class LimitsConfig(Section):
     """What one client, and all of them together, may take."""
 
     max_connections: int = Field(10_000, alias="max.connections", ge=0, description="Client connections; 0: no limit.")
+    max_connections_per_address: int = Field(
+        0, alias="max.connections.per.address", ge=0, description="Of them, those from one IP address; 0: no limit."
+    )
+    handshake_timeout_ms: DurationMs = Field(
+        10_000, alias="handshake.timeout.ms", gt=0, description="How long a TLS handshake with a client may take."
+    )
     max_request_bytes: SizeBytes = Field(
         100 * MIB, alias="socket.request.max.bytes", gt=0, description="The largest request, as on a broker."
     )
@@ -133,6 +218,8 @@ class LimitsConfig(Section):
     def of_connections(self) -> ConnectionLimits:
         return ConnectionLimits(
             max_connections=self.max_connections,
+            max_connections_per_address=self.max_connections_per_address,
+            handshake_timeout_ms=self.handshake_timeout_ms,
             max_request_bytes=self.max_request_bytes,
             max_held_request_bytes=self.max_held_request_bytes,
             max_held_response_bytes=self.max_held_response_bytes,
@@ -168,7 +255,7 @@ class TidegateConfig(BaseModel):
         le=1024,
         description=(
             "Proxy processes that share the ports, beside one that copies and keeps the metadata; budgets and "
-            "`max.connections` are divided evenly among them. 0: one process does everything."
+            "`max.connections*` are divided evenly among them. 0: one process does everything."
         ),
     )
 
@@ -235,7 +322,10 @@ def _is_within(inner: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bo
 
 def _place(where: list[str]) -> tuple[str, str]:
     if where and where[0] in SECTIONS:
-        return where[0], ".".join(part for part in where[1:] if not part.isdecimal())
+        rest = [part for part in where[1:] if not part.isdecimal()]
+        if rest and f"{where[0]}.{rest[0]}" in section_models():
+            return f"{where[0]}.{rest[0]}", ".".join(rest[1:])
+        return where[0], ".".join(rest)
     return "", ".".join(where)
 
 
@@ -260,7 +350,10 @@ def section_models() -> Mapping[str, type[BaseModel]]:
     return {
         "": RemoteLogConfig,
         "upstream": UpstreamConfig,
+        "upstream.tls": UpstreamTlsConfig,
+        "upstream.sasl": UpstreamSaslConfig,
         "listener": ListenerConfig,
+        "listener.tls": ListenerTlsConfig,
         "admin": AdminConfig,
         "state": StateConfig,
         "storage": StorageConfig,
@@ -270,7 +363,13 @@ def section_models() -> Mapping[str, type[BaseModel]]:
     }
 
 
+def own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Without sections of their own."""
+    inner = model.subsections if issubclass(model, Section) else ()
+    return {name: field for name, field in model.model_fields.items() if name not in inner}
+
+
 def keys_of(section: str) -> list[str]:
     model = section_models()[section]
-    names = [field.alias or field.serialization_alias or name for name, field in model.model_fields.items()]
+    names = [field.alias or field.serialization_alias or name for name, field in own_fields(model).items()]
     return [*names, "workers"] if not section else names

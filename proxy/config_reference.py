@@ -10,7 +10,7 @@ from pydantic import AliasChoices, BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from proxy.config import TidegateConfig, section_models
+from proxy.config import TidegateConfig, own_fields, section_models
 from tiers.config import DurationMs, SizeBytes
 
 INTRODUCTION = """\
@@ -38,7 +38,7 @@ def _section(name: str, model: type[BaseModel]) -> str:
 def _table(model: type[BaseModel]) -> Iterator[str]:
     yield "| Key | Default | Meaning |"
     yield "|---|---|---|"
-    for name, field in model.model_fields.items():
+    for name, field in own_fields(model).items():
         if name == "settings":
             yield f"| *others* | | {field.description} |"
         else:

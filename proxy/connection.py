@@ -18,6 +18,7 @@ from typing import cast
 from protocol.errors import ProtocolError, TlsHandshakeError
 from protocol.frame import frame_length
 from protocol.primitives import Buffer
+from proxy.admission import Admission
 from proxy.context import ConnectionContext, ConnectionRegistry, Endpoint
 from proxy.exchange import Buffers, Prepare
 from proxy.flow_control import DRAINING, NOT_CONNECTED, OUT_OF_TURN, PEER_IS_FULL, Outlet, ReadGate
@@ -31,10 +32,20 @@ logger = logging.getLogger(__name__)
 _connection_ids = itertools.count(1)
 
 
+def address_of(peername: object) -> str:
+    """The peer's IP address; all whose address is not known any more count as one."""
+    return str(peername[0]) if isinstance(peername, tuple) else ""
+
+
 class ClientConnection(asyncio.BufferedProtocol):
     def __init__(
-        self, context: ConnectionContext, endpoint: Endpoint, registry: ConnectionRegistry[ClientConnection]
+        self,
+        context: ConnectionContext,
+        endpoint: Endpoint,
+        registry: ConnectionRegistry[ClientConnection],
+        admission: Admission | None = None,
     ) -> None:
+        """`admission` None: it is asked for when the connection is made."""
         self.connection_id = next(_connection_ids)
         self.queue = ResponseQueue(context.limits.max_in_flight)
         self.last_active_s = 0.0
@@ -44,6 +55,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._context = context
         self._endpoint = endpoint
         self._registry = registry
+        self._admission = admission
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = RequestReader(context, self, self.queue, self._must_wait, self._prepare)
@@ -69,12 +81,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._outlet.attach(transport)
         self._gate.attach(transport)
         self.last_active_s = self._loop.time()
-        limit = self._context.limits.max_connections
-        if limit and len(self._registry) >= limit:
-            self._context.metrics.rejected_connections += 1
-            logger.warning("connection refused: limits.max_connections is reached", extra=self._who())
-            transport.abort()
-            return
+        if self._admission is None:
+            admitted = self._context.admissions.admit(address_of(transport.get_extra_info("peername")))
+            if isinstance(admitted, str):
+                self._context.metrics.rejected_connections += 1
+                logger.warning("connection refused: %s is reached", admitted, extra=self._who())
+                transport.abort()
+                return
+            self._admission = admitted
         self._registry.add(self)
         self._context.metrics.accepted_connections += 1
         self._context.metrics.open_connections += 1
@@ -99,6 +113,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         self._has_ended = True
         self._advance()
+        if self._transport is not None and self._transport.get_extra_info("ssl_object") is not None:
+            return False  # TLS as asyncio has it knows no half-closed connection
         if not self._is_closing:
             self._start_timer(self._context.limits.half_close_timeout_ms, "half_closed")
         return True
@@ -114,6 +130,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._upstream.close()
         self.queue.abandon_all()
         self._reader.abandon()
+        if self._admission is not None:
+            self._admission.give_back()
         if self in self._registry:
             self._registry.discard(self)
             self._context.metrics.open_connections -= 1
@@ -207,6 +225,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._gate.resume(NOT_CONNECTED)
             self._gate.resume(OUT_OF_TURN)
         self._advance()
+
+    def on_authentication(self) -> None:
+        self.connection_id = next(_connection_ids)
 
     def begin_blind_relay(self) -> None:
         """After SaslHandshake v0 both sides speak raw tokens: nothing can be told apart any more (semantics 1.4)."""
@@ -356,10 +377,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._is_closing:
             return
         match error:
+            case TlsHandshakeError() if peer == "broker":
+                logger.warning("closing the connection: the broker speaks TLS: set [upstream.tls]", extra=self._who())
             case TlsHandshakeError():
                 logger.warning(
                     "a client speaks TLS on this plain-text port: set security.protocol=PLAINTEXT (or SASL_PLAINTEXT) "
-                    "in the client, or end TLS in front of the proxy",
+                    "in the client, or give the proxy a certificate ([listener.tls])",
                     extra=self._who(),
                 )
             case ProtocolError():

@@ -8,19 +8,24 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from protocol.frame import MAX_INT32, MAX_REQUEST_BYTES
+from proxy.admission import Admissions
 from proxy.exchange import Buffers
 from proxy.flow_control import BufferPool
 from proxy.metrics import ProxyMetrics
 from proxy.router import Router
+from tiers.broker.tls import TlsContext
 
 Address = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Durations in milliseconds; 0 means no limit for `idle_timeout_ms` and `max_connections`."""
+    """Durations in milliseconds; 0 means no limit for `idle_timeout_ms` and the `max_connections`."""
 
     max_connections: int = 10_000
+    max_connections_per_address: int = 0
+    handshake_timeout_ms: int = 10_000
+    """Of TLS with a client."""
     max_request_bytes: int = MAX_REQUEST_BYTES
     max_held_request_bytes: int = 16 * 1024 * 1024
     """Of a request that is decoded; others are cut through and never held."""
@@ -97,8 +102,11 @@ class ConnectionContext:
     spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
     """Starts a task in the server's group."""
     clock_ms: Callable[[], int]
+    admissions: Admissions
     early_answers: Mapping[int, EarlyAnswer] = field(default_factory=dict)
     """By API key: what a waiting request is answered when the proxy drains."""
+    upstream_tls: TlsContext | None = None
+    """None: brokers are spoken to in plain text."""
     buffers: BufferPool = field(default_factory=BufferPool)
     upstreams: ConnectionRegistry[Abortable] = field(default_factory=ConnectionRegistry)
     """Connections to brokers: they may outlive their clients by what is still to be sent."""

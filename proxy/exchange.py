@@ -43,7 +43,8 @@ class Exchange(Protocol):
     """Which tier served it, for the latency histograms: "local", "remote" or "none" (no log was read)."""
 
     @property
-    def connection_id(self) -> int: ...
+    def connection_id(self) -> int:
+        """Another one after every authentication: what is remembered by it was learned with the same rights."""
 
     @property
     def node_id(self) -> int | None:

@@ -16,12 +16,13 @@ from protocol.frame import LENGTH_BYTES, REQUEST_HEAD_BYTES, FramePart, FrameTra
 from protocol.header import parse_request_head
 from protocol.primitives import Buffer
 from proxy.context import ConnectionContext
-from proxy.exchange import Answer, Forward, Handler, Prepare, PrefixHandler, Request
+from proxy.exchange import Answer, Forward, Handler, PrefixHandler, Prepare, Request
 from proxy.flow_control import owned_parts
 from proxy.response_queue import ResponseQueue, Slot, SlotOwner
 from proxy.upstream import UpstreamConnection
 
 _HEAD = struct.Struct(">hhi")
+_AUTHENTICATION = frozenset((ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE))
 MAX_PREFIX_BYTES = 128 * 1024
 """A client id and a transactional id, 32 KiB each at most, and what surrounds them."""
 
@@ -104,8 +105,10 @@ class RequestReader:
         slot = Slot(self._owner, api_key, api_version, correlation_id, self._loop.time())
         handled = api_key in context.router.handlers
         if not handled and api_key not in context.router.prefix_handlers:
-            if api_key == ApiKey.SASL_HANDSHAKE and api_version == 0:
-                slot.relays_blindly_after = self.awaits_blind_relay = True
+            if api_key in _AUTHENTICATION:
+                self._owner.on_authentication()
+                if api_key == ApiKey.SASL_HANDSHAKE and api_version == 0:
+                    slot.relays_blindly_after = self.awaits_blind_relay = True
             self._queue.push_sent(slot)
             self._to_broker.append(part.data)
             return

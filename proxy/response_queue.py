@@ -19,10 +19,14 @@ class SlotOwner(Protocol):
     """The connection that a slot belongs to."""
 
     @property
-    def connection_id(self) -> int: ...
+    def connection_id(self) -> int:
+        """Another one after every authentication."""
 
     @property
     def node_id(self) -> int | None: ...
+
+    def on_authentication(self) -> None:
+        """The client may be somebody else for the requests that follow."""
 
     def try_forward(self, slot: Slot, frame: Buffer) -> Coroutine[None, None, memoryview] | None: ...
 
@@ -34,6 +38,7 @@ class Slot:
         "answer",
         "api_key",
         "api_version",
+        "connection_id",
         "correlation_id",
         "future",
         "hold_bytes",
@@ -53,6 +58,7 @@ class Slot:
 
     def __init__(self, owner: SlotOwner, api_key: int, api_version: int, correlation_id: int, started_s: float) -> None:
         self.owner = owner
+        self.connection_id = owner.connection_id
         self.api_key = api_key
         self.api_version = api_version
         self.correlation_id = correlation_id
@@ -68,10 +74,6 @@ class Slot:
         self.future: asyncio.Future[memoryview] | None = None
         """Of a request of ours (`try_forward`), which has no place in the client's order."""
         self.relays_blindly_after = False
-
-    @property
-    def connection_id(self) -> int:
-        return self.owner.connection_id
 
     @property
     def node_id(self) -> int | None:

@@ -14,10 +14,13 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
+from proxy.admission import Admission, Admissions
 from proxy.connection import ClientConnection
 from proxy.context import Address, ConnectionContext, ConnectionLimits, ConnectionRegistry, EarlyAnswer
 from proxy.metrics import ProxyMetrics
 from proxy.router import Router
+from proxy.tls_listener import TlsListener
+from tiers.broker.tls import TlsContext
 
 logger = logging.getLogger(__name__)
 
@@ -69,15 +72,20 @@ class ProxyServer:
         early_answers: Mapping[int, EarlyAnswer] | None = None,
         clock_ms: Callable[[], int] = monotonic_ms,
         reuse_port: bool = False,
+        tls: TlsContext | None = None,
+        upstream_tls: TlsContext | None = None,
     ) -> None:
+        """`tls` is for clients, `upstream_tls` for brokers; None: plain text."""
         self._limits = limits
         self._metrics = metrics
         self._router = router
         self._early_answers = early_answers or {}
         self._clock_ms = clock_ms
         self._reuse_port = reuse_port
+        self._tls = tls
+        self._upstream_tls = upstream_tls
         self._connections = ConnectionRegistry[ClientConnection]()
-        self._servers: dict[Address, asyncio.Server] = {}
+        self._servers: dict[Address, asyncio.Server | TlsListener] = {}
         self._tasks = asyncio.TaskGroup()
         self._is_draining = False
         self._idle_sweep: asyncio.Task[None] | None = None
@@ -85,7 +93,14 @@ class ProxyServer:
     async def __aenter__(self) -> ProxyServer:
         await self._tasks.__aenter__()
         self._context = ConnectionContext(
-            self._router, self._limits, self._metrics, self.spawn, self._clock_ms, self._early_answers
+            self._router,
+            self._limits,
+            self._metrics,
+            self.spawn,
+            self._clock_ms,
+            Admissions(self._limits.max_connections, self._limits.max_connections_per_address),
+            self._early_answers,
+            self._upstream_tls,
         )
         if self._limits.idle_timeout_ms:
             self._idle_sweep = self.spawn(self._close_idle())
@@ -115,9 +130,17 @@ class ProxyServer:
         if self._stops():
             listener.close()
             return
-        loop = asyncio.get_running_loop()
-        self._servers[bound] = await loop.create_server(
-            lambda: ClientConnection(self._context, endpoint, self._connections), sock=listener, backlog=LISTEN_BACKLOG
+
+        def make(admission: Admission | None = None) -> ClientConnection:
+            return ClientConnection(self._context, endpoint, self._connections, admission)
+
+        if self._tls is not None:
+            self._servers[bound] = TlsListener(
+                listener, self._tls, make, self._context.admissions, self._limits, self._metrics, self.spawn
+            )
+            return
+        self._servers[bound] = await asyncio.get_running_loop().create_server(
+            make, sock=listener, backlog=LISTEN_BACKLOG
         )
         if self._stops():
             self.stop_listening()

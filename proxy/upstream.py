@@ -19,6 +19,7 @@ from protocol.primitives import INT32, Buffer
 from proxy.context import ConnectionContext, Endpoint
 from proxy.flow_control import OUT_OF_TURN, Outlet, ReadGate, owned_parts
 from proxy.response_queue import Slot
+from tiers.broker.tls import explain
 
 if TYPE_CHECKING:
     from proxy.connection import ClientConnection
@@ -219,10 +220,15 @@ async def connect_upstream(
                 break
             try:
                 async with asyncio.timeout(min(limits.connect_timeout_ms / 1000, left_s)):
-                    _, upstream = await loop.create_connection(lambda: UpstreamConnection(context, client), host, port)
+                    _, upstream = await loop.create_connection(
+                        lambda: UpstreamConnection(context, client),
+                        host,
+                        port,
+                        ssl=None if context.upstream_tls is None else context.upstream_tls.current(),
+                    )
             except (OSError, UnicodeError) as error:
                 context.metrics.upstream_connect_failures += 1
-                trouble = f"{host}:{port}: {str(error) or 'timed out'}"
+                trouble = f"{host}:{port}: {explain(error)}"
             else:
                 return upstream
         pause_s = random.uniform(0.5, 1) * backoff_ms / 1000

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
@@ -48,10 +48,16 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=False, hide_input_in_errors=True)
 
+    subsections: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are sections of their own: that one is there says something, even if it is empty."""
+
     @model_validator(mode="before")
     @classmethod
     def _flatten(cls, values: object) -> object:
-        return flatten(values) if isinstance(values, Mapping) else values
+        if not isinstance(values, Mapping):
+            return values
+        whole = {key: value for key, value in values.items() if key in cls.subsections}
+        return {**flatten({key: value for key, value in values.items() if key not in whole}), **whole}
 
     @classmethod
     def defaults(cls) -> Self:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,8 @@ from kafka.protocol.metadata import MetadataRequest
 from protocol.errors import ErrorCode, ProtocolError
 from tiers.broker.cluster_metadata import ClusterMetadata, from_response
 from tiers.broker.connection import BrokerConnection
+from tiers.broker.sasl import SaslCredentials
+from tiers.broker.tls import TlsContext
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 
@@ -62,7 +63,8 @@ class BrokerClient:
         bootstrap: Sequence[Address],
         *,
         client_id: str,
-        ssl_context: ssl.SSLContext | None = None,
+        tls: TlsContext | None = None,
+        credentials: SaslCredentials | None = None,
         request_timeout_ms: int = 30_000,
         clock_ms: Callable[[], int] = monotonic_ms,
         jitter: Callable[[], float] = random.random,
@@ -71,7 +73,8 @@ class BrokerClient:
             raise ValueError("no bootstrap address")
         self._bootstrap = tuple(bootstrap)
         self._client_id = client_id
-        self._ssl_context = ssl_context
+        self._tls = tls
+        self._credentials = credentials
         self._request_timeout_ms = request_timeout_ms
         self._clock_ms = clock_ms
         self._jitter = jitter
@@ -279,7 +282,8 @@ class BrokerClient:
                 client_id=self._client_id,
                 clock_ms=self._clock_ms,
                 timeout_ms=deadline.remaining_ms(),
-                ssl_context=self._ssl_context,
+                ssl_context=None if self._tls is None else self._tls.current(),
+                credentials=self._credentials,
             )
         except BrokerError:
             link.failures += 1

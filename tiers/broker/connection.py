@@ -4,6 +4,8 @@
   the connection.
 * A lost connection fails everything under way with a retriable `BrokerError`; it is never opened again, a new one is.
 * An abandoned request (deadline, cancellation) keeps its place in the order; its response is dropped.
+* A session that ends is authenticated again before the next request (KIP-368): the broker looks at its end only when a
+  request comes, so an idle connection needs no timer.
 """
 
 from __future__ import annotations
@@ -18,10 +20,17 @@ from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 
 from protocol.errors import ErrorCode
 from protocol.primitives import INT32, skip_tagged_section
+from tiers.broker.sasl import SaslCredentials, authenticate
+from tiers.broker.tls import explain
 from tiers.errors import BrokerError
 
 MAX_RESPONSE_BYTES = 128 * 1024 * 1024
 _API_VERSIONS_KEY = 18
+_SASL_AUTHENTICATE_KEY = 36
+_SESSION_USED_PERCENT = 85
+"""Of a session's lifetime: what is left is for the clocks and for the requests before."""
+_TLS_ALERT = 0x1503
+"""How a TLS listener's answer to plain text begins."""
 
 
 class _Pending(NamedTuple):
@@ -30,7 +39,9 @@ class _Pending(NamedTuple):
 
 
 class BrokerConnection(asyncio.BufferedProtocol):
-    def __init__(self, address: str, client_id: str, clock_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, address: str, client_id: str, clock_ms: Callable[[], int], credentials: SaslCredentials | None = None
+    ) -> None:
         self.address = address
         self.api_versions: dict[int, tuple[int, int]] = {}
         self._client_id = client_id
@@ -44,6 +55,9 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._length = memoryview(bytearray(4))
         self._buffer = self._length
         self._filled = 0
+        self._credentials = credentials
+        self._authentication = asyncio.Lock()
+        self._authenticate_at_ms: int | None = None
 
     @classmethod
     async def connect(
@@ -55,22 +69,26 @@ class BrokerConnection(asyncio.BufferedProtocol):
         clock_ms: Callable[[], int],
         timeout_ms: int,
         ssl_context: ssl.SSLContext | None = None,
+        credentials: SaslCredentials | None = None,
     ) -> BrokerConnection:
-        """Opens and negotiates; `BrokerError` when it fails or takes too long; retriable unless refused."""
+        """Opens, negotiates, authenticates; `BrokerError` when it fails or takes too long; retriable unless refused."""
         address = f"{host}:{port}"
         connection: BrokerConnection | None = None
+        is_usable = False
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: cls(address, client_id, clock_ms), host, port, ssl=ssl_context
+                    lambda: cls(address, client_id, clock_ms, credentials), host, port, ssl=ssl_context
                 )
                 await connection._negotiate(timeout_ms)
+                await connection._authenticate(timeout_ms)
+                is_usable = True
         except TimeoutError as error:
             raise BrokerError(f"{address} did not accept a connection in {timeout_ms} ms", retriable=True) from error
         except OSError as error:
-            raise BrokerError(f"{address} is not reachable: {error}", retriable=True) from error
+            raise BrokerError(f"{address} is not reachable: {explain(error)}", retriable=True) from error
         finally:
-            if connection is not None and not connection.api_versions:
+            if connection is not None and not is_usable:
                 connection.abort("the connection was not negotiated")
         return connection
 
@@ -83,6 +101,41 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
         The body is the caller's. After `timeout_ms` a retriable `BrokerError`; a peer that was silent all that time
         is taken for dead and the connection ends."""
+        began_at_ms = self._clock_ms()
+        if self._authentication.locked() or self._is_session_over():
+            try:
+                async with asyncio.timeout(timeout_ms / 1000), self._authentication:
+                    if self._is_session_over():
+                        await self._authenticate(timeout_ms)
+            except TimeoutError as error:
+                raise BrokerError(f"{self.address} did not authenticate in {timeout_ms} ms", retriable=True) from error
+        return await self._send(message, version, max(1, timeout_ms - (self._clock_ms() - began_at_ms)))
+
+    def _is_session_over(self) -> bool:
+        return self._authenticate_at_ms is not None and self._clock_ms() >= self._authenticate_at_ms
+
+    async def _authenticate(self, timeout_ms: int) -> None:
+        """A connection that is left in the middle of it is of no use."""
+        if self._credentials is None:
+            return
+        began_at_ms = self._clock_ms()
+        is_done = False
+        try:
+            lifetime_ms = await authenticate(
+                self._credentials,
+                lambda message, version: self._send(message, version, timeout_ms),
+                self.api_versions.get(_SASL_AUTHENTICATE_KEY, (0, 0)),
+            )
+            is_done = True
+        except BrokerError as error:
+            raise BrokerError(f"{self.address}: {error}", error.code, retriable=error.retriable) from error
+        finally:
+            if not is_done:
+                self.abort("authentication failed")
+        usable_ms = lifetime_ms * _SESSION_USED_PERCENT // 100
+        self._authenticate_at_ms = began_at_ms + usable_ms if lifetime_ms else None
+
+    async def _send(self, message: Any, version: int, timeout_ms: int) -> memoryview:
         if self._transport is None or self.is_closed:
             raise BrokerError(f"the connection to {self.address} is closed", retriable=True)
         self._last_correlation_id = (self._last_correlation_id + 1) & 0x7FFFFFFF
@@ -109,7 +162,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         version = int(ApiVersionsRequest.max_version)
         while True:
             message = ApiVersionsRequest(client_software_name="tidegate", client_software_version="1")
-            body = await self.request(message, version, timeout_ms)
+            body = await self._send(message, version, timeout_ms)
             response = ApiVersionsResponse.decode(body, version=version)
             ranges = {api.api_key: (api.min_version, api.max_version) for api in response.api_keys}
             if response.error_code == ErrorCode.NONE:
@@ -147,7 +200,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if self._buffer is self._length:
             size = INT32.unpack_from(self._length)[0]
             if not 4 <= size <= MAX_RESPONSE_BYTES:
-                self.abort(f"announced a response of {size} bytes")
+                is_tls = size >> 16 == _TLS_ALERT
+                self.abort("speaks TLS: set [upstream.tls]" if is_tls else f"announced a response of {size} bytes")
                 return
             self._buffer = memoryview(bytearray(size))
         else:

@@ -1,0 +1,106 @@
+"""A listener that speaks TLS: every connection gets the certificate of its moment, and is a client once it shook hands.
+
+A handshake takes a place among the connections, and has a deadline. One that fails is said in a line that names the
+mistake; port checks, which say nothing at all, are not worth one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Coroutine
+
+from proxy.admission import Admission, Admissions
+from proxy.connection import address_of
+from proxy.context import ConnectionLimits
+from proxy.metrics import ProxyMetrics
+from tiers.broker.tls import TlsContext, explain, is_plain_text
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
+"""After accepting has failed: the process has no file descriptor left."""
+
+
+class TlsListener:
+    def __init__(
+        self,
+        listener: socket.socket,
+        tls: TlsContext,
+        make_protocol: Callable[[Admission], asyncio.BaseProtocol],
+        admissions: Admissions,
+        limits: ConnectionLimits,
+        metrics: ProxyMetrics,
+        spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]],
+    ) -> None:
+        self._listener = listener
+        self._tls = tls
+        self._make_protocol = make_protocol
+        self._admissions = admissions
+        self._limits = limits
+        self._metrics = metrics
+        self._spawn = spawn
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._accepting = spawn(self._accept())
+        self._accepting.add_done_callback(lambda _: listener.close())
+
+    def close(self) -> None:
+        """Ends handshakes too; connections that were made go on."""
+        for task in (self._accepting, *self._handshakes):
+            task.cancel()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                peer, address = await loop.sock_accept(self._listener)
+            except OSError as error:
+                logger.error("no connection can be accepted: %s", error.strerror or error)
+                await asyncio.sleep(_RETRY_S)
+                continue
+            task = self._spawn(self._shake_hands(peer, address))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    async def _shake_hands(self, peer: socket.socket, address: object) -> None:
+        who = {"client": f"{address[0]}:{address[1]}" if isinstance(address, tuple) else None}
+        admission = self._admissions.admit(address_of(address))
+        if isinstance(admission, str):
+            self._metrics.rejected_connections += 1
+            logger.warning("connection refused: %s is reached", admission, extra=who)
+            peer.close()
+            return
+        is_made = False
+        try:
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self._make_protocol(admission),
+                peer,
+                ssl=self._tls.current(),
+                ssl_handshake_timeout=self._limits.handshake_timeout_ms / 1000,
+            )
+            is_made = True
+        except OSError as error:
+            self._metrics.closed["tls_handshake"] += 1
+            if is_plain_text(error):
+                logger.warning(
+                    "a client speaks plain text on this TLS port: set security.protocol=SSL (or SASL_SSL) in it",
+                    extra=who,
+                )
+            elif isinstance(error, ssl.SSLError):
+                logger.warning("a client failed the TLS handshake: %s", _fault_of(error), extra=who)
+            else:
+                logger.debug("a client left the TLS handshake: %s", explain(error), extra=who)
+        finally:
+            if not is_made:
+                admission.give_back()
+
+
+def _fault_of(error: ssl.SSLError) -> str:
+    if error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return "it shows no certificate, and listener.tls client.auth requires one"
+    if "ALERT" in (error.reason or ""):
+        return f"it turned the proxy away, {explain(error)}: does it trust who signed the proxy's certificate?"
+    return explain(error)

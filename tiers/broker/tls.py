@@ -1,0 +1,145 @@
+"""`TlsContext`: certificates from files, read again when the files change.
+
+* Every connection takes the context of its moment; one that is open keeps its own.
+* A change that cannot be used is said once and changes nothing: what was loaded last goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+CHECK_INTERVAL_MS = 1_000
+
+_PLAIN_TEXT = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL"})
+
+_Stamp = tuple[int, int, int] | None
+
+
+class TlsError(Exception):
+    """Certificates or keys that cannot be used; the message is one line and says which."""
+
+
+def monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class TlsContext:
+    """`build` reads `files` and raises `TlsError`; so does the constructor. `name` is for the log."""
+
+    def __init__(
+        self,
+        name: str,
+        build: Callable[[], ssl.SSLContext],
+        files: Sequence[Path],
+        clock_ms: Callable[[], int] = monotonic_ms,
+    ) -> None:
+        self._name = name
+        self._build = build
+        self._files = tuple(files)
+        self._clock_ms = clock_ms
+        self._stamps = self._read_stamps()
+        self._checked_at_ms = clock_ms()
+        self._context = build()
+
+    def current(self) -> ssl.SSLContext:
+        """Looks at the files at most every second."""
+        if self._clock_ms() - self._checked_at_ms >= CHECK_INTERVAL_MS:
+            self._checked_at_ms = self._clock_ms()
+            self._refresh()
+        return self._context
+
+    def _refresh(self) -> None:
+        # Read before the files: what changes in between is seen again the next time.
+        stamps = self._read_stamps()
+        if stamps == self._stamps:
+            return
+        self._stamps = stamps
+        try:
+            self._context = self._build()
+        except TlsError as error:
+            logger.error("changed certificates cannot be used, the old ones stay: %s", error, extra={"of": self._name})
+        else:
+            logger.info("changed certificates are in use", extra={"of": self._name})
+
+    def _read_stamps(self) -> list[_Stamp]:
+        return [_stamp(file) for file in self._files]
+
+
+def _stamp(file: Path) -> _Stamp:
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def client_context(
+    ca: Path | None, certificate: Path | None, key: Path | None, key_password: str | None, *, verifies_host_name: bool
+) -> ssl.SSLContext:
+    """For connections to brokers; without `ca` the system's authorities are trusted. Raises `TlsError`."""
+    context = ssl.create_default_context()
+    if ca is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        load_authorities(context, ca)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = verifies_host_name
+    if certificate is not None:
+        load_certificate(context, certificate, key, key_password)
+    return context
+
+
+def load_authorities(context: ssl.SSLContext, ca: Path) -> None:
+    """Raises `TlsError`."""
+    try:
+        context.load_verify_locations(ca)
+    except (OSError, ValueError) as error:
+        raise TlsError(f"{ca}: {_reason(error, 'holds no certificate in PEM form')}") from error
+
+
+def load_certificate(context: ssl.SSLContext, certificate: Path, key: Path | None, password: str | None) -> None:
+    """`key` None: the key lies in the certificate's file. Raises `TlsError`."""
+    try:
+        # Never the password prompt of OpenSSL: a service has no terminal.
+        context.load_cert_chain(certificate, key, password=lambda: password or "")
+    except (OSError, ValueError) as error:
+        for file in (certificate, key):
+            if file is not None:
+                _check_readable(file)
+        problem = "are no certificate and its key in PEM form, or the key's password is wrong"
+        raise TlsError(f"{certificate}, {key or certificate}: {_reason(error, problem)}") from error
+
+
+def _check_readable(file: Path) -> None:
+    try:
+        file.read_bytes()
+    except OSError as error:
+        raise TlsError(f"{file}: {error.strerror}") from error
+
+
+def _reason(error: Exception, otherwise: str) -> str:
+    if isinstance(error, ssl.SSLError):
+        return "the key is not the certificate's" if error.reason == "KEY_VALUES_MISMATCH" else otherwise
+    return getattr(error, "strerror", None) or otherwise
+
+
+def is_plain_text(error: OSError) -> bool:
+    """Whether a handshake failed because the other side does not speak TLS."""
+    return isinstance(error, ssl.SSLError) and error.reason in _PLAIN_TEXT
+
+
+def explain(error: Exception) -> str:
+    """Why a connection failed, in words without OpenSSL's places in its source."""
+    match error:
+        case ssl.SSLCertVerificationError():
+            return f"its certificate is not accepted: {error.verify_message}"
+        case ssl.SSLError() if is_plain_text(error):
+            return "it does not speak TLS"
+        case ssl.SSLError(reason=str(reason)):
+            return f"the TLS handshake failed: {reason.replace('_', ' ').lower()}"
+    return str(error) or "timed out"
