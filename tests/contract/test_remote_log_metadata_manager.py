@@ -21,6 +21,7 @@ from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, Topic
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
+    RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
@@ -226,3 +227,32 @@ async def test_tier_settings_of_a_topic_are_changed_key_by_key_and_forgotten(
     await manager.change_topic_tier_config(topic_id, "orders", dict.fromkeys(expected))
     assert manager.topic_tier_config(topic_id) == {}
     assert manager.topics_with_tier_config() == []
+
+
+async def test_a_clamp_cuts_what_is_finished_and_an_operator_has_it_deleted(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    first = await copied(manager, segment(partition, 0, 99, epoch=1))
+    second = await copied(manager, segment(partition, 100, 199, epoch=2))
+    await manager.put_remote_log_clamp(RemoteLogClampUpdate(partition, "", 0, 1, 59))
+    third = await copied(manager, segment(partition, 60, 129, epoch=3))
+    answering = [manager.remote_log_segment_metadata(partition, offset) for offset in (59, 60, 129, 130)]
+    assert [None if each is None else each.segment_id for each in answering] == [
+        first.segment_id,
+        third.segment_id,
+        third.segment_id,
+        None,
+    ]
+    assert manager.remote_end_offset(partition) == 129
+    assert [manager.highest_offset_for_epoch(partition, epoch) for epoch in (1, 2, 3)] == [59, None, 129]
+    listed = {each.segment_id: each for each in manager.list_remote_log_segments(partition)}
+    assert [each for each in listed if listed[each].is_cut_off] == [second.segment_id]
+    assert listed[first.segment_id].valid_end_offset == 59
+
+    assert not manager.is_quarantine_deletion_asked(second.segment_id)
+    await manager.ask_for_quarantine_deletion(second.segment_id)
+    assert manager.is_quarantine_deletion_asked(second.segment_id)
+    for state in (State.DELETE_SEGMENT_STARTED, State.DELETE_SEGMENT_FINISHED):
+        await manager.update_remote_log_segment_metadata(to(second, state))
+    assert not manager.is_quarantine_deletion_asked(second.segment_id)
+    assert manager.remote_end_offset(partition) == 129

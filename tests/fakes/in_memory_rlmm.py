@@ -13,6 +13,7 @@ from uuid import UUID
 from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogMetadataNotReadyError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
+    RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
@@ -39,7 +40,9 @@ class InMemoryRemoteLogMetadataManager:
     skew_ms: int = 0
     segments: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = field(default_factory=dict)
     finish_order: dict[RemoteLogSegmentId, int] = field(default_factory=dict)
-    highest_offsets: dict[tuple[TopicIdPartition, int], int] = field(default_factory=dict)
+    epoch_bounds: dict[tuple[TopicIdPartition, int], tuple[int, int]] = field(default_factory=dict)
+    clamps: list[tuple[int, RemoteLogClampUpdate]] = field(default_factory=list)
+    deletions_asked: set[RemoteLogSegmentId] = field(default_factory=set)
     log_starts: dict[TopicIdPartition, int] = field(default_factory=dict)
     deletions: dict[TopicIdPartition, RemotePartitionDeleteState] = field(default_factory=dict)
     seen: dict[RemoteLogSegmentId, int] = field(default_factory=dict)
@@ -54,11 +57,24 @@ class InMemoryRemoteLogMetadataManager:
         return self.fresh
 
     def _readable(self, partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
-        return [
-            segment
+        finished = [
+            self._clamped(segment)
             for segment in self.segments.values()
             if segment.topic_id_partition == partition and segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
         ]
+        return [segment for segment in finished if not segment.is_cut_off]
+
+    def _clamped(self, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
+        if segment.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+            return segment
+        ends = [
+            clamp.valid_end_offset
+            for order, clamp in self.clamps
+            if clamp.topic_id_partition == segment.topic_id_partition
+            and order > self.finish_order[segment.segment_id]
+            and clamp.valid_end_offset < segment.end_offset
+        ]
+        return replace(segment, clamped_to=min(ends)) if ends else segment
 
     def remote_log_segment_metadata(
         self, partition: TopicIdPartition, offset: int, leader_epoch: int | None = None
@@ -66,25 +82,26 @@ class InMemoryRemoteLogMetadataManager:
         holders = [
             segment
             for segment in self._readable(partition)
-            if segment.start_offset <= offset <= segment.end_offset
+            if segment.start_offset <= offset <= segment.valid_end_offset
             and (leader_epoch is None or _epoch_at(segment, offset) == leader_epoch)
         ]
         return max(holders, key=lambda segment: self.finish_order[segment.segment_id], default=None)
 
     def next_segment(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
-        later = [segment.start_offset for segment in self._readable(partition) if segment.end_offset >= offset]
+        later = [segment.start_offset for segment in self._readable(partition) if segment.valid_end_offset >= offset]
         if not later:
             return None
         return self.remote_log_segment_metadata(partition, max(offset, min(later)))
 
     def remote_log_segment_metadata_by_id(self, segment_id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
-        return self.segments.get(segment_id)
+        known = self.segments.get(segment_id)
+        return None if known is None else self._clamped(known)
 
     def list_remote_log_segments(
         self, partition: TopicIdPartition, min_offset: int = 0
     ) -> Iterator[RemoteLogSegmentMetadata]:
         found = [
-            segment
+            self._clamped(segment)
             for segment in self.segments.values()
             if segment.topic_id_partition == partition and segment.end_offset >= min_offset
         ]
@@ -94,10 +111,11 @@ class InMemoryRemoteLogMetadataManager:
         return min((segment.start_offset for segment in self._readable(partition)), default=None)
 
     def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
-        return max((segment.end_offset for segment in self._readable(partition)), default=None)
+        return max((segment.valid_end_offset for segment in self._readable(partition)), default=None)
 
     def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
-        return self.highest_offsets.get((partition, leader_epoch))
+        bounds = self.epoch_bounds.get((partition, leader_epoch))
+        return None if bounds is None else bounds[1]
 
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
         recorded = self.log_starts.get(partition)
@@ -146,14 +164,34 @@ class InMemoryRemoteLogMetadataManager:
         moved = known.with_update(replace(update, event_timestamp_ms=self.wall_clock_ms()))
         if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
             del self.segments[update.segment_id]
+            self.deletions_asked.discard(update.segment_id)
             return
         self.segments[update.segment_id] = moved
         if update.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             self.finish_order[update.segment_id] = self.written
             self.seen.setdefault(update.segment_id, self.clock_ms())
-            for epoch, end_offset in _epoch_ends(moved):
+            starts = [entry.start_offset for entry in moved.segment_leader_epochs]
+            for start_offset, (epoch, end_offset) in zip(starts, _epoch_ends(moved), strict=True):
                 key = (moved.topic_id_partition, epoch)
-                self.highest_offsets[key] = max(end_offset, self.highest_offsets.get(key, -1))
+                lowest, highest = self.epoch_bounds.get(key, (start_offset, end_offset))
+                self.epoch_bounds[key] = min(lowest, start_offset), max(highest, end_offset)
+
+    async def put_remote_log_clamp(self, clamp: RemoteLogClampUpdate) -> None:
+        self._write(clamp.topic_id_partition)
+        self.clamps.append((self.written, clamp))
+        end = clamp.valid_end_offset
+        self.epoch_bounds = {
+            key: (lowest, min(highest, end)) if key[0] == clamp.topic_id_partition else (lowest, highest)
+            for key, (lowest, highest) in self.epoch_bounds.items()
+            if key[0] != clamp.topic_id_partition or lowest <= end
+        }
+
+    async def ask_for_quarantine_deletion(self, segment_id: RemoteLogSegmentId) -> None:
+        if segment_id in self.segments:
+            self.deletions_asked.add(segment_id)
+
+    def is_quarantine_deletion_asked(self, segment_id: RemoteLogSegmentId) -> bool:
+        return segment_id in self.deletions_asked
 
     async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
         partition = metadata.topic_id_partition
@@ -166,7 +204,8 @@ class InMemoryRemoteLogMetadataManager:
             self.segments = {
                 key: segment for key, segment in self.segments.items() if segment.topic_id_partition != partition
             }
-            self.highest_offsets = {key: end for key, end in self.highest_offsets.items() if key[0] != partition}
+            self.epoch_bounds = {key: each for key, each in self.epoch_bounds.items() if key[0] != partition}
+            self.clamps = [each for each in self.clamps if each[1].topic_id_partition != partition]
             self.log_starts.pop(partition, None)
 
     async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:

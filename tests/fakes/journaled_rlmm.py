@@ -9,6 +9,7 @@ from pathlib import Path
 from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import (
+    RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
@@ -48,6 +49,10 @@ class JournaledRemoteLogMetadataManager(InMemoryRemoteLogMetadataManager):
     async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
         await super().put_remote_partition_delete_metadata(metadata)
         self._append("put_remote_partition_delete_metadata", metadata)
+
+    async def put_remote_log_clamp(self, clamp: RemoteLogClampUpdate) -> None:
+        await super().put_remote_log_clamp(clamp)
+        self._append("put_remote_log_clamp", clamp)
 
     async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
         await super().raise_log_start_offset(partition, offset)

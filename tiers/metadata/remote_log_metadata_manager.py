@@ -5,6 +5,8 @@ Reads are local and synchronous (the materialised state), writes go to the metad
 * A write returns after this process's own read_committed reader has seen it: read your writes.
 * A write by a process that lost the partition's ownership raises `OwnershipLostError` and is not visible to anybody.
 * Offsets: `start_offset` and `end_offset` are inclusive. Only COPY_SEGMENT_FINISHED segments answer offset look-ups.
+* A clamp cuts what was finished before it: above its end nothing of that answers an offset look-up, and a segment that
+  sticks out of it says how far it may be read (`valid_end_offset`). What was finished later is not affected.
 * Every process reads every metadata partition; `ensure_fresh` says how old the answer may be (DESIGN, safety rule 1).
 """
 
@@ -16,6 +18,7 @@ from uuid import UUID
 
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
+    RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
@@ -58,13 +61,16 @@ class RemoteLogMetadataReader(Protocol):
         """The inclusive end of the last readable segment (Ry), None when there is none."""
 
     def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
-        """The highest end offset that was ever COPY_SEGMENT_FINISHED in `leader_epoch`; deletes do not lower it."""
+        """The highest end offset that was ever COPY_SEGMENT_FINISHED in `leader_epoch`; only a clamp lowers it."""
 
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
         """The tier's log start offset: the maximum of what was recorded; when nothing was, `earliest_offset`."""
 
     def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
         """How far the deletion of the whole partition has come, None when it was never asked for."""
+
+    def is_quarantine_deletion_asked(self, segment_id: RemoteLogSegmentId) -> bool:
+        """Whether an operator wants this segment, which was cut off, deleted."""
 
     def topic_tier_config(self, topic_id: UUID) -> Mapping[str, str]:
         """The tier settings that the topic was given through a proxy, by Kafka's names; empty when it was given none.
@@ -92,6 +98,12 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
 
     async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
         """Moves the deletion of a partition forward."""
+
+    async def put_remote_log_clamp(self, clamp: RemoteLogClampUpdate) -> None:
+        """Cuts every segment that is finished by now at the clamp's end. Its writer is filled in."""
+
+    async def ask_for_quarantine_deletion(self, segment_id: RemoteLogSegmentId) -> None:
+        """Tells the owner to delete a segment that was cut off. Needs no ownership."""
 
     async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
         """Records that nothing below `offset` exists for clients; never lowers. Needs no ownership."""

@@ -39,6 +39,8 @@ from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
     LogStartOffsetUpdate,
+    QuarantineDeletionUpdate,
+    RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
@@ -51,6 +53,8 @@ SEGMENT_METADATA_UPDATE_API_KEY = 1
 PARTITION_DELETE_API_KEY = 2
 LOG_START_OFFSET_API_KEY = 1000
 TOPIC_TIER_CONFIG_API_KEY = 1001
+CLAMP_API_KEY = 1002
+QUARANTINE_DELETION_API_KEY = 1003
 
 _FRAME_VERSION = 1
 _MESSAGE_VERSION = 0
@@ -62,6 +66,8 @@ MetadataRecord = (
     | RemotePartitionDeleteMetadata
     | LogStartOffsetUpdate
     | TopicTierConfigUpdate
+    | RemoteLogClampUpdate
+    | QuarantineDeletionUpdate
 )
 
 
@@ -87,6 +93,11 @@ def key_of(record: MetadataRecord) -> RecordKey:
             return RecordKey(LOG_START_OFFSET_API_KEY, record.topic_id_partition, record.writer.encode())
         case TopicTierConfigUpdate():
             return RecordKey(TOPIC_TIER_CONFIG_API_KEY, record.topic_id_partition)
+        case RemoteLogClampUpdate():
+            # Of two clamps to the same end the later one says all; any other two are both needed.
+            return clamp_key(record.topic_id_partition, record.valid_end_offset)
+        case QuarantineDeletionUpdate():
+            return quarantine_deletion_key(record.segment_id)
 
 
 def segment_keys(segment_id: RemoteLogSegmentId) -> tuple[RecordKey, RecordKey]:
@@ -96,6 +107,14 @@ def segment_keys(segment_id: RemoteLogSegmentId) -> tuple[RecordKey, RecordKey]:
         RecordKey(SEGMENT_METADATA_API_KEY, partition, name),
         RecordKey(SEGMENT_METADATA_UPDATE_API_KEY, partition, name),
     )
+
+
+def quarantine_deletion_key(segment_id: RemoteLogSegmentId) -> RecordKey:
+    return RecordKey(QUARANTINE_DELETION_API_KEY, segment_id.topic_id_partition, segment_id.id.bytes)
+
+
+def clamp_key(partition: TopicIdPartition, valid_end_offset: int) -> RecordKey:
+    return RecordKey(CLAMP_API_KEY, partition, INT64.pack(valid_end_offset))
 
 
 def encode_key(key: RecordKey) -> bytes:
@@ -126,6 +145,10 @@ def encode_value(record: MetadataRecord) -> bytes:
             api_key, message = LOG_START_OFFSET_API_KEY, _write_log_start(record)
         case TopicTierConfigUpdate():
             api_key, message = TOPIC_TIER_CONFIG_API_KEY, _write_tier_config(record)
+        case RemoteLogClampUpdate():
+            api_key, message = CLAMP_API_KEY, _write_clamp(record)
+        case QuarantineDeletionUpdate():
+            api_key, message = QUARANTINE_DELETION_API_KEY, _write_quarantine_deletion(record)
     return write_uvarint(_FRAME_VERSION) + write_uvarint(api_key) + write_uvarint(_MESSAGE_VERSION) + message
 
 
@@ -350,10 +373,51 @@ def _read_tier_config(buf: Buffer, pos: int) -> tuple[TopicTierConfigUpdate, int
     return TopicTierConfigUpdate(partition, writer or "", event_timestamp_ms, config), skip_tagged_section(buf, pos)
 
 
+def _write_clamp(update: RemoteLogClampUpdate) -> bytes:
+    return (
+        _write_partition(update.topic_id_partition)
+        + write_string(update.writer, compact=True)
+        + INT64.pack(update.event_timestamp_ms)
+        + INT32.pack(update.leader_epoch)
+        + INT64.pack(update.valid_end_offset)
+        + EMPTY_TAGGED_SECTION
+    )
+
+
+def _read_clamp(buf: Buffer, pos: int) -> tuple[RemoteLogClampUpdate, int]:
+    partition, pos = _read_partition(buf, pos)
+    writer, pos = read_string(buf, pos, compact=True)
+    event_timestamp_ms, pos = read_int64(buf, pos)
+    leader_epoch, pos = read_int32(buf, pos)
+    valid_end_offset, pos = read_int64(buf, pos)
+    if valid_end_offset < 0:
+        raise RemoteLogMetadataError(f"a clamp of {partition} leaves nothing: {valid_end_offset}")
+    update = RemoteLogClampUpdate(partition, writer or "", event_timestamp_ms, leader_epoch, valid_end_offset)
+    return update, skip_tagged_section(buf, pos)
+
+
+def _write_quarantine_deletion(update: QuarantineDeletionUpdate) -> bytes:
+    return (
+        _write_segment_id(update.segment_id)
+        + write_string(update.writer, compact=True)
+        + INT64.pack(update.event_timestamp_ms)
+        + EMPTY_TAGGED_SECTION
+    )
+
+
+def _read_quarantine_deletion(buf: Buffer, pos: int) -> tuple[QuarantineDeletionUpdate, int]:
+    segment_id, pos = _read_segment_id(buf, pos)
+    writer, pos = read_string(buf, pos, compact=True)
+    event_timestamp_ms, pos = read_int64(buf, pos)
+    return QuarantineDeletionUpdate(segment_id, writer or "", event_timestamp_ms), skip_tagged_section(buf, pos)
+
+
 _READERS: dict[int, Callable[[Buffer, int], tuple[MetadataRecord, int]]] = {
     SEGMENT_METADATA_API_KEY: _read_metadata,
     SEGMENT_METADATA_UPDATE_API_KEY: _read_update,
     PARTITION_DELETE_API_KEY: _read_partition_delete,
     LOG_START_OFFSET_API_KEY: _read_log_start,
     TOPIC_TIER_CONFIG_API_KEY: _read_tier_config,
+    CLAMP_API_KEY: _read_clamp,
+    QUARANTINE_DELETION_API_KEY: _read_quarantine_deletion,
 }

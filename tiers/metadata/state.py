@@ -6,7 +6,8 @@ in pieces, each in a transaction of its own, so that no reader keeps the writer 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
@@ -19,6 +20,7 @@ from tiers.metadata.state_layout import (
     FRESHNESS_FILE,
     I32,
     I64,
+    LOWEST_AND_HIGHEST,
     NOT_READABLE,
     PARTITION_KEY_BYTES,
     STATE_FILE,
@@ -34,7 +36,7 @@ from tiers.metadata.state_layout import (
 )
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemotePartitionDeleteState
+from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 
 MAX_READERS = 1024
 _LIST_PIECE = 256
@@ -47,6 +49,13 @@ class SegmentRun(NamedTuple):
     start_offset: int
     end_offset: int
     uuid: bytes
+
+
+class Clamp(NamedTuple):
+    """Cuts what is above `valid_end_offset` (inclusive) of the segments whose finish order is below its own."""
+
+    order: int
+    valid_end_offset: int
 
 
 class RemoteLogMetadataState:
@@ -113,7 +122,7 @@ class RemoteLogMetadataState:
             for run in sorted(self.overlapping(txn, key, offset, offset), reverse=True):
                 if run.order != NOT_READABLE:
                     other = self._segment(txn, key, run.uuid)
-                    if leader_epoch_at(other, offset) == leader_epoch:
+                    if other.valid_end_offset >= offset and leader_epoch_at(other, offset) == leader_epoch:
                         return other
         return None
 
@@ -134,7 +143,42 @@ class RemoteLogMetadataState:
         raw = txn.get(key + uuid, db=self._db.segments)
         if raw is None:
             raise RemoteLogMetadataError("the saved state names a segment that it does not hold")
-        return decode_segment(bytes(raw))
+        return self._clamped(txn, key, decode_segment(bytes(raw)))
+
+    def _clamped(
+        self, txn: lmdb.Transaction, key: bytes, metadata: RemoteLogSegmentMetadata
+    ) -> RemoteLogSegmentMetadata:
+        if metadata.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+            return metadata
+        clamps = self.clamps(txn, key)
+        if not clamps:
+            return metadata
+        raw = txn.get(start_key(key, metadata.start_offset, metadata.segment_id.id.bytes), db=self._db.starts)
+        if raw is None:
+            raise RemoteLogMetadataError("the saved state does not say when a segment was finished")
+        end, order = END_AND_ORDER.unpack(raw)
+        valid_end = valid_end_offset(clamps, order, end)
+        return metadata if valid_end == end else replace(metadata, clamped_to=valid_end)
+
+    def clamps(self, txn: lmdb.Transaction, key: bytes) -> list[Clamp]:
+        found = []
+        cursor = txn.cursor(db=self._db.clamps)
+        more = cursor.set_range(key)
+        while more and cursor.key()[:PARTITION_KEY_BYTES] == key:
+            valid_end = U64.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0]
+            found.append(Clamp(I64.unpack(cursor.value())[0], valid_end))
+            more = cursor.next()
+        return found
+
+    def clamp_offsets(self, partition: TopicIdPartition) -> list[int]:
+        """The valid end offsets of every clamp that is recorded."""
+        with self._env.begin() as txn:
+            return [clamp.valid_end_offset for clamp in self.clamps(txn, partition_key(partition))]
+
+    def is_quarantine_deletion_asked(self, segment_id: RemoteLogSegmentId) -> bool:
+        key = partition_key(segment_id.topic_id_partition) + segment_id.id.bytes
+        with self._env.begin() as txn:
+            return txn.get(key, db=self._db.quarantine_deletions) is not None
 
     def overlapping(self, txn: lmdb.Transaction, key: bytes, first: int, last: int) -> Iterator[SegmentRun]:
         """Every listable segment that has an offset in [first, last]."""
@@ -155,9 +199,10 @@ class RemoteLogMetadataState:
             found = cursor.next()
 
     def remote_log_segment_metadata_by_id(self, segment_id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
+        key = partition_key(segment_id.topic_id_partition)
         with self._env.begin() as txn:
-            raw = txn.get(partition_key(segment_id.topic_id_partition) + segment_id.id.bytes, db=self._db.segments)
-        return None if raw is None else decode_segment(bytes(raw))
+            raw = txn.get(key + segment_id.id.bytes, db=self._db.segments)
+            return None if raw is None else self._clamped(txn, key, decode_segment(bytes(raw)))
 
     def list_remote_log_segments(
         self, partition: TopicIdPartition, min_offset: int = 0
@@ -214,7 +259,7 @@ class RemoteLogMetadataState:
     def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
         with self._env.begin() as txn:
             raw = txn.get(partition_key(partition) + I32.pack(leader_epoch), db=self._db.epochs)
-        return None if raw is None else int(I64.unpack(raw)[0])
+        return None if raw is None else int(LOWEST_AND_HIGHEST.unpack(raw)[1])
 
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
         recorded = max((offset for _, offset in self.log_starts(partition)), default=None)
@@ -256,6 +301,10 @@ class RemoteLogMetadataState:
     def partitions(self) -> list[TopicIdPartition]:
         with self._env.begin() as txn:
             return [partition_of(key, decode_partition(value)[1]) for key, value in txn.cursor(db=self._db.partitions)]
+
+
+def valid_end_offset(clamps: Sequence[Clamp], order: int, end_offset: int) -> int:
+    return min([end_offset, *(clamp.valid_end_offset for clamp in clamps if clamp.order > order)])
 
 
 def leader_epoch_at(segment: RemoteLogSegmentMetadata, offset: int) -> int | None:

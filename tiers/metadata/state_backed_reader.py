@@ -55,6 +55,9 @@ class StateBackedReader:
     def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
         return self._state.remote_partition_delete_state(partition)
 
+    def is_quarantine_deletion_asked(self, segment_id: RemoteLogSegmentId) -> bool:
+        return self._state.is_quarantine_deletion_asked(segment_id)
+
     def topic_tier_config(self, topic_id: UUID) -> Mapping[str, str]:
         return self._state.topic_tier_config(topic_id)
 

@@ -7,7 +7,9 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
     segments     partition, uuid           -> the folded record as `serde` writes it
     starts       partition, start, uuid    -> end, finish order: every listable segment
     cover        partition, last offset    -> first offset, uuid: which segment answers for these offsets
-    epochs       partition, leader epoch   -> highest end offset that was ever finished
+    epochs       partition, leader epoch   -> lowest start and highest end offset that were ever finished
+    clamps       partition, valid end      -> offset of the record: cuts what finished below it
+    quarantine_deletions partition, uuid   -> empty: an operator wants the segment deleted
     log_starts   partition, writer         -> log start offset
     deletions    partition                 -> RemotePartitionDeleteState
     tier_configs partition 0 of a topic    -> the record as `serde` writes it
@@ -34,7 +36,7 @@ from tiers.metadata.serde import decode_value
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, TopicTierConfigUpdate
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 STATE_FILE = "remote-log-metadata.mdb"
 FRESHNESS_FILE = "freshness.mdb"
 LOCK_FILE = "writer.lock"
@@ -47,6 +49,8 @@ DATABASES = (
     "log_starts",
     "deletions",
     "tier_configs",
+    "clamps",
+    "quarantine_deletions",
     "consumed",
     "meta",
 )
@@ -56,6 +60,7 @@ PARTITION_KEY_BYTES = 20
 
 U64 = struct.Struct(">Q")
 END_AND_ORDER = struct.Struct(">Qq")
+LOWEST_AND_HIGHEST = struct.Struct(">qq")
 I64 = struct.Struct(">q")
 I32 = struct.Struct(">i")
 _IDENTITY = struct.Struct(">H16si")
@@ -95,6 +100,8 @@ class Databases:
     log_starts: lmdb._Database
     deletions: lmdb._Database
     tier_configs: lmdb._Database
+    clamps: lmdb._Database
+    quarantine_deletions: lmdb._Database
     consumed: lmdb._Database
     meta: lmdb._Database
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 import lmdb
 
 from tiers.metadata.serde import (
+    CLAMP_API_KEY,
     LOG_START_OFFSET_API_KEY,
     PARTITION_DELETE_API_KEY,
+    QUARANTINE_DELETION_API_KEY,
     SEGMENT_METADATA_API_KEY,
     SEGMENT_METADATA_UPDATE_API_KEY,
     TOPIC_TIER_CONFIG_API_KEY,
@@ -21,11 +23,12 @@ from tiers.metadata.serde import (
     RecordKey,
     encode_value,
 )
-from tiers.metadata.state import RemoteLogMetadataState, leader_epoch_ends
+from tiers.metadata.state import RemoteLogMetadataState, leader_epoch_ends, valid_end_offset
 from tiers.metadata.state_layout import (
     END_AND_ORDER,
     I32,
     I64,
+    LOWEST_AND_HIGHEST,
     NOT_READABLE,
     PARTITION_KEY_BYTES,
     U64,
@@ -39,12 +42,16 @@ from tiers.metadata.state_layout import (
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LogStartOffsetUpdate,
+    QuarantineDeletionUpdate,
+    RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
     TopicTierConfigUpdate,
 )
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState, is_forward
+
+_LAST_OFFSET = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,10 @@ class Replay:
             case TopicTierConfigUpdate() as update:
                 key = partition_key(update.topic_id_partition)
                 self._txn.put(key, encode_value(update), db=self._db.tier_configs)
+            case RemoteLogClampUpdate() as clamp:
+                self._clamp(clamp, event.offset)
+            case QuarantineDeletionUpdate() as deletion:
+                self._ask_for_deletion(deletion.segment_id)
             case None:
                 self._bury(event.key)
 
@@ -143,15 +154,38 @@ class Replay:
             self._finished.append(moved.segment_id)
 
     def _raise_epochs(self, key: bytes, metadata: RemoteLogSegmentMetadata) -> None:
-        for epoch, end_offset in leader_epoch_ends(metadata):
+        starts = (entry.start_offset for entry in metadata.segment_leader_epochs)
+        for start_offset, (epoch, end_offset) in zip(starts, leader_epoch_ends(metadata), strict=True):
             epoch_key = key + I32.pack(epoch)
             raw = self._txn.get(epoch_key, db=self._db.epochs)
-            if raw is None or I64.unpack(raw)[0] < end_offset:
-                self._txn.put(epoch_key, I64.pack(end_offset), db=self._db.epochs)
+            lowest, highest = (start_offset, end_offset) if raw is None else LOWEST_AND_HIGHEST.unpack(raw)
+            bounds = LOWEST_AND_HIGHEST.pack(min(lowest, start_offset), max(highest, end_offset))
+            self._txn.put(epoch_key, bounds, db=self._db.epochs)
+
+    def _clamp(self, clamp: RemoteLogClampUpdate, offset: int) -> None:
+        key, valid_end = partition_key(clamp.topic_id_partition), clamp.valid_end_offset
+        self._txn.put(key + U64.pack(valid_end), I64.pack(offset), db=self._db.clamps)
+        self._cover_again(key, valid_end + 1, _LAST_OFFSET)
+        cursor = self._txn.cursor(db=self._db.epochs)
+        found = cursor.set_range(key)
+        while found and cursor.key()[:PARTITION_KEY_BYTES] == key:
+            lowest, highest = LOWEST_AND_HIGHEST.unpack(cursor.value())
+            if lowest > valid_end:
+                found = cursor.delete()
+                continue
+            if highest > valid_end:
+                cursor.put(cursor.key(), LOWEST_AND_HIGHEST.pack(lowest, valid_end))
+            found = cursor.next()
+
+    def _ask_for_deletion(self, segment_id: RemoteLogSegmentId) -> None:
+        key = partition_key(segment_id.topic_id_partition) + segment_id.id.bytes
+        if self._txn.get(key, db=self._db.segments) is not None:
+            self._txn.put(key, b"", db=self._db.quarantine_deletions)
 
     def _remove(self, key: bytes, metadata: RemoteLogSegmentMetadata) -> None:
         uuid = metadata.segment_id.id.bytes
         self._txn.delete(key + uuid, db=self._db.segments)
+        self._txn.delete(key + uuid, db=self._db.quarantine_deletions)
         self._txn.delete(start_key(key, metadata.start_offset, uuid), db=self._db.starts)
         if metadata.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             self._cover_again(key, metadata.start_offset, metadata.end_offset)
@@ -182,6 +216,8 @@ class Replay:
                 self._db.cover,
                 self._db.epochs,
                 self._db.log_starts,
+                self._db.clamps,
+                self._db.quarantine_deletions,
                 self._db.partitions,
             ):
                 self._delete_prefix(database, key)
@@ -210,6 +246,11 @@ class Replay:
                 self._remove(key, decode_segment(bytes(raw)))
         elif named.api_key == PARTITION_DELETE_API_KEY:
             self._delete_partition(named.topic_id_partition, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED)
+        elif named.api_key == CLAMP_API_KEY:
+            if self._txn.delete(key + named.name, db=self._db.clamps):
+                self._cover_again(key, U64.unpack(named.name)[0] + 1, _LAST_OFFSET)
+        elif named.api_key == QUARANTINE_DELETION_API_KEY:
+            self._txn.delete(key + named.name, db=self._db.quarantine_deletions)
         elif named.api_key == TOPIC_TIER_CONFIG_API_KEY:
             self._txn.delete(key, db=self._db.tier_configs)
         elif named.api_key == LOG_START_OFFSET_API_KEY and self._txn.delete(key + named.name, db=self._db.log_starts):
@@ -219,12 +260,14 @@ class Replay:
         """Decides anew which readable segment answers for the offsets in [first, last]."""
         self._cut(key, first, last)
         holes = [(first, last)]
+        clamps = self._state.clamps(self._txn, key)
         for run in sorted(self._state.overlapping(self._txn, key, first, last), reverse=True):
             if run.order == NOT_READABLE:
                 break
             uncovered = []
+            run_end = valid_end_offset(clamps, run.order, run.end_offset)
             for hole_first, hole_last in holes:
-                run_first, run_last = max(hole_first, run.start_offset), min(hole_last, run.end_offset)
+                run_first, run_last = max(hole_first, run.start_offset), min(hole_last, run_end)
                 if run_first > run_last:
                     uncovered.append((hole_first, hole_last))
                     continue

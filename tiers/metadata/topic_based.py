@@ -39,9 +39,11 @@ from tiers.metadata.serde import (
     LOG_START_OFFSET_API_KEY,
     MetadataRecord,
     RecordKey,
+    clamp_key,
     encode_key,
     encode_value,
     key_of,
+    quarantine_deletion_key,
     segment_keys,
 )
 from tiers.metadata.state import RemoteLogMetadataState
@@ -53,6 +55,8 @@ from tiers.metadata.topic_partitioner import TopicPartitioner, by_topic_id
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LogStartOffsetUpdate,
+    QuarantineDeletionUpdate,
+    RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
@@ -295,7 +299,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             custom_metadata = known.custom_metadata if update.custom_metadata is None else update.custom_metadata
             written = [_record(replace(update, custom_metadata=custom_metadata))]
             if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
-                written += [_tombstone(key) for key in segment_keys(update.segment_id)]
+                written += [_tombstone(key) for key in self._keys_of(update.segment_id)]
             return written
 
         await self._write(update.segment_id.topic_id_partition, records)
@@ -311,7 +315,8 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             written = [_record(metadata)]
             if metadata.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
                 for segment in self.list_remote_log_segments(partition):
-                    written += [_tombstone(key) for key in segment_keys(segment.segment_id)]
+                    written += [_tombstone(key) for key in self._keys_of(segment.segment_id)]
+                written += [_tombstone(clamp_key(partition, end)) for end in self._state.clamp_offsets(partition)]
                 written += [
                     _tombstone(RecordKey(LOG_START_OFFSET_API_KEY, partition, writer.encode()))
                     for writer, _ in self._state.log_starts(partition)
@@ -320,6 +325,23 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             return written
 
         await self._write(partition, records)
+
+    def _keys_of(self, segment_id: RemoteLogSegmentId) -> list[RecordKey]:
+        asked = self.is_quarantine_deletion_asked(segment_id)
+        return [*segment_keys(segment_id), *([quarantine_deletion_key(segment_id)] if asked else [])]
+
+    async def put_remote_log_clamp(self, clamp: RemoteLogClampUpdate) -> None:
+        record = replace(clamp, writer=self._writer)
+        await self._write(clamp.topic_id_partition, lambda: [_record(record)])
+
+    async def ask_for_quarantine_deletion(self, segment_id: RemoteLogSegmentId) -> None:
+        if self._producer is None:
+            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
+        metadata_partition = self.metadata_partition(segment_id.topic_id_partition)
+        timeout_ms = self._settings.write_timeout_ms
+        asked = QuarantineDeletionUpdate(segment_id, self._writer, self._wall_clock_ms())
+        written = await self._producer.send(metadata_partition, [_record(asked)], timeout_ms)
+        await self.follower.read_past(metadata_partition, written, timeout_ms)
 
     async def _write(self, partition: TopicIdPartition, records: Callable[[], Sequence[KeyAndValue]]) -> None:
         if self._ownership is None:

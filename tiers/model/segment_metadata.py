@@ -32,6 +32,23 @@ class RemoteLogSegmentMetadata:
     state: RemoteLogSegmentState
     custom_metadata: bytes | None = None
     txn_index_empty: bool = False
+    clamped_to: int | None = None
+    """Known of what is finished: the last offset that a clamp left of it; None when none cuts it."""
+
+    @property
+    def valid_end_offset(self) -> int:
+        """Inclusive end of what may be served; below `start_offset` when all of it was cut off."""
+        return self.end_offset if self.clamped_to is None else self.clamped_to
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Nothing of it may be served any more."""
+        return self.valid_end_offset < self.start_offset
+
+    @property
+    def retained_bytes(self) -> int:
+        """What retention by size may count on: of a segment that is cut nobody says how much is left, so nothing."""
+        return self.segment_size_bytes if self.clamped_to is None else 0
 
     @property
     def topic_id_partition(self) -> TopicIdPartition:
@@ -89,3 +106,24 @@ class TopicTierConfigUpdate:
     event_timestamp_ms: int
     config: Mapping[str, str]
     """By Kafka's names; a key that is missing is not set."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteLogClampUpdate:
+    """Our own record type: of the segments finished before it, nothing above `valid_end_offset` (inclusive) is the
+    log's any more; another leader's records took its place. `leader_epoch` is that of the offset."""
+
+    topic_id_partition: TopicIdPartition
+    writer: str
+    event_timestamp_ms: int
+    leader_epoch: int
+    valid_end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineDeletionUpdate:
+    """Our own record type: an operator wants a segment that was cut off deleted. The owner does it."""
+
+    segment_id: RemoteLogSegmentId
+    writer: str
+    event_timestamp_ms: int

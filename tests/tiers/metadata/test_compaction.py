@@ -10,12 +10,13 @@ from uuid import UUID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tiers.metadata.test_state import NOW_MS, PARTITION, open_state, segment, to
+from tests.tiers.metadata.test_state import NOW_MS, PARTITION, clamp, open_state, segment, to
 from tiers.metadata.serde import RecordKey, key_of, segment_keys
 from tiers.metadata.state_replay import MetadataEvent, PartitionRead
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
 from tiers.model.segment_metadata import (
     LogStartOffsetUpdate,
+    RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
 )
@@ -43,12 +44,14 @@ def topics(draw: st.DrawFn) -> list[MetadataEvent]:
         raised = sorted(draw(st.lists(st.integers(0, 40), max_size=3)))
         updates = [LogStartOffsetUpdate(PARTITION, writer, NOW_MS, offset) for offset in raised]
         lives.append([[(key_of(update), update)] for update in updates])
+    lives.append([[(key_of(clamp(end)), clamp(end))] for end in draw(st.lists(st.integers(0, 20), max_size=4))])
     turns = draw(st.permutations([index for index, each in enumerate(lives) for _ in each]))
     pairs = [pair for index in turns for pair in lives[index].pop(0)]
     events = []
     for offset, (key, record) in enumerate(pairs):
         assert record is None or isinstance(
-            record, RemoteLogSegmentMetadata | RemoteLogSegmentMetadataUpdate | LogStartOffsetUpdate
+            record,
+            RemoteLogSegmentMetadata | RemoteLogSegmentMetadataUpdate | LogStartOffsetUpdate | RemoteLogClampUpdate,
         )
         events.append(MetadataEvent(offset, NOW_MS, key, record))
     return events

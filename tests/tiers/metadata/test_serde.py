@@ -24,6 +24,8 @@ from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
     LogStartOffsetUpdate,
+    QuarantineDeletionUpdate,
+    RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
@@ -107,6 +109,22 @@ def test_the_tier_settings_of_a_topic_keep_their_bytes() -> None:
     assert decode_value(bytes.fromhex(expected)) == update
 
 
+def test_a_clamp_keeps_its_bytes() -> None:
+    update = RemoteLogClampUpdate(PARTITION, "proxy-1", 1700000001234, 5, 149)
+    expected = (
+        "01ea0700076f7264657273123456789abcdef0123456789abcdef00000000700"
+        "0870726f78792d310000018bcfe56cd200000005000000000000009500"
+    )
+    assert encode_value(update).hex() == expected
+    assert decode_value(bytes.fromhex(expected)) == update
+
+
+def test_the_wish_to_delete_a_segment_is_read_as_it_was_written() -> None:
+    update = QuarantineDeletionUpdate(SEGMENT_ID, "proxy-1", 1700000001234)
+    assert encode_value(update).hex().startswith("01eb0700076f7264657273")
+    assert decode_value(encode_value(update)) == update
+
+
 def test_an_unknown_api_key_is_skipped() -> None:
     assert decode_value(bytes.fromhex("01cf0f00deadbeef")) is None
 
@@ -129,7 +147,15 @@ def test_versions_of_the_future_are_errors(broken: str) -> None:
 
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_never_raise_anything_else(data: bytes) -> None:
-    for prefix in (b"", b"\x01\x00\x00", b"\x01\x01\x00", b"\x01\x02\x00", b"\x01\xe8\x07\x00", b"\x01\xe9\x07\x00"):
+    for prefix in (
+        b"",
+        b"\x01\x00\x00",
+        b"\x01\x01\x00",
+        b"\x01\x02\x00",
+        b"\x01\xe8\x07\x00",
+        b"\x01\xe9\x07\x00",
+        b"\x01\xea\x07\x00",
+    ):
         try:
             decoded = decode_value(prefix + data)
         except RemoteLogMetadataError:
@@ -146,6 +172,9 @@ def test_keys_tell_segments_record_types_and_writers_apart() -> None:
         key_of(LogStartOffsetUpdate(PARTITION, "a", 0, 1)),
         key_of(LogStartOffsetUpdate(PARTITION, "b", 0, 1)),
         key_of(TopicTierConfigUpdate(PARTITION, "a", 0, {})),
+        key_of(RemoteLogClampUpdate(PARTITION, "a", 0, 1, 5)),
+        key_of(RemoteLogClampUpdate(PARTITION, "a", 0, 1, 6)),
+        key_of(QuarantineDeletionUpdate(SEGMENT_ID, "a", 0)),
     ]
     assert tuple(keys[:2]) == segment_keys(SEGMENT_ID)
     assert len({encode_key(key) for key in keys}) == len(keys)
