@@ -22,6 +22,7 @@ from tiers.config import TopicConfig
 from tiers.errors import RemoteLogError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.manager.metrics import RemoteLogManagerMetrics
+from tiers.manager.remote_disable import RemoteDisableTask
 from tiers.manager.remote_log_manager import RemoteLogManager
 from tiers.manager.settings import RemoteLogManagerSettings, TopicRule
 from tiers.manager.spool import Spool
@@ -95,8 +96,9 @@ async def run_remote_log_manager(
     rules = [topic_rule(topic) for topic in config.topics]
     manager = RemoteLogManager(
         services,
-        TieredTopics(client, rules, services.metrics),
+        TieredTopics(client, rules, services.metrics, metadata.topic_tier_config),
         TopicDeletionTask(services, ClusterTopicExistence(client)),
+        RemoteDisableTask(services, rules),
     )
 
     async def run() -> None:

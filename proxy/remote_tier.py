@@ -15,17 +15,22 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry
 
 from protocol.api_keys import ApiKey
+from proxy.broker_configs import BrokerConfigs
 from proxy.config import TidegateConfig
 from proxy.exchange import Handler
 from proxy.fetch_metrics import RemoteFetchMetrics
+from proxy.handlers.alter_configs import AlterConfigsHandler
 from proxy.handlers.base import FetchSettings, HandlerTools, Spawn
 from proxy.handlers.delete_records import DeleteRecordsHandler
+from proxy.handlers.describe_configs import DescribeConfigsHandler
 from proxy.handlers.fetch import FetchHandler
 from proxy.handlers.list_offsets import ListOffsetsHandler
+from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from proxy.local_log_bounds import LocalLogBoundsCache
-from proxy.remote_log import metadata_folder, open_metadata, open_storage, run_remote_log_manager
+from proxy.remote_log import metadata_folder, open_metadata, open_storage, run_remote_log_manager, topic_rule
 from proxy.tiered_partitions import TieredPartitions
+from proxy.topic_tier_configs import TopicTierConfigs
 from proxy.topology import Topology
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.log.broker_log import BrokerLogSource
@@ -107,13 +112,24 @@ async def _handlers(
         spawn=proxy.spawn,
     )
     fetch = FetchHandler(tools)
+    metadata_topic = proxy.config.remote_log.metadata_topic
+    guard = MetadataTopicGuard(metadata_topic, proxy.topology.topic_name)
+    rules = [topic_rule(topic) for topic in proxy.config.topics]
+    configs = TopicTierConfigs(tools, BrokerConfigs(proxy.client), metadata, rules, metadata_topic)
+    alter_configs = AlterConfigsHandler(configs)
     proxy.registry.register(RemoteFetchMetrics(fetch))
     proxy.registry.register(RemoteLogReaderMetrics(reader))
     return {
         ApiKey.FETCH: fetch,
         ApiKey.LIST_OFFSETS: ListOffsetsHandler(tools),
         ApiKey.OFFSET_FOR_LEADER_EPOCH: OffsetForLeaderEpochHandler(tools),
-        ApiKey.DELETE_RECORDS: DeleteRecordsHandler(tools, metadata),
+        ApiKey.DELETE_RECORDS: DeleteRecordsHandler(tools, metadata, metadata_topic),
+        ApiKey.DELETE_TOPICS: guard,
+        ApiKey.CREATE_PARTITIONS: guard,
+        ApiKey.CREATE_TOPICS: alter_configs,
+        ApiKey.ALTER_CONFIGS: alter_configs,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS: alter_configs,
+        ApiKey.DESCRIBE_CONFIGS: DescribeConfigsHandler(configs),
     }
 
 

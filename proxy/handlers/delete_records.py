@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +25,8 @@ from protocol.apis.delete_records import (
     parse_delete_records_response,
     patch_delete_records_response,
 )
+from protocol.apis.named_topics import Replaced, with_refusals, without_topics
+from protocol.errors import ErrorCode
 from protocol.header import parse_request_header, response_body_position
 from proxy.error_map import delete_records_error
 from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
@@ -50,18 +52,25 @@ class LogStartRecorder(Protocol):
 class DeleteRecordsHandler:
     """Implements `Handler`."""
 
-    def __init__(self, tools: HandlerTools, recorder: LogStartRecorder) -> None:
+    def __init__(self, tools: HandlerTools, recorder: LogStartRecorder, metadata_topic: str | None = None) -> None:
+        """`metadata_topic` is not for clients to delete from."""
         self._tools = tools
         self._recorder = recorder
+        self._metadata_topic = metadata_topic
 
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
         request = exchange.request
         check_version(ApiKey.DELETE_RECORDS, request.api_version)
         body_position = parse_request_header(request.frame).body_position
         parsed = parse_delete_records_request(request.frame, body_position, request.api_version)
-        return Forward(request.frame, hold_bytes=None), _State(self, parsed)
+        frame, replaced = without_topics(
+            request.frame, request.api_key, request.api_version, lambda topic: topic.name == self._metadata_topic
+        )
+        return Forward(frame, hold_bytes=None), _State(self, parsed, replaced)
 
-    async def complete(self, request: DeleteRecordsRequest, payload: memoryview) -> Buffers:
+    async def complete(
+        self, request: DeleteRecordsRequest, replaced: Mapping[str, Replaced], payload: memoryview
+    ) -> Buffers:
         body_position = response_body_position(ApiKey.DELETE_RECORDS, request.version, payload)
         response = parse_delete_records_response(payload, body_position, request.version)
         asked = {(one.topic, one.partition): one for one in request.partitions}
@@ -79,7 +88,16 @@ class DeleteRecordsHandler:
         for index, task in enumerate(tasks):
             if task.cancelled():
                 answers[index] = _failed(RemoteLogMetadataNotReadyError("the proxy stops"))
-        return (patch_delete_records_response(response, answers),) if answers else (payload,)
+        for index, one in enumerate(response.partitions):
+            if one.topic in replaced:
+                answers[index] = DeleteRecordsAnswer(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        if not answers:
+            return (payload,)
+        patched = patch_delete_records_response(response, answers)
+        if not replaced:
+            return (patched,)
+        code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return (with_refusals(memoryview(patched), ApiKey.DELETE_RECORDS, request.version, replaced, code, ""),)
 
     async def _answer(
         self, asked: DeleteRecordsPartition | None, broker: DeleteRecordsResponsePartition, timeout_ms: int
@@ -123,9 +141,10 @@ def _failed(error: RemoteLogError) -> DeleteRecordsAnswer:
 class _State:
     handler: DeleteRecordsHandler
     request: DeleteRecordsRequest
+    replaced: Mapping[str, Replaced]
 
     def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
-        return self.handler.complete(self.request, response)
+        return self.handler.complete(self.request, self.replaced, response)
 
     def on_abandoned(self) -> None:
         return

@@ -23,6 +23,7 @@ from tiers.manager.bounds import violated_bounds
 from tiers.manager.copy_task import RLMCopyTask
 from tiers.manager.expiration_task import RLMExpirationTask
 from tiers.manager.lineage import check_remote_lineage
+from tiers.manager.remote_disable import RemoteDisableTask
 from tiers.manager.segment_deletion import collect_leftovers
 from tiers.manager.task_services import TaskServices
 from tiers.manager.topic_deletion import TopicDeletionTask
@@ -66,12 +67,18 @@ class _Managed:
 
 class RemoteLogManager:
     def __init__(
-        self, services: TaskServices, topics: TopicPolicies, topic_deletion: TopicDeletionTask | None = None
+        self,
+        services: TaskServices,
+        topics: TopicPolicies,
+        topic_deletion: TopicDeletionTask | None = None,
+        remote_disable: RemoteDisableTask | None = None,
     ) -> None:
-        """Without `topic_deletion`, what deleted topics left in the remote tier stays there."""
+        """Without `topic_deletion`, what deleted topics left in the remote tier stays there; without `remote_disable`,
+        what disabled ones left."""
         self._services = services
         self._topics = topics
         self._topic_deletion = topic_deletion
+        self._remote_disable = remote_disable
         self._managed: dict[TopicIdPartition, _Managed] = {}
         self._steps: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -82,7 +89,11 @@ class RemoteLogManager:
         await self._services.spool.open()
         try:
             async with asyncio.TaskGroup() as tasks:
-                keepers = [tasks.create_task(self._keep_topics()), tasks.create_task(self._keep_deletions())]
+                keepers = [
+                    tasks.create_task(self._keep_topics()),
+                    tasks.create_task(self._keep_deletions()),
+                    tasks.create_task(self._keep_disabled()),
+                ]
                 while not self._stopping:
                     self._wake.clear()
                     self._start_due(tasks)
@@ -138,6 +149,20 @@ class RemoteLogManager:
                 _LOG.exception("deleted topics could not be looked for, or removed")
             await asyncio.sleep(self._services.settings.topics_interval_ms / 1000)
 
+    async def _keep_disabled(self) -> None:
+        while self._remote_disable is not None:
+            try:
+                await self._remote_disable.run(self._is_worked_on)
+            except RemoteLogError as error:
+                _LOG.warning("the remote log of a disabled topic could not be removed", extra={"error": str(error)})
+            except Exception:  # the copying of other topics goes on
+                _LOG.exception("the remote log of a disabled topic could not be removed")
+            await asyncio.sleep(self._services.settings.topics_interval_ms / 1000)
+
+    def _is_worked_on(self, partition: TopicIdPartition) -> bool:
+        name = _step_name(partition)
+        return partition in self._managed or any(step.get_name() == name for step in self._steps)
+
     def _assign(self) -> None:
         """Takes on what is tiered and owned, gives up the rest."""
         wanted = {
@@ -160,6 +185,7 @@ class RemoteLogManager:
             self._managed[partition] = _Managed(
                 partition,
                 policy,
+                RLMClampTask(self._services, partition),
                 RLMCopyTask(self._services, partition),
                 TrimTask(self._services, partition),
                 RLMExpirationTask(self._services, partition),
@@ -253,12 +279,16 @@ class RemoteLogManager:
         bounds = await services.source.bounds(partition, timeout_ms)
         self._check_bounds(partition, bounds)
         self._watch(managed, bounds)
-        await check_remote_lineage(services.source, services.metadata, partition, timeout_ms)
+        if await managed.clamp.run(bounds.log_start_offset):
+            managed.copy.start_over()
+            bounds = await services.source.bounds(partition, timeout_ms)
         await collect_leftovers(services, partition)
         more = False
         if not (policy.copy_disable or managed.copy_stopped):
             more = await managed.copy.run(policy, bounds)
-        await managed.trim.run(policy, managed.copy.local_only_bytes)
+        trimmed = await managed.trim.run(policy, managed.copy.local_only_bytes)
+        if trimmed is not None:
+            managed.clamp.trimmed(trimmed)
         await managed.expiration.run(policy, bounds, managed.copy.local_only_bytes)
         self._measure(partition)
         return more
@@ -289,6 +319,9 @@ class RemoteLogManager:
         segments = list(self._services.metadata.list_remote_log_segments(partition))
         labels = partition.topic, str(partition.partition)
         finished = [one for one in segments if one.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED]
+        cut_off = [one for one in finished if one.is_cut_off]
+        self._services.metrics.quarantined_segments.labels(*labels).set(len(cut_off))
+        self._services.metrics.quarantined_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in cut_off))
         self._services.metrics.metadata_count.labels(*labels).set(len(segments))
         self._services.metrics.log_size_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in finished))
 

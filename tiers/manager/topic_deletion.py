@@ -2,6 +2,7 @@
 
 * A topic is gone when every broker of the cluster says UNKNOWN_TOPIC_ID for its id, again after the delay. A topic that
   is only missing from a listing may be one that we are no longer allowed to see.
+* Tier settings that the topic was given are forgotten.
 * The whole deletion is recorded: DELETE_PARTITION_MARKED, STARTED, every segment's own deletion, FINISHED.
 """
 
@@ -63,7 +64,9 @@ class TopicDeletionTask:
         """One round; returns how many partitions were deleted to the end. Raises the first trouble, after the rest."""
         services = self._services
         owned = [each for each in services.metadata.partitions() if services.metadata.owns(each)]
-        gone = await self._existence.gone({each.topic_id for each in owned}, services.settings.request_timeout_ms)
+        configured = [each for each in services.metadata.topics_with_tier_config() if services.metadata.owns(each)]
+        topic_ids = {each.topic_id for each in (*owned, *configured)}
+        gone = await self._existence.gone(topic_ids, services.settings.request_timeout_ms)
         now_ms = services.clock_ms()
         self._missing_since_ms = {each: self._missing_since_ms.get(each, now_ms) for each in gone}
         deleted = 0
@@ -74,6 +77,14 @@ class TopicDeletionTask:
                 try:
                     await self._delete(partition)
                     deleted += 1
+                except RemoteLogError as error:
+                    troubles.append(error)
+        for topic in configured:
+            since_ms = self._missing_since_ms.get(topic.topic_id)
+            if since_ms is not None and now_ms - since_ms >= services.settings.topic_deletion_delay_ms:
+                nothing = dict.fromkeys(services.metadata.topic_tier_config(topic.topic_id))
+                try:
+                    await services.metadata.change_topic_tier_config(topic.topic_id, topic.topic, nothing)
                 except RemoteLogError as error:
                     troubles.append(error)
         if troubles:

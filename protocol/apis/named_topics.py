@@ -1,0 +1,126 @@
+"""DeleteTopics, CreatePartitions and DeleteRecords: where a topic is named, to put another name in its place.
+
+Used to keep a request from one topic: it is asked for under a name that no topic can have, and the broker's answer for
+that name becomes ours. Everything else survives verbatim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+from uuid import UUID
+
+from protocol.api_keys import ApiKey
+from protocol.header import parse_request_header, response_body_position
+from protocol.primitives import (
+    INT16,
+    Buffer,
+    read_array_length,
+    read_string,
+    read_string_bounds,
+    read_uuid,
+    write_string,
+)
+from protocol.schema import MessagePlan, Span, compile_message
+from protocol.splice import Splice, splice
+
+_IMPOSSIBLE = "tidegate/refused/"
+"""A slash is in no topic's name."""
+_NO_ID = bytes(16)
+
+_ANSWERS = {ApiKey.DELETE_TOPICS: "Responses", ApiKey.CREATE_PARTITIONS: "Results", ApiKey.DELETE_RECORDS: "Topics"}
+_MESSAGE_FROM = {ApiKey.DELETE_TOPICS: 5, ApiKey.CREATE_PARTITIONS: 0}
+
+
+class NamedTopic(NamedTuple):
+    """By name, or by id since DeleteTopics v6. `id_at` is None in versions without ids."""
+
+    name: str | None
+    topic_id: UUID | None
+    name_at: Span
+    id_at: Span | None
+
+
+class Replaced(NamedTuple):
+    """What stood where the impossible name stands now."""
+
+    name: str | None
+    topic_id: UUID | None
+
+
+def named_topics(frame: Buffer) -> list[NamedTopic]:
+    """Of a request. Raises `ProtocolError`."""
+    header = parse_request_header(frame)
+    plan = compile_message(header.api_key, header.api_version, "Request")
+    pos, compact = header.body_position, plan.is_flexible
+    plan.skip(frame, pos)
+    if header.api_key == ApiKey.DELETE_TOPICS:
+        if header.api_version < 6:
+            return _plain_names(plan, frame, pos)
+        return [
+            NamedTopic(read_string(frame, name.start, compact)[0], read_uuid(frame, uuid.start)[0], name, uuid)
+            for name, uuid in plan.selector(("Topics",), ("Name", "TopicId"))(frame, pos).structs
+        ]
+    return [
+        NamedTopic(read_string(frame, name.start, compact)[0], None, name, None)
+        for (name,) in plan.selector(("Topics",), ("Name",))(frame, pos).structs
+    ]
+
+
+def _plain_names(plan: MessagePlan, frame: Buffer, pos: int) -> list[NamedTopic]:
+    ((names_at,),) = plan.selector((), ("TopicNames",))(frame, pos).structs
+    count, at = read_array_length(frame, names_at.start, plan.is_flexible)
+    topics = []
+    for _ in range(count):
+        start, (_, end) = at, read_string_bounds(frame, at, plan.is_flexible)
+        name, at = read_string(frame, at, plan.is_flexible)
+        topics.append(NamedTopic(name, None, Span(start, end), None))
+    return topics
+
+
+def without_topics(
+    frame: bytes, api_key: int, version: int, is_kept_away: Callable[[NamedTopic], bool]
+) -> tuple[bytes, dict[str, Replaced]]:
+    """The request with those topics under impossible names, and what they stand for."""
+    compact = compile_message(api_key, version, "Request").is_flexible
+    replaced: dict[str, Replaced] = {}
+    splices = []
+    for topic in named_topics(frame):
+        if not is_kept_away(topic):
+            continue
+        name = f"{_IMPOSSIBLE}{len(replaced)}"
+        replaced[name] = Replaced(topic.name, topic.topic_id)
+        splices.append(Splice(*topic.name_at, write_string(name, compact)))
+        if topic.id_at is not None:
+            splices.append(Splice(*topic.id_at, _NO_ID))
+    return (splice(frame, splices) if splices else frame), replaced
+
+
+def with_refusals(
+    payload: memoryview, api_key: int, version: int, replaced: Mapping[str, Replaced], code: int, message: str
+) -> bytes:
+    """The response with those topics by their own names and with that error. Raises `ProtocolError`."""
+    plan = compile_message(api_key, version, "Response")
+    pos, compact = response_body_position(api_key, version, payload), plan.is_flexible
+    plan.skip(payload, pos)
+    names: tuple[str, ...] = ("Name",)
+    if api_key == ApiKey.DELETE_TOPICS and version >= 6:
+        names += ("TopicId",)
+    if api_key != ApiKey.DELETE_RECORDS:
+        names += ("ErrorCode",)
+        if version >= _MESSAGE_FROM[ApiKey(api_key)]:
+            names += ("ErrorMessage",)
+    splices = []
+    for found in plan.selector((_ANSWERS[ApiKey(api_key)],), names)(payload, pos).structs:
+        spans = dict(zip(names, found, strict=True))
+        original = replaced.get(read_string(payload, spans["Name"].start, compact)[0] or "")
+        if original is None:
+            continue
+        splices.append(Splice(*spans["Name"], write_string(original.name, compact)))
+        if "TopicId" in spans and original.topic_id is not None:
+            splices.append(Splice(*spans["TopicId"], original.topic_id.bytes))
+        if "ErrorCode" in spans:
+            splices.append(Splice(*spans["ErrorCode"], INT16.pack(code)))
+        if "ErrorMessage" in spans:
+            splices.append(Splice(*spans["ErrorMessage"], write_string(message, compact)))
+    return splice(payload, splices)

@@ -1,0 +1,76 @@
+"""`BrokerConfigs`: what the brokers say of a topic's configuration, as far as the tier's rules look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from kafka.protocol.admin import DescribeConfigsRequest
+
+from protocol.errors import ErrorCode
+from tiers.broker.client import BrokerClient
+from tiers.manager.topic_tier_config import BROKER_DEFAULTS
+
+_TOPIC_RESOURCE, _BROKER_RESOURCE = 2, 4
+_TOPIC_SOURCE = 1
+_MS_PER_UNIT = {"log.retention.ms": 1, "log.retention.minutes": 60_000, "log.retention.hours": 3_600_000}
+
+
+class BrokerValue(NamedTuple):
+    value: str
+    default: str
+    """What it would be if the topic did not set it."""
+
+
+class BrokerConfigs:
+    def __init__(self, client: BrokerClient) -> None:
+        self._client = client
+
+    async def of_topics(self, topics: Collection[str], timeout_ms: int) -> Mapping[str, Mapping[str, BrokerValue]]:
+        """`BROKER_DEFAULTS`' keys of those topics that the brokers know. Raises `BrokerError`."""
+        return {
+            result.resource_name: {entry.name: _value_of(entry) for entry in result.configs}
+            for result in await self._describe(
+                {topic: list(BROKER_DEFAULTS) for topic in topics}, _TOPIC_RESOURCE, None, timeout_ms
+            )
+            if result.error_code == ErrorCode.NONE
+        }
+
+    async def defaults(self, timeout_ms: int) -> Mapping[str, str]:
+        """What a new topic gets; Kafka's own defaults where a broker does not tell. Raises `BrokerError`."""
+        node_id = min((await self._client.metadata(timeout_ms=timeout_ms)).brokers)
+        keys = [*_MS_PER_UNIT, "log.retention.bytes", "log.cleanup.policy"]
+        found: dict[str, str] = {}
+        for result in await self._describe({str(node_id): keys}, _BROKER_RESOURCE, node_id, timeout_ms):
+            found = {entry.name: entry.value for entry in result.configs if entry.value is not None}
+        defaults = dict(BROKER_DEFAULTS)
+        for key, unit_ms in _MS_PER_UNIT.items():
+            if key in found:
+                value = int(found[key])
+                defaults["retention.ms"] = str(value * unit_ms if value >= 0 else -1)
+                break
+        for key in ("retention.bytes", "cleanup.policy"):
+            defaults[key] = found.get(f"log.{key}", defaults[key])
+        return defaults
+
+    async def _describe(
+        self, keys: Mapping[str, list[str]], resource_type: int, node_id: int | None, timeout_ms: int
+    ) -> list[Any]:
+        if not keys:
+            return []
+        request = DescribeConfigsRequest
+        resources = [
+            request.DescribeConfigsResource(resource_type=resource_type, resource_name=name, configuration_keys=wanted)
+            for name, wanted in keys.items()
+        ]
+        message = request(resources=resources, include_synonyms=True, include_documentation=False)
+        response: Any = await self._client.request(node_id, message, timeout_ms, min_version=1)
+        return list(response.results)
+
+
+def _value_of(entry: Any) -> BrokerValue:
+    below = next((synonym.value for synonym in entry.synonyms if synonym.source != _TOPIC_SOURCE), None)
+    value = entry.value or ""
+    if entry.config_source != _TOPIC_SOURCE:
+        return BrokerValue(value, value)
+    return BrokerValue(value, BROKER_DEFAULTS.get(entry.name, "") if below is None else below)

@@ -1,0 +1,122 @@
+"""CreateTopics, AlterConfigs and IncrementalAlterConfigs: tier settings are ours, the rest is the broker's (9.4).
+
+The tier settings are taken out of what goes upstream, and recorded once the broker has answered the topic without an
+error: it checks the client's rights first, also when nothing but tier settings was asked for, since a resource without
+entries is checked all the same. Every topic has an answer of its own, and `validateOnly` records nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Coroutine, Mapping
+from uuid import UUID
+
+from protocol.api_keys import ApiKey
+from protocol.apis.config_entries import (
+    TOPIC_RESOURCE,
+    ConfigAnswer,
+    ConfigRequest,
+    ConfigResponse,
+    parse_config_request,
+    parse_config_response,
+    replace_changes,
+    replace_error,
+    setting,
+)
+from protocol.errors import ErrorCode
+from protocol.splice import Splice, splice
+from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
+from proxy.handlers.addresses import check_version
+from proxy.handlers.describe_configs import tier_entries
+from proxy.topic_tier_configs import Change, Plan, Refusal, TopicTierConfigs
+from tiers.errors import RemoteLogError
+from tiers.manager.topic_tier_config import TIER_DEFAULTS, TierValue, tier_values
+
+logger = logging.getLogger(__name__)
+
+UNKNOWN_KEY = "tidegate.refused"
+"""No broker accepts it, and none says so to a client that may not alter the topic."""
+
+_OUR_FAULT = (ErrorCode.NONE, ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST)
+
+
+class AlterConfigsHandler:
+    """Implements `Handler` for the three APIs."""
+
+    def __init__(self, configs: TopicTierConfigs) -> None:
+        self._configs = configs
+
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
+        request = exchange.request
+        check_version(request.api_key, request.api_version)
+        parsed = parse_config_request(request.frame)
+        if not any(resource.resource_type == TOPIC_RESOURCE for resource in parsed.resources):
+            return Forward(request.frame), None
+        state = _State(self._configs, parsed)
+        return Prepare(lambda: state.prepare(request.frame)), state
+
+
+class _State:
+    __slots__ = ("_configs", "_plans", "_request")
+
+    def __init__(self, configs: TopicTierConfigs, request: ConfigRequest) -> None:
+        self._configs = configs
+        self._request = request
+        self._plans: Mapping[str, Plan] = {}
+
+    async def prepare(self, frame: bytes) -> Forward:
+        self._plans = await self._configs.plan(self._request)
+        splices = []
+        for resource in self._request.resources:
+            plan = self._plans.get(resource.name) if resource.resource_type == TOPIC_RESOURCE else None
+            if isinstance(plan, Refusal):
+                splices.append(replace_changes(self._request, resource, [setting(self._request, UNKNOWN_KEY, "")]))
+            elif plan is not None and any(change.name in TIER_DEFAULTS for change in resource.changes):
+                kept = [change for change in resource.changes if change.name not in TIER_DEFAULTS]
+                splices.append(replace_changes(self._request, resource, kept))
+        return Forward(splice(frame, splices) if splices else frame, hold_bytes=None)
+
+    def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
+        creates = self._request.api_key == ApiKey.CREATE_TOPICS
+        return self._complete(response) if self._plans or creates else (response,)
+
+    async def _complete(self, payload: memoryview) -> Buffers:
+        response = parse_config_response(self._request.api_key, self._request.version, payload)
+        splices: list[Splice] = []
+        for answer in response.answers:
+            if answer.resource_type != TOPIC_RESOURCE:
+                continue
+            plan = self._plans.get(answer.name)
+            if isinstance(plan, Refusal):
+                if plan.is_final or answer.error_code in _OUR_FAULT:
+                    splices.append(replace_error(response, answer, plan.code, plan.message))
+                continue
+            if answer.error_code != ErrorCode.NONE:
+                continue
+            if plan is not None and not self._request.validate_only and not await self._record(plan, answer):
+                message = "The topic's tier settings were not recorded; try again."
+                splices.append(replace_error(response, answer, ErrorCode.REQUEST_TIMED_OUT, message))
+            splices += self._shown(response, payload, answer, plan)
+        return (splice(payload, splices) if splices else payload,)
+
+    def _shown(
+        self, response: ConfigResponse, payload: memoryview, answer: ConfigAnswer, change: Change | None
+    ) -> list[Splice]:
+        """The configuration of a topic that was created."""
+        own = {} if change is None else {key: value for key, value in change.changes.items() if value is not None}
+        values: Mapping[str, TierValue] = tier_values(self._configs.rule(answer.name), own)
+        return tier_entries(response, payload, answer, values, frozenset(), with_synonyms=False)
+
+    async def _record(self, change: Change, answer: ConfigAnswer) -> bool:
+        topic_id = None if not answer.topic_id_bytes else UUID(bytes=answer.topic_id_bytes)
+        try:
+            await self._configs.record(change, topic_id if topic_id and topic_id.int else None)
+        except (RemoteLogError, TimeoutError) as error:
+            logger.warning(
+                "tier settings were not recorded", extra={"topic": change.topic, "error": str(error) or "in time"}
+            )
+            return False
+        return True
+
+    def on_abandoned(self) -> None:
+        return

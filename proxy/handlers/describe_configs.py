@@ -1,0 +1,124 @@
+"""DescribeConfigs: a topic's tier settings are shown as they hold here, the rest as the broker says (semantics 9.4).
+
+What the topic was given is shown as Kafka shows it (DYNAMIC_TOPIC_CONFIG), what the settings file says as a broker's
+own file (STATIC_BROKER_CONFIG), anything else as the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Coroutine, Mapping
+from dataclasses import dataclass
+
+from protocol.api_keys import ApiKey
+from protocol.apis.config_entries import (
+    TOPIC_RESOURCE,
+    ConfigAnswer,
+    ConfigEntry,
+    ConfigResponse,
+    DescribedResource,
+    new_entry,
+    parse_config_response,
+    parse_describe_configs_request,
+    read_entries,
+    replace_entries,
+    with_value,
+    write_synonym,
+)
+from protocol.errors import ErrorCode
+from protocol.splice import Splice, splice
+from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.handlers.addresses import check_version
+from proxy.topic_tier_configs import TopicTierConfigs
+from tiers.manager.topic_tier_config import TIER_DEFAULTS, TierValue, is_boolean
+
+DYNAMIC_TOPIC_CONFIG, STATIC_BROKER_CONFIG, DEFAULT_CONFIG = 1, 4, 5
+_BOOLEAN, _LONG = 1, 5
+
+
+class DescribeConfigsHandler:
+    """Implements `Handler`."""
+
+    def __init__(self, configs: TopicTierConfigs) -> None:
+        self._configs = configs
+
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+        request = exchange.request
+        check_version(ApiKey.DESCRIBE_CONFIGS, request.api_version)
+        resources, with_synonyms = parse_describe_configs_request(request.frame)
+        asked = [resource for resource in resources if resource.resource_type == TOPIC_RESOURCE]
+        if not asked:
+            return Forward(request.frame), None
+        return Forward(request.frame, hold_bytes=None), _State(self._configs, request.api_version, asked, with_synonyms)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    configs: TopicTierConfigs
+    version: int
+    asked: list[DescribedResource]
+    with_synonyms: bool
+
+    def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
+        return self._complete(response)
+
+    async def _complete(self, payload: memoryview) -> Buffers:
+        response = parse_config_response(ApiKey.DESCRIBE_CONFIGS, self.version, payload)
+        wanted = {
+            one.name: frozenset(TIER_DEFAULTS) if one.keys is None else TIER_DEFAULTS.keys() & set(one.keys)
+            for one in self.asked
+        }
+        splices: list[Splice] = []
+        for answer in response.answers:
+            if (
+                answer.resource_type == TOPIC_RESOURCE
+                and answer.error_code == ErrorCode.NONE
+                and wanted.get(answer.name)
+            ):
+                values = await self.configs.values(answer.name)
+                if values is not None:
+                    keys = wanted[answer.name]
+                    splices += tier_entries(response, payload, answer, values, keys, with_synonyms=self.with_synonyms)
+        return (splice(payload, splices) if splices else payload,)
+
+    def on_abandoned(self) -> None:
+        return
+
+
+def tier_entries(
+    response: ConfigResponse,
+    payload: memoryview,
+    answer: ConfigAnswer,
+    values: Mapping[str, TierValue],
+    wanted: Collection[str],
+    *,
+    with_synonyms: bool,
+) -> list[Splice]:
+    """The entries of one topic with its tier settings as they hold; those of `wanted` that are missing are added."""
+    entries = read_entries(response, payload, answer)
+    present = {entry.name for entry in entries}
+    raw = [
+        _shown(response, entry, values[entry.name], with_synonyms) if entry.name in values else entry.raw
+        for entry in entries
+    ]
+    for key in sorted(set(wanted) - present):
+        kind = _BOOLEAN if is_boolean(key) else _LONG
+        raw.append(new_entry(response, key, values[key].value, _source(values[key]), kind))
+    if raw == [entry.raw for entry in entries]:
+        return []
+    return [replace_entries(response, answer, raw)]
+
+
+def _source(value: TierValue) -> int:
+    if value.is_own:
+        return DYNAMIC_TOPIC_CONFIG
+    return STATIC_BROKER_CONFIG if value.is_from_file else DEFAULT_CONFIG
+
+
+def _shown(response: ConfigResponse, entry: ConfigEntry, value: TierValue, with_synonyms: bool) -> bytes:
+    source = _source(value)
+    if source == DEFAULT_CONFIG == entry.source:
+        return entry.raw
+    synonyms = [synonym for synonym in entry.synonyms if synonym.source == DEFAULT_CONFIG]
+    if with_synonyms and source != DEFAULT_CONFIG:
+        synonyms.insert(0, write_synonym(response, entry.name, value.value, source))
+    return with_value(response, entry, value.value, source, synonyms)

@@ -1,0 +1,53 @@
+"""DeleteTopics and CreatePartitions: the topic of the remote log metadata is not for clients to change.
+
+The other topics of the request are the broker's, as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+from protocol.apis.named_topics import NamedTopic, Replaced, with_refusals, without_topics
+from protocol.errors import ErrorCode
+from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.handlers.addresses import check_version
+
+REFUSAL = "This topic holds the remote log metadata: it cannot be changed through the proxy."
+
+
+class MetadataTopicGuard:
+    """Implements `Handler` for both APIs. `topic_name` is what the cluster last called an id."""
+
+    def __init__(self, metadata_topic: str, topic_name: Callable[[UUID], str | None]) -> None:
+        self._metadata_topic = metadata_topic
+        self._topic_name = topic_name
+
+    def keeps_away(self, topic: NamedTopic) -> bool:
+        name = topic.name
+        if name is None and topic.topic_id is not None:
+            name = self._topic_name(topic.topic_id)
+        return name == self._metadata_topic
+
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+        request = exchange.request
+        check_version(request.api_key, request.api_version)
+        frame, replaced = without_topics(request.frame, request.api_key, request.api_version, self.keeps_away)
+        if not replaced:
+            return Forward(frame), None
+        return Forward(frame, hold_bytes=None), _State(request.api_key, request.api_version, replaced)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    api_key: int
+    version: int
+    replaced: Mapping[str, Replaced]
+
+    def on_response(self, response: memoryview) -> Buffers:
+        code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return (with_refusals(response, self.api_key, self.version, self.replaced, code, REFUSAL),)
+
+    def on_abandoned(self) -> None:
+        return

@@ -1,0 +1,76 @@
+"""`RemoteDisableTask`: what remains in the remote tier of a topic that was disabled to be deleted there (KIP-950).
+
+* The tier's log start moves to the local one first: what is being deleted is never offered to a client.
+* Nothing is deleted while the partition is still worked on here, nor from a log that diverged (DESIGN, safety rule 2).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from tiers.errors import OwnershipLostError, RemoteLogError
+from tiers.manager.lineage import check_remote_lineage
+from tiers.manager.segment_deletion import delete_segment
+from tiers.manager.settings import TopicRule
+from tiers.manager.task_services import TaskServices
+from tiers.manager.topic_tier_config import DELETE_ON_DISABLE, is_enabled
+from tiers.model.ids import TopicIdPartition
+
+_LOG = logging.getLogger(__name__)
+
+
+class RemoteDisableTask:
+    """For the partitions that this process owns. One round at a time."""
+
+    def __init__(self, services: TaskServices, rules: Sequence[TopicRule]) -> None:
+        self._services = services
+        self._rules = tuple(rules)
+
+    async def run(self, is_worked_on: Callable[[TopicIdPartition], bool]) -> int:
+        """One round; returns how many segments were deleted. Raises the first trouble, after the rest."""
+        metadata = self._services.metadata
+        deleted = 0
+        troubles: list[RemoteLogError] = []
+        for partition in metadata.partitions():
+            if not metadata.owns(partition) or is_worked_on(partition) or not self._is_to_go(partition):
+                continue
+            try:
+                deleted += await self._delete(partition)
+            except RemoteLogError as error:
+                troubles.append(error)
+        if troubles:
+            raise troubles[0]
+        return deleted
+
+    def _is_to_go(self, partition: TopicIdPartition) -> bool:
+        own = self._services.metadata.topic_tier_config(partition.topic_id)
+        if own.get(DELETE_ON_DISABLE) != "true":
+            return False
+        rule = next((rule for rule in self._rules if rule.matches(partition.topic)), None)
+        return not is_enabled(rule, own)
+
+    async def _delete(self, partition: TopicIdPartition) -> int:
+        services, settings = self._services, self._services.settings
+        segments = list(services.metadata.list_remote_log_segments(partition))
+        if not segments:
+            return 0
+        timeout_ms = settings.request_timeout_ms
+        await services.metadata.ensure_fresh(partition, settings.visible_after_ms // 2, timeout_ms)
+        bounds = await services.source.bounds(partition, timeout_ms)
+        await check_remote_lineage(services.source, services.metadata, partition, timeout_ms)
+        self._check(partition)
+        await services.metadata.raise_log_start_offset(partition, bounds.log_start_offset)
+        services.checkpoint("log-start-raised")
+        for segment in segments:
+            self._check(partition)
+            await delete_segment(services, segment)
+        _LOG.info("the remote log of a topic that is tiered no more is gone", extra={"partition": str(partition)})
+        return len(segments)
+
+    def _check(self, partition: TopicIdPartition) -> None:
+        """Ownership, and that tiering was not enabled again meanwhile."""
+        if not self._services.metadata.owns(partition):
+            raise OwnershipLostError(f"{partition} is owned by another member")
+        if not self._is_to_go(partition):
+            raise RemoteLogError(f"{partition} is tiered again: its remote log stays")
