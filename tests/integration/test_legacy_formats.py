@@ -40,7 +40,7 @@ KINDS = {
     "legacy-offsets": MAGIC_0 + MAGIC_1,
     "legacy-magic-0": MAGIC_0,
 }
-"""Magic, codec and whether the wrapper has the time of its appending; left out is what a client reads from no broker."""
+"""Magic, codec and whether the wrapper has the time of its appending; not what a client reads from no broker."""
 
 PRODUCED = 60
 """Records of today's format after the old ones."""
