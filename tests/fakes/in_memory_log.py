@@ -85,8 +85,28 @@ class InMemoryLog:
         self._fail()
         if self.epoch_answer is not None:
             return self.epoch_answer
-        later = [b.base_offset for b in iterate_batches(self.records) if b.leader_epoch > leader_epoch]
-        return EpochEndOffset(leader_epoch, max(self.log_start_offset, min(later, default=self.end_offset)))
+        epochs = self._epoch_starts()
+        if leader_epoch >= max(epochs):
+            known = leader_epoch in epochs
+            return EpochEndOffset(leader_epoch, self.end_offset) if known else EpochEndOffset(-1, -1)
+        end = min(start for epoch, start in epochs.items() if epoch > leader_epoch)
+        return EpochEndOffset(max((epoch for epoch in epochs if epoch <= leader_epoch), default=leader_epoch), end)
+
+    def _epoch_starts(self) -> dict[int, int]:
+        """As a broker's LeaderEpochFileCache: what DeleteRecords removed is forgotten (semantics 6.2)."""
+        starts: dict[int, int] = {}
+        for batch in iterate_batches(self.records):
+            if batch.last_offset >= self.log_start_offset:
+                starts.setdefault(batch.leader_epoch, max(batch.base_offset, self.log_start_offset))
+        if self.leader_epoch > max(starts, default=-1):
+            starts[self.leader_epoch] = max(self.end_offset, self.log_start_offset)
+        return starts
+
+    def elect_unclean(self, end_offset: int) -> None:
+        """A replica leads whose log ends there, or with the batch before."""
+        batches = [b for b in iterate_batches(self.records) if b.next_offset <= end_offset]
+        self.records = self.records[: batches[-1].end] if batches else b""
+        self.leader_epoch += 1
 
     async def delete_records(
         self,

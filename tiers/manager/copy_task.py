@@ -198,14 +198,16 @@ class RLMCopyTask:
             return _Continuation(start)
         try:
             stored = decode_indexes_object(await self._services.storage.fetch_indexes(previous), previous)
-            return _Continuation(start, stored.indexes.leader_epochs)
+            # A segment that a clamp cuts also knows epochs of what was cut off.
+            kept = tuple(entry for entry in stored.indexes.leader_epochs if entry.start_offset < start)
+            return _Continuation(start, kept)
         except (RemoteResourceNotFoundError, CorruptSegmentError) as error:
             # Expired segments' epochs are not in it, but a lost object must not hold up the copying for ever.
             _LOG.error(
                 "the newest segment's indexes cannot be read",
                 extra={"partition": str(partition), "segment": str(previous.segment_id.id), "error": str(error)},
             )
-            return _Continuation(start, _known_epochs(metadata.list_remote_log_segments(partition)))
+            return _Continuation(start, _known_epochs(metadata.list_remote_log_segments(partition), start))
 
     async def _roll(self) -> int:
         """Finishes the open segment and copies it; returns the offset after it."""
@@ -293,6 +295,11 @@ class RLMCopyTask:
         """For how long something below the LSO has not been remote."""
         return 0 if self._behind_since_ms is None else self._services.clock_ms() - self._behind_since_ms
 
+    def start_over(self) -> None:
+        """After a clamp: nothing that was read or taken over continues what is remote now."""
+        self.discard()
+        self._continuation = None
+
     def discard(self) -> None:
         """Gives up the open segment and its spool file."""
         if self._builder is not None:
@@ -301,9 +308,15 @@ class RLMCopyTask:
             self._builder = None
 
 
-def _known_epochs(segments: Iterable[RemoteLogSegmentMetadata]) -> tuple[LeaderEpochEntry, ...]:
+def _known_epochs(segments: Iterable[RemoteLogSegmentMetadata], end: int) -> tuple[LeaderEpochEntry, ...]:
     epochs: list[LeaderEpochEntry] = []
     for segment in segments:
         if segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-            epochs += [entry for entry in segment.segment_leader_epochs if not epochs or entry.epoch > epochs[-1].epoch]
+            epochs += [
+                entry
+                for entry in segment.segment_leader_epochs
+                if entry.start_offset <= segment.valid_end_offset
+                and entry.start_offset < end
+                and (not epochs or entry.epoch > epochs[-1].epoch)
+            ]
     return tuple(epochs)

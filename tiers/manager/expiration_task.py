@@ -1,6 +1,7 @@
 """`RLMExpirationTask`: the total retention over both tiers, and records below the log start (semantics 9.4, last rule).
 
 * The tier's log start moves first, then segments are deleted: what is being deleted is never offered to a client.
+* What a clamp cut off is in quarantine: it is deleted only when an operator asked for it.
 * Time is the brokers' (LogAppendTime of our own metadata records): too much skew stops every expiry (safety rule 6).
 * A broker whose log start went back (unclean stop) is told again what was deleted (safety rule 5).
 """
@@ -21,6 +22,11 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 
 _LOG = logging.getLogger(__name__)
+
+
+def is_in_quarantine(segment: RemoteLogSegmentMetadata, log_start: int) -> bool:
+    """Whether a clamp cut it and nothing of it can be read any more, so that an operator may have it deleted."""
+    return segment.clamped_to is not None and (segment.is_cut_off or segment.valid_end_offset < log_start)
 
 
 class RLMExpirationTask:
@@ -69,12 +75,12 @@ class RLMExpirationTask:
         """The log start that retention asks for, from the head on, as far as one run may go."""
         services = self._services
         alive = list(self._answering(log_start))
-        excess_bytes = local_only_bytes + sum(segment.segment_size_bytes for segment in alive) - policy.retention_bytes
+        excess_bytes = local_only_bytes + sum(segment.retained_bytes for segment in alive) - policy.retention_bytes
         budget_bytes = services.settings.expire_max_bytes_per_run
         now_ms = services.wall_clock_ms()
         expired_to = log_start
         for segment in alive:
-            size_bytes = segment.segment_size_bytes
+            size_bytes = segment.retained_bytes
             too_old = 0 <= policy.retention_ms < now_ms - segment_timestamp_ms(segment)
             too_much = policy.retention_bytes >= 0 and excess_bytes >= size_bytes
             if not (too_old or too_much):
@@ -83,26 +89,33 @@ class RLMExpirationTask:
                 break
             budget_bytes -= size_bytes
             excess_bytes -= size_bytes
-            expired_to = max(expired_to, segment.end_offset + 1)
+            expired_to = max(expired_to, segment.valid_end_offset + 1)
         return expired_to
 
     def _answering(self, offset: int) -> Iterator[RemoteLogSegmentMetadata]:
         """Who answers for the offsets from `offset` on: of two copies of a range one, or it would count twice."""
         while (segment := self._services.metadata.next_segment(self._partition, offset)) is not None:
             yield segment
-            offset = segment.end_offset + 1
+            offset = segment.valid_end_offset + 1
 
     async def _delete_below(self, log_start: int, segments: list[RemoteLogSegmentMetadata]) -> int:
         deleted = 0
         budget_bytes = self._services.settings.expire_max_bytes_per_run
         for segment in segments:
-            if segment.end_offset >= log_start or (deleted and segment.segment_size_bytes > budget_bytes):
+            if not self._may_be_deleted(segment, log_start) or (deleted and segment.segment_size_bytes > budget_bytes):
                 continue
             self._check_ownership()
             await delete_segment(self._services, segment)
             budget_bytes -= segment.segment_size_bytes
             deleted += 1
         return deleted
+
+    def _may_be_deleted(self, segment: RemoteLogSegmentMetadata, log_start: int) -> bool:
+        if segment.clamped_to is None:
+            return segment.end_offset < log_start
+        # What holds anything that was cut off goes only when an operator says so.
+        asked = self._services.metadata.is_quarantine_deletion_asked(segment.segment_id)
+        return asked and is_in_quarantine(segment, log_start)
 
     async def _apply_log_start(self, log_start: int, bounds: LocalLogBounds) -> None:
         if not bounds.log_start_offset < log_start <= bounds.last_stable_offset:

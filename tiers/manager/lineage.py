@@ -1,14 +1,34 @@
-"""Whether the leader's log continues what was copied (semantics 6.5; DESIGN, safety rule 2).
+"""Whether the leader's log continues what was copied, and up to where (semantics 6.1, 6.5; DESIGN, safety rule 2).
 
-A divergence deletes nothing: copy, trim and expiry of the partition stop until it is gone or an operator decided.
+A divergence deletes nothing. Where an unclean election replaced the end of the log, the tier is clamped to what both
+have in common; where the leader's log lost its beginning too, the partition stops: that broker was emptied or restored.
 """
 
 from __future__ import annotations
+
+from bisect import bisect_right
+from typing import NamedTuple
 
 from tiers.errors import LogDivergedError
 from tiers.log.log_source import LogSource
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+
+
+class CommonEnd(NamedTuple):
+    """The last offset (inclusive) that the tier and the leader's log have in common, and its leader epoch."""
+
+    offset: int
+    leader_epoch: int
+
+
+class _EpochRange(NamedTuple):
+    """Offsets (inclusive) that the tier answers for, of one leader epoch."""
+
+    first_offset: int
+    last_offset: int
+    leader_epoch: int
 
 
 async def check_lineage(
@@ -36,4 +56,63 @@ async def check_remote_lineage(
         return
     last = metadata.remote_log_segment_metadata(partition, remote_end)
     if last is not None:
-        await check_lineage(source, partition, last.segment_leader_epochs[-1].epoch, remote_end + 1, timeout_ms)
+        await check_lineage(source, partition, leader_epoch_at(last, remote_end), remote_end + 1, timeout_ms)
+
+
+async def find_common_end(
+    source: LogSource,
+    metadata: RemoteLogMetadataReader,
+    partition: TopicIdPartition,
+    local_log_start: int | None,
+    timeout_ms: int,
+) -> CommonEnd:
+    """Asks for the tier's leader epochs from the newest down until the leader's answer confirms an offset.
+
+    `local_log_start` is the last one that was confirmed, if any was: an answer below it is no unclean election's, nor
+    is one that leaves nothing of the tier (`LogDivergedError`)."""
+    ranges = _answering_epochs(metadata, partition)
+    if not ranges:
+        raise LogDivergedError(f"{partition}: there is nothing remote to compare")
+    offset = ranges[-1].last_offset
+    while True:
+        place = bisect_right(ranges, offset, key=lambda one: one.first_offset) - 1
+        if place < 0:
+            raise LogDivergedError(f"{partition}: the leader's log has nothing in common with what was copied")
+        # In a hole between segments, what lies before it decides.
+        offset, epoch = min(offset, ranges[place].last_offset), ranges[place].leader_epoch
+        answer = await source.end_offset_for_epoch(partition, epoch, timeout_ms)
+        if not 0 <= answer.leader_epoch <= epoch or answer.end_offset < max(1, local_log_start or 0):
+            raise LogDivergedError(
+                f"{partition}: asked for epoch {epoch} the leader ends epoch {answer.leader_epoch} at "
+                f"{answer.end_offset}; its local log started at {local_log_start}: was the broker emptied or restored?"
+            )
+        if answer.leader_epoch == epoch and answer.end_offset > offset:
+            return CommonEnd(offset, epoch)
+        offset = min(offset, answer.end_offset - 1)
+        # The leader has nothing of the epochs between its answer's and the one asked for.
+        known = [one for one in ranges if one.leader_epoch <= answer.leader_epoch]
+        offset = min(offset, known[-1].last_offset if known else -1)
+
+
+def leader_epoch_at(segment: RemoteLogSegmentMetadata, offset: int) -> int:
+    """The leader epoch that wrote `offset`, which the segment holds."""
+    epochs = segment.segment_leader_epochs
+    return epochs[max(0, bisect_right(epochs, offset, key=lambda entry: entry.start_offset) - 1)].epoch
+
+
+def _answering_epochs(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> list[_EpochRange]:
+    """Of what clients may read, ascending."""
+    ranges: list[_EpochRange] = []
+    offset = metadata.log_start_offset(partition) or 0
+    while (segment := metadata.next_segment(partition, offset)) is not None:
+        offset = max(offset, segment.start_offset)
+        epochs = segment.segment_leader_epochs
+        for place, entry in enumerate(epochs):
+            last = segment.valid_end_offset
+            if place + 1 < len(epochs):
+                last = min(last, epochs[place + 1].start_offset - 1)
+            first = max(offset, entry.start_offset)
+            if first <= last:
+                ranges.append(_EpochRange(first, last, entry.epoch))
+        offset = segment.valid_end_offset + 1
+    return ranges

@@ -1,6 +1,6 @@
 """`RemoteLogManager`: the leader tasks of every user partition that this process owns (founding documents, RLM tasks).
 
-* Every partition has a scheduled processing time. One process step of a partition runs at a time: leftovers, lineage,
+* Every partition has a scheduled processing time. One process step of a partition runs at a time: lineage, leftovers,
   copy, trim, expiry. After it the next is due in `process_interval_ms`, at once when more is ready to be copied, or
   in `retry_interval_ms` (doubling, up to the interval) after a failure.
 * At most `copier_tasks` partitions are processed at a time. One partition's failure leaves the others alone.
@@ -20,9 +20,9 @@ from uuid import UUID
 from tiers.errors import CustomMetadataTooLargeError, LogDivergedError, OwnershipLostError, RemoteLogError
 from tiers.log.log_source import LocalLogBounds
 from tiers.manager.bounds import violated_bounds
+from tiers.manager.clamp_task import RLMClampTask
 from tiers.manager.copy_task import RLMCopyTask
 from tiers.manager.expiration_task import RLMExpirationTask
-from tiers.manager.lineage import check_remote_lineage
 from tiers.manager.remote_disable import RemoteDisableTask
 from tiers.manager.segment_deletion import collect_leftovers
 from tiers.manager.task_services import TaskServices
@@ -53,6 +53,7 @@ class TopicPolicies(Protocol):
 class _Managed:
     partition: TopicIdPartition
     policy: TopicPolicy
+    clamp: RLMClampTask
     copy: RLMCopyTask
     trim: TrimTask
     expiration: RLMExpirationTask

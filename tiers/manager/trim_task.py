@@ -60,23 +60,23 @@ class TrimTask:
         """The offset to trim to; the local log start when nothing may go."""
         services = self._services
         covering = covering_segments(services.metadata, self._partition, bounds.log_start_offset)
-        local_bytes = local_only_bytes + sum(segment.segment_size_bytes for segment in covering)
+        local_bytes = local_only_bytes + sum(segment.retained_bytes for segment in covering)
         target = bounds.log_start_offset
         for segment in covering[:-1]:
             seen_at_ms = services.metadata.seen_at_ms(segment.segment_id)
             if seen_at_ms is None or services.clock_ms() - seen_at_ms < services.settings.visible_after_ms:
                 break
-            if segment.end_offset >= bounds.last_stable_offset:
+            if segment.valid_end_offset >= bounds.last_stable_offset:
                 break
             expired = (
                 policy.local_retention_ms is not None
                 and services.wall_clock_ms() - segment_timestamp_ms(segment) > policy.local_retention_ms
             )
-            local_bytes -= segment.segment_size_bytes
+            local_bytes -= segment.retained_bytes
             too_much = policy.local_retention_bytes is not None and local_bytes >= policy.local_retention_bytes
             if not (expired or too_much):
                 break
-            target = segment.end_offset + 1
+            target = segment.valid_end_offset + 1
         return target
 
 
@@ -87,7 +87,7 @@ def covering_segments(
     covering: list[RemoteLogSegmentMetadata] = []
     while (segment := metadata.remote_log_segment_metadata(partition, offset)) is not None:
         covering.append(segment)
-        offset = segment.end_offset + 1
+        offset = segment.valid_end_offset + 1
     return covering
 
 

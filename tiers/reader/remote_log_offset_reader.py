@@ -56,7 +56,7 @@ class RemoteLogOffsetReader:
                     continue
                 if found is not None:
                     return found if found.offset < to_offset else None
-            offset = segment.end_offset + 1
+            offset = segment.valid_end_offset + 1
             looked_at += 1
             if looked_at % _SEGMENTS_BETWEEN_YIELDS == 0:
                 await asyncio.sleep(0)
@@ -78,33 +78,41 @@ class RemoteLogOffsetReader:
         offset = from_offset
         looked_at = 0
         while (segment := self._rlmm.next_segment(partition, offset)) is not None and segment.start_offset < to_offset:
-            if segment.start_offset < from_offset:
-                found = await self._max_of_tail(segment, from_offset, deadline_ms, connection_id)
+            if segment.start_offset < from_offset or segment.clamped_to is not None:
+                part = await self._max_of_part(segment, from_offset, deadline_ms, connection_id)
+                if part is not None and (found is None or part.timestamp_ms > found.timestamp_ms):
+                    found = part
             elif best is None or segment.max_timestamp_ms > best.max_timestamp_ms:
                 best = segment
-            offset = segment.end_offset + 1
+            offset = segment.valid_end_offset + 1
             looked_at += 1
             if looked_at % _SEGMENTS_BETWEEN_YIELDS == 0:
                 await asyncio.sleep(0)
         if (
             best is None
             or best.max_timestamp_ms < 0
-            or (found is not None and found.timestamp_ms >= best.max_timestamp_ms)
+            or (found is not None and (-found.timestamp_ms, found.offset) < (-best.max_timestamp_ms, best.start_offset))
         ):
             return found
         return await self._search(best, best.max_timestamp_ms, from_offset, deadline_ms, connection_id)
 
-    async def _max_of_tail(
+    async def _max_of_part(
         self, segment: RemoteLogSegmentMetadata, from_offset: int, deadline_ms: int, connection_id: int
     ) -> TimestampOffset | None:
-        """The segment's own maximum may lie before `from_offset`: chunks, then batches, then records tell."""
+        """The segment's own maximum may lie before `from_offset`, or behind where it was cut: chunks, then batches,
+        then records tell."""
         index = await self._reader.index(segment, deadline_ms=deadline_ms, connection_id=connection_id)
-        number = index.chunk_number_for_offset(from_offset)
-        if number is None:
-            return None
-        view = await self._reader.chunk(segment, index, number, deadline_ms=deadline_ms, connection_id=connection_id)
-        greatest_ms = await asyncio.to_thread(_max_in_chunk, view, from_offset)
-        greatest_ms = max([greatest_ms, *(chunk.max_timestamp_ms for chunk in index.chunks()[number + 1 :])])
+        end_offset, greatest_ms = segment.valid_end_offset, NO_TIMESTAMP
+        for number, chunk in enumerate(index.chunks()):
+            if chunk.last_offset < from_offset or chunk.first_offset > end_offset:
+                continue
+            if chunk.first_offset >= from_offset and chunk.last_offset <= end_offset:
+                greatest_ms = max(greatest_ms, chunk.max_timestamp_ms)
+                continue
+            view = await self._reader.chunk(
+                segment, index, number, deadline_ms=deadline_ms, connection_id=connection_id
+            )
+            greatest_ms = max(greatest_ms, await asyncio.to_thread(_max_in_chunk, view, from_offset, end_offset))
         if greatest_ms < 0:
             return None
         return await self._search(segment, greatest_ms, from_offset, deadline_ms, connection_id)
@@ -126,7 +134,7 @@ class RemoteLogOffsetReader:
                 )
                 found = await asyncio.to_thread(_first_in_chunk, view, timestamp_ms, from_offset)
                 if found is not None:
-                    return found
+                    return found if found.offset <= segment.valid_end_offset else None
             number = index.chunk_number_for_timestamp(timestamp_ms, number + 1)
         return None
 
@@ -139,10 +147,12 @@ def _first_in_chunk(view: memoryview, timestamp_ms: int, from_offset: int) -> Ti
     return None
 
 
-def _max_in_chunk(view: memoryview, from_offset: int) -> int:
-    """The greatest timestamp at or after the offset, -1 when there is none."""
+def _max_in_chunk(view: memoryview, from_offset: int, to_offset: int) -> int:
+    """The greatest timestamp of `[from_offset, to_offset]`, -1 when there is none."""
     greatest_ms = NO_TIMESTAMP
     for batch in iterate_batches(view):
+        if batch.last_offset > to_offset:
+            break
         if batch.base_offset >= from_offset:
             greatest_ms = max(greatest_ms, batch.max_timestamp)
         elif batch.last_offset >= from_offset:

@@ -7,6 +7,7 @@ offset -> segment (RLMM) -> index -> chunks (caches, or ranged GETs through boun
 * Trouble that may pass is retried with backoff until the deadline, outside the pools' slots. A FINISHED segment that
   the store does not find is such trouble (stores may be eventually consistent); if the metadata says that the segment
   was deleted meanwhile, the look-up begins anew. A checksum mismatch is read again once, then it is an error.
+* Nothing above a segment's `valid_end_offset` is ever served: a clamp cut it off.
 * Cancelling a call leaves its downloads running: they land in the caches for the next one.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -229,13 +231,14 @@ class RemoteLogReader:
         while True:
             end_offset = self._rlmm.remote_end_offset(partition)
             segment = None if end_offset is None else self._rlmm.remote_log_segment_metadata(partition, end_offset)
-            if segment is None:
+            if end_offset is None or segment is None:
                 return ()
             try:
                 index = await self.index(segment, deadline_ms=deadline_ms, connection_id=connection_id)
             except SegmentDeletedError:
                 continue
-            return index.leader_epochs()
+            # A segment that a clamp cuts also knows epochs of what was cut off.
+            return tuple(entry for entry in index.leader_epochs() if entry.start_offset <= end_offset)
 
     async def _read_from(
         self,
@@ -265,25 +268,35 @@ class RemoteLogReader:
             ),
             deadline_ms,
         )
+        end_number = _end_chunk_number(index, segment)
         while True:
             for view in views:
-                collected.take(view, index.chunks()[number].last_offset)
+                if number == end_number:
+                    break
+                collected.take(view, index.chunks()[number].last_offset, segment.valid_end_offset)
                 if collected.is_full:
                     break
                 number += 1
             if isolation_level == READ_COMMITTED and collected.records:
                 collected.aborted += index.aborted_transactions(collected.first_offset, collected.next_offset - 1)
-            if collected.is_full or number < len(index.chunks()):
+            if collected.is_full or number < end_number:
                 break
             # Over the border only for what is there: a neighbour in trouble must not hold back what was read.
-            following = self._rlmm.remote_log_segment_metadata(segment.topic_id_partition, segment.end_offset + 1)
+            following = self._following(segment)
             following_index = None if following is None else self._index_if_cached(following)
             if following is None or following_index is None:
                 break
             segment, index, number = following, following_index, 0
+            end_number = _end_chunk_number(index, segment)
             views = self._fetcher.cached_chunks(segment, index, 0, collected.remaining_bytes)
         self._prefetch(segment, index, number, offset, collected.next_offset, connection_id)
         return collected.result(isolation_level)
+
+    def _following(self, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata | None:
+        """What begins right behind it. Only from its first chunk on: one that holds more is looked up by offset."""
+        next_offset = segment.valid_end_offset + 1
+        following = self._rlmm.remote_log_segment_metadata(segment.topic_id_partition, next_offset)
+        return following if following is not None and following.start_offset == next_offset else None
 
     def _index_if_cached(self, segment: RemoteLogSegmentMetadata) -> SegmentIndex | None:
         try:
@@ -303,10 +316,11 @@ class RemoteLogReader:
         window_bytes = self.read_ahead.window_bytes((connection_id, segment.topic_id_partition), offset, next_offset)
         try:
             while window_bytes > 0:
-                window_bytes = self._fetcher.read_ahead(segment, index, number, window_bytes)
+                if segment.clamped_to is None:
+                    window_bytes = self._fetcher.read_ahead(segment, index, number, window_bytes)
                 if window_bytes <= 0:
                     return
-                following = self._rlmm.remote_log_segment_metadata(segment.topic_id_partition, segment.end_offset + 1)
+                following = self._following(segment)
                 following_index = None if following is None else self._fetcher.index_if_cached(following)
                 if following is None or following_index is None:
                     return
@@ -356,6 +370,24 @@ class RemoteLogReader:
             raise SegmentDeletedError(f"segment {segment.segment_id.id} was deleted")
 
 
+def _end_of_valid(view: memoryview, valid_end_offset: int) -> int:
+    """Where the batches end that lie wholly at or below the offset; a clamp lies between two batches."""
+    end = 0
+    for batch in iterate_batches(view):
+        if batch.last_offset > valid_end_offset:
+            break
+        end = batch.end
+    return end
+
+
+def _end_chunk_number(index: SegmentIndex, segment: RemoteLogSegmentMetadata) -> int:
+    """The number behind the last chunk that has anything of what may be served."""
+    chunks = index.chunks()
+    if segment.clamped_to is None:
+        return len(chunks)
+    return bisect_right(chunks, segment.valid_end_offset, key=lambda chunk: chunk.first_offset)
+
+
 class _Collected:
     """The answer as it grows: batches from `offset` on, within the budget."""
 
@@ -369,12 +401,19 @@ class _Collected:
         self.aborted: list[AbortedTransactionRange] = []
         self._min_one_message = min_one_message
 
-    def take(self, view: memoryview, last_offset: int) -> None:
-        """`view` is the next chunk; `last_offset` its inclusive end."""
+    def take(self, view: memoryview, last_offset: int, valid_end_offset: int) -> None:
+        """`view` is the next chunk; `last_offset` its inclusive end. What is above `valid_end_offset` is left out."""
         start = 0 if self.records else skip_to_offset(view, self.next_offset)
         end = len(view)
+        if last_offset > valid_end_offset:
+            end = _end_of_valid(view, valid_end_offset)
+            last_offset = valid_end_offset
+            if end <= start and not self.records:
+                raise OffsetGapError(f"the remote log was cut at {valid_end_offset}, inside a batch")
         if end - start > self.remaining_bytes:
-            end = cut_at_batches(view, self.remaining_bytes, self._min_one_message and not self.records, start)
+            end = min(
+                end, cut_at_batches(view, self.remaining_bytes, self._min_one_message and not self.records, start)
+            )
             self.is_full = True
         if end > start:
             if not self.records:

@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry
 
 from tests.fakes.in_memory_log import InMemoryLog
 from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tiers.manager.clamp_task import RLMClampTask
 from tiers.manager.copy_task import RLMCopyTask
 from tiers.manager.expiration_task import RLMExpirationTask
-from tiers.manager.lineage import check_remote_lineage
 from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.segment_deletion import collect_leftovers
 from tiers.manager.settings import RemoteLogManagerSettings
@@ -81,14 +81,16 @@ class Workbench:
         self._start()
 
     def _start(self) -> None:
+        self.clamp_task = RLMClampTask(self.services, PARTITION)
         self.copy_task = RLMCopyTask(self.services, PARTITION)
         self.trim_task = TrimTask(self.services, PARTITION)
         self.expiration_task = RLMExpirationTask(self.services, PARTITION)
 
     async def copy(self, policy: TopicPolicy = POLICY) -> bool:
-        """A round's leftovers, lineage check and copying."""
+        """A round's lineage check, leftovers and copying."""
+        if await self.clamp_task.run((await self.log.bounds(PARTITION, 1000)).log_start_offset):
+            self.copy_task.start_over()
         await collect_leftovers(self.services, PARTITION)
-        await check_remote_lineage(self.log, self.metadata, PARTITION, 1000)
         return await self.copy_task.run(policy, await self.log.bounds(PARTITION, 1000))
 
     async def copy_all(self, policy: TopicPolicy = POLICY) -> None:
@@ -96,7 +98,10 @@ class Workbench:
             pass
 
     async def trim(self, policy: TopicPolicy) -> int | None:
-        return await self.trim_task.run(policy, self.copy_task.local_only_bytes)
+        trimmed = await self.trim_task.run(policy, self.copy_task.local_only_bytes)
+        if trimmed is not None:
+            self.clamp_task.trimmed(trimmed)
+        return trimmed
 
     async def expire(self, policy: TopicPolicy) -> int:
         bounds = await self.log.bounds(PARTITION, 1000)
