@@ -69,8 +69,10 @@ class TieredPartitions:
             return False
 
     def end_offset(self, partition: TopicIdPartition) -> int | None:
-        """Inclusive."""
-        return self.rlmm.remote_end_offset(partition)
+        """Inclusive. Of a segment in quarantine a head may be left below the log start: that counts for nothing."""
+        end_offset = self.rlmm.remote_end_offset(partition)
+        log_start = self.rlmm.log_start_offset(partition)
+        return None if end_offset is None or log_start is None or end_offset < log_start else end_offset
 
     def leader_epoch_at(self, partition: TopicIdPartition, offset: int) -> int:
         """The leader epoch that wrote the offset, -1 when no remote segment has it."""

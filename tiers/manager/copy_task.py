@@ -110,9 +110,13 @@ class RLMCopyTask:
             if not services.metadata.owns(self._partition):
                 raise OwnershipLostError(f"{self._partition} is owned by another member")
             next_offset = start if self._builder is None else self._builder.next_offset
-            read = await services.source.read(
-                self._partition, next_offset, services.settings.fetch_bytes, services.settings.request_timeout_ms
-            )
+            try:
+                read = await services.source.read(
+                    self._partition, next_offset, services.settings.fetch_bytes, services.settings.request_timeout_ms
+                )
+            except LogDivergedError:
+                self.discard()
+                raise
             await self._follow_leader(read.leader_epoch)
             held_bytes = self.local_only_bytes
             fits = cut_at_batches(read.records, policy.segment_bytes - held_bytes, min_one=held_bytes == 0)

@@ -68,30 +68,34 @@ async def find_common_end(
 ) -> CommonEnd:
     """Asks for the tier's leader epochs from the newest down until the leader's answer confirms an offset.
 
-    `local_log_start` is the last one that was confirmed, if any was: an answer below it is no unclean election's, nor
-    is one that leaves nothing of the tier (`LogDivergedError`)."""
+    `local_log_start` is the last one that was confirmed, if any was. An answer below it, below the tier's log start, or
+    that leaves nothing at all, is no unclean election's (`LogDivergedError`). The epoch is -1 where the offset lies
+    before all that is remote."""
     ranges = _answering_epochs(metadata, partition)
     if not ranges:
         raise LogDivergedError(f"{partition}: there is nothing remote to compare")
+    lowest_end = max(1, local_log_start or 0, metadata.log_start_offset(partition) or 0)
     offset = ranges[-1].last_offset
     while True:
         place = bisect_right(ranges, offset, key=lambda one: one.first_offset) - 1
+        if place < 0 and offset + 1 >= lowest_end:
+            return CommonEnd(offset, -1)
         if place < 0:
             raise LogDivergedError(f"{partition}: the leader's log has nothing in common with what was copied")
         # In a hole between segments, what lies before it decides.
         offset, epoch = min(offset, ranges[place].last_offset), ranges[place].leader_epoch
         answer = await source.end_offset_for_epoch(partition, epoch, timeout_ms)
-        if not 0 <= answer.leader_epoch <= epoch or answer.end_offset < max(1, local_log_start or 0):
+        if not 0 <= answer.leader_epoch <= epoch or answer.end_offset < lowest_end:
             raise LogDivergedError(
                 f"{partition}: asked for epoch {epoch} the leader ends epoch {answer.leader_epoch} at "
-                f"{answer.end_offset}; its local log started at {local_log_start}: was the broker emptied or restored?"
+                f"{answer.end_offset}, below {lowest_end}: was the broker emptied or restored?"
             )
         if answer.leader_epoch == epoch and answer.end_offset > offset:
             return CommonEnd(offset, epoch)
         offset = min(offset, answer.end_offset - 1)
         # The leader has nothing of the epochs between its answer's and the one asked for.
         known = [one for one in ranges if one.leader_epoch <= answer.leader_epoch]
-        offset = min(offset, known[-1].last_offset if known else -1)
+        offset = min(offset, known[-1].last_offset if known else ranges[0].first_offset - 1)
 
 
 def leader_epoch_at(segment: RemoteLogSegmentMetadata, offset: int) -> int:

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from protocol.records.record_batch import iterate_batches
 from tests.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, POLICY, ProcessEnded, Workbench, workbench
+from tiers.errors import LogDivergedError
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 
 STEPS = [
     "segment-built",
@@ -24,6 +26,7 @@ STEPS = [
     "copy-finished-written",
     "trim-decided",
     "trimmed",
+    "clamp-written",
     "log-start-raised",
     "delete-started-written",
     "objects-deleted",
@@ -38,6 +41,7 @@ happening = st.one_of(
     st.tuples(st.just("restart"), st.just(0)),
     st.tuples(st.just("time"), st.sampled_from([5_000, 10_000, 60_000])),
     st.tuples(st.just("election"), st.just(0)),
+    st.tuples(st.just("unclean election"), st.integers(0, 100)),
     st.tuples(st.just("delete records"), st.integers(0, 100)),
 )
 
@@ -46,6 +50,8 @@ class History:
     def __init__(self, bench: Workbench) -> None:
         self.bench = bench
         self.user_start = 0
+        self.start_before = 0
+        """Where the log started before its end was replaced: retention saw more bytes then."""
 
     async def happens(self, what: str, number: int) -> None:
         bench, log = self.bench, self.bench.log
@@ -58,6 +64,14 @@ class History:
             bench.now_ms += number
         elif what == "election":
             log.leader_epoch += 1
+        elif what == "unclean election":
+            # Of what was trimmed, and of the log's own beginning, every replica that may lead is sure: else it stops.
+            start = bench.metadata.log_start_offset(PARTITION) or 0
+            first = max(1, log.log_start_offset, start)
+            ends = [batch.next_offset for batch in iterate_batches(log.records) if batch.next_offset >= first]
+            if ends:
+                log.elect_unclean(ends[(len(ends) - 1) * number // 100])
+                self.start_before = max(start, self.start_before)
         elif what == "delete records":
             self.user_start = max(self.user_start, log.end_offset * number // 200)
             log.log_start_offset = max(log.log_start_offset, self.user_start)
@@ -65,7 +79,7 @@ class History:
         elif what == "restart":
             bench.restart()
         else:
-            with contextlib.suppress(ProcessEnded):
+            with contextlib.suppress(ProcessEnded, LogDivergedError):
                 await bench.copy(KEEP_LITTLE)
                 await bench.trim(KEEP_LITTLE)
                 await bench.expire(KEEP_LITTLE)
@@ -79,7 +93,8 @@ class History:
         start = max(self.user_start, bench.metadata.log_start_offset(PARTITION) or 0)
         total_bytes = len(log.bytes_of(start, log.end_offset)) if start < log.end_offset else 0
         assert start <= log.end_offset
-        assert start == self.user_start or total_bytes >= KEEP_LITTLE.retention_bytes
+        expected_start = max(self.user_start, self.start_before)
+        assert start <= expected_start or total_bytes >= KEEP_LITTLE.retention_bytes
         for batch in iterate_batches(log.records):
             if batch.last_offset < start or max(batch.base_offset, start) >= log.log_start_offset:
                 continue
@@ -99,11 +114,39 @@ class History:
             bench.now_ms += POLICY.segment_ms
             await self.happens("round", 0)
         await self.check()
+        await self.check_what_is_served()
         assert {one.state for one in bench.segments} <= {RemoteLogSegmentState.COPY_SEGMENT_FINISHED}
         assert len(await bench.objects()) == 2 * len(bench.segments)
         remote_end = bench.metadata.remote_end_offset(PARTITION)
         start = max(self.user_start, bench.metadata.log_start_offset(PARTITION) or 0)
         assert remote_end == bench.log.end_offset - 1 or start == bench.log.end_offset
+
+    async def check_what_is_served(self) -> None:
+        """Of what was cut off no byte is: the remote tier reads as the leader's log would."""
+        bench = self.bench
+        start = max(self.user_start, bench.metadata.log_start_offset(PARTITION) or 0)
+        end = bench.metadata.remote_end_offset(PARTITION)
+        if end is None or end < start:
+            return
+        served, offset = b"", start
+        async with RemoteLogReader(bench.metadata, bench.store) as reader:
+            while offset <= end:
+                read = await reader.read(
+                    PARTITION,
+                    offset,
+                    700,
+                    min_one_message=True,
+                    isolation_level=0,
+                    deadline_ms=monotonic_ms() + 30_000,
+                    connection_id=1,
+                )
+                served += b"".join(bytes(view) for view in read.records)
+                offset = max(batch.next_offset for batch in iterate_batches(served))
+            epochs = await reader.leader_epochs(PARTITION, deadline_ms=monotonic_ms() + 30_000, connection_id=1)
+        assert served == bench.log.bytes_of(start, end)
+        assert {each.leader_epoch for each in iterate_batches(served)} <= {entry.epoch for entry in epochs}
+        history = {each.leader_epoch for each in iterate_batches(bench.log.records)}
+        assert {entry.epoch for entry in epochs} <= history
 
 
 @settings(max_examples=15, deadline=None)
