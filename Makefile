@@ -10,7 +10,7 @@ VERSITYGW_VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' tests/servers/v
 # Nothing of the caller's own environment reaches ours.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
-.PHONY: help demo test check bench lock jars clean
+.PHONY: help demo test check fuzz bench lock jars clean
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -26,6 +26,11 @@ check: .venv/installed ## style, types, layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+fuzz: .venv/installed ## atheris on every target for a while (SECONDS_EACH=60, TARGETS="fetch_response ...")
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[fuzz]'
+	for target in $(or $(TARGETS),$(notdir $(wildcard tests/fuzz/corpus/*))); do \
+	  $(BIN)/python -W ignore -m tests.fuzz.run_atheris $$target -max_total_time=$(or $(SECONDS_EACH),60) || exit 1; done
 
 bench: jars .venv/installed ## one table: through the proxy against direct (ARGS=--quick for a small run)
 	$(BIN)/python -m bench.run $(ARGS)

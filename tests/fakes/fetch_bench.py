@@ -18,7 +18,9 @@ from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.fetch import FetchHandler
 from proxy.local_log_bounds import LocalLogBoundsCache
 from proxy.tiered_partitions import TieredPartitions
-from tests.fakes.fetch_broker import Ask, FakeCluster, FakeExchange, LocalLog, fetch_frame, reference
+from tests.fakes.broker.cluster import FakeCluster, LocalLog
+from tests.fakes.broker.exchange import FakeExchange
+from tests.fakes.broker.fetch_frames import Ask, fetch_frame, reference
 from tests.fakes.record_batches import batch_of
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.model.ids import TopicIdPartition

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from protocol.api_keys import ApiKey
 from protocol.apis.fetch_request import parse_fetch_request, patch_fetch_request, topics_of
-from protocol.apis.fetch_response import FetchResponse, parse_fetch_response, rebuild_response
+from protocol.apis.fetch_response import NODE_ENDPOINTS_TAG, FetchResponse, parse_fetch_response, rebuild_response
 from protocol.apis.fetch_scan import plain_topics
 from protocol.apis.fetch_stream import UNKNOWN_TAG, PartitionHead, PartitionPatch, StreamingFetchPatcher
 from protocol.errors import ProtocolError
 from protocol.header import response_body_position
-from protocol.schema import compile_message
+from protocol.primitives import read_tag, read_tag_count
 from tests.fuzz.wire_targets import is_by_schema, prefixes_are_truncated
 
 _VERSIONS = range(4, 19)
@@ -148,11 +148,9 @@ def _patched_while_held(response: FetchResponse, mask: int) -> bytes:
 
 
 def _hide_node_endpoints(response: FetchResponse, out: bytearray) -> None:
-    bounds = response.node_endpoints_bounds()
-    if bounds is None:
-        return
-    for span in compile_message(ApiKey.FETCH, response.version, "Response").walk(
-        response.payload, response.body_position
-    ):
-        if span.path == ("NodeEndpoints",) and span.kind == "tag":
-            out[span.start] |= UNKNOWN_TAG
+    count, pos = read_tag_count(response.payload, response.tags_position)
+    for _ in range(count):
+        start = pos
+        tag, _, _, pos = read_tag(response.payload, pos)
+        if tag == NODE_ENDPOINTS_TAG:
+            out[start] |= UNKNOWN_TAG

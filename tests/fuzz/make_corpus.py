@@ -118,32 +118,25 @@ def seeds(folder: Path, rng: random.Random) -> Iterator[tuple[str, str, bytes]]:
             yield "fetch_request", f"v{version}-{number}", first + messages.encoded("FetchRequest", version)
             payload = _response_frame(ApiKey.FETCH, version, messages.encoded("FetchResponse", version))
             yield "fetch_response", f"v{version}-{number}", first + payload
-    for api_key in _WALKED:
+    for walked in _WALKED:
         for kind in ("Request", "Response"):
-            versions = versions_of(message_name(api_key, "Request"))
+            versions = versions_of(message_name(walked, "Request"))
             for version in sorted({versions[0], versions[len(versions) // 2], versions[-1]}):
-                name = f"{api_key.name.lower()}-v{version}-{kind.lower()}"
-                message = _message(messages, api_key, version, kind)
+                name = f"{walked.name.lower()}-v{version}-{kind.lower()}"
+                message = _message(messages, walked, version, kind)
                 yield "schema_walker", name, message
                 if kind == "Request":
-                    yield "header", name, _request_frame(api_key, version, message[5:])
-    for api_key in ADDRESS_FIELDS:
-        versions = versions_of(message_name(api_key, "Response"))
-        for version in versions:
-            if not carries_addresses(api_key, version):
-                continue
-            body = messages.encoded(message_name(api_key, "Response"), version)
-            payload = _response_frame(api_key, version, body)
-            yield (
-                "addresses",
-                f"{ApiKey(api_key).name.lower()}-v{version}",
-                struct.pack(">hh", api_key, version) + payload,
-            )
-    for api_key, answered in _ANSWERED.items():
+                    yield "header", name, _request_frame(walked, version, message[5:])
+    for key in map(ApiKey, ADDRESS_FIELDS):
+        for version in versions_of(message_name(key, "Response")):
+            if carries_addresses(key, version):
+                payload = _response_frame(key, version, messages.encoded(message_name(key, "Response"), version))
+                yield "addresses", f"{key.name.lower()}-v{version}", struct.pack(">hh", key, version) + payload
+    for key, answered in _ANSWERED.items():
         for version in answered:
             for kind in ("Request", "Response"):
-                name = f"{api_key.name.lower()}-v{version}-{kind.lower()}"
-                yield "partition_answers", name, _message(messages, api_key, version, kind)
+                name = f"{key.name.lower()}-v{version}-{kind.lower()}"
+                yield "partition_answers", name, _message(messages, key, version, kind)
     yield from _frames(rng)
     for name, log in _logs().items():
         yield "record_batches", name, log

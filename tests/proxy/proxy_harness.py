@@ -16,14 +16,15 @@ from proxy.exchange import (
     Forward,
     Handler,
     HandlerState,
-    Prepare,
     PrefixHandler,
+    Prepare,
     ResponsePatcher,
 )
 from proxy.metrics import ProxyMetrics
 from proxy.router import Router
 from proxy.server import BrokerEndpoint, ProxyServer
-from tests.fakes.fake_broker import FakeBroker
+from tests.fakes.broker.fake_broker import FakeBroker
+from tiers.broker.tls import TlsContext
 
 
 @dataclass
@@ -41,6 +42,8 @@ async def proxy_before(
     prefix_handlers: Mapping[int, PrefixHandler] | None = None,
     limits: ConnectionLimits | None = None,
     early_answers: Mapping[int, EarlyAnswer] | None = None,
+    tls: TlsContext | None = None,
+    upstream_tls: TlsContext | None = None,
 ) -> AsyncIterator[Proxy]:
     metrics = ProxyMetrics()
     server = ProxyServer(
@@ -48,6 +51,8 @@ async def proxy_before(
         limits or ConnectionLimits(),
         metrics,
         early_answers=early_answers,
+        tls=tls,
+        upstream_tls=upstream_tls,
     )
     async with server:
         _, port = server.listen("127.0.0.1", 0, BrokerEndpoint(1, lambda: broker.addresses))

@@ -9,7 +9,8 @@ from pathlib import Path
 from protocol.primitives import INT32
 from proxy.exchange import Exchange
 from proxy.flow_control import READ_BUFFER_BYTES, BufferPool
-from tests.fakes.fake_broker import FakeBroker, Wire, connected, frame, request, response
+from tests.fakes.broker.fake_broker import FakeBroker
+from tests.fakes.broker.wire import Wire, connected, frame, request, response
 from tests.proxy.proxy_harness import ForwardingHandler, proxy_before
 
 MIB = 1024 * 1024

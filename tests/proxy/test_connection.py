@@ -10,7 +10,8 @@ import pytest
 from protocol.errors import TruncatedError
 from proxy.context import ConnectionLimits
 from proxy.exchange import CutThrough, Exchange, HandlerState
-from tests.fakes.fake_broker import FakeBroker, connected, frame, request, response
+from tests.fakes.broker.fake_broker import FakeBroker
+from tests.fakes.broker.wire import connected, frame, request, response
 from tests.proxy.proxy_harness import AnsweringHandler, ForwardingHandler, PreparingHandler, proxy_before, reply
 
 OPAQUE, HANDLED, OTHER = 12, 1, 3

@@ -16,7 +16,8 @@ from proxy.app import pass_through_handlers
 from proxy.context import Address, ConnectionLimits
 from proxy.exchange import PrefixHandler
 from proxy.handlers.produce import ProduceHandler
-from tests.fakes.fake_broker import FakeBroker, Wire, connected, frame, request, response
+from tests.fakes.broker.fake_broker import FakeBroker
+from tests.fakes.broker.wire import Wire, connected, frame, request, response
 from tests.proxy.proxy_harness import proxy_before
 
 ROUNDS = 60

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from proxy.local_log_bounds import LocalLogBoundsCache, Watermarks
-from tests.fakes.fetch_broker import FakeCluster, LocalLog
+from tests.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.fakes.record_batches import batch_of
 from tests.fakes.remote_tier import TOPIC_ID
 from tiers.errors import BrokerError

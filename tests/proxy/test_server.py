@@ -6,7 +6,8 @@ import asyncio
 
 from proxy.context import ConnectionLimits
 from proxy.exchange import Buffers, Exchange
-from tests.fakes.fake_broker import FakeBroker, connected, frame, request, response
+from tests.fakes.broker.fake_broker import FakeBroker
+from tests.fakes.broker.wire import connected, frame, request, response
 from tests.proxy.proxy_harness import ForwardingHandler, proxy_before
 
 FETCH, OPAQUE = 1, 12

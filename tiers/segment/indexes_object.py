@@ -194,18 +194,41 @@ def encode_segment_metadata(metadata: RemoteLogSegmentMetadata) -> bytes:
 def decode_segment_metadata(data: bytes) -> RemoteLogSegmentMetadata:
     try:
         document = json.loads(data)
-        partition = TopicIdPartition(UUID(document["topicId"]), document["partition"], document["topic"])
-        return RemoteLogSegmentMetadata(
+        topic, txn_index_empty = document["topic"], document["txnIndexEmpty"]
+        if type(topic) is not str or type(txn_index_empty) is not bool:
+            raise ValueError(f"topic {topic!r}, txnIndexEmpty {txn_index_empty!r}")
+        partition = TopicIdPartition(UUID(document["topicId"]), _int32(document["partition"]), topic)
+        metadata = RemoteLogSegmentMetadata(
             segment_id=RemoteLogSegmentId(partition, UUID(document["segmentId"])),
-            start_offset=document["startOffset"],
-            end_offset=document["endOffset"],
-            broker_id=document["brokerId"],
-            max_timestamp_ms=document["maxTimestampMs"],
-            event_timestamp_ms=document["eventTimestampMs"],
-            segment_leader_epochs=tuple(LeaderEpochEntry(*pair) for pair in document["segmentLeaderEpochs"]),
-            segment_size_bytes=document["segmentSizeInBytes"],
+            start_offset=_int64(document["startOffset"]),
+            end_offset=_int64(document["endOffset"]),
+            broker_id=_int32(document["brokerId"]),
+            max_timestamp_ms=_int64(document["maxTimestampMs"]),
+            event_timestamp_ms=_int64(document["eventTimestampMs"]),
+            segment_leader_epochs=tuple(
+                LeaderEpochEntry(_int32(epoch), _int64(start)) for epoch, start in document["segmentLeaderEpochs"]
+            ),
+            segment_size_bytes=_int32(document["segmentSizeInBytes"]),
             state=RemoteLogSegmentState(document["state"]),
-            txn_index_empty=document["txnIndexEmpty"],
+            txn_index_empty=txn_index_empty,
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptSegmentError(f"segment metadata: {error!r}") from error
+    if not metadata.segment_leader_epochs or metadata.start_offset > metadata.end_offset:
+        raise CorruptSegmentError(f"segment metadata: {metadata.segment_id} holds no offsets or no leader epoch")
+    return metadata
+
+
+def _int32(value: object) -> int:
+    return _int_of_bits(value, 32)
+
+
+def _int64(value: object) -> int:
+    return _int_of_bits(value, 64)
+
+
+def _int_of_bits(value: object, bits: int) -> int:
+    """JSON takes any number, and text, for a number."""
+    if type(value) is not int or not -(1 << bits - 1) <= value < 1 << bits - 1:
+        raise ValueError(f"{value!r} where an int{bits} is expected")
+    return value

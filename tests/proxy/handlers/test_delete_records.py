@@ -19,7 +19,8 @@ from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler, LogStartRecorder
 from proxy.local_log_bounds import LocalLogBoundsCache
 from proxy.tiered_partitions import TieredPartitions
-from tests.fakes.fetch_broker import FakeCluster, FakeExchange
+from tests.fakes.broker.cluster import FakeCluster
+from tests.fakes.broker.exchange import FakeExchange
 from tests.fakes.record_batches import batch_of
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.errors import RemoteLogMetadataError

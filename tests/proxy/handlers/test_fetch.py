@@ -12,6 +12,9 @@ import pytest
 from protocol.errors import ErrorCode, ProtocolError
 from proxy.exchange import Forward
 from proxy.handlers.base import FetchSettings
+from tests.fakes.broker.cluster import LocalLog
+from tests.fakes.broker.exchange import FakeExchange
+from tests.fakes.broker.fetch_frames import fetch_frame
 from tests.fakes.fetch_bench import (
     BATCH,
     LOCAL_0,
@@ -26,7 +29,6 @@ from tests.fakes.fetch_bench import (
     parse,
     records,
 )
-from tests.fakes.fetch_broker import FakeExchange, LocalLog, fetch_frame
 from tests.fakes.record_batches import batch_of
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.model.ids import TopicIdPartition

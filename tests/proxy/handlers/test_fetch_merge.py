@@ -14,7 +14,8 @@ from protocol.apis.fetch_response import FetchResponse, parse_fetch_response
 from protocol.header import response_body_position
 from proxy.handlers.fetch_merge import RemoteOutcome, merge, reserve
 from proxy.local_log_bounds import Watermarks
-from tests.fakes.fetch_broker import LocalLog, reference
+from tests.fakes.broker.cluster import LocalLog
+from tests.fakes.broker.fetch_frames import reference
 from tests.fakes.record_batches import batch_of
 from tests.fakes.remote_tier import TOPIC_ID
 from tiers.reader.remote_log_reader import RemoteRead

@@ -13,8 +13,10 @@ from protocol.apis.fetch_response import FetchResponse
 from protocol.errors import ErrorCode
 from proxy.handlers.base import FetchSettings
 from proxy.local_log_bounds import Watermarks
+from tests.fakes.broker.cluster import LocalLog
+from tests.fakes.broker.exchange import FakeExchange
+from tests.fakes.broker.fetch_frames import Ask, fetch_frame
 from tests.fakes.fetch_bench import LOCAL_0, P0, P1, Bench, ask, ask_local, bench_of, codes, parse, records
-from tests.fakes.fetch_broker import Ask, FakeExchange, LocalLog, fetch_frame
 from tests.fakes.record_batches import batch_of
 from tiers.errors import OffsetBelowLogStartError, OffsetGapError
 from tiers.log.log_source import LocalLogBounds

@@ -20,7 +20,8 @@ from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.list_offsets import ListOffsetsHandler
 from proxy.local_log_bounds import LocalLogBoundsCache
 from proxy.tiered_partitions import TieredPartitions
-from tests.fakes.fetch_broker import FakeCluster, FakeExchange, LocalLog
+from tests.fakes.broker.cluster import FakeCluster, LocalLog
+from tests.fakes.broker.exchange import FakeExchange
 from tests.fakes.record_batches import build_batch, record
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.model.ids import TopicIdPartition
@@ -175,6 +176,12 @@ async def test_the_greatest_timestamp_of_both_tiers(bench: Bench) -> None:
     assert found(await bench.ask(7, MAX, offset=5, timestamp=260)) == (0, 300, 1, 2)
     assert found(await bench.ask(7, MAX, offset=5, timestamp=300)) == (0, 300, 1, 2)
     assert found(await bench.ask(7, MAX, offset=5, timestamp=301)) == (0, 301, 5, 5)
+    # Its newest record is above the last stable offset, say: so it is, then, of the whole log.
+    assert found(await bench.ask(7, MAX, offset=-1, timestamp=-1)) == (0, -1, -1, 5)
+
+
+async def test_the_greatest_timestamp_is_remote_while_nothing_is_local(bench: Bench) -> None:
+    bench.cluster.logs[P0] = LocalLog([], 4)
     assert found(await bench.ask(7, MAX, offset=-1, timestamp=-1)) == (0, 300, 1, 2)
 
 

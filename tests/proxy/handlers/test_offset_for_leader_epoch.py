@@ -20,7 +20,8 @@ from proxy.handlers.leader_epochs import contains, end_offset_for
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from proxy.local_log_bounds import LocalLogBoundsCache
 from proxy.tiered_partitions import TieredPartitions
-from tests.fakes.fetch_broker import FakeCluster, FakeExchange, LocalLog
+from tests.fakes.broker.cluster import FakeCluster, LocalLog
+from tests.fakes.broker.exchange import FakeExchange
 from tests.fakes.record_batches import batch_of
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.model.ids import TopicIdPartition

@@ -13,7 +13,8 @@ from protocol.primitives import INT16, INT32
 from proxy.app import pass_through_handlers
 from proxy.context import Address
 from proxy.handlers.produce import ProduceHandler
-from tests.fakes.fake_broker import FakeBroker, connected, frame, request, response
+from tests.fakes.broker.fake_broker import FakeBroker
+from tests.fakes.broker.wire import connected, frame, request, response
 from tests.proxy.proxy_harness import proxy_before
 
 ENTRY = struct.Struct(">hhh")

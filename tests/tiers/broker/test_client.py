@@ -8,7 +8,7 @@ import pytest
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 
 from protocol.errors import ErrorCode
-from tests.fakes.decoding_broker import DecodingBroker
+from tests.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
 from tiers.errors import BrokerError
@@ -22,13 +22,13 @@ ORDERS = TopicMetadata(
 )
 
 
-def client_of(*brokers: DecodingBroker, **settings: Any) -> BrokerClient:
+def client_of(*brokers: ScriptedBroker, **settings: Any) -> BrokerClient:
     addresses = [("127.0.0.1", broker.port) for broker in brokers]
     return BrokerClient(addresses, client_id="test", request_timeout_ms=5000, jitter=lambda: 0.0, **settings)
 
 
 async def test_metadata_is_read_as_the_broker_says() -> None:
-    async with DecodingBroker() as broker:
+    async with ScriptedBroker() as broker:
         broker.topics = [ORDERS]
         client = client_of(broker)
         await client.open()
@@ -42,7 +42,7 @@ async def test_metadata_is_read_as_the_broker_says() -> None:
 
 
 async def test_callers_share_the_refresh_that_begins_after_they_asked() -> None:
-    async with DecodingBroker() as broker:
+    async with ScriptedBroker() as broker:
         client = client_of(broker, clock_ms=lambda: 1000)
         first, *others = await asyncio.gather(*(client.metadata(0) for _ in range(5)))
         known = await client.metadata(1)
@@ -53,7 +53,7 @@ async def test_callers_share_the_refresh_that_begins_after_they_asked() -> None:
 
 
 async def test_leader_is_found_by_topic_id() -> None:
-    async with DecodingBroker() as broker:
+    async with ScriptedBroker() as broker:
         broker.topics = [ORDERS]
         client = client_of(broker)
         assert await client.leader_of(TopicIdPartition(TOPIC_ID, 0)) == (1, 5)
@@ -67,7 +67,7 @@ async def test_leader_is_found_by_topic_id() -> None:
 
 
 async def test_an_old_broker_is_asked_again_in_the_version_it_knows() -> None:
-    async with DecodingBroker() as broker:
+    async with ScriptedBroker() as broker:
         broker.versions[ApiVersionsRequest.API_KEY] = (0, 2)
         client = client_of(broker)
         await client.open()
@@ -76,7 +76,7 @@ async def test_an_old_broker_is_asked_again_in_the_version_it_knows() -> None:
 
 
 async def test_a_version_that_the_broker_lacks_is_an_error_for_good() -> None:
-    async with DecodingBroker() as broker:
+    async with ScriptedBroker() as broker:
         broker.versions[MetadataRequest.API_KEY] = (0, 9)
         client = client_of(broker)
         with pytest.raises(BrokerError) as error:
@@ -86,7 +86,7 @@ async def test_a_version_that_the_broker_lacks_is_an_error_for_good() -> None:
 
 
 async def test_a_lost_connection_fails_what_is_under_way_and_the_next_request_opens_another() -> None:
-    async with DecodingBroker() as broker:
+    async with ScriptedBroker() as broker:
         client = client_of(broker)
         await client.open()
         answer, asked = broker.answers[MetadataRequest.API_KEY], asyncio.Event()
@@ -110,7 +110,7 @@ async def test_a_lost_connection_fails_what_is_under_way_and_the_next_request_op
 
 
 async def test_an_abandoned_request_keeps_its_place_and_its_late_answer_is_dropped() -> None:
-    async with DecodingBroker() as broker:
+    async with ScriptedBroker() as broker:
         client = client_of(broker)
         await client.open()
         answer, asked, go_on = broker.answers[MetadataRequest.API_KEY], asyncio.Event(), asyncio.Event()
@@ -133,7 +133,7 @@ async def test_an_abandoned_request_keeps_its_place_and_its_late_answer_is_dropp
 
 
 async def test_a_silent_broker_is_given_up_at_the_deadline() -> None:
-    async with DecodingBroker() as broker:
+    async with ScriptedBroker() as broker:
         client = client_of(broker)
         await client.open()
 
@@ -147,7 +147,7 @@ async def test_a_silent_broker_is_given_up_at_the_deadline() -> None:
 
 
 async def test_a_long_poll_has_a_lane_of_its_own() -> None:
-    async with DecodingBroker() as broker:
+    async with ScriptedBroker() as broker:
         client = client_of(broker)
         await client.open()
         answer, asked, go_on = broker.answers[MetadataRequest.API_KEY], asyncio.Event(), asyncio.Event()
@@ -170,7 +170,7 @@ async def test_a_long_poll_has_a_lane_of_its_own() -> None:
 
 
 async def test_any_broker_will_do_when_the_first_is_down() -> None:
-    async with DecodingBroker(1) as down, DecodingBroker(2) as up:
+    async with ScriptedBroker(1) as down, ScriptedBroker(2) as up:
         await down.stop()
         client = client_of(down, up)
         await client.open()
@@ -181,7 +181,7 @@ async def test_any_broker_will_do_when_the_first_is_down() -> None:
 
 
 async def test_no_broker_at_all_is_retriable() -> None:
-    async with DecodingBroker() as down:
+    async with ScriptedBroker() as down:
         await down.stop()
         client = client_of(down)
         assert (await failure_of(client.open())).retriable
@@ -190,7 +190,7 @@ async def test_no_broker_at_all_is_retriable() -> None:
 
 
 async def test_bytes_that_are_no_response_end_the_connection() -> None:
-    async with DecodingBroker() as broker:
+    async with ScriptedBroker() as broker:
         client = client_of(broker)
         await client.open()
         broker.correlation_skew = 1
@@ -205,7 +205,7 @@ async def test_a_broker_that_lags_behind_takes_no_partition_back_to_an_older_lea
         return TopicMetadata("orders", topic_id, {0: PartitionMetadata(0, node_id, epoch, (1, 2), (1, 2))})
 
     partition = TopicIdPartition(TOPIC_ID, 0)
-    async with DecodingBroker() as broker:
+    async with ScriptedBroker() as broker:
         client = client_of(broker)
         broker.topics = [led_by(2, 6)]
         assert await client.leader_of(partition) == (2, 6)
@@ -219,7 +219,7 @@ async def test_a_broker_that_lags_behind_takes_no_partition_back_to_an_older_lea
 
 
 async def test_another_cluster_at_the_same_address_is_refused() -> None:
-    async with DecodingBroker() as broker:
+    async with ScriptedBroker() as broker:
         client = client_of(broker)
         await client.open()
         broker.cluster_id = "another"

@@ -20,7 +20,7 @@ from kafka.protocol.consumer import (
 )
 
 from protocol.errors import ErrorCode
-from tests.fakes.decoding_broker import DecodingBroker
+from tests.fakes.broker.scripted_broker import ScriptedBroker
 from tests.fakes.record_batches import batch_of
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
@@ -42,7 +42,7 @@ def still_ours() -> None:
 class Leader:
     """One broker's answers for the partition; `errors` are given first, one per Fetch."""
 
-    broker: DecodingBroker
+    broker: ScriptedBroker
     records: bytes = LOG
     log_start: int = 10
     lso: int = 30
@@ -122,7 +122,7 @@ class Cluster:
 @pytest.fixture
 async def cluster() -> AsyncIterator[Cluster]:
     async with AsyncExitStack() as stack:
-        brokers = [await stack.enter_async_context(DecodingBroker(node_id)) for node_id in (1, 2)]
+        brokers = [await stack.enter_async_context(ScriptedBroker(node_id)) for node_id in (1, 2)]
         for broker in brokers:
             broker.brokers = brokers
         addresses = [("127.0.0.1", broker.port) for broker in brokers]

@@ -10,7 +10,7 @@ import pytest
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
 from prometheus_client import CollectorRegistry
 
-from tests.fakes.decoding_broker import DecodingBroker
+from tests.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
 from tiers.manager.metrics import RemoteLogManagerMetrics
@@ -23,7 +23,7 @@ DELETE = {"cleanup.policy": "delete", "retention.ms": "604800000", "retention.by
 class Cluster:
     """A broker with topics and their configuration."""
 
-    def __init__(self, broker: DecodingBroker, client: BrokerClient) -> None:
+    def __init__(self, broker: ScriptedBroker, client: BrokerClient) -> None:
         self.broker = broker
         self.client = client
         self.configs: dict[str, dict[str, str]] = {}
@@ -61,7 +61,7 @@ class Cluster:
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[Cluster]:
-    async with DecodingBroker() as broker:
+    async with ScriptedBroker() as broker:
         client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
         yield Cluster(broker, client)
         await client.close()

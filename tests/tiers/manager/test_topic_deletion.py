@@ -7,7 +7,7 @@ import pytest
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 
 from protocol.errors import ErrorCode
-from tests.fakes.decoding_broker import DecodingBroker
+from tests.fakes.broker.scripted_broker import ScriptedBroker
 from tests.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, ProcessEnded, Workbench
 from tiers.broker.client import BrokerClient
@@ -150,7 +150,7 @@ async def test_a_partition_that_cannot_be_deleted_leaves_the_others_alone(
 )
 async def test_a_topic_is_gone_when_every_broker_says_so_by_its_id(codes: tuple[int, int], gone: bool) -> None:
     topic_id = UUID(int=5)
-    async with DecodingBroker(1) as first, DecodingBroker(2) as second:
+    async with ScriptedBroker(1) as first, ScriptedBroker(2) as second:
         first.brokers = second.brokers = [first, second]
         for broker, code in zip((first, second), codes, strict=True):
             answer_by_id(broker, topic_id, code)
@@ -160,7 +160,7 @@ async def test_a_topic_is_gone_when_every_broker_says_so_by_its_id(codes: tuple[
     assert found == ({topic_id} if gone else set())
 
 
-def answer_by_id(broker: DecodingBroker, topic_id: UUID, code: int) -> None:
+def answer_by_id(broker: ScriptedBroker, topic_id: UUID, code: int) -> None:
     """Lists no topic, and answers `code` when asked for `topic_id`."""
     listing = broker.answers[MetadataRequest.API_KEY]
 

@@ -6,28 +6,23 @@ Reads, limits and errors are Kafka's (semantics 3.1); sessions are told apart on
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from protocol.api_keys import ApiKey
 from protocol.apis.fetch_encoding import encode_partition, encode_response
 from protocol.apis.fetch_request import (
-    FLEXIBLE_FROM,
     FetchPartition,
     FetchRequest,
     parse_fetch_request,
 )
-from protocol.apis.topic_reference import TOPIC_ID_FROM, TopicReference, write_topic_reference
-from protocol.header import build_request_header, parse_request_header
-from protocol.primitives import INT8, INT32, INT64, Buffer, write_array_length, write_string
+from protocol.apis.topic_reference import TopicReference
+from protocol.header import parse_request_header
+from protocol.primitives import Buffer
 from protocol.records.record_batch import iterate_batches
-from proxy.exchange import Request
 from tiers.errors import BrokerError
 from tiers.log.log_source import EpochEndOffset, LocalLogBounds, LogRead
 from tiers.model.ids import TopicIdPartition
-from tiers.reader.remote_log_reader import monotonic_ms
 
 
 @dataclass
@@ -154,97 +149,3 @@ class FakeCluster:
             records=(records,),
         )
         return entry, len(records)
-
-
-class FakeExchange:
-    """One request of one connection to the fake cluster."""
-
-    def __init__(self, cluster: FakeCluster, frame: bytes, connection_id: int = 1) -> None:
-        header = parse_request_header(frame)
-        self.request = Request(header.api_key, header.api_version, header.correlation_id, frame, monotonic_ms())
-        self.tier = "none"
-        self.connection_id = connection_id
-        self.node_id: int | None = 1
-        self.polls = 0
-        self.may_forward = True
-        self._cluster = cluster
-
-    def try_forward(self, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
-        return self._poll(bytes(frame)) if self.may_forward else None
-
-    async def _poll(self, frame: bytes) -> memoryview:
-        self.polls += 1
-        header = parse_request_header(frame)
-        request = parse_fetch_request(frame, header.body_position, header.api_version)
-        self._cluster.polled.set()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(request.max_wait_ms / 1000):
-                await self._cluster.arrived.wait()
-        return memoryview(self._cluster.answer(frame))
-
-
-@dataclass(frozen=True)
-class Ask:
-    """One partition of a request."""
-
-    topic: TopicReference
-    partition: int
-    offset: int
-    max_bytes: int = 1 << 20
-    leader_epoch: int = -1
-    last_fetched_epoch: int = -1
-
-
-def fetch_frame(
-    version: int,
-    asks: Sequence[Ask],
-    *,
-    max_wait_ms: int = 50,
-    min_bytes: int = 1,
-    max_bytes: int = 50 << 20,
-    isolation_level: int = 0,
-    session_id: int = 0,
-    session_epoch: int = -1,
-    replica_id: int = -1,
-    correlation_id: int = 9,
-) -> bytes:
-    """A request frame by hand, one topic entry per run of asks for the same topic."""
-    compact = version >= FLEXIBLE_FROM
-    tags = b"\x00" if compact else b""
-    out = bytearray(build_request_header(ApiKey.FETCH, version, correlation_id, "test"))
-    if version < 15:
-        out += INT32.pack(replica_id)
-    out += INT32.pack(max_wait_ms) + INT32.pack(min_bytes) + INT32.pack(max_bytes) + INT8.pack(isolation_level)
-    if version >= 7:
-        out += INT32.pack(session_id) + INT32.pack(session_epoch)
-    runs: list[list[Ask]] = []
-    for ask in asks:
-        if runs and runs[-1][0].topic == ask.topic:
-            runs[-1].append(ask)
-        else:
-            runs.append([ask])
-    out += write_array_length(len(runs), compact)
-    for run in runs:
-        out += write_topic_reference(run[0].topic, version)
-        out += write_array_length(len(run), compact)
-        for ask in run:
-            out += INT32.pack(ask.partition)
-            out += INT32.pack(ask.leader_epoch) if version >= 9 else b""
-            out += INT64.pack(ask.offset)
-            out += INT32.pack(ask.last_fetched_epoch) if version >= 12 else b""
-            out += INT64.pack(-1) if version >= 5 else b""
-            out += INT32.pack(ask.max_bytes) + tags
-        out += tags
-    if version >= 7:
-        out += write_array_length(0, compact)
-    if version >= 11:
-        out += write_string("", compact)
-    if version >= 15 and replica_id >= 0:
-        out += b"\x01\x01\x0d" + INT32.pack(replica_id) + INT64.pack(1) + b"\x00"
-    else:
-        out += tags
-    return bytes(out)
-
-
-def reference(version: int, name: str, topic_id: UUID) -> TopicReference:
-    return topic_id if version >= TOPIC_ID_FROM else name

@@ -1,4 +1,4 @@
-"""A broker that does what the test says, and a client that speaks frames: the two ends of a transcript."""
+"""One socket in frames, and a client that speaks them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
-from types import TracebackType
-from typing import Self
 
 from protocol.header import build_request_header
 from protocol.primitives import INT32
@@ -47,6 +45,10 @@ class Wire:
             (size,) = INT32.unpack(await self._reader.readexactly(4))
             return await self._reader.readexactly(size)
 
+    async def receive_when_it_comes(self) -> bytes:
+        (size,) = INT32.unpack(await self._reader.readexactly(4))
+        return await self._reader.readexactly(size)
+
     async def receive_raw(self, count: int) -> bytes:
         async with asyncio.timeout(TIMEOUT_S):
             return await self._reader.readexactly(count)
@@ -61,6 +63,9 @@ class Wire:
     def half_close(self) -> None:
         self._writer.write_eof()
 
+    def abort(self) -> None:
+        self._writer.transport.abort()
+
     async def close(self) -> None:
         self._writer.close()
         with contextlib.suppress(ConnectionError):
@@ -71,44 +76,6 @@ class Wire:
         sock = self._writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
         self._writer.transport.abort()
-
-
-class FakeBroker:
-    """`accepted` hands out connections in the order in which they came."""
-
-    def __init__(self) -> None:
-        self._connections: asyncio.Queue[Wire] = asyncio.Queue()
-        self._wires: list[Wire] = []
-        self.port = 0
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.close()
-        for wire in self._wires:
-            await wire.close()
-
-    @property
-    def addresses(self) -> list[tuple[str, int]]:
-        return [("127.0.0.1", self.port)]
-
-    async def accepted(self) -> Wire:
-        async with asyncio.timeout(TIMEOUT_S):
-            return await self._connections.get()
-
-    @property
-    def connections_made(self) -> int:
-        return len(self._wires)
-
-    async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        wire = Wire(reader, writer)
-        self._wires.append(wire)
-        self._connections.put_nowait(wire)
 
 
 @contextlib.asynccontextmanager

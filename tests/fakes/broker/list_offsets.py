@@ -1,0 +1,50 @@
+"""ListOffsets: the ends of the broker's logs; timestamps are found nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
+
+from tests.fakes.broker.fetch import THROTTLE_MS
+
+if TYPE_CHECKING:
+    from tests.fakes.broker.scripted_broker import ScriptedBroker
+
+REQUEST = ListOffsetsRequest
+_Topic = ListOffsetsResponse.ListOffsetsTopicResponse
+_Partition = _Topic.ListOffsetsPartitionResponse
+
+
+async def answer(broker: ScriptedBroker, request: Any) -> Any:
+    return ListOffsetsResponse(
+        throttle_time_ms=0,
+        topics=[
+            _Topic(name=topic.name, partitions=[_find(broker, topic.name, asked) for asked in topic.partitions])
+            for topic in request.topics
+        ],
+    )
+
+
+def _find(broker: ScriptedBroker, topic: str, asked: Any) -> Any:
+    log = broker.logs[topic, asked.partition_index]
+    offset = {-1: log.high_watermark, -2: log.log_start_offset, -4: log.log_start_offset}.get(asked.timestamp, -1)
+    epoch = -1 if offset < 0 else log.leader_epoch
+    return _Partition(
+        partition_index=asked.partition_index, error_code=0, timestamp=-1, offset=offset, leader_epoch=epoch
+    )
+
+
+def with_error(error_code: int, partition: int = 0) -> Callable[[Any], None]:
+    def edit(response: Any) -> None:
+        for topic in response.topics:
+            for one in topic.partitions:
+                if one.partition_index == partition:
+                    one.error_code, one.timestamp, one.offset, one.leader_epoch = error_code, -1, -1, -1
+
+    return edit
+
+
+def throttled(response: Any) -> None:
+    response.throttle_time_ms = THROTTLE_MS
