@@ -86,7 +86,9 @@ class Outlet:
 
     def attach(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        transport.set_write_buffer_limits(high=0)
+        # A transport pauses above its high-water mark, one of TLS already at it: 0 would stop that one for ever.
+        is_tls = transport.get_extra_info("ssl_object") is not None
+        transport.set_write_buffer_limits(high=1 if is_tls else 0, low=0)
 
     def write(self, buffers: Sequence[Buffer], *, aliases_pool: bool) -> None:
         """`aliases_pool`: some of `buffers` are slices of the buffer that is being read into."""

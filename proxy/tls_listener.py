@@ -7,6 +7,7 @@ mistake; port checks, which say nothing at all, are not worth one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
@@ -96,6 +97,8 @@ class TlsListener:
         finally:
             if not is_made:
                 admission.give_back()
+                with contextlib.suppress(OSError):  # closed by its transport, unless that had not begun yet
+                    peer.shutdown(socket.SHUT_RDWR)
 
 
 def _fault_of(error: ssl.SSLError) -> str:
