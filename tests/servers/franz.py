@@ -35,7 +35,7 @@ def binary() -> Path:
 
 def read_with_franz(bootstrap: str, topics: Sequence[str], count: int) -> list[FranzRecord]:
     """The first `count` records, in the order of each partition; values are words without spaces."""
-    command = [str(binary()), bootstrap, ",".join(topics), str(count)]
+    command = [str(binary()), "topics", bootstrap, ",".join(topics), str(count)]
     done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr.decode().strip())

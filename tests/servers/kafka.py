@@ -52,9 +52,12 @@ SHRINKS_SOON: Mapping[str, str] = {
 """Settings for a test that wants the local log to shrink soon: segments of 1 MiB, retention checked twice a second."""
 
 CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
-CONSOLE_PRODUCER = "org.apache.kafka.tools.ConsoleProducer"
+CONSOLE_PRODUCER = ("kafka" if KAFKA_VERSION.startswith("3.") else "org.apache.kafka") + ".tools.ConsoleProducer"
 TOPIC_COMMAND = "org.apache.kafka.tools.TopicCommand"
 CONFIG_COMMAND = "kafka.admin.ConfigCommand"
+CONSUMER_GROUP_COMMAND = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+DELETE_RECORDS_COMMAND = "org.apache.kafka.tools.DeleteRecordsCommand"
+GET_OFFSET_SHELL = "org.apache.kafka.tools.GetOffsetShell"
 CONSUMER_PERFORMANCE = "org.apache.kafka.tools.ConsumerPerformance"
 PRODUCER_PERFORMANCE = "org.apache.kafka.tools.ProducerPerformance"
 
@@ -119,6 +122,8 @@ class Broker:
         self.host = host
         self.port = port
         self.controller_port = controller_port
+        self.secure_ports: dict[str, int] = {}
+        """By security protocol, beside the plain one."""
         self.directory_id = kafka_uuid()
         self.properties = folder / "server.properties"
         self.logs = folder / "logs"
@@ -173,6 +178,7 @@ class KafkaCluster:
 
     `settings` go to every broker on top of what a small test cluster needs. `advertised_host` is a name or address of
     this machine that the brokers bind and advertise: with one of its own (`127.0.0.2`), a test can scan bytes for it.
+    `secure` are the security protocols that get a listener of their own, named like them, beside the plain one.
     """
 
     def __init__(
@@ -182,6 +188,7 @@ class KafkaCluster:
         settings: Mapping[str, str] | None = None,
         advertised_host: str = "127.0.0.1",
         java_options: Sequence[str] = (),
+        secure: Sequence[str] = (),
     ) -> None:
         self.advertised_host = advertised_host
         self.cluster_id = kafka_uuid()
@@ -190,6 +197,7 @@ class KafkaCluster:
         self._count = brokers
         self._settings = dict(settings or {})
         self._java_options = list(java_options)
+        self._secure = list(secure)
         self._keep = False
 
     def __enter__(self) -> Self:
@@ -199,6 +207,10 @@ class KafkaCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+
+    def bootstrap_servers_of(self, protocol: str) -> str:
+        """As `bootstrap_servers`, of the listener of one of `secure`."""
+        return ",".join(f"{broker.host}:{broker.secure_ports[protocol]}" for broker in self.brokers.values())
 
     @property
     def bootstrap_servers(self) -> str:
@@ -288,7 +300,8 @@ class KafkaCluster:
         self, main: str, *args: str, stdin: str = "", timeout_s: float = 90.0, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Runs a Java tool (`CONSOLE_CONSUMER`, ...) to its end; one that hangs is killed (TimeoutExpired)."""
-        command = [*java_command(main, heap_mib=256, log_level="WARN"), *args]
+        quick = ["-XX:TieredStopAtLevel=1"]
+        command = [*java_command(main, heap_mib=256, options=quick, log_level="WARN"), *args]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False)
         if check and done.returncode != 0:
             raise RuntimeError(f"{main} ended with {done.returncode}: {done.stderr[-2000:]}{done.stdout[-2000:]}")
@@ -302,12 +315,13 @@ class KafkaCluster:
 
     def _lay_out(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="tidegate-kafka-"))
-        ports = free_ports(2 * self._count, self.advertised_host)
+        ports = free_ports((2 + len(self._secure)) * self._count, self.advertised_host)
         self.brokers = {}
         for node_id in range(1, self._count + 1):
             folder = self.folder / str(node_id)
             folder.mkdir()
             self.brokers[node_id] = Broker(node_id, folder, self.advertised_host, ports.pop(), ports.pop())
+            self.brokers[node_id].secure_ports = {protocol: ports.pop() for protocol in self._secure}
         for broker in self.brokers.values():
             lines = "".join(f"{key}={value}\n" for key, value in self._properties(broker).items())
             broker.properties.write_text(lines)
@@ -316,13 +330,15 @@ class KafkaCluster:
         replicas = str(min(3, self._count))
         in_sync = str(min(2, self._count))
         controllers = ",".join(f"{each.host}:{each.controller_port}" for each in self.brokers.values())
+        listeners = {"PLAINTEXT": broker.port, "CONTROLLER": broker.controller_port, **broker.secure_ports}
+        protocols = ",".join(f"{protocol}:{protocol}" for protocol in self._secure)
         return {
             "process.roles": "broker,controller",
             "node.id": str(broker.node_id),
             "controller.quorum.bootstrap.servers": controllers,
             "controller.listener.names": "CONTROLLER",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-            "listeners": f"PLAINTEXT://{broker.host}:{broker.port},CONTROLLER://{broker.host}:{broker.controller_port}",
+            "listener.security.protocol.map": f"PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,{protocols}".rstrip(","),
+            "listeners": ",".join(f"{name}://{broker.host}:{port}" for name, port in listeners.items()),
             "log.dirs": str(broker.logs),
             "auto.create.topics.enable": "false",
             "group.initial.rebalance.delay.ms": "0",

@@ -1,0 +1,91 @@
+"""confluent-kafka, which is librdkafka."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import confluent_kafka
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+
+from tests.clients.client import CLASSIC, TIMEOUT_S, ClientRecord, OffsetOutOfRange, Offsets, header_pairs
+from tests.servers.producing import produce, produce_transaction
+
+
+class Librdkafka:
+    def __init__(self, group_protocol: str = CLASSIC) -> None:
+        self._group_protocol = group_protocol
+
+    def produce(self, bootstrap: str, topic: str, values: Sequence[bytes]) -> None:
+        produce(bootstrap, topic, values)
+
+    def transact(
+        self, bootstrap: str, topic: str, values: Sequence[bytes], *, transactional_id: str, commit: bool
+    ) -> None:
+        produce_transaction(bootstrap, topic, values, transactional_id=transactional_id, commit=commit)
+
+    def consume(self, bootstrap: str, topic: str, group: str, count: int, isolation: str) -> list[ClientRecord]:
+        consumer = _consumer(bootstrap, group, "earliest", isolation, self._group_protocol)
+        try:
+            consumer.subscribe([topic])
+            found = _take(consumer, count)
+            consumer.commit(offsets=[TopicPartition(topic, 0, found[-1].offset + 1)], asynchronous=False)
+            return found
+        finally:
+            consumer.close()
+
+    def read(self, bootstrap: str, topic: str, offset: int, count: int, isolation: str) -> list[ClientRecord]:
+        consumer = _consumer(bootstrap, "unused", "error", isolation)
+        try:
+            consumer.assign([TopicPartition(topic, 0, offset)])
+            return _take(consumer, count)
+        finally:
+            consumer.close()
+
+    def offsets(self, bootstrap: str, topic: str, timestamp: int) -> Offsets:
+        consumer = _consumer(bootstrap, "unused", "error", "read_uncommitted")
+        try:
+            earliest, latest = consumer.get_watermark_offsets(TopicPartition(topic, 0), TIMEOUT_S)
+            (found,) = consumer.offsets_for_times([TopicPartition(topic, 0, timestamp)], TIMEOUT_S)
+            # Where no record is that late, librdkafka names the end.
+            return Offsets(earliest, latest, None if found.offset == confluent_kafka.OFFSET_END else found.offset)
+        finally:
+            consumer.close()
+
+
+def _consumer(bootstrap: str, group: str, reset: str, isolation: str, group_protocol: str = CLASSIC) -> Consumer:
+    return Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "group.protocol": group_protocol,
+            "auto.offset.reset": reset,
+            "enable.auto.commit": False,
+            "isolation.level": isolation,
+            "check.crcs": True,
+        }
+    )
+
+
+def _take(consumer: Consumer, count: int) -> list[ClientRecord]:
+    found: list[ClientRecord] = []
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(found) < count:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{len(found)} of {count} records came")
+        found += [_record(message) for message in consumer.consume(count - len(found), 0.5)]
+    return found
+
+
+def _record(message: Message) -> ClientRecord:
+    error = message.error()
+    if error is not None:
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            raise OffsetOutOfRange(str(error))
+        raise RuntimeError(str(error))
+    offset, key, value = message.offset(), message.key(), message.value()
+    assert offset is not None
+    assert key is None or isinstance(key, bytes)
+    assert value is None or isinstance(value, bytes)
+    headers = header_pairs(message.headers())  # type: ignore[arg-type]  # typed wider than what it returns
+    return ClientRecord(offset, message.timestamp()[1], key, value, headers)

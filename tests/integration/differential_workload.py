@@ -1,0 +1,190 @@
+"""A workload from a seed, and what it does to one topic: the same on every topic that it is run on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+from confluent_kafka.admin._resource import ResourceType
+
+TIMEOUT_S = 30.0
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+MAX_MESSAGE_BYTES = 300_000
+Headers = list[tuple[str, str | bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class NewRecord:
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class Produce:
+    """`commit` None: outside of any transaction."""
+
+    codec: str
+    records: Sequence[NewRecord]
+    commit: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """DeleteRecords by a user, at a share of the log between its start and its end; above 1 is beyond the end."""
+
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Configure:
+    key: str
+    value: str
+
+
+Operation = Produce | Trim | Configure
+
+
+@dataclass(slots=True)
+class Topic:
+    """A topic as its user knows it; `outcomes` is what every operation answered, offsets and errors."""
+
+    bootstrap: str
+    name: str
+    log_start: int = 0
+    log_end: int = 0
+    offsets: list[int] = field(default_factory=list)
+    """Of every record that was acknowledged, aborted or not."""
+    committed: list[int] = field(default_factory=list)
+    outcomes: list[object] = field(default_factory=list)
+    producers: dict[tuple[str, bool], Producer] = field(default_factory=dict)
+    """By codec, and whether it is transactional."""
+
+    def producer(self, codec: str, transactional: bool) -> Producer:
+        if (codec, transactional) not in self.producers:
+            settings: dict[str, str | int | float | bool] = {
+                "bootstrap.servers": self.bootstrap,
+                "enable.idempotence": True,
+                "compression.type": codec,
+                "linger.ms": 20,
+                "message.max.bytes": 10 * MAX_MESSAGE_BYTES,
+            }
+            if transactional:
+                settings["transactional.id"] = f"{self.name}-{codec}"
+            made = self.producers[codec, transactional] = Producer(settings)
+            if transactional:
+                made.init_transactions(TIMEOUT_S)
+        return self.producers[codec, transactional]
+
+
+def operations(dice: random.Random, count: int, now_ms: int) -> list[Operation]:
+    """Every codec, an aborted and a committed transaction and a large batch come in every workload."""
+    made: list[Operation] = [Produce(codec, _records(dice, 20, now_ms)) for codec in CODECS]
+    made += [Produce(dice.choice(CODECS), _records(dice, 40, now_ms), commit) for commit in (False, True, False, True)]
+    made.append(Produce("none", [_record(dice, now_ms, 2_000) for _ in range(60)]))
+    made.append(Produce("none", [_record(dice, now_ms, MAX_MESSAGE_BYTES * 2)]))
+    made += [_operation(dice, now_ms) for _ in range(count - len(made))]
+    dice.shuffle(made)
+    return made
+
+
+def _operation(dice: random.Random, now_ms: int) -> Operation:
+    kind = dice.random()
+    if kind < 0.5:
+        return Produce(dice.choice(CODECS), _records(dice, dice.randint(1, 40), now_ms))
+    if kind < 0.85:
+        return Produce(dice.choice(CODECS), _records(dice, dice.randint(1, 40), now_ms), dice.random() < 0.5)
+    return Configure(*dice.choice(CONFIGURATIONS))
+
+
+CONFIGURATIONS = (
+    ("retention.ms", "86400000"),
+    ("retention.bytes", "1000000000"),
+    ("compression.type", "producer"),
+    ("compression.type", "lz4"),
+    ("max.compaction.lag.ms", "-5"),  # refused
+    ("no.such.config", "1"),  # refused
+)
+
+
+def _records(dice: random.Random, count: int, now_ms: int) -> list[NewRecord]:
+    return [_record(dice, now_ms, dice.choice((0, 10, 200, 1_500))) for _ in range(count)]
+
+
+def _record(dice: random.Random, now_ms: int, size: int) -> NewRecord:
+    """Timestamps of the last hour, in no order; half of every value compresses."""
+    value = dice.randbytes(size // 2).ljust(size, b"x") if dice.random() < 0.9 or size > 1_500 else None
+    key = dice.choice((None, b"", dice.randbytes(8)))
+    names = dice.sample(("trace", "empty", "none"), dice.randint(0, 3))
+    values: dict[str, bytes | None] = {"trace": dice.randbytes(5), "empty": b"", "none": None}
+    return NewRecord(key, value, [(name, values[name]) for name in names], now_ms - dice.randrange(3_600_000))
+
+
+def run(topic: Topic, operation: Operation) -> None:
+    match operation:
+        case Produce():
+            topic.outcomes.append(_produce(topic, operation))
+        case Trim(share):
+            offset = topic.log_start + int(share * (topic.log_end - topic.log_start))
+            topic.outcomes.append(delete_records(topic, offset))
+        case Configure(key, value):
+            resource = ConfigResource(ResourceType.TOPIC, topic.name)
+            resource.add_incremental_config(ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET))
+            admin = AdminClient({"bootstrap.servers": topic.bootstrap})
+            topic.outcomes.append(_outcome(lambda: admin.incremental_alter_configs([resource])[resource].result()))
+
+
+def delete_records(topic: Topic, offset: int) -> object:
+    """-1 is the high watermark."""
+    at = TopicPartition(topic.name, 0, offset)
+    admin = AdminClient({"bootstrap.servers": topic.bootstrap})
+    outcome = _outcome(lambda: admin.delete_records([at])[at].result(TIMEOUT_S).low_watermark)
+    if isinstance(outcome, int):
+        topic.log_start = outcome
+    return outcome
+
+
+def _outcome(ask: Callable[[], object]) -> object:
+    """What it answers, or the name of the error."""
+    try:
+        return ask()
+    except KafkaException as error:
+        return error.args[0].name()
+
+
+def _produce(topic: Topic, operation: Produce) -> object:
+    producer = topic.producer(operation.codec, operation.commit is not None)
+    if operation.commit is not None:
+        producer.begin_transaction()
+    answers: list[int | str] = []
+
+    def answered(error: KafkaError | None, message: Message) -> None:
+        offset = message.offset()
+        answers.append(error.name() if error is not None else -1 if offset is None else offset)
+
+    for record in operation.records:
+        producer.produce(
+            topic.name,
+            record.value,
+            record.key,
+            partition=0,
+            headers=record.headers,
+            timestamp=record.timestamp,
+            on_delivery=answered,
+        )
+    producer.flush(TIMEOUT_S)
+    if operation.commit is True:
+        producer.commit_transaction(TIMEOUT_S)
+    elif operation.commit is False:
+        producer.abort_transaction(TIMEOUT_S)
+    offsets = [answer for answer in answers if isinstance(answer, int)]
+    topic.offsets += offsets
+    topic.committed += offsets if operation.commit is not False else []
+    if offsets:
+        topic.log_end = offsets[-1] + 1 + (operation.commit is not None)
+    return answers
