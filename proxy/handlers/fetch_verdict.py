@@ -90,6 +90,8 @@ class FetchJudge:
             # Beyond the log's end the answer is true; so it is for a last fetched epoch that the broker does not know.
             is_true = asked.fetch_offset > bounds.high_watermark or asked.last_fetched_epoch >= 0
             return Judgement(Verdict.RELAY if is_true else Verdict.UNAVAILABLE, partition, is_tiered=True)
+        if asked.last_fetched_epoch > bounds.leader_epoch:
+            return Judgement(Verdict.RELAY, partition, is_tiered=True)  # the log has no such epoch (semantics 6.3)
         if not tiered.holds(partition, asked.fetch_offset):
             timeout_ms = self._metadata_timeout_ms(deadline_ms)
             if not await tiered.ensure_fresh(partition, timeout_ms, max_age_ms=0):
@@ -113,7 +115,12 @@ class FetchJudge:
         settings, cache = self._tools.settings, self._tools.bounds
         known = cache.verified(partition)
         is_named_by_id = isinstance(asked.topic, UUID)  # a name may mean another topic since then
-        if known is not None and is_named_by_id and asked.fetch_offset < known.bounds.log_start_offset:
+        if (
+            known is not None
+            and is_named_by_id
+            and asked.fetch_offset < known.bounds.log_start_offset
+            and asked.last_fetched_epoch <= known.bounds.leader_epoch
+        ):
             # The broker compares a request's leader epoch with its own before it looks at the range (semantics 2.3), so
             # bounds of that epoch hold however old they are.
             if asked.current_leader_epoch >= 0:

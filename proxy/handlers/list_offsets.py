@@ -36,6 +36,7 @@ from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, current_partition
 from tiers.errors import RemoteLogError
+from tiers.log.log_source import LocalLogBounds
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader, TimestampOffset
 
@@ -142,11 +143,14 @@ class ListOffsetsHandler:
         end_offset = self._tools.tiered.end_offset(partition)
         if end_offset is not None:
             return ListOffsetsAnswer(offset=end_offset + 1)
+        local = await self._local_bounds(partition)
+        log_start = self._tools.tiered.log_start(partition)
+        return ListOffsetsAnswer(offset=max(local.log_start_offset, log_start or 0))
+
+    async def _local_bounds(self, partition: TopicIdPartition) -> LocalLogBounds:
         settings = self._tools.settings
         not_before_ms = self._tools.clock_ms() - settings.bounds_max_age_ms
-        verified = await self._tools.bounds.ask(partition, not_before_ms, settings.bounds_timeout_ms)
-        log_start = self._tools.tiered.log_start(partition)
-        return ListOffsetsAnswer(offset=max(verified.bounds.log_start_offset, log_start or 0))
+        return (await self._tools.bounds.ask(partition, not_before_ms, settings.bounds_timeout_ms)).bounds
 
     async def _max_timestamp(
         self,
@@ -156,7 +160,15 @@ class ListOffsetsHandler:
         deadline_ms: int,
         connection_id: int,
     ) -> ListOffsetsAnswer | None:
-        """The remote record wins a tie: its offset is the earlier one."""
+        """The remote record wins a tie: its offset is the earlier one.
+
+        A broker that names none of its records has the newest one at or above the bound of the isolation level: then
+        it names none of the whole log (semantics 5).
+        """
+        if broker.offset < 0:
+            local = await self._local_bounds(partition)
+            if local.log_start_offset < local.high_watermark:
+                return None
         found = await self._offsets.max_timestamp(
             partition, log_start, _BEYOND_ALL, deadline_ms=deadline_ms, connection_id=connection_id
         )

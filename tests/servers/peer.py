@@ -106,6 +106,7 @@ class Peer:
         *,
         isolation_level: int = 0,
         current_leader_epoch: int = -1,
+        timeout_ms: int = 20_000,
     ) -> list[tuple[int, int, int, int, int]]:
         """Of (partition, timestamp); answers are (partition, error, timestamp, offset, leader epoch) in wire order."""
         entries = [
@@ -119,7 +120,7 @@ class Peer:
         ]
         topics = [ListOffsetsRequest.ListOffsetsTopic(version=version, name=topic, partitions=entries)]
         request = ListOffsetsRequest(
-            version=version, replica_id=-1, isolation_level=isolation_level, timeout_ms=20_000, topics=topics
+            version=version, replica_id=-1, isolation_level=isolation_level, timeout_ms=timeout_ms, topics=topics
         )
         answer = self.ask(request, version)
         return [
