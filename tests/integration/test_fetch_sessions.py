@@ -1,0 +1,261 @@
+"""Fetch sessions (KIP-227) of a real broker through the proxy: the broker's own while all is local, none while not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from uuid import UUID
+
+import kafka as kafka_python
+import pytest
+
+from protocol.apis.fetch_response import FetchResponse
+from protocol.errors import ErrorCode
+from tests.fakes.broker.fetch_frames import Ask
+from tests.integration.raw_client import Forwarded, RawClient, raw_client
+from tests.integration.two_tiers_rig import TwoTiers, two_tiers
+from tests.servers.kafka import CONSOLE_CONSUMER, SHRINKS_SOON, KafkaCluster
+from tests.servers.producing import create_topic, delete_topic, produce, random_values
+
+pytestmark = pytest.mark.integration
+
+VERSION = 17
+PATTERN = "tiered-*"
+WAIT_MS = 300
+
+
+@pytest.fixture
+async def tiers(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[TwoTiers]:
+    async with two_tiers(kafka, tmp_path, PATTERN) as made:
+        yield made
+
+
+@pytest.fixture
+def topic(topic_name: str) -> str:
+    return f"tiered-{topic_name}"
+
+
+@pytest.fixture
+def wide(kafka: KafkaCluster, topic_name: str) -> Iterator[str]:
+    """A name for a topic that is not tiered; the broker is rid of its partitions afterwards."""
+    name = f"wide-{topic_name}"
+    yield name
+    delete_topic(kafka.bootstrap_servers, name)
+
+
+async def create(tiers: TwoTiers, topic: str, partitions: int = 1) -> UUID:
+    """Returns when the broker leads all of them."""
+    await asyncio.to_thread(partial(create_topic, tiers.kafka.bootstrap_servers, topic, partitions=partitions))
+    async with asyncio.timeout(60), raw_client(tiers.kafka.bootstrap_servers) as direct:
+        while True:
+            known = (await tiers.client.metadata(0)).topics.get(topic)
+            if known is not None and len(known.partitions) == partitions:
+                asked = asks(known.topic_id, [0] * partitions)
+                response = await direct.fetch(VERSION, asked, max_wait_ms=0)
+                if not any(one.error_code for one in response.partitions):
+                    return known.topic_id
+            await asyncio.sleep(0.05)
+
+
+def asks(topic: UUID, offsets: Sequence[int]) -> list[Ask]:
+    return [Ask(topic, n, offset) for n, offset in enumerate(offsets)]
+
+
+def with_records(response: FetchResponse) -> list[tuple[UUID, int]]:
+    return [
+        (one.topic, one.partition)
+        for one in response.partitions
+        if one.records_bytes > 0 and isinstance(one.topic, UUID)
+    ]
+
+
+class Session:
+    """A client's side of one session."""
+
+    def __init__(self, client: RawClient) -> None:
+        self.client = client
+        self.id = 0
+        self.epoch = 0
+
+    async def full(self, asked: Sequence[Ask], wait_ms: int = 0) -> FetchResponse:
+        response = await self.client.fetch(VERSION, asked, session_id=self.id, session_epoch=0, max_wait_ms=wait_ms)
+        self.id, self.epoch = response.session_id, 1
+        return response
+
+    async def incremental(
+        self, asked: Sequence[Ask] = (), forgotten: Sequence[tuple[UUID, Sequence[int]]] = (), wait_ms: int = WAIT_MS
+    ) -> FetchResponse:
+        response = await self.client.fetch(
+            VERSION, asked, session_id=self.id, session_epoch=self.epoch, forgotten=forgotten, max_wait_ms=wait_ms
+        )
+        self.epoch += 1
+        return response
+
+    async def until_records(self) -> FetchResponse:
+        async with asyncio.timeout(60):
+            while not with_records(response := await self.incremental()):
+                assert response.session_id == self.id
+        return response
+
+
+@pytest.mark.parametrize("partitions", [1, 100, 2000])
+async def test_a_session_is_the_brokers_until_a_partition_turns_remote_and_again_when_it_is_local(
+    tiers: TwoTiers, topic: str, wide: str, partitions: int
+) -> None:
+    tiered_id, wide_id = await create(tiers, topic), await create(tiers, wide, partitions)
+    forwarded = Forwarded(tiers.fetch)
+    async with raw_client(tiers.bootstrap) as client:
+        session = Session(client)
+        response = await session.full([*asks(wide_id, [0] * partitions), Ask(tiered_id, 0, 0)])
+        assert session.id > 0
+        assert len(response.partitions) == partitions + 1
+        last = partitions - 1
+        await asyncio.to_thread(partial(produce, tiers.bootstrap, wide, [b"one"], partition=last))
+        assert with_records(await session.until_records()) == [(wide_id, last)]
+        response = await session.incremental([Ask(wide_id, last, 1)])
+        assert not with_records(response)
+        assert not forwarded.changed
+
+        values = random_values(200)
+        await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
+        local_start = await tiers.settled(topic)
+        old_id = session.id
+        response = await session.incremental()
+        assert [(one.topic, one.partition, one.error_code) for one in response.partitions] == [(tiered_id, 0, 0)]
+        assert (response.session_id, with_records(response)) == (0, [])
+        assert not forwarded.changed, "the broker's session was asked as ever"
+
+        everything = [*asks(wide_id, [0] * last + [1]), Ask(tiered_id, 0, 0)]
+        session.id = 0
+        async with asyncio.timeout(60):
+            while not with_records(response := await session.full(everything, WAIT_MS)):
+                assert (response.session_id, len(response.partitions)) == (0, partitions + 1)
+        assert (response.session_id, len(response.partitions)) == (0, partitions + 1)
+        assert with_records(response) == [(tiered_id, 0)]
+        left = [request for _, request in forwarded.changed if request is not None]
+        assert {request.session_epoch for request in left} == {-1}
+        assert left[0].session_id == old_id, "the forgotten session is closed"
+
+        everything[-1] = Ask(tiered_id, 0, local_start)
+        forwarded.changed.clear()
+        response = await session.full(everything)
+        assert response.session_id not in (0, old_id)
+        assert with_records(response) == [(tiered_id, 0)]
+        everything[-1] = Ask(tiered_id, 0, len(values))
+        assert not with_records(await session.incremental(everything[-1:]))
+        assert not forwarded.changed
+        async with raw_client(tiers.kafka.bootstrap_servers) as direct:
+            gone = await direct.fetch(VERSION, session_id=old_id, session_epoch=3)
+        assert gone.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+
+async def test_forgotten_partitions_are_not_answered_and_a_remote_one_that_is_forgotten_ends_no_session(
+    tiers: TwoTiers, topic: str, wide: str
+) -> None:
+    tiered_id, wide_id = await create(tiers, topic), await create(tiers, wide, 3)
+    forwarded = Forwarded(tiers.fetch)
+    async with raw_client(tiers.bootstrap) as client:
+        session = Session(client)
+        await session.full([*asks(wide_id, [0, 0, 0]), Ask(tiered_id, 0, 0)])
+        await asyncio.to_thread(produce, tiers.bootstrap, topic, random_values(200))
+        await tiers.settled(topic)
+        for n in range(2):
+            await asyncio.to_thread(partial(produce, tiers.bootstrap, wide, [b"one"], partition=n))
+        response = await session.incremental(forgotten=[(tiered_id, [0]), (wide_id, [1])])
+        assert response.session_id == session.id > 0
+        assert with_records(response) == [(wide_id, 0)]
+        response = await session.incremental(forgotten=[(wide_id, [0, 2])], wait_ms=0)
+        assert (response.session_id, response.partitions) == (0, []), "a session without partitions is gone"
+        assert not forwarded.changed
+
+
+async def test_a_client_seeks_between_the_tiers_within_its_sessions(tiers: TwoTiers, topic: str) -> None:
+    tiered_id = await create(tiers, topic)
+    values = random_values(200)
+    await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
+    local_start = await tiers.settled(topic)
+    async with raw_client(tiers.bootstrap) as client:
+        session = Session(client)
+        for _ in range(3):
+            session.id = 0
+            response = await session.full([Ask(tiered_id, 0, local_start)])
+            assert session.id > 0
+            assert values[local_start] in bytes(response.records(response.partitions[0]))
+            response = await session.incremental([Ask(tiered_id, 0, 0)])
+            assert response.session_id == 0
+            assert values[0] in bytes(response.records(response.partitions[0]))
+            stale = await session.incremental([Ask(tiered_id, 0, local_start)])
+            assert stale.error_code == 0 or stale.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+
+async def test_a_session_that_the_broker_does_not_know_is_refused_as_by_the_broker(tiers: TwoTiers, topic: str) -> None:
+    """Evicted, or closed by somebody else, which looks the same."""
+    tiered_id = await create(tiers, topic)
+    async with raw_client(tiers.bootstrap) as client, raw_client(tiers.kafka.bootstrap_servers) as direct:
+        session = Session(client)
+        await session.full([Ask(tiered_id, 0, 0)])
+        wrong = await client.fetch(VERSION, session_id=session.id, session_epoch=session.epoch + 1)
+        assert wrong.error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
+        await direct.fetch(VERSION, session_id=session.id, session_epoch=-1)
+        gone = await session.incremental()
+        assert (gone.error_code, gone.session_id) == (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, 0)
+        session.id = 0
+        await session.full([Ask(tiered_id, 0, 0)])
+        assert session.id > 0
+
+
+async def test_consumers_share_a_broker_with_few_sessions(tmp_path: Path, topic: str) -> None:
+    """One session for each of the broker's eight shards: whoever finds its shard taken is answered id 0."""
+    settings = {**SHRINKS_SOON, "max.incremental.fetch.session.cache.slots": "8"}
+    with KafkaCluster(settings=settings, advertised_host="localhost") as kafka:
+        async with two_tiers(kafka, tmp_path, PATTERN) as tiers:
+            await create(tiers, topic)
+            wide_id = await create(tiers, "wide", 100)
+            values = [f"{n}-".ljust(1000, "x").encode() for n in range(300)]
+            others = [f"{n}-".ljust(100, "y").encode() for n in range(100)]
+            await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
+            for n in range(0, 100, 10):
+                await asyncio.to_thread(partial(produce, tiers.bootstrap, "wide", others[n : n + 10], partition=n))
+            await tiers.settled(topic)
+            granted = []
+            async with raw_client(tiers.bootstrap) as client:
+                for _ in range(100):  # nobody closes them, and none is old enough to be evicted
+                    response = await client.fetch(VERSION, [Ask(wide_id, 1, 0)], session_epoch=0, max_wait_ms=0)
+                    granted.append(response.session_id)
+            assert 0 < sum(map(bool, granted)) <= 8
+            java = asyncio.to_thread(
+                kafka.run_tool,
+                CONSOLE_CONSUMER,
+                *("--bootstrap-server", tiers.bootstrap, "--include", f"{topic}|wide", "--from-beginning"),
+                *("--max-messages", "400", "--timeout-ms", "30000"),
+                *("--command-property", "max.partition.fetch.bytes=20000"),
+            )
+            python = asyncio.to_thread(read_with_kafka_python, tiers.bootstrap, topic, 400)
+            consumed, (found, beside) = await asyncio.gather(java, python)
+            lines = consumed.stdout.split("\n")[:400]
+            assert [line for line in lines if line.endswith("x")] == [value.decode() for value in values]
+            assert sorted(line for line in lines if line.endswith("y")) == sorted(value.decode() for value in others)
+            assert found == values
+            assert sorted(beside) == sorted(others)
+
+
+def read_with_kafka_python(bootstrap: str, topic: str, count: int) -> tuple[list[bytes], list[bytes]]:
+    """Values of the tiered topic and of the wide one."""
+    consumer = kafka_python.KafkaConsumer(
+        bootstrap_servers=bootstrap,
+        auto_offset_reset="none",
+        consumer_timeout_ms=30_000,
+        max_partition_fetch_bytes=20_000,
+    )
+    partitions = [kafka_python.TopicPartition("wide", n) for n in range(100)]
+    partitions.append(kafka_python.TopicPartition(topic, 0))
+    consumer.assign(partitions)
+    for partition in partitions:
+        consumer.seek(partition, 0)
+    try:
+        messages = [message for _, message in zip(range(count), consumer, strict=False)]
+    finally:
+        consumer.close()
+    return [m.value for m in messages if m.topic == topic], [m.value for m in messages if m.topic != topic]
