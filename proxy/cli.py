@@ -17,6 +17,7 @@ from proxy.check import check as check_everything
 from proxy.config import ConfigError, load_config
 from proxy.logging_setup import set_up_logging
 from proxy.processes import serve_processes
+from proxy.quarantine_commands import quarantine
 from proxy.remote_log import RemoteTierError
 from proxy.tier_commands import tier
 from tiers.broker.tls import TlsError
@@ -34,6 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+tier.add_typer(quarantine)
 app.add_typer(tier)
 ConfigFile = Annotated[Path, typer.Option("--config", help="The TOML file; docs/configuration.md names every key.")]
 

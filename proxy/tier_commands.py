@@ -1,4 +1,4 @@
-"""`tidegate tier`: what an operator asks about the two tiers. Everything is read from the cluster, nothing is changed.
+"""`tidegate tier bounds`: what an operator asks about the two tiers. All is read from the cluster, nothing is changed.
 
 Bounds are the founding documents': Lz >= Ly >= Lx and Ly > Ry >= Rx. Ry is an inclusive end, the others are next
 offsets and starts; Lz is the high watermark, for a broker tells nobody else how far its log goes.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -116,21 +118,11 @@ def _table(found: list[PartitionBounds]) -> Table:
 
 async def read_bounds(config: TidegateConfig, topic: str | None) -> list[PartitionBounds]:
     """Of every partition with remote metadata, or of one topic's. Raises `RemoteTierError` in one line."""
-    client = broker_client(config)
-    try:
-        cluster = await _cluster(config, client)
-        metadata_topic = config.remote_log.metadata_topic
-        if metadata_topic not in cluster.topics:
-            # Opening the manager would create it; this command only looks.
-            raise RemoteTierError(f"the cluster has no topic {metadata_topic}: nothing was tiered yet")
+    async with tiered_cluster(config) as (client, cluster):
         if topic is not None and topic not in cluster.topics:
             raise RemoteTierError(f"the cluster has no topic {topic}")
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
             return await _read(config, client, cluster, topic, Path(folder))
-    except RemoteLogError as error:
-        raise RemoteTierError(str(error)) from error
-    finally:
-        await client.close()
 
 
 async def _cluster(config: TidegateConfig, client: BrokerClient) -> ClusterMetadata:
@@ -144,14 +136,7 @@ async def _cluster(config: TidegateConfig, client: BrokerClient) -> ClusterMetad
 async def _read(
     config: TidegateConfig, client: BrokerClient, cluster: ClusterMetadata, topic: str | None, folder: Path
 ) -> list[PartitionBounds]:
-    remote_log = config.remote_log
-    metadata_topic = MetadataTopicSettings(remote_log.metadata_topic, remote_log.metadata_topic_partitions)
-    settings = TopicBasedSettings(folder, topic=metadata_topic, is_member=False, open_timeout_ms=TIMEOUT_MS)
-    metadata = TopicBasedRemoteLogMetadataManager(client, settings)
-    try:
-        await metadata.open()
-        for number in range(metadata.topic.partition_count):
-            await metadata.follower.ensure_fresh(number, TIMEOUT_MS, TIMEOUT_MS)
+    async with metadata_to_now(config, client, folder) as metadata:
         partitions = _asked_for(cluster, metadata, topic)
         source, slots = BrokerLogSource(client), asyncio.Semaphore(_PARTITIONS_AT_ONCE)
 
@@ -162,8 +147,41 @@ async def _read(
         async with asyncio.TaskGroup() as tasks:
             looking = [tasks.create_task(of(partition)) for partition in partitions]
         return [look.result() for look in looking]
+
+
+@asynccontextmanager
+async def metadata_to_now(
+    config: TidegateConfig, client: BrokerClient, folder: Path
+) -> AsyncIterator[TopicBasedRemoteLogMetadataManager]:
+    """Everything that the metadata topic says; `folder` is for this alone."""
+    remote_log = config.remote_log
+    metadata_topic = MetadataTopicSettings(remote_log.metadata_topic, remote_log.metadata_topic_partitions)
+    settings = TopicBasedSettings(folder, topic=metadata_topic, is_member=False, open_timeout_ms=TIMEOUT_MS)
+    metadata = TopicBasedRemoteLogMetadataManager(client, settings)
+    try:
+        await metadata.open()
+        for number in range(metadata.topic.partition_count):
+            await metadata.follower.ensure_fresh(number, TIMEOUT_MS, TIMEOUT_MS)
+        yield metadata
     finally:
         await metadata.close()
+
+
+@asynccontextmanager
+async def tiered_cluster(config: TidegateConfig) -> AsyncIterator[tuple[BrokerClient, ClusterMetadata]]:
+    """Raises `RemoteTierError` in one line, of whatever is done in it too."""
+    client = broker_client(config)
+    try:
+        cluster = await _cluster(config, client)
+        metadata_topic = config.remote_log.metadata_topic
+        if metadata_topic not in cluster.topics:
+            # Opening the manager would create it; a command only looks.
+            raise RemoteTierError(f"the cluster has no topic {metadata_topic}: nothing was tiered yet")
+        yield client, cluster
+    except RemoteLogError as error:
+        raise RemoteTierError(str(error)) from error
+    finally:
+        await client.close()
 
 
 def _asked_for(

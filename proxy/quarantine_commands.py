@@ -1,0 +1,153 @@
+"""`tidegate tier quarantine`: what unclean elections cut off of the remote tier, and having it deleted.
+
+The command deletes nothing itself: it writes down what the operator wants, and the partition's owner, a running
+`tidegate serve`, deletes the segment in its next round, if nothing of it can be read then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+from uuid import UUID
+
+import typer
+import uvloop
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from proxy.config import TidegateConfig, load_config
+from proxy.logging_setup import set_up_logging
+from proxy.remote_log import RemoteTierError
+from proxy.tier_commands import FAILED, metadata_to_now, tiered_cluster
+from tiers.manager.expiration_task import is_in_quarantine
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+
+_WIDTH = 1_000
+_HELP = "What unclean elections cut off of the remote tier."
+
+quarantine = typer.Typer(
+    name="quarantine", help=_HELP, invoke_without_command=True, add_completion=False, rich_markup_mode=None
+)
+
+_Config = Annotated[Path, typer.Option("--config", help="The TOML file; docs/configuration.md names every key.")]
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedSegment:
+    """One line of the answer. Offsets are inclusive. Of a segment that is not `deletable` a part can still be read."""
+
+    topic: str
+    partition: int
+    segment: str
+    first_cut_off: int
+    end_offset: int
+    size_bytes: int
+    deletable: bool
+    deletion_asked: bool
+
+
+@quarantine.callback()
+def _quarantine(
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Option("--config", help="The TOML file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Lists what unclean elections cut off of the remote tier; nothing deletes it but `quarantine delete`."""
+    if context.invoked_subcommand is not None:
+        return
+    if config is None:
+        raise typer.BadParameter("is missing", param_hint="--config")
+    found = _run(load_config(config), ())
+    if as_json:
+        typer.echo(json.dumps([asdict(each) for each in found], indent=2))
+    else:
+        _print(found)
+
+
+@quarantine.command()
+def delete(
+    config: _Config,
+    segment: Annotated[list[UUID], typer.Option("--segment", help="A segment's uuid, as listed; may be repeated.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Without it nothing is written.")] = False,
+) -> None:
+    """Has segments deleted that were cut off, by the partition's owner; their records are gone for ever then."""
+    settings = load_config(config)
+    found = {each.segment: each for each in _run(settings, ())}
+    refused = [str(each) for each in segment if str(each) not in found]
+    refused += [str(each) for each in segment if str(each) in found and not found[str(each)].deletable]
+    if refused:
+        typer.echo(f"not in quarantine, or a part of it can still be read: {', '.join(refused)}", err=True)
+        raise typer.Exit(FAILED)
+    _print([found[str(each)] for each in segment])
+    if not yes:
+        typer.echo("Nothing was written. With --yes the owners delete these segments.")
+        return
+    _run(settings, segment)
+    typer.echo("Written down: the owners delete these segments in their next round.")
+
+
+def _run(settings: TidegateConfig, wanted: Sequence[UUID]) -> list[QuarantinedSegment]:
+    set_up_logging("critical", "text")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(read_quarantine(settings, wanted))
+
+
+def _print(found: Sequence[QuarantinedSegment]) -> None:
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("partition", "segment", "cut off from", "to", "bytes", "may be deleted"):
+        table.add_column(heading, overflow="fold")
+    for each in found:
+        verdict = "asked for" if each.deletion_asked else "yes" if each.deletable else "no: its head is read"
+        offsets = str(each.first_cut_off), str(each.end_offset)
+        table.add_row(f"{each.topic}-{each.partition}", each.segment, *offsets, str(each.size_bytes), verdict)
+    console = Console()
+    (console if console.is_terminal else Console(width=_WIDTH)).print(table)
+
+
+async def read_quarantine(config: TidegateConfig, wanted: Sequence[UUID]) -> list[QuarantinedSegment]:
+    """What is in quarantine; of it, the deletion of `wanted` is asked for. Raises `RemoteTierError` in one line."""
+    async with tiered_cluster(config) as (client, _):
+        with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
+            async with metadata_to_now(config, client, Path(folder)) as metadata:
+                segments = cut_segments(metadata)
+                for each in segments:
+                    if each.segment_id.id in wanted:
+                        if not _deletable(metadata, each):
+                            raise RemoteTierError(f"a part of {each.segment_id.id} can still be read")
+                        await metadata.ask_for_quarantine_deletion(each.segment_id)
+                return [_line(metadata, each) for each in segments]
+
+
+def cut_segments(metadata: RemoteLogMetadataReader) -> list[RemoteLogSegmentMetadata]:
+    """Every segment that a clamp cut, of all partitions."""
+    return [
+        segment
+        for partition in sorted(metadata.partitions(), key=lambda each: (each.topic, each.partition))
+        for segment in metadata.list_remote_log_segments(partition)
+        if segment.clamped_to is not None
+    ]
+
+
+def _deletable(metadata: RemoteLogMetadataReader, segment: RemoteLogSegmentMetadata) -> bool:
+    return is_in_quarantine(segment, metadata.log_start_offset(segment.topic_id_partition) or 0)
+
+
+def _line(metadata: RemoteLogMetadataReader, segment: RemoteLogSegmentMetadata) -> QuarantinedSegment:
+    partition = segment.topic_id_partition
+    return QuarantinedSegment(
+        topic=partition.topic,
+        partition=partition.partition,
+        segment=str(segment.segment_id.id),
+        first_cut_off=max(segment.start_offset, segment.valid_end_offset + 1),
+        end_offset=segment.end_offset,
+        size_bytes=segment.segment_size_bytes,
+        deletable=_deletable(metadata, segment),
+        deletion_asked=metadata.is_quarantine_deletion_asked(segment.segment_id),
+    )
