@@ -115,7 +115,7 @@ async def _handlers(
     metadata_topic = proxy.config.remote_log.metadata_topic
     guard = MetadataTopicGuard(metadata_topic, proxy.topology.topic_name)
     rules = [topic_rule(topic) for topic in proxy.config.topics]
-    configs = TopicTierConfigs(tools, BrokerConfigs(proxy.client), metadata, rules, metadata_topic)
+    configs = TopicTierConfigs(proxy.topology, BrokerConfigs(proxy.client), metadata, settings, rules, metadata_topic)
     alter_configs = AlterConfigsHandler(configs)
     proxy.registry.register(RemoteFetchMetrics(fetch))
     proxy.registry.register(RemoteLogReaderMetrics(reader))

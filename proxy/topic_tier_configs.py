@@ -26,7 +26,7 @@ from protocol.apis.config_entries import (
 )
 from protocol.errors import ErrorCode
 from proxy.broker_configs import BrokerValue
-from proxy.handlers.base import HandlerTools
+from proxy.handlers.base import FetchSettings, Topology
 from proxy.handlers.metadata_topic_guard import REFUSAL
 from tiers.errors import RemoteLogError
 from tiers.manager.settings import TopicRule
@@ -50,8 +50,12 @@ _RESOLVE_AGAIN_MS = 100
 _OPERATIONS = {APPEND: "APPEND", SUBTRACT: "SUBTRACT"}
 
 
-class TierConfigRecorder(Protocol):
-    """The one method of `RemoteLogMetadataManager` that is needed here; any proxy may call it."""
+class TierConfigMetadata(Protocol):
+    """What is needed of `RemoteLogMetadataManager`, in any proxy."""
+
+    async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None: ...
+
+    def topic_tier_config(self, topic_id: UUID) -> Mapping[str, str]: ...
 
     async def change_topic_tier_config(self, topic_id: UUID, topic: str, changes: Mapping[str, str | None]) -> None: ...
 
@@ -88,15 +92,17 @@ Plan = Refusal | Change
 class TopicTierConfigs:
     def __init__(
         self,
-        tools: HandlerTools,
+        topology: Topology,
         brokers: TopicConfigs,
-        recorder: TierConfigRecorder,
+        metadata: TierConfigMetadata,
+        settings: FetchSettings,
         rules: Sequence[TopicRule],
         metadata_topic: str,
     ) -> None:
-        self._tools = tools
+        self._topology = topology
         self._brokers = brokers
-        self._recorder = recorder
+        self._metadata = metadata
+        self._settings = settings
         self._rules = tuple(rules)
         self.metadata_topic = metadata_topic
 
@@ -167,7 +173,7 @@ class TopicTierConfigs:
 
     async def _checked(self, request: ConfigRequest, pending: list[_Pending]) -> dict[str, Plan]:
         creates = request.api_key == ApiKey.CREATE_TOPICS
-        timeout_ms = self._tools.settings.metadata_timeout_ms
+        timeout_ms = self._settings.metadata_timeout_ms
         defaults: Mapping[str, str] = BROKER_DEFAULTS
         known: Mapping[str, Mapping[str, BrokerValue]] = {}
         try:
@@ -196,25 +202,23 @@ class TopicTierConfigs:
             topic_id = change.topic_id or topic_id
             while topic_id is None:
                 # The broker that answers may not have heard of a new topic yet.
-                topic_id = await self._tools.topology.resolve_topic_id(
-                    change.topic, 0, self._tools.settings.metadata_timeout_ms
-                )
+                topic_id = await self._topology.resolve_topic_id(change.topic, 0, self._settings.metadata_timeout_ms)
                 if topic_id is None:
                     await asyncio.sleep(_RESOLVE_AGAIN_MS / 1000)
-            await self._recorder.change_topic_tier_config(topic_id, change.topic, change.changes)
+            await self._metadata.change_topic_tier_config(topic_id, change.topic, change.changes)
 
     async def _topic_id(self, topic: str) -> UUID | None:
-        settings, topology = self._tools.settings, self._tools.topology
-        return await topology.resolve_topic_id(topic, settings.topic_id_max_age_ms, settings.metadata_timeout_ms)
+        settings = self._settings
+        return await self._topology.resolve_topic_id(topic, settings.topic_id_max_age_ms, settings.metadata_timeout_ms)
 
     async def _ensure_fresh(self, topic_id: UUID) -> None:
-        settings = self._tools.settings
-        await self._tools.tiered.rlmm.ensure_fresh(
+        settings = self._settings
+        await self._metadata.ensure_fresh(
             TopicIdPartition(topic_id, 0), settings.metadata_max_age_ms, settings.metadata_timeout_ms
         )
 
     def _own(self, topic_id: UUID) -> Mapping[str, str]:
-        return self._tools.tiered.rlmm.topic_tier_config(topic_id)
+        return self._metadata.topic_tier_config(topic_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,119 @@
+"""Kafka's rules for the tier settings of a topic, in Kafka's words (LogConfig of 4.1)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tiers.manager.settings import TopicRule
+from tiers.manager.topic_tier_config import (
+    BROKER_DEFAULTS,
+    COPY_DISABLE,
+    DELETE_ON_DISABLE,
+    LOCAL_RETENTION_BYTES,
+    LOCAL_RETENTION_MS,
+    REMOTE_STORAGE_ENABLE,
+    TIER_DEFAULTS,
+    InvalidTierConfigError,
+    TierValue,
+    check_tier_config,
+    checked_value,
+    tier_values,
+)
+
+ON = {REMOTE_STORAGE_ENABLE: "true"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "kept"),
+    [
+        (REMOTE_STORAGE_ENABLE, "True", "true"),
+        (COPY_DISABLE, " false ", "false"),
+        (LOCAL_RETENTION_MS, "-2", "-2"),
+        (LOCAL_RETENTION_MS, "+10", "10"),
+        (LOCAL_RETENTION_BYTES, str((1 << 63) - 1), str((1 << 63) - 1)),
+    ],
+)
+def test_values_are_kept_as_kafka_reads_them(key: str, value: str, kept: str) -> None:
+    assert checked_value(key, value) == kept
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        (REMOTE_STORAGE_ENABLE, "yes", "Expected value to be either true or false"),
+        (LOCAL_RETENTION_MS, "1d", "Not a number of type LONG"),
+        (LOCAL_RETENTION_MS, "1_000", "Not a number of type LONG"),
+        (LOCAL_RETENTION_MS, "", "Not a number of type LONG"),
+        (LOCAL_RETENTION_BYTES, str(1 << 63), "Not a number of type LONG"),
+        (LOCAL_RETENTION_BYTES, "-3", "Value must be at least -2"),
+    ],
+)
+def test_values_of_the_wrong_type_are_refused(key: str, value: str, reason: str) -> None:
+    with pytest.raises(InvalidTierConfigError) as refused:
+        checked_value(key, value)
+    assert str(refused.value) == f"Invalid value {value} for configuration {key}: {reason}"
+    assert refused.value.code == 40
+
+
+@pytest.mark.parametrize(
+    ("after", "broker"),
+    [
+        (ON, {}),
+        (ON | {LOCAL_RETENTION_MS: "1000"}, {"retention.ms": "1000"}),
+        (ON | {LOCAL_RETENTION_MS: "-1"}, {"retention.ms": "-1"}),
+        (ON | {LOCAL_RETENTION_BYTES: "5"}, {}),
+        (ON | {COPY_DISABLE: "true"}, {"retention.ms": "1000"}),
+        (ON | {COPY_DISABLE: "true", LOCAL_RETENTION_MS: "1000"}, {"retention.ms": "1000"}),
+        ({LOCAL_RETENTION_MS: "5000"}, {"retention.ms": "1000", "cleanup.policy": "compact"}),
+    ],
+)
+def test_what_kafka_accepts_is_accepted(after: dict[str, str], broker: dict[str, str]) -> None:
+    check_tier_config(None, {}, after, {**BROKER_DEFAULTS, **broker})
+
+
+@pytest.mark.parametrize(
+    ("after", "broker", "reason"),
+    [
+        (ON, {"cleanup.policy": "compact"}, "only supports topics with cleanup.policy=delete"),
+        (ON, {"cleanup.policy": "delete,compact"}, "only supports topics with cleanup.policy=delete"),
+        (
+            ON | {LOCAL_RETENTION_MS: "1001"},
+            {"retention.ms": "1000"},
+            "not be more than retention.ms property value: 1000",
+        ),
+        (ON | {LOCAL_RETENTION_MS: "-1"}, {"retention.ms": "9"}, "not be -1 as retention.ms value is set as 9."),
+        (ON | {LOCAL_RETENTION_BYTES: "4"}, {"retention.bytes": "3"}, "more than retention.bytes property value: 3"),
+        (ON | {COPY_DISABLE: "true", LOCAL_RETENTION_BYTES: "5"}, {}, "must be set to the identical value"),
+    ],
+)
+def test_what_kafka_refuses_is_refused(after: dict[str, str], broker: dict[str, str], reason: str) -> None:
+    with pytest.raises(InvalidTierConfigError, match=reason):
+        check_tier_config(None, {}, after, {**BROKER_DEFAULTS, **broker})
+
+
+@pytest.mark.parametrize("rule", [None, TopicRule("orders")])
+@pytest.mark.parametrize(
+    "after", [{REMOTE_STORAGE_ENABLE: "false"}, {REMOTE_STORAGE_ENABLE: "false", DELETE_ON_DISABLE: "false"}]
+)
+def test_remote_data_is_disabled_only_to_be_deleted(rule: TopicRule | None, after: dict[str, str]) -> None:
+    before = ON if rule is None else {}
+    with pytest.raises(InvalidTierConfigError, match="invalid to disable remote storage without deleting"):
+        check_tier_config(rule, before, after, BROKER_DEFAULTS)
+    check_tier_config(rule, before, after | {DELETE_ON_DISABLE: "true"}, BROKER_DEFAULTS)
+    check_tier_config(rule, after, after, BROKER_DEFAULTS)
+
+
+def test_a_topics_own_settings_win_over_the_settings_file_key_by_key() -> None:
+    rule = TopicRule("orders", local_retention_ms=6000, local_retention_bytes=7)
+    values = tier_values(rule, {LOCAL_RETENTION_MS: "5", "max.message.bytes": "1"})
+    assert values.keys() == TIER_DEFAULTS.keys()
+    assert values[LOCAL_RETENTION_MS] == TierValue("5", is_own=True)
+    assert values[LOCAL_RETENTION_BYTES] == TierValue("7", is_from_file=True)
+    assert values[REMOTE_STORAGE_ENABLE] == TierValue("true", is_from_file=True)
+    assert values[COPY_DISABLE] == TierValue("false")
+    assert tier_values(None, {}) == {key: TierValue(value) for key, value in TIER_DEFAULTS.items()}
+
+
+def test_local_retention_of_the_settings_file_stands_in_nobodys_way() -> None:
+    rule = TopicRule("*", local_retention_ms=6000)
+    check_tier_config(rule, {}, {}, {**BROKER_DEFAULTS, "retention.ms": "1000"})
