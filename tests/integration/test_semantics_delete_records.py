@@ -1,0 +1,202 @@
+"""DeleteRecords over both tiers: answered as by one broker with the whole log, and nothing deleted comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+from kafka.protocol.admin import DeleteRecordsRequest
+
+from protocol.errors import ErrorCode
+from protocol.records.record_batch import verify_batches
+from protocol.records.record_reader import read_records
+from tests.integration.strict_consumer import until_trimmed
+from tests.integration.two_tiers_rig import TwoTiers, two_tiers
+from tests.servers.kafka import DELETE_RECORDS_COMMAND, KafkaCluster
+from tests.servers.peer import Peer, topic_id_of
+from tests.servers.producing import create_topic, produce, random_values
+from tests.servers.tidegate import TidegateProcess, tidegate_over
+
+pytestmark = pytest.mark.integration
+
+PATTERN = "tiered-*"
+HIGH_WATERMARK = -1
+EARLIEST = -2
+COUNT = 200
+
+
+def delete(peer: Peer, version: int, topic: str, asked: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Of (partition, offset); answers are (partition, error, low watermark) in wire order."""
+    topic_class = DeleteRecordsRequest.DeleteRecordsTopic
+    partitions = [topic_class.DeleteRecordsPartition(partition_index=index, offset=offset) for index, offset in asked]
+    topics = [topic_class(name=topic, partitions=partitions)]
+    answer = peer.ask(DeleteRecordsRequest(version=version, topics=topics, timeout_ms=20_000), version)
+    return [(one.partition_index, one.error_code, one.low_watermark) for one in answer.topics[0].partitions]
+
+
+class Log(Peer):
+    """One partition, asked over one connection."""
+
+    def __init__(self, address: tuple[str, int], topic: str) -> None:
+        super().__init__(address)
+        self._topic = topic
+        self._topic_id = topic_id_of(f"{address[0]}:{address[1]}", topic)
+
+    def delete_before(self, offset: int, version: int = 2) -> tuple[int, int]:
+        """The error and the low watermark."""
+        ((_, error_code, low_watermark),) = delete(self, version, self._topic, [(0, offset)])
+        return error_code, low_watermark
+
+    def earliest(self) -> int:
+        ((_, error_code, _, offset, _),) = self.list_offsets(9, self._topic, [(0, EARLIEST)])
+        assert error_code == 0
+        return offset
+
+    def first_by_timestamp(self) -> int:
+        ((_, error_code, _, offset, _),) = self.list_offsets(9, self._topic, [(0, 0)])
+        assert error_code == 0
+        return offset
+
+    def record_at(self, offset: int) -> tuple[int, bytes | None, int]:
+        """The error, the value and the log start offset."""
+        response = self.fetch(17, self._topic, self._topic_id, offset, max_bytes=1)
+        (one,) = response.partitions
+        records = response.records(one)
+        values = [
+            record.value
+            for batch in verify_batches(records)
+            for record in read_records(records, batch)
+            if record.offset == offset
+        ]
+        return one.error_code, values[0] if values else None, one.log_start_offset
+
+    def check_begins_at(self, start: int, values: Sequence[bytes]) -> None:
+        """By every way to ask; the record before the start is gone."""
+        assert self.earliest() == start
+        assert self.first_by_timestamp() == (start if start < len(values) else -1)
+        if start > 0:
+            assert self.record_at(start - 1)[:2] == (ErrorCode.OFFSET_OUT_OF_RANGE, None)
+            assert self.record_at(0)[:2] == (ErrorCode.OFFSET_OUT_OF_RANGE, None)
+        if start < len(values):
+            assert self.record_at(start) == (0, values[start], start)
+            assert self.record_at(len(values) - 1) == (0, values[-1], start)
+
+
+def check_begins_at(address: tuple[str, int], topic: str, start: int, values: Sequence[bytes]) -> None:
+    with Log(address, topic) as log:
+        log.check_begins_at(start, values)
+
+
+@pytest.fixture
+def topic(topic_name: str) -> str:
+    return f"tiered-{topic_name}"
+
+
+@pytest.fixture
+async def tiers(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[TwoTiers]:
+    async with two_tiers(kafka, tmp_path, PATTERN) as made:
+        yield made
+
+
+async def test_every_deletion_is_answered_as_by_a_broker_with_the_whole_log(
+    tiers: TwoTiers, topic_name: str, topic: str
+) -> None:
+    """The same deletions on a topic that is not tiered: inside a segment, backwards, over the seam, of all."""
+    values = random_values(COUNT)
+    for name in (topic, topic_name):
+        create_topic(tiers.kafka.bootstrap_servers, name)
+        await asyncio.to_thread(produce, tiers.kafka.bootstrap_servers, name, values)
+    seam = await tiers.settled(topic)
+
+    def compare() -> None:
+        with Log(tiers.address, topic) as tiered, Log(tiers.kafka.address(), topic_name) as whole:
+            tiered.check_begins_at(0, values)
+            offsets = (0, 7, 45, 20, seam - 1, COUNT + 1, -2, seam, seam + 3, 60, HIGH_WATERMARK)
+            for number, offset in enumerate(offsets):
+                version = number % 3
+                assert tiered.delete_before(offset, version) == whole.delete_before(offset, version), offset
+                start = whole.earliest()
+                whole.check_begins_at(start, values)
+                tiered.check_begins_at(start, values)
+
+    await asyncio.to_thread(compare)
+
+
+async def test_deletions_of_several_partitions_in_one_request(tiers: TwoTiers, topic: str) -> None:
+    """One tiered, one all local, one that does not exist: each has an answer of its own."""
+    create_topic(tiers.kafka.bootstrap_servers, topic, partitions=2)
+    await asyncio.to_thread(produce, tiers.kafka.bootstrap_servers, topic, random_values(COUNT))
+    await asyncio.to_thread(produce, tiers.kafka.bootstrap_servers, topic, [b"v"] * 3, partition=1)
+    await tiers.settled(topic)
+
+    def ask() -> list[tuple[int, int, int]]:
+        with Peer(tiers.address) as peer:
+            return delete(peer, 2, topic, [(0, 33), (1, 2), (2, 1)])
+
+    unknown = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    assert sorted(await asyncio.to_thread(ask)) == [(0, 0, 33), (1, 0, 2), (2, unknown, -1)]
+
+
+async def test_the_stock_tool_deletes_over_the_seam(tiers: TwoTiers, topic: str, tmp_path: Path) -> None:
+    create_topic(tiers.kafka.bootstrap_servers, topic)
+    values = random_values(COUNT)
+    await asyncio.to_thread(produce, tiers.kafka.bootstrap_servers, topic, values)
+    await tiers.settled(topic)
+    for offset, start in ((41, 41), (HIGH_WATERMARK, COUNT)):
+        file = tmp_path / "deletion.json"
+        file.write_text(json.dumps({"partitions": [{"topic": topic, "partition": 0, "offset": offset}], "version": 1}))
+        done = await asyncio.to_thread(
+            tiers.kafka.run_tool,
+            DELETE_RECORDS_COMMAND,
+            *("--bootstrap-server", tiers.bootstrap, "--offset-json-file", str(file)),
+        )
+        assert f"low_watermark: {start}" in done.stdout
+        await asyncio.to_thread(check_begins_at, tiers.address, topic, start, values)
+
+
+@pytest.mark.timeout(180)
+async def test_a_deletion_outlives_the_proxy_and_is_seen_by_another_one(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    create_topic(kafka.bootstrap_servers, topic_name)
+    values = random_values(COUNT * 5)
+    settings: dict[str, str | int] = {
+        "remote.log.metadata.topic.name": f"__metadata-{topic_name}"[:200],
+        "remote.log.visible.after.ms": 1000,
+    }
+    storage = {"implementation": "local", "path": str(tmp_path / "tier")}
+    (tmp_path / "tier").mkdir()
+
+    def proxy(name: str) -> TidegateProcess:
+        return tidegate_over(
+            kafka,
+            tmp_path / name,
+            tiered=[topic_name],
+            storage=storage,
+            settings=settings,
+            segment_bytes=100_000,
+        )
+
+    def check(address: tuple[str, int], start: int) -> None:
+        check_begins_at(address, topic_name, start, values)
+
+    def delete_before(address: tuple[str, int], start: int) -> tuple[int, int]:
+        with Log(address, topic_name) as log:
+            return log.delete_before(start)
+
+    with proxy("one") as one, proxy("two") as two:
+        await asyncio.to_thread(produce, one.bootstrap_servers, topic_name, values)
+        await asyncio.to_thread(until_trimmed, kafka, topic_name, COUNT * 2)
+        for deleting, other, start in ((one, two, 150), (two, one, 333)):
+            assert await asyncio.to_thread(delete_before, deleting.address, start) == (0, start)
+            await asyncio.to_thread(check, deleting.address, start)
+            await asyncio.to_thread(check, other.address, start)
+        one.stop(signal.SIGKILL)
+    with proxy("one") as again:
+        await asyncio.to_thread(check, again.address, 333)
+    with proxy("three") as fresh:
+        await asyncio.to_thread(check, fresh.address, 333)
