@@ -144,6 +144,21 @@ async def test_a_diverged_partition_raises_an_alarm_and_moves_nothing(running: R
     assert log.log_start_offset == 60
 
 
+async def test_an_unclean_election_is_clamped_and_the_new_leader_copied_in_the_same_round(running: Running) -> None:
+    async with running.run():
+        await eventually(lambda: running.remote_end(PARTITION) == 89)
+        log = running.logs.of[PARTITION]
+        await eventually(lambda: log.log_start_offset == 60)
+        log.elect_unclean(80)
+        log.append(*[batch_of(10 * n, 10, value_bytes=15, leader_epoch=1) for n in range(8, 15)])
+        await eventually(lambda: running.remote_end(PARTITION) == 139)
+        assert running.bench.metric("remote_log_clamps_total", topic="orders") == 1
+        assert running.bench.metric("remote_log_alarms_total", topic="orders", reason="diverged") == 0
+    successor = running.bench.metadata.remote_log_segment_metadata(PARTITION, 80)
+    assert successor is not None
+    assert (successor.start_offset, successor.segment_leader_epochs[0].epoch) == (80, 1)
+
+
 async def test_partitions_of_another_owner_are_given_up(running: Running) -> None:
     async with running.run():
         await eventually(lambda: running.remote_end(PARTITION) == 89)
