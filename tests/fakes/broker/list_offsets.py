@@ -1,4 +1,4 @@
-"""ListOffsets: the ends of the broker's logs; timestamps are found nowhere."""
+"""ListOffsets: the ends of the broker's logs; timestamps are looked up record by record."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 
+from protocol.records.record_batch import iterate_batches
+from protocol.records.record_reader import read_records
+from tests.fakes.broker.cluster import LocalLog
 from tests.fakes.broker.fetch import THROTTLE_MS
 
 if TYPE_CHECKING:
@@ -29,11 +32,28 @@ async def answer(broker: ScriptedBroker, request: Any) -> Any:
 
 def _find(broker: ScriptedBroker, topic: str, asked: Any) -> Any:
     log = broker.logs[topic, asked.partition_index]
-    offset = {-1: log.high_watermark, -2: log.log_start_offset, -4: log.log_start_offset}.get(asked.timestamp, -1)
+    timestamp, offset = _look_up(log, asked.timestamp)
     epoch = -1 if offset < 0 else log.leader_epoch
     return _Partition(
-        partition_index=asked.partition_index, error_code=0, timestamp=-1, offset=offset, leader_epoch=epoch
+        partition_index=asked.partition_index, error_code=0, timestamp=timestamp, offset=offset, leader_epoch=epoch
     )
+
+
+def _look_up(log: LocalLog, timestamp: int) -> tuple[int, int]:
+    if timestamp in (-1, -2, -4):
+        return -1, log.high_watermark if timestamp == -1 else log.log_start_offset
+    if timestamp in (-5, -6):
+        return -1, -1
+    records = [
+        (record.timestamp, record.offset)
+        for raw in log.batches
+        for batch in iterate_batches(raw)
+        for record in read_records(raw, batch)
+        if record.offset >= log.log_start_offset
+    ]
+    if timestamp == -3:
+        return max(records, key=lambda record: (record[0], -record[1]), default=(-1, -1))
+    return next((record for record in records if record[0] >= timestamp), (-1, -1))
 
 
 def with_error(error_code: int, partition: int = 0) -> Callable[[Any], None]:

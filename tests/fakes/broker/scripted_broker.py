@@ -56,6 +56,8 @@ class ScriptedBroker(FakeBroker):
         super().__init__()
         self.node_id = node_id
         self.requests: list[Any] = []
+        self.scripted_client: str | None = None
+        """Whom scripts are for, by client id; None: everybody."""
         self.correlation_skew = 0
         self.cluster_id = "cluster"
         self.topics: list[TopicMetadata] = []
@@ -107,7 +109,7 @@ class ScriptedBroker(FakeBroker):
             request = request_class.decode(frame[data.tell() :], version=version)
             self.requests.append(request)
             response = await self.answers[key](request)
-            if self._scripts[key]:
+            if self._scripts[key] and self.scripted_client in (None, header.client_id):
                 edits, deliver = self._scripts[key].popleft()
                 for edit in edits:
                     edit(response)

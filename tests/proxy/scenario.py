@@ -1,0 +1,191 @@
+"""A whole proxy, with every handler and a remote tier, between a scripted broker and a client that is kafka-python's
+codec on a socket.
+
+Partition 0 of `orders` has offsets 0 to 119 in the remote tier and 100 to 199 on the broker; partition 1 has 0 to 9
+on the broker alone. The proxy advertises node N as `ADVERTISED_HOST`, port `BASE_PORT` + N, and listens elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kafka.protocol.admin import DeleteRecordsRequest, DeleteRecordsResponse
+from kafka.protocol.consumer import (
+    FetchRequest,
+    FetchResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+)
+from kafka.protocol.metadata import MetadataRequest, MetadataResponse
+from kafka.protocol.producer import ProduceRequest, ProduceResponse
+
+from protocol.api_keys import ApiKey
+from protocol.header import build_request_header, response_body_position
+from proxy.app import pass_through_handlers
+from proxy.context import ConnectionLimits
+from proxy.early_answers import EARLY_ANSWERS
+from proxy.handlers.base import FetchSettings, HandlerTools
+from proxy.handlers.delete_records import DeleteRecordsHandler
+from proxy.handlers.fetch import FetchHandler
+from proxy.handlers.list_offsets import ListOffsetsHandler
+from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
+from proxy.handlers.produce import ProduceHandler
+from proxy.local_log_bounds import LocalLogBoundsCache
+from proxy.metrics import ProxyMetrics
+from proxy.router import Router
+from proxy.server import BrokerEndpoint, ProxyServer
+from proxy.tiered_partitions import TieredPartitions
+from proxy.topology import ListenerAddresses, Topology
+from tests.fakes.broker.cluster import LocalLog
+from tests.fakes.broker.scripted_broker import ScriptedBroker
+from tests.fakes.broker.wire import Wire, connected
+from tests.fakes.record_batches import batch_of
+from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
+from tiers.log.broker_log import BrokerLogSource
+from tiers.model.ids import TopicIdPartition
+from tiers.reader.remote_log_reader import RemoteLogReader
+
+ADVERTISED_HOST = "proxy.example"
+BASE_PORT = 20_000
+CLIENT_ID = "client"
+TOPIC = "orders"
+P0 = TopicIdPartition(TOPIC_ID, 0, TOPIC)
+TRIMMED = 100
+END = 200
+_RESPONSES = {
+    FetchRequest: FetchResponse,
+    ListOffsetsRequest: ListOffsetsResponse,
+    OffsetForLeaderEpochRequest: OffsetForLeaderEpochResponse,
+    DeleteRecordsRequest: DeleteRecordsResponse,
+    MetadataRequest: MetadataResponse,
+    ProduceRequest: ProduceResponse,
+}
+
+
+class Client:
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self._correlation_id = 100
+
+    async def send(self, request: Any, version: int) -> None:
+        self._correlation_id += 1
+        header = build_request_header(request.API_KEY, version, self._correlation_id, CLIENT_ID)
+        await self.wire.send(header + bytes(request.encode(version=version)))
+
+    async def ask(self, request: Any, version: int) -> Any:
+        await self.send(request, version)
+        payload = await self.wire.receive()
+        assert int.from_bytes(payload[:4], "big") == self._correlation_id
+        body = response_body_position(request.API_KEY, version, payload)
+        return _RESPONSES[type(request)].decode(payload[body:], version=version)
+
+    async def fetch(self, version: int, *offsets: int, **limits: Any) -> dict[int, Any]:
+        """From partition 0, 1 and so on; answers by partition. The response itself is under -1."""
+        response = await self.ask(fetch_request(version, *offsets, **limits), version)
+        answers = {one.partition_index: one for topic in response.responses for one in topic.partitions}
+        return {-1: response, **answers}
+
+
+def fetch_request(version: int, *offsets: int, max_wait_ms: int = 50, max_bytes: int = 1 << 20) -> Any:
+    named = {"topic_id": TOPIC_ID} if version >= 13 else {"topic": TOPIC}
+    topic = FetchRequest.FetchTopic
+    partitions = [
+        topic.FetchPartition(
+            version=version,
+            partition=partition,
+            current_leader_epoch=-1,
+            fetch_offset=offset,
+            last_fetched_epoch=-1,
+            partition_max_bytes=max_bytes,
+        )
+        for partition, offset in enumerate(offsets)
+    ]
+    return FetchRequest(
+        version=version,
+        replica_id=-1,
+        max_wait_ms=max_wait_ms,
+        min_bytes=1,
+        max_bytes=1 << 24,
+        session_id=0,
+        session_epoch=-1,
+        topics=[topic(version=version, partitions=partitions, **named)],
+        forgotten_topics_data=[],
+        rack_id="",
+    )
+
+
+@dataclass
+class Scenario:
+    broker: ScriptedBroker
+    tier: RemoteTier
+    topology: Topology
+    batches: list[bytes]
+    port: int
+    listening_for: list[int | None]
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[Client]:
+        async with connected(self.port) as wire:
+            yield Client(wire)
+
+    def records_from(self, offset: int) -> bytes:
+        """Of partition 0, as it was written."""
+        return b"".join(self.batches[offset // 10 :])
+
+
+@contextlib.asynccontextmanager
+async def scenario(root: Path, limits: ConnectionLimits | None = None) -> AsyncIterator[Scenario]:
+    tier = RemoteTier(root)
+    batches = await tier.fill(P0, segments=2, batches=6)
+    batches += [batch_of(offset, 10, value_bytes=20, timestamp=1_000_000 + offset) for offset in range(120, END, 10)]
+    settings = FetchSettings(remote_fetch_max_wait_ms=2_000, local_poll_ms=20)
+    async with contextlib.AsyncExitStack() as stack:
+        broker = await stack.enter_async_context(ScriptedBroker())
+        broker.scripted_client = CLIENT_ID
+        broker.topics = [TopicMetadata(TOPIC, TOPIC_ID, {n: PartitionMetadata(n, 1, 5, (1,), (1,)) for n in range(2)})]
+        broker.logs = {(TOPIC, 0): LocalLog(batches, TRIMMED), (TOPIC, 1): LocalLog([batch_of(0, 10)])}
+        client = BrokerClient(broker.addresses, client_id="tidegate", request_timeout_ms=5_000)
+        stack.push_async_callback(client.close)
+        listening_for: list[int | None] = []
+
+        def listen(host: str, port: int, endpoint: BrokerEndpoint) -> None:
+            listening_for.append(endpoint.node_id)
+
+        addresses = ListenerAddresses("127.0.0.1", ADVERTISED_HOST, BASE_PORT, BASE_PORT)
+        topology = Topology(client, broker.addresses, addresses, listen, clock_ms=monotonic_ms)
+        handlers = pass_through_handlers(topology.advertised_address)
+        produce = ProduceHandler(topology.advertised_address)
+        server = ProxyServer(
+            Router(handlers, {ApiKey.PRODUCE: produce}),
+            limits or ConnectionLimits(),
+            ProxyMetrics(),
+            early_answers=EARLY_ANSWERS,
+        )
+        reader = await stack.enter_async_context(RemoteLogReader(tier.rlmm, tier.storage, jitter=lambda: 0.0))
+        await stack.enter_async_context(server)
+        tools = HandlerTools(
+            topology=topology,
+            tiered=TieredPartitions(tier.rlmm, settings.metadata_max_age_ms),
+            bounds=LocalLogBoundsCache(BrokerLogSource(client), monotonic_ms),
+            reader=reader,
+            settings=settings,
+            clock_ms=monotonic_ms,
+            spawn=server.spawn,
+        )
+        handlers |= {
+            ApiKey.FETCH: FetchHandler(tools),
+            ApiKey.LIST_OFFSETS: ListOffsetsHandler(tools),
+            ApiKey.OFFSET_FOR_LEADER_EPOCH: OffsetForLeaderEpochHandler(tools),
+            ApiKey.DELETE_RECORDS: DeleteRecordsHandler(tools, tier.rlmm, "__remote_log_metadata"),
+        }
+        assert await topology.refresh()
+        _, port = server.listen("127.0.0.1", 0, BrokerEndpoint(1, lambda: broker.addresses))
+        yield Scenario(broker, tier, topology, batches, port, listening_for)
