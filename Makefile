@@ -10,7 +10,7 @@ VERSITYGW_VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' tests/servers/v
 # Nothing of the caller's own environment reaches ours.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
-.PHONY: help demo test check fuzz bench lock jars clean
+.PHONY: help demo test matrix check fuzz bench lock jars clean
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -20,6 +20,15 @@ demo: jars .venv/installed ## watch an unmodified consumer read what the broker 
 
 test: jars $(CACHE)/bin/versitygw $(CACHE)/bin/franz check ## check, then every test, on real servers
 	$(BIN)/pytest $(ARGS)
+
+# The newest patch of each that Maven Central has whole.
+KAFKA_VERSIONS ?= 3.9.2 4.1.2 4.3.1
+
+matrix: .venv/installed $(CACHE)/bin/franz ## every client against Kafka 3.9, 4.1 and 4.3 (KAFKA_VERSIONS="..." for others)
+	@failed=; for version in $(KAFKA_VERSIONS); do \
+	  echo "Kafka $$version"; \
+	  KAFKA_VERSION=$$version $(BIN)/pytest -v tests/integration/test_client_matrix.py $(ARGS) || failed="$$failed $$version"; \
+	done; test -z "$$failed" || { echo "failed on Kafka:$$failed"; exit 1; }
 
 check: .venv/installed ## style, types, layers
 	$(BIN)/ruff check .

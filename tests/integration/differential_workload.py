@@ -65,6 +65,9 @@ class Topic:
     producers: dict[tuple[str, bool], Producer] = field(default_factory=dict)
     """By codec, and whether it is transactional."""
 
+    def close(self) -> None:
+        self.producers.clear()  # librdkafka's threads end with the last reference
+
     def producer(self, codec: str, transactional: bool) -> Producer:
         if (codec, transactional) not in self.producers:
             settings: dict[str, str | int | float | bool] = {
@@ -83,11 +86,12 @@ class Topic:
 
 
 def operations(dice: random.Random, count: int, now_ms: int) -> list[Operation]:
-    """Every codec, an aborted and a committed transaction and a large batch come in every workload."""
+    """Every codec, transactions, a large batch, a record too large and every configuration come in every workload."""
     made: list[Operation] = [Produce(codec, _records(dice, 20, now_ms)) for codec in CODECS]
     made += [Produce(dice.choice(CODECS), _records(dice, 40, now_ms), commit) for commit in (False, True, False, True)]
     made.append(Produce("none", [_record(dice, now_ms, 2_000) for _ in range(60)]))
     made.append(Produce("none", [_record(dice, now_ms, MAX_MESSAGE_BYTES * 2)]))
+    made += [Configure(*each) for each in CONFIGURATIONS]
     made += [_operation(dice, now_ms) for _ in range(count - len(made))]
     dice.shuffle(made)
     return made
@@ -95,11 +99,8 @@ def operations(dice: random.Random, count: int, now_ms: int) -> list[Operation]:
 
 def _operation(dice: random.Random, now_ms: int) -> Operation:
     kind = dice.random()
-    if kind < 0.5:
-        return Produce(dice.choice(CODECS), _records(dice, dice.randint(1, 40), now_ms))
-    if kind < 0.85:
-        return Produce(dice.choice(CODECS), _records(dice, dice.randint(1, 40), now_ms), dice.random() < 0.5)
-    return Configure(*dice.choice(CONFIGURATIONS))
+    commit = None if kind < 0.5 else kind < 0.75
+    return Produce(dice.choice(CODECS), _records(dice, dice.randint(1, 40), now_ms), commit)
 
 
 CONFIGURATIONS = (

@@ -6,6 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,9 @@ MUST_DIFFER = frozenset(
 )
 """Of all that clients see of the two topics, what tells them apart: configurations of the tier itself."""
 
+REFUSED = {"MSG_SIZE_TOO_LARGE", "INVALID_CONFIG", "OFFSET_OUT_OF_RANGE"}
+"""The errors that every workload provokes."""
+
 SEEKS = 6
 SEED = int(os.environ.get("TIDEGATE_SEED") or random.SystemRandom().randrange(1 << 32))
 
@@ -66,7 +70,7 @@ def test_every_client_sees_one_log(kafka: KafkaCluster, tmp_path: Path, topic_na
             assert (tiered.offsets, tiered.committed) == (plain.offsets, plain.committed)
 
         now_ms = int(time.time() * 1000)
-        apply(operations(dice, 25, now_ms))
+        apply(operations(dice, 26, now_ms))
         first_end = tiered.log_end
         apply(operations(dice, 20, now_ms))
         until_trimmed(kafka, tiered.name, first_end)
@@ -74,13 +78,20 @@ def test_every_client_sees_one_log(kafka: KafkaCluster, tmp_path: Path, topic_na
         compare(dice, plain, tiered, now_ms)
 
         # Below and beyond the end of the remote tier, and above the end, where it is refused.
-        apply([Trim(0.1), Trim(1.5), Trim(0.3), *operations(dice, 12, now_ms)])
+        apply([Trim(0.1), Trim(1.5), Trim(0.3), *operations(dice, 20, now_ms)])
         compare(dice, plain, tiered, now_ms)
         apply([Trim(0.95)])
         compare(dice, plain, tiered, now_ms)
         assert delete_records(tiered, -1) == delete_records(plain, -1)
         for client in CLIENTS.values():
             same(offsets_at(client, now_ms), plain, tiered)
+        assert 'tier="remote"' in proxy.metrics()
+        errors = {
+            error for outcome in plain.outcomes for error in (outcome if isinstance(outcome, list) else [outcome])
+        }
+        assert {each for each in errors if isinstance(each, str)} == REFUSED
+        for topic in (plain, tiered):
+            topic.close()
 
 
 def compare(dice: random.Random, plain: Topic, tiered: Topic, now_ms: int) -> None:
@@ -90,13 +101,17 @@ def compare(dice: random.Random, plain: Topic, tiered: Topic, now_ms: int) -> No
     seeks += [max(0, plain.log_start - 1), plain.log_start, plain.log_end + 1]
     times = [0, now_ms, now_ms + 3_600_000, *(now_ms - dice.randrange(3_600_000) for _ in range(3))]
     isolations = [dice.choice((READ_COMMITTED, READ_UNCOMMITTED)) for _ in seeks]
-    for client in CLIENTS.values():
+
+    def compare_by(client: Client) -> None:
         for isolation in (READ_COMMITTED, READ_UNCOMMITTED):
             same(reading(client, plain.log_start, 1 << 20, isolation), plain, tiered)
         for offset, isolation in zip(seeks, isolations, strict=True):
             same(reading(client, offset, 25, isolation), plain, tiered)
         for timestamp in times:
             same(offsets_at(client, timestamp), plain, tiered)
+
+    with ThreadPoolExecutor(len(CLIENTS)) as pool:
+        list(pool.map(compare_by, CLIENTS.values()))
 
 
 def offsets_at(client: Client, timestamp: int) -> Callable[[Topic], object]:
