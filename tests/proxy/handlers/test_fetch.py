@@ -254,6 +254,9 @@ async def test_a_diverging_last_fetched_epoch_is_told_as_the_broker_tells_it(ben
         response = await bench.fetch(13, ask(13, 12, partition=1, last_fetched_epoch=epoch))
         assert response.diverging_epoch(response.partitions[0]) == end
         assert (codes(response), records(response)) == ([0], b"")
+    newest = bench.cluster.logs[P1].leader_epoch
+    for epoch, code in ((newest, 0), (newest + 1, ErrorCode.OFFSET_OUT_OF_RANGE)):
+        assert codes(await bench.fetch(13, ask(13, 5, partition=1, last_fetched_epoch=epoch))) == [code]
 
 
 @pytest.mark.parametrize("version", [14, 15, 18])
