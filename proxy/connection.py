@@ -389,6 +389,8 @@ class ClientConnection(asyncio.BufferedProtocol):
                 logger.warning("closing the connection: the %s sent %s", peer, error, extra=self._who())
             case _:
                 logger.error("closing the connection: a handler failed", exc_info=error, extra=self._who())
+        # What came before the bad bytes, in the same read perhaps, is answered.
+        self.commit_answers(aliases_pool=True)
         self.close("protocol_error" if isinstance(error, ProtocolError) else "handler_error")
 
     def _who(self) -> dict[str, object]:
