@@ -86,10 +86,7 @@ def test_every_client_sees_one_log(kafka: KafkaCluster, tmp_path: Path, topic_na
         for client in CLIENTS.values():
             same(offsets_at(client, now_ms), plain, tiered)
         assert 'tier="remote"' in proxy.metrics()
-        errors = {
-            error for outcome in plain.outcomes for error in (outcome if isinstance(outcome, list) else [outcome])
-        }
-        assert {each for each in errors if isinstance(each, str)} == REFUSED
+        assert refusals(plain) == REFUSED
         for topic in (plain, tiered):
             topic.close()
 
@@ -134,6 +131,11 @@ def reading(client: Client, offset: int, at_most: int, isolation: str) -> Callab
 
 def same(see: Callable[[Topic], object], plain: Topic, tiered: Topic) -> None:
     assert see(tiered) == see(plain)
+
+
+def refusals(topic: Topic) -> set[str]:
+    answers = [each for outcome in topic.outcomes for each in (outcome if isinstance(outcome, list) else [outcome])]
+    return {each for each in answers if isinstance(each, str)}
 
 
 def configuration(topic: Topic) -> dict[str, str | None]:
