@@ -83,3 +83,42 @@ def test_secrets_show_nowhere() -> None:
     assert config.storage.plain_settings() == {"secret.access.key": "hush", "path.style": "true"}
     (line,) = mistakes(UPSTREAM + "[storage]\nsecret.access.key = 'hush'\n")
     assert "hush" not in line
+
+
+def test_tls_and_sasl_are_sections_of_their_own_and_keep_their_secrets() -> None:
+    config = parse_config(
+        f"""{UPSTREAM}[upstream.tls]
+[upstream.sasl]
+mechanism = "PLAIN"
+username = "ann"
+password = "s3cr3t"
+[listener.tls]
+certificate = "/c.pem"
+key.password = "s3cr3t"
+"""
+    )
+    assert config.upstream.tls is not None
+    assert config.upstream.sasl is not None
+    assert config.upstream.sasl.credentials().password == "s3cr3t"
+    assert config.listener.tls is not None
+    assert "s3cr3t" not in repr(config)
+    assert parse_config(UPSTREAM).upstream.tls is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[upstream.sasl]\nmechanism = "PLAIN"\npassword = "s3cr3t"', "PLAIN takes username and password"),
+        ('[upstream.sasl]\nmechanism = "OAUTHBEARER"\npassword = "s3cr3t"', "OAUTHBEARER takes token.file"),
+        ('[upstream.sasl]\nmechanism = "GSSAPI"', "[upstream.sasl] mechanism: Input should be 'PLAIN'"),
+        ('[upstream.sasl]\nmechanism = "PLAIN"\npasword = "s3cr3t"', "did you mean password?"),
+        ('[upstream.tls]\nkey = "k"', "there is a key without a certificate"),
+        ('[listener.tls]\ncertificate = "c"\nclient.ca = "a"', "client.auth and client.ca go together"),
+        ('[listener.tls]\ncertificate = "c"\nclient.auth = "required"', "client.auth and client.ca go together"),
+        ("[listener.tls]", "missing key [listener.tls] certificate"),
+    ],
+)
+def test_half_of_what_security_needs_is_a_mistake(text: str, said: str) -> None:
+    lines = mistakes(UPSTREAM + text)
+    assert any(said in line for line in lines), lines
+    assert "s3cr3t" not in "".join(lines)

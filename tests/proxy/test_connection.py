@@ -9,7 +9,7 @@ import pytest
 
 from protocol.errors import TruncatedError
 from proxy.context import ConnectionLimits
-from proxy.exchange import CutThrough, Exchange, HandlerState
+from proxy.exchange import Buffers, CutThrough, Exchange, HandlerState
 from tests.fakes.broker.fake_broker import FakeBroker
 from tests.fakes.broker.wire import connected, frame, request, response
 from tests.proxy.proxy_harness import AnsweringHandler, ForwardingHandler, PreparingHandler, proxy_before, reply
@@ -408,3 +408,38 @@ async def test_an_idle_connection_is_closed() -> None:
     async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
         assert await client.ended() == b""
         assert proxy.metrics.closed == {"idle": 1}
+
+
+async def test_what_follows_an_authentication_is_remembered_apart() -> None:
+    seen: list[int] = []
+
+    def answer(exchange: Exchange, payload: memoryview) -> Buffers:
+        seen.append(exchange.connection_id)
+        return (payload,)
+
+    handlers = {HANDLED: ForwardingHandler(answer)}
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers=handlers) as proxy,
+        connected(proxy.port) as client,
+    ):
+        # All at once: the first request is answered only after the broker was asked to authenticate.
+        await client.send(*(request(key, 1, number) for number, key in enumerate((HANDLED, 36, HANDLED, HANDLED))))
+        upstream = await broker.accepted()
+        for number in range(4):
+            await upstream.receive()
+            await upstream.send(response(number))
+            assert await client.receive() == response(number)
+    before, *after = seen
+    assert after == [after[0], after[0]]
+    assert after[0] != before
+
+
+async def test_an_address_has_a_limit_of_its_own() -> None:
+    limits = ConnectionLimits(max_connections_per_address=1)
+    async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
+        await client.send(request(OPAQUE, 4, 1))
+        await broker.accepted()
+        async with connected(proxy.port) as refused:
+            assert await refused.ended() == b""
+        assert proxy.metrics.rejected_connections == 1

@@ -147,11 +147,14 @@ def tidegate_over(
     local_retention_bytes: int = 1,
     storage: Mapping[str, str] | None = None,
     settings: Mapping[str, str | int] | None = None,
+    upstream: str | None = None,
+    more: str = "",
 ) -> TidegateProcess:
     """A proxy before `cluster` that tiers the topics `tiered`, soon and eagerly; not started yet.
 
     Its state goes to `home/state`. `storage` are the storage manager's settings with `implementation`; without it the
-    tier is the folder `home/tier`. `settings` are keys of the top of the file.
+    tier is the folder `home/tier`. `settings` are keys of the top of the file, `more` are sections at its end.
+    `upstream` is another listener of the cluster.
     """
     bootstrap_port = consecutive_free_ports(1 + len(cluster.brokers))
     (admin_port,) = free_ports(1)
@@ -165,7 +168,7 @@ def tidegate_over(
     }
     eager.update(settings or {})
     lines = _pairs(eager)
-    lines += ["[upstream]", *_pairs({"bootstrap.servers": cluster.bootstrap_servers})]
+    lines += ["[upstream]", *_pairs({"bootstrap.servers": upstream or cluster.bootstrap_servers})]
     listener: dict[str, str | int] = {
         "host": "127.0.0.1",
         "advertised.host": "127.0.0.1",
@@ -186,7 +189,7 @@ def tidegate_over(
         }
         lines += ["[[topics]]", *_pairs(rule)]
     return TidegateProcess(
-        "\n".join([*lines, ""]), address=("127.0.0.1", bootstrap_port), admin=("127.0.0.1", admin_port)
+        "\n".join([*lines, more, ""]), address=("127.0.0.1", bootstrap_port), admin=("127.0.0.1", admin_port)
     )
 
 

@@ -1,0 +1,105 @@
+"""A Kafka that asks who is there: a listener per security protocol, users, and rights that nobody has by default.
+
+The plain listener is for the test itself: whoever comes there may do everything, as may the user `tidegate`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
+from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
+from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+
+from tests.servers.certificates import Authority
+from tests.servers.kafka import SHRINKS_SOON, KafkaCluster
+
+PROTOCOLS = ("SASL_PLAINTEXT", "SASL_SSL", "SSL")
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+PROXY = "tidegate"
+USERS: Mapping[str, str] = {PROXY: "proxy-s3cr3t", "alice": "alice-s3cr3t", "bob": "bob-s3cr3t", "odd=na,me": "o,d=d"}
+"""By name: the password, with every mechanism that has one. Alice is given rights by the test, bob none."""
+
+REAUTHENTICATION_MS = 4_000
+"""How long a session of SASL_PLAINTEXT lasts."""
+TIMEOUT_S = 30.0
+_LOGIN_MODULES = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "OAUTHBEARER": "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule",
+}
+
+
+def secure_kafka(authority: Authority) -> KafkaCluster:
+    """Not started yet; after the start: `add_users`."""
+    settings = {
+        **SHRINKS_SOON,
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": f"User:ANONYMOUS;User:{PROXY};User:CN={PROXY}",
+        "sasl.enabled.mechanisms": ",".join(MECHANISMS),
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(authority.identity("broker")),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(authority.ca),
+        "listener.name.ssl.ssl.client.auth": "required",
+        "ssl.principal.mapping.rules": "RULE:^.*CN=([^,]*).*$/CN=$1/",
+    }
+    for protocol in ("sasl_plaintext", "sasl_ssl"):
+        for mechanism, module in _LOGIN_MODULES.items():
+            prefix = f"listener.name.{protocol}.{mechanism.lower()}"
+            settings[f"{prefix}.sasl.jaas.config"] = f"{module} required{_options(mechanism)};"
+            if protocol == "sasl_plaintext":
+                settings[f"{prefix}.connections.max.reauth.ms"] = str(REAUTHENTICATION_MS)
+    return KafkaCluster(settings=settings, advertised_host="localhost", secure=PROTOCOLS)
+
+
+def _options(mechanism: str) -> str:
+    if mechanism == "PLAIN":
+        return "".join(f' user_{name}="{password}"' for name, password in USERS.items() if "=" not in name)
+    return ' unsecuredLoginStringClaim_sub="broker"' if mechanism == "OAUTHBEARER" else ""
+
+
+def add_users(cluster: KafkaCluster) -> None:
+    """Everybody may use the group `unused`: librdkafka's consumer asks for one, though it joins none."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    changes = [
+        UserScramCredentialUpsertion(name, ScramCredentialInfo(mechanism, 4096), password.encode())
+        for name, password in USERS.items()
+        for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512)
+    ]
+    for change in changes:  # a request may name a user once
+        for done in admin.alter_user_scram_credentials([change]).values():
+            done.result(TIMEOUT_S)
+    _allow(cluster, "*", ResourceType.GROUP, "unused", [AclOperation.READ])
+
+
+def allow(cluster: KafkaCluster, user: str, topic: str, operations: Sequence[AclOperation]) -> None:
+    _allow(cluster, user, ResourceType.TOPIC, topic, operations)
+
+
+def _allow(cluster: KafkaCluster, user: str, kind: ResourceType, name: str, operations: Sequence[AclOperation]) -> None:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    bindings = [
+        AclBinding(kind, name, ResourcePatternType.LITERAL, f"User:{user}", "*", each, AclPermissionType.ALLOW)
+        for each in operations
+    ]
+    for done in admin.create_acls(bindings).values():
+        done.result(TIMEOUT_S)
+
+
+def token(user: str, lifetime_s: float = 3600.0) -> str:
+    """An unsecured token (RFC 7515, appendix A.5), as Kafka's development validator takes it."""
+    now = time.time()
+    parts = ({"alg": "none"}, {"sub": user, "iat": now, "exp": now + lifetime_s})
+    return ".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts) + "."
+
+
+def write_token(file: Path, user: str) -> Path:
+    file.write_text(token(user) + "\n")
+    return file
