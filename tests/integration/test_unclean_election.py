@@ -1,0 +1,115 @@
+"""A leader dies with records that only it and the remote tier have: clients read its successor's history, all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from tests.integration.strict_consumer import consumer_at, read, until_trimmed
+from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import produce, random_values
+from tests.servers.tidegate import TidegateProcess, tidegate_over
+
+pytestmark = pytest.mark.integration
+
+LEADER, FOLLOWER = 1, 2
+SHARED, LOST, REPLACING = 5000, 1500, 6000
+LOCAL_BYTES = 3 << 20
+
+
+def create_replicated_topic(cluster: KafkaCluster, topic: str) -> None:
+    config = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
+    new = NewTopic(topic, num_partitions=1, replica_assignment=[[LEADER, FOLLOWER]], config=config)
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    admin.create_topics([new])[topic].result(30)
+
+
+async def tier(proxy: TidegateProcess, *arguments: str) -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "proxy", "tier", *arguments, "--config", str(proxy.config)]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def quarantined(proxy: TidegateProcess) -> list[dict[str, Any]]:
+    code, out, err = await tier(proxy, "quarantine", "--json")
+    assert (code, err) == (0, "")
+    found: list[dict[str, Any]] = json.loads(out)
+    return found
+
+
+async def until_remote(proxy: TidegateProcess, topic: str, end_offset: int) -> None:
+    async with asyncio.timeout(90):
+        while True:
+            _, out, _ = await tier(proxy, "bounds", "--json", topic)
+            if out and json.loads(out)[0]["remote_end"] == end_offset:
+                return
+            await asyncio.sleep(0.5)
+
+
+async def until_deleted(proxy: TidegateProcess) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            if not any(one["deletable"] for one in await quarantined(proxy)):
+                return
+            await asyncio.sleep(0.5)
+
+
+@pytest.mark.timeout(400)
+async def test_the_history_is_the_new_leaders_and_the_rest_is_in_quarantine(
+    kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    cluster, topic = kafka_of_three, topic_name[-40:]
+    await asyncio.to_thread(create_replicated_topic, cluster, topic)
+    shared, lost, replacing = (random_values(count) for count in (SHARED, LOST, REPLACING))
+    settings: dict[str, str | int] = {
+        "remote.log.metadata.topic.name": f"__metadata-{topic}",
+        "remote.log.visible.after.ms": 2000,
+    }
+    with tidegate_over(
+        cluster, tmp_path, tiered=[topic], local_retention_bytes=LOCAL_BYTES, settings=settings
+    ) as proxy:
+        await asyncio.to_thread(produce, proxy.bootstrap_servers, topic, shared)
+        await asyncio.to_thread(until_trimmed, cluster, topic, 1000)
+        await asyncio.to_thread(cluster.stop_broker, FOLLOWER)
+        try:
+            await asyncio.to_thread(produce, proxy.bootstrap_servers, topic, lost)
+            await until_remote(proxy, topic, SHARED + LOST - 1)
+            assert await quarantined(proxy) == []
+            await asyncio.to_thread(cluster.kill_broker, LEADER)
+        finally:
+            await asyncio.to_thread(cluster.start_broker, FOLLOWER)
+        try:
+            await asyncio.to_thread(produce, proxy.bootstrap_servers, topic, replacing)
+            await asyncio.to_thread(until_trimmed, cluster, topic, SHARED + LOST)
+            with consumer_at(proxy.bootstrap_servers, topic, 0) as consumer:
+                found = await asyncio.to_thread(read, consumer, SHARED + REPLACING)
+            assert found == list(enumerate(shared + replacing))
+
+            cut = await quarantined(proxy)
+            offsets = {offset for one in cut for offset in range(one["first_cut_off"], one["end_offset"] + 1)}
+            assert offsets == set(range(SHARED, SHARED + LOST))
+            assert "tidegate_remote_log_clamps_total" in proxy.metrics()
+
+            whole = [one["segment"] for one in cut if one["deletable"]]
+            assert whole
+            wanted = [argument for segment in whole for argument in ("--segment", segment)]
+            code, out, _ = await tier(proxy, "quarantine", "delete", *wanted)
+            assert (code, "Nothing was written" in out) == (0, True)
+            assert [one for one in await quarantined(proxy) if one["deletion_asked"]] == []
+            code, _, err = await tier(proxy, "quarantine", "delete", *wanted, "--yes")
+            assert (code, err) == (0, "")
+            await until_deleted(proxy)
+            assert not [path for segment in whole for path in (tmp_path / "tier").rglob(f"*{segment}*")]
+        finally:
+            await asyncio.to_thread(cluster.start_broker, LEADER)
