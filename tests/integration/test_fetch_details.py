@@ -19,7 +19,7 @@ from tests.fakes.broker.fetch_frames import Ask
 from tests.integration import strict_consumer
 from tests.integration.raw_client import Forwarded, RawClient, raw_client
 from tests.integration.two_tiers_rig import TwoTiers, two_tiers
-from tests.servers.kafka import CONFIG_COMMAND, KafkaCluster
+from tests.servers.kafka import CONFIG_COMMAND, Broker, KafkaCluster
 from tests.servers.producing import create_topic, produce, random_values
 
 pytestmark = pytest.mark.integration
@@ -235,8 +235,8 @@ async def test_a_held_remote_fetch_is_answered_empty_when_the_proxy_drains(
 class RackedCluster(KafkaCluster):
     """Every broker in a rack of its own, and followers that consumers of their rack may read."""
 
-    def _properties(self, broker: object) -> dict[str, str]:
-        properties = super()._properties(broker)  # type: ignore[arg-type]  # a Broker
+    def _properties(self, broker: Broker) -> dict[str, str]:
+        properties = super()._properties(broker)
         properties["broker.rack"] = f"rack{properties['node.id']}"
         properties["replica.selector.class"] = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
         return properties

@@ -186,8 +186,6 @@ async def test_a_client_seeks_between_the_tiers_within_its_sessions(tiers: TwoTi
             response = await session.incremental([Ask(tiered_id, 0, 0)])
             assert response.session_id == 0
             assert values[0] in bytes(response.records(response.partitions[0]))
-            stale = await session.incremental([Ask(tiered_id, 0, local_start)])
-            assert stale.error_code == 0 or stale.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 
 async def test_a_session_that_the_broker_does_not_know_is_refused_as_by_the_broker(tiers: TwoTiers, topic: str) -> None:
