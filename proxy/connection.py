@@ -28,7 +28,6 @@ from proxy.upstream import UpstreamConnection, UpstreamUnavailableError, connect
 
 logger = logging.getLogger(__name__)
 
-
 _connection_ids = itertools.count(1)
 
 
@@ -373,7 +372,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.fail("client", error)
 
     def fail(self, peer: str, error: Exception) -> None:
-        """One line that says what is wrong, then the end of both connections."""
+        """One line that says what is wrong, then what is answered already, then the end of both connections."""
         if self._is_closing:
             return
         match error:
@@ -389,7 +388,6 @@ class ClientConnection(asyncio.BufferedProtocol):
                 logger.warning("closing the connection: the %s sent %s", peer, error, extra=self._who())
             case _:
                 logger.error("closing the connection: a handler failed", exc_info=error, extra=self._who())
-        # What came before the bad bytes, in the same read perhaps, is answered.
         self.commit_answers(aliases_pool=True)
         self.close("protocol_error" if isinstance(error, ProtocolError) else "handler_error")
 
