@@ -21,20 +21,34 @@ from protocol.primitives import (
     INT64,
     Buffer,
     read_array_length,
-    read_bytes_bounds,
     read_int8,
     read_int32,
     read_int64,
-    read_string,
     read_uuid,
     read_uvarint,
     skip_tagged_section,
     write_array_length,
-    write_bytes_length,
-    write_string,
     write_uvarint,
 )
 from tiers.errors import RemoteLogMetadataError
+from tiers.metadata.own_records import (
+    read_clamp,
+    read_log_start,
+    read_quarantine_deletion,
+    read_tier_config,
+    write_clamp,
+    write_log_start,
+    write_quarantine_deletion,
+    write_tier_config,
+)
+from tiers.metadata.record_parts import (
+    read_nullable_bytes,
+    read_partition,
+    read_segment_id,
+    write_nullable_bytes,
+    write_partition,
+    write_segment_id,
+)
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
@@ -142,13 +156,13 @@ def encode_value(record: MetadataRecord) -> bytes:
         case RemotePartitionDeleteMetadata():
             api_key, message = PARTITION_DELETE_API_KEY, _write_partition_delete(record)
         case LogStartOffsetUpdate():
-            api_key, message = LOG_START_OFFSET_API_KEY, _write_log_start(record)
+            api_key, message = LOG_START_OFFSET_API_KEY, write_log_start(record)
         case TopicTierConfigUpdate():
-            api_key, message = TOPIC_TIER_CONFIG_API_KEY, _write_tier_config(record)
+            api_key, message = TOPIC_TIER_CONFIG_API_KEY, write_tier_config(record)
         case RemoteLogClampUpdate():
-            api_key, message = CLAMP_API_KEY, _write_clamp(record)
+            api_key, message = CLAMP_API_KEY, write_clamp(record)
         case QuarantineDeletionUpdate():
-            api_key, message = QUARANTINE_DELETION_API_KEY, _write_quarantine_deletion(record)
+            api_key, message = QUARANTINE_DELETION_API_KEY, write_quarantine_deletion(record)
     return write_uvarint(_FRAME_VERSION) + write_uvarint(api_key) + write_uvarint(_MESSAGE_VERSION) + message
 
 
@@ -173,45 +187,10 @@ def decode_value(buf: Buffer) -> MetadataRecord | None:
     return record
 
 
-def _write_partition(partition: TopicIdPartition) -> bytes:
-    return (
-        write_string(partition.topic, compact=True)
-        + partition.topic_id.bytes
-        + INT32.pack(partition.partition)
-        + EMPTY_TAGGED_SECTION
-    )
-
-
-def _read_partition(buf: Buffer, pos: int) -> tuple[TopicIdPartition, int]:
-    topic, pos = read_string(buf, pos, compact=True)
-    topic_id, pos = read_uuid(buf, pos)
-    partition, pos = read_int32(buf, pos)
-    return TopicIdPartition(topic_id, partition, topic or ""), skip_tagged_section(buf, pos)
-
-
-def _write_segment_id(segment_id: RemoteLogSegmentId) -> bytes:
-    return _write_partition(segment_id.topic_id_partition) + segment_id.id.bytes + EMPTY_TAGGED_SECTION
-
-
-def _read_segment_id(buf: Buffer, pos: int) -> tuple[RemoteLogSegmentId, int]:
-    partition, pos = _read_partition(buf, pos)
-    uuid, pos = read_uuid(buf, pos)
-    return RemoteLogSegmentId(partition, uuid), skip_tagged_section(buf, pos)
-
-
-def _write_nullable_bytes(value: bytes | None) -> bytes:
-    return b"\x00" if value is None else write_bytes_length(len(value), compact=True) + value
-
-
-def _read_nullable_bytes(buf: Buffer, pos: int) -> tuple[bytes | None, int]:
-    start, end = read_bytes_bounds(buf, pos, compact=True)
-    return (None, start) if end < 0 else (bytes(buf[start:end]), end)
-
-
 def _write_metadata(metadata: RemoteLogSegmentMetadata) -> bytes:
     return b"".join(
         (
-            _write_segment_id(metadata.segment_id),
+            write_segment_id(metadata.segment_id),
             INT64.pack(metadata.start_offset),
             INT64.pack(metadata.end_offset),
             INT32.pack(metadata.broker_id),
@@ -223,7 +202,7 @@ def _write_metadata(metadata: RemoteLogSegmentMetadata) -> bytes:
                 for entry in metadata.segment_leader_epochs
             ),
             INT32.pack(metadata.segment_size_bytes),
-            _write_nullable_bytes(metadata.custom_metadata),
+            write_nullable_bytes(metadata.custom_metadata),
             INT8.pack(metadata.state),
             b"\x01\x00\x01\x01" if metadata.txn_index_empty else EMPTY_TAGGED_SECTION,
         )
@@ -231,7 +210,7 @@ def _write_metadata(metadata: RemoteLogSegmentMetadata) -> bytes:
 
 
 def _read_metadata(buf: Buffer, pos: int) -> tuple[RemoteLogSegmentMetadata, int]:
-    segment_id, pos = _read_segment_id(buf, pos)
+    segment_id, pos = read_segment_id(buf, pos)
     start_offset, pos = read_int64(buf, pos)
     end_offset, pos = read_int64(buf, pos)
     broker_id, pos = read_int32(buf, pos)
@@ -245,7 +224,7 @@ def _read_metadata(buf: Buffer, pos: int) -> tuple[RemoteLogSegmentMetadata, int
         epochs.append(LeaderEpochEntry(epoch, epoch_start))
         pos = skip_tagged_section(buf, pos)
     segment_size_bytes, pos = read_int32(buf, pos)
-    custom_metadata, pos = _read_nullable_bytes(buf, pos)
+    custom_metadata, pos = read_nullable_bytes(buf, pos)
     state, pos = read_int8(buf, pos)
     txn_index_empty, pos = _read_txn_index_empty(buf, pos)
     if not epochs or start_offset > end_offset:
@@ -282,20 +261,20 @@ def _read_txn_index_empty(buf: Buffer, pos: int) -> tuple[bool, int]:
 
 def _write_update(update: RemoteLogSegmentMetadataUpdate) -> bytes:
     return (
-        _write_segment_id(update.segment_id)
+        write_segment_id(update.segment_id)
         + INT32.pack(update.broker_id)
         + INT64.pack(update.event_timestamp_ms)
-        + _write_nullable_bytes(update.custom_metadata)
+        + write_nullable_bytes(update.custom_metadata)
         + INT8.pack(update.state)
         + EMPTY_TAGGED_SECTION
     )
 
 
 def _read_update(buf: Buffer, pos: int) -> tuple[RemoteLogSegmentMetadataUpdate, int]:
-    segment_id, pos = _read_segment_id(buf, pos)
+    segment_id, pos = read_segment_id(buf, pos)
     broker_id, pos = read_int32(buf, pos)
     event_timestamp_ms, pos = read_int64(buf, pos)
-    custom_metadata, pos = _read_nullable_bytes(buf, pos)
+    custom_metadata, pos = read_nullable_bytes(buf, pos)
     state, pos = read_int8(buf, pos)
     update = RemoteLogSegmentMetadataUpdate(
         segment_id, broker_id, event_timestamp_ms, RemoteLogSegmentState(state), custom_metadata
@@ -305,7 +284,7 @@ def _read_update(buf: Buffer, pos: int) -> tuple[RemoteLogSegmentMetadataUpdate,
 
 def _write_partition_delete(metadata: RemotePartitionDeleteMetadata) -> bytes:
     return (
-        _write_partition(metadata.topic_id_partition)
+        write_partition(metadata.topic_id_partition)
         + INT32.pack(metadata.broker_id)
         + INT64.pack(metadata.event_timestamp_ms)
         + INT8.pack(metadata.state)
@@ -314,7 +293,7 @@ def _write_partition_delete(metadata: RemotePartitionDeleteMetadata) -> bytes:
 
 
 def _read_partition_delete(buf: Buffer, pos: int) -> tuple[RemotePartitionDeleteMetadata, int]:
-    partition, pos = _read_partition(buf, pos)
+    partition, pos = read_partition(buf, pos)
     broker_id, pos = read_int32(buf, pos)
     event_timestamp_ms, pos = read_int64(buf, pos)
     state, pos = read_int8(buf, pos)
@@ -324,100 +303,12 @@ def _read_partition_delete(buf: Buffer, pos: int) -> tuple[RemotePartitionDelete
     return metadata, skip_tagged_section(buf, pos)
 
 
-def _write_log_start(update: LogStartOffsetUpdate) -> bytes:
-    return (
-        _write_partition(update.topic_id_partition)
-        + write_string(update.writer, compact=True)
-        + INT64.pack(update.event_timestamp_ms)
-        + INT64.pack(update.log_start_offset)
-        + EMPTY_TAGGED_SECTION
-    )
-
-
-def _read_log_start(buf: Buffer, pos: int) -> tuple[LogStartOffsetUpdate, int]:
-    partition, pos = _read_partition(buf, pos)
-    writer, pos = read_string(buf, pos, compact=True)
-    event_timestamp_ms, pos = read_int64(buf, pos)
-    log_start_offset, pos = read_int64(buf, pos)
-    update = LogStartOffsetUpdate(partition, writer or "", event_timestamp_ms, log_start_offset)
-    return update, skip_tagged_section(buf, pos)
-
-
-def _write_tier_config(update: TopicTierConfigUpdate) -> bytes:
-    return b"".join(
-        (
-            _write_partition(update.topic_id_partition),
-            write_string(update.writer, compact=True),
-            INT64.pack(update.event_timestamp_ms),
-            write_array_length(len(update.config), compact=True),
-            *(
-                write_string(key, compact=True) + write_string(value, compact=True) + EMPTY_TAGGED_SECTION
-                for key, value in update.config.items()
-            ),
-            EMPTY_TAGGED_SECTION,
-        )
-    )
-
-
-def _read_tier_config(buf: Buffer, pos: int) -> tuple[TopicTierConfigUpdate, int]:
-    partition, pos = _read_partition(buf, pos)
-    writer, pos = read_string(buf, pos, compact=True)
-    event_timestamp_ms, pos = read_int64(buf, pos)
-    count, pos = read_array_length(buf, pos, compact=True)
-    config: dict[str, str] = {}
-    for _ in range(count):
-        key, pos = read_string(buf, pos, compact=True)
-        value, pos = read_string(buf, pos, compact=True)
-        pos = skip_tagged_section(buf, pos)
-        config[key or ""] = value or ""
-    return TopicTierConfigUpdate(partition, writer or "", event_timestamp_ms, config), skip_tagged_section(buf, pos)
-
-
-def _write_clamp(update: RemoteLogClampUpdate) -> bytes:
-    return (
-        _write_partition(update.topic_id_partition)
-        + write_string(update.writer, compact=True)
-        + INT64.pack(update.event_timestamp_ms)
-        + INT32.pack(update.leader_epoch)
-        + INT64.pack(update.valid_end_offset)
-        + EMPTY_TAGGED_SECTION
-    )
-
-
-def _read_clamp(buf: Buffer, pos: int) -> tuple[RemoteLogClampUpdate, int]:
-    partition, pos = _read_partition(buf, pos)
-    writer, pos = read_string(buf, pos, compact=True)
-    event_timestamp_ms, pos = read_int64(buf, pos)
-    leader_epoch, pos = read_int32(buf, pos)
-    valid_end_offset, pos = read_int64(buf, pos)
-    if valid_end_offset < 0:
-        raise RemoteLogMetadataError(f"a clamp of {partition} leaves nothing: {valid_end_offset}")
-    update = RemoteLogClampUpdate(partition, writer or "", event_timestamp_ms, leader_epoch, valid_end_offset)
-    return update, skip_tagged_section(buf, pos)
-
-
-def _write_quarantine_deletion(update: QuarantineDeletionUpdate) -> bytes:
-    return (
-        _write_segment_id(update.segment_id)
-        + write_string(update.writer, compact=True)
-        + INT64.pack(update.event_timestamp_ms)
-        + EMPTY_TAGGED_SECTION
-    )
-
-
-def _read_quarantine_deletion(buf: Buffer, pos: int) -> tuple[QuarantineDeletionUpdate, int]:
-    segment_id, pos = _read_segment_id(buf, pos)
-    writer, pos = read_string(buf, pos, compact=True)
-    event_timestamp_ms, pos = read_int64(buf, pos)
-    return QuarantineDeletionUpdate(segment_id, writer or "", event_timestamp_ms), skip_tagged_section(buf, pos)
-
-
 _READERS: dict[int, Callable[[Buffer, int], tuple[MetadataRecord, int]]] = {
     SEGMENT_METADATA_API_KEY: _read_metadata,
     SEGMENT_METADATA_UPDATE_API_KEY: _read_update,
     PARTITION_DELETE_API_KEY: _read_partition_delete,
-    LOG_START_OFFSET_API_KEY: _read_log_start,
-    TOPIC_TIER_CONFIG_API_KEY: _read_tier_config,
-    CLAMP_API_KEY: _read_clamp,
-    QUARANTINE_DELETION_API_KEY: _read_quarantine_deletion,
+    LOG_START_OFFSET_API_KEY: read_log_start,
+    TOPIC_TIER_CONFIG_API_KEY: read_tier_config,
+    CLAMP_API_KEY: read_clamp,
+    QUARANTINE_DELETION_API_KEY: read_quarantine_deletion,
 }

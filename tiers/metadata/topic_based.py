@@ -11,8 +11,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -29,7 +28,6 @@ from tiers.metadata.membership import MembershipSettings
 from tiers.metadata.metadata_producer import KeyAndValue, MetadataProducer
 from tiers.metadata.metadata_topic import (
     MetadataTopic,
-    MetadataTopicSettings,
     MetadataTopicUnfitError,
     check_metadata_topic,
     open_metadata_topic,
@@ -51,7 +49,7 @@ from tiers.metadata.state_backed_reader import StateBackedReader
 from tiers.metadata.state_layout import StateIdentity
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
 from tiers.metadata.tier_config_records import changed_tier_config
-from tiers.metadata.topic_partitioner import TopicPartitioner, by_topic_id
+from tiers.metadata.topic_based_settings import MetadataStatus, TopicBasedSettings
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LogStartOffsetUpdate,
@@ -69,6 +67,8 @@ from tiers.model.segment_state import (
     is_valid_transition,
 )
 
+__all__ = ["MetadataStatus", "TopicBasedRemoteLogMetadataManager", "TopicBasedSettings", "wall_clock_ms"]
+
 log = logging.getLogger(__name__)
 
 _SEEN_KEPT = 100_000
@@ -78,38 +78,6 @@ _CLOCK_WRITER = b"clock"
 
 def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class TopicBasedSettings:
-    """`state_folder` belongs to one process at a time. `prefix` names group and transactional ids: one per cluster."""
-
-    state_folder: Path
-    prefix: str = "tidegate"
-    topic: MetadataTopicSettings = field(default_factory=MetadataTopicSettings)
-    is_member: bool = True
-    claims: frozenset[int] | None = None
-    writer: str | None = None
-    partitioner: TopicPartitioner = by_topic_id
-    open_timeout_ms: int = 30_000
-    write_timeout_ms: int = 8_000
-    """Below the transactions' own timeout, after which the coordinator would fence us."""
-    check_interval_ms: int = 60_000
-
-    @property
-    def group_id(self) -> str:
-        return f"{self.prefix}-{self.topic.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class MetadataStatus:
-    """What an operator sees of the manager. `freshness_age_ms`: of what is behind most; None: not all was read yet."""
-
-    alarm: str | None
-    freshness_age_ms: int | None
-    owned_partitions: int
-    events_read: int
-    clock_skew_ms: int | None
 
 
 class TopicBasedRemoteLogMetadataManager(StateBackedReader):

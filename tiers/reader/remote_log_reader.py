@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from bisect import bisect_right
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
-from protocol.records.record_batch import CODEC_ZSTD, cut_at_batches, iterate_batches, skip_to_offset
+from protocol.records.record_batch import CODEC_ZSTD, iterate_batches
 from tiers.errors import (
     CorruptSegmentError,
     OffsetBelowLogStartError,
@@ -40,12 +39,12 @@ from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetad
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.reader.chunk_cache import ChunkCache, Extent, IndexCache
 from tiers.reader.chunk_fetcher import MIB, ChunkFetcher
+from tiers.reader.collected_batches import CollectedBatches, end_chunk_number
 from tiers.reader.fetcher_pool import FetcherPool
 from tiers.reader.read_ahead import ReadAhead
 from tiers.reader.retry import CircuitBreaker, backoff_ms
 from tiers.segment.indexes_object import decode_indexes_object
-from tiers.segment.segment_index import AbortedTransactionRange, SegmentIndex
-from tiers.segment.transaction_index import overlapping
+from tiers.segment.segment_index import SegmentIndex
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 T = TypeVar("T")
@@ -53,9 +52,6 @@ T = TypeVar("T")
 READ_COMMITTED = 1
 
 _METADATA_RELOAD_TIMEOUT_MS = 1000
-
-_PINNED_RATIO = 8
-"""How much of a download an answer may keep in memory, in multiples of what it uses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +246,7 @@ class RemoteLogReader:
         deadline_ms: int,
         connection_id: int,
     ) -> RemoteRead:
-        collected = _Collected(offset, max_bytes, min_one_message)
+        collected = CollectedBatches(offset, max_bytes, min_one_message)
         index = await self.index(segment, deadline_ms=deadline_ms, connection_id=connection_id)
         number = index.chunk_number_for_offset(offset)
         if number is None:
@@ -268,7 +264,7 @@ class RemoteLogReader:
             ),
             deadline_ms,
         )
-        end_number = _end_chunk_number(index, segment)
+        end_number = end_chunk_number(index, segment)
         while True:
             for view in views:
                 if number == end_number:
@@ -287,10 +283,16 @@ class RemoteLogReader:
             if following is None or following_index is None:
                 break
             segment, index, number = following, following_index, 0
-            end_number = _end_chunk_number(index, segment)
+            end_number = end_chunk_number(index, segment)
             views = self._fetcher.cached_chunks(segment, index, 0, collected.remaining_bytes)
         self._prefetch(segment, index, number, offset, collected.next_offset, connection_id)
-        return collected.result(isolation_level)
+        return RemoteRead(
+            collected.records,
+            collected.size_bytes,
+            collected.first_offset,
+            collected.next_offset,
+            collected.aborted_transactions() if isolation_level == READ_COMMITTED else None,
+        )
 
     def _following(self, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata | None:
         """What begins right behind it. Only from its first chunk on: one that holds more is looked up by offset."""
@@ -368,67 +370,3 @@ class RemoteLogReader:
         known = self._rlmm.remote_log_segment_metadata_by_id(segment.segment_id)
         if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             raise SegmentDeletedError(f"segment {segment.segment_id.id} was deleted")
-
-
-def _end_of_valid(view: memoryview, valid_end_offset: int) -> int:
-    """Where the batches end that lie wholly at or below the offset; a clamp lies between two batches."""
-    end = 0
-    for batch in iterate_batches(view):
-        if batch.last_offset > valid_end_offset:
-            break
-        end = batch.end
-    return end
-
-
-def _end_chunk_number(index: SegmentIndex, segment: RemoteLogSegmentMetadata) -> int:
-    """The number behind the last chunk that has anything of what may be served."""
-    chunks = index.chunks()
-    if segment.clamped_to is None:
-        return len(chunks)
-    return bisect_right(chunks, segment.valid_end_offset, key=lambda chunk: chunk.first_offset)
-
-
-class _Collected:
-    """The answer as it grows: batches from `offset` on, within the budget."""
-
-    def __init__(self, offset: int, max_bytes: int, min_one_message: bool) -> None:
-        self.records: list[memoryview] = []
-        self.remaining_bytes = max_bytes
-        self.size_bytes = 0
-        self.first_offset = offset
-        self.next_offset = offset
-        self.is_full = False
-        self.aborted: list[AbortedTransactionRange] = []
-        self._min_one_message = min_one_message
-
-    def take(self, view: memoryview, last_offset: int, valid_end_offset: int) -> None:
-        """`view` is the next chunk; `last_offset` its inclusive end. What is above `valid_end_offset` is left out."""
-        start = 0 if self.records else skip_to_offset(view, self.next_offset)
-        end = len(view)
-        if last_offset > valid_end_offset:
-            end = _end_of_valid(view, valid_end_offset)
-            last_offset = valid_end_offset
-            if end <= start and not self.records:
-                raise OffsetGapError(f"the remote log was cut at {valid_end_offset}, inside a batch")
-        if end - start > self.remaining_bytes:
-            end = min(
-                end, cut_at_batches(view, self.remaining_bytes, self._min_one_message and not self.records, start)
-            )
-            self.is_full = True
-        if end > start:
-            if not self.records:
-                self.first_offset = next(iterate_batches(view, start, end)).base_offset
-            taken = view[start:end]
-            if len(taken) * _PINNED_RATIO < memoryview(view.obj).nbytes:
-                taken = memoryview(bytes(taken))
-            self.records.append(taken)
-            self.size_bytes += len(taken)
-            self.remaining_bytes -= len(taken)
-            self.next_offset = last_offset + 1
-
-    def result(self, isolation_level: int) -> RemoteRead:
-        aborted: tuple[AbortedTransaction, ...] | None = None
-        if isolation_level == READ_COMMITTED:
-            ranges = overlapping(self.aborted, self.first_offset, self.next_offset - 1)
-            aborted = tuple(AbortedTransaction(one.producer_id, one.first_offset) for one in ranges)
-        return RemoteRead(self.records, self.size_bytes, self.first_offset, self.next_offset, aborted)

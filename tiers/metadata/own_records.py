@@ -1,0 +1,118 @@
+"""The messages of the record types that are ours and not Kafka's."""
+
+from __future__ import annotations
+
+from protocol.primitives import (
+    EMPTY_TAGGED_SECTION,
+    INT32,
+    INT64,
+    Buffer,
+    read_array_length,
+    read_int32,
+    read_int64,
+    read_string,
+    skip_tagged_section,
+    write_array_length,
+    write_string,
+)
+from tiers.errors import RemoteLogMetadataError
+from tiers.metadata.record_parts import (
+    read_partition,
+    read_segment_id,
+    write_partition,
+    write_segment_id,
+)
+from tiers.model.segment_metadata import (
+    LogStartOffsetUpdate,
+    QuarantineDeletionUpdate,
+    RemoteLogClampUpdate,
+    TopicTierConfigUpdate,
+)
+
+
+def write_log_start(update: LogStartOffsetUpdate) -> bytes:
+    return (
+        write_partition(update.topic_id_partition)
+        + write_string(update.writer, compact=True)
+        + INT64.pack(update.event_timestamp_ms)
+        + INT64.pack(update.log_start_offset)
+        + EMPTY_TAGGED_SECTION
+    )
+
+
+def read_log_start(buf: Buffer, pos: int) -> tuple[LogStartOffsetUpdate, int]:
+    partition, pos = read_partition(buf, pos)
+    writer, pos = read_string(buf, pos, compact=True)
+    event_timestamp_ms, pos = read_int64(buf, pos)
+    log_start_offset, pos = read_int64(buf, pos)
+    update = LogStartOffsetUpdate(partition, writer or "", event_timestamp_ms, log_start_offset)
+    return update, skip_tagged_section(buf, pos)
+
+
+def write_tier_config(update: TopicTierConfigUpdate) -> bytes:
+    return b"".join(
+        (
+            write_partition(update.topic_id_partition),
+            write_string(update.writer, compact=True),
+            INT64.pack(update.event_timestamp_ms),
+            write_array_length(len(update.config), compact=True),
+            *(
+                write_string(key, compact=True) + write_string(value, compact=True) + EMPTY_TAGGED_SECTION
+                for key, value in update.config.items()
+            ),
+            EMPTY_TAGGED_SECTION,
+        )
+    )
+
+
+def read_tier_config(buf: Buffer, pos: int) -> tuple[TopicTierConfigUpdate, int]:
+    partition, pos = read_partition(buf, pos)
+    writer, pos = read_string(buf, pos, compact=True)
+    event_timestamp_ms, pos = read_int64(buf, pos)
+    count, pos = read_array_length(buf, pos, compact=True)
+    config: dict[str, str] = {}
+    for _ in range(count):
+        key, pos = read_string(buf, pos, compact=True)
+        value, pos = read_string(buf, pos, compact=True)
+        pos = skip_tagged_section(buf, pos)
+        config[key or ""] = value or ""
+    return TopicTierConfigUpdate(partition, writer or "", event_timestamp_ms, config), skip_tagged_section(buf, pos)
+
+
+def write_clamp(update: RemoteLogClampUpdate) -> bytes:
+    return (
+        write_partition(update.topic_id_partition)
+        + write_string(update.writer, compact=True)
+        + INT64.pack(update.event_timestamp_ms)
+        + INT32.pack(update.leader_epoch)
+        + INT64.pack(update.valid_end_offset)
+        + EMPTY_TAGGED_SECTION
+    )
+
+
+def read_clamp(buf: Buffer, pos: int) -> tuple[RemoteLogClampUpdate, int]:
+    partition, pos = read_partition(buf, pos)
+    writer, pos = read_string(buf, pos, compact=True)
+    event_timestamp_ms, pos = read_int64(buf, pos)
+    leader_epoch, pos = read_int32(buf, pos)
+    valid_end_offset, pos = read_int64(buf, pos)
+    if valid_end_offset < 0:
+        raise RemoteLogMetadataError(f"a clamp of {partition} leaves nothing: {valid_end_offset}")
+    update = RemoteLogClampUpdate(partition, writer or "", event_timestamp_ms, leader_epoch, valid_end_offset)
+    return update, skip_tagged_section(buf, pos)
+
+
+def write_quarantine_deletion(update: QuarantineDeletionUpdate) -> bytes:
+    return (
+        write_segment_id(update.segment_id)
+        + write_string(update.writer, compact=True)
+        + INT64.pack(update.event_timestamp_ms)
+        + EMPTY_TAGGED_SECTION
+    )
+
+
+def read_quarantine_deletion(buf: Buffer, pos: int) -> tuple[QuarantineDeletionUpdate, int]:
+    segment_id, pos = read_segment_id(buf, pos)
+    writer, pos = read_string(buf, pos, compact=True)
+    event_timestamp_ms, pos = read_int64(buf, pos)
+    return QuarantineDeletionUpdate(segment_id, writer or "", event_timestamp_ms), skip_tagged_section(buf, pos)

@@ -1,0 +1,41 @@
+"""What a `TopicBasedRemoteLogMetadataManager` is told, and what it tells an operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tiers.metadata.metadata_topic import MetadataTopicSettings
+from tiers.metadata.topic_partitioner import TopicPartitioner, by_topic_id
+
+
+@dataclass(frozen=True, slots=True)
+class TopicBasedSettings:
+    """`state_folder` belongs to one process at a time. `prefix` names group and transactional ids: one per cluster."""
+
+    state_folder: Path
+    prefix: str = "tidegate"
+    topic: MetadataTopicSettings = field(default_factory=MetadataTopicSettings)
+    is_member: bool = True
+    claims: frozenset[int] | None = None
+    writer: str | None = None
+    partitioner: TopicPartitioner = by_topic_id
+    open_timeout_ms: int = 30_000
+    write_timeout_ms: int = 8_000
+    """Below the transactions' own timeout, after which the coordinator would fence us."""
+    check_interval_ms: int = 60_000
+
+    @property
+    def group_id(self) -> str:
+        return f"{self.prefix}-{self.topic.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataStatus:
+    """What an operator sees of the manager. `freshness_age_ms`: of what is behind most; None: not all was read yet."""
+
+    alarm: str | None
+    freshness_age_ms: int | None
+    owned_partitions: int
+    events_read: int
+    clock_skew_ms: int | None
