@@ -117,7 +117,7 @@ class Proxy:
             early_answers=EARLY_ANSWERS,
             reuse_port=config.listener.reuse_port,
             tls=listener_tls(config.listener.tls),
-            upstream_tls=upstream_tls(config.upstream),
+            upstream_tls=self.client.tls,
         )
         self._config = config
         self._registry = registry
@@ -152,7 +152,12 @@ class Proxy:
 
     def serve(self, stack: AsyncExitStack) -> None:
         self.listen(stack)
-        listener = self._config.listener
+        listener, upstream = self._config.listener, self._config.upstream
+        if upstream.tls is not None and upstream.tls.certificate is not None and upstream.sasl is None:
+            logger.warning(
+                "[upstream.tls] has a certificate and there is no [upstream.sasl]: where brokers ask for no SASL, "
+                "every client has the rights of this certificate"
+            )
         logger.info(
             "serving %s:%d", listener.advertised_host, listener.bootstrap_port, extra={"host": listener.host}
         )  # fmt: skip

@@ -289,6 +289,7 @@ def test_certificates_on_both_sides_change_without_a_restart(
                 }
             ).list_topics(timeout=5)
         assert "it shows no certificate" in proxy.output.read_text()
+        assert "every client has the rights of this certificate" in proxy.output.read_text()
 
         successor = Authority(tmp_path / "successor")
         served.write_bytes(successor.identity("proxy").read_bytes())

@@ -73,7 +73,7 @@ class BrokerClient:
             raise ValueError("no bootstrap address")
         self._bootstrap = tuple(bootstrap)
         self._client_id = client_id
-        self._tls = tls
+        self.tls = tls
         self._credentials = credentials
         self._request_timeout_ms = request_timeout_ms
         self._clock_ms = clock_ms
@@ -282,7 +282,7 @@ class BrokerClient:
                 client_id=self._client_id,
                 clock_ms=self._clock_ms,
                 timeout_ms=deadline.remaining_ms(),
-                ssl_context=None if self._tls is None else self._tls.current(),
+                ssl_context=None if self.tls is None else self.tls.current(),
                 credentials=self._credentials,
             )
         except BrokerError:
