@@ -1,15 +1,15 @@
-"""Fetch answers of the proxy's own: entries for remote data, and whole responses without a broker (semantics 2.2).
+"""Fetch answers of the proxy's own: entries for remote data, and the responses around them (semantics 2.2).
 
 Records are never null, since librdkafka fails the whole response on null.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from struct import Struct
 
 from protocol.api_keys import ApiKey
-from protocol.apis.fetch_request import FLEXIBLE_FROM, FetchRequest
+from protocol.apis.fetch_request import FLEXIBLE_FROM
 from protocol.apis.fetch_response import (
     DIVERGING_EPOCH_TAG,
     LOG_START_OFFSET_FROM,
@@ -20,7 +20,7 @@ from protocol.apis.fetch_response import (
     AbortedTransaction,
     EpochEndOffset,
 )
-from protocol.apis.topic_reference import TOPIC_ID_FROM, TopicReference, write_topic_reference
+from protocol.apis.topic_reference import TopicReference, write_topic_reference
 from protocol.header import build_response_header
 from protocol.primitives import (
     EMPTY_TAGGED_SECTION,
@@ -112,24 +112,3 @@ def encode_response(
     if compact:
         out.append(EMPTY_TAGGED_SECTION)
     return out
-
-
-def encode_error_response(request: FetchRequest, correlation_id: int, error_code: int) -> bytes:
-    """The whole request failed: at the top from version 7 on, and in every partition before 13, as brokers do."""
-    topics = _answer_all(request, error_code) if request.version < TOPIC_ID_FROM else ()
-    return b"".join(encode_response(request.version, correlation_id, tuple(topics), error_code=error_code))
-
-
-def encode_empty_response(request: FetchRequest, correlation_id: int) -> bytes:
-    """No error, no records, session id 0: every partition that a full request names, none for an incremental one.
-
-    Offsets are unknown (-1). Clients poll again, with a full request.
-    """
-    topics = _answer_all(request, 0) if request.is_full else ()
-    return b"".join(encode_response(request.version, correlation_id, tuple(topics)))
-
-
-def _answer_all(request: FetchRequest, error_code: int) -> Iterable[tuple[TopicReference, Sequence[Sequence[Buffer]]]]:
-    for topic in request.topics:
-        asked = request.partitions[topic.first_partition : topic.end_partition]
-        yield topic.topic, [encode_partition(request.version, p.partition, error_code=error_code) for p in asked]

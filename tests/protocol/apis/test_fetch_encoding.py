@@ -5,16 +5,12 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kafka.protocol.consumer import FetchRequest as KafkaPythonFetchRequest
 from kafka.protocol.consumer import FetchResponse as KafkaPythonFetchResponse
 
 from protocol.apis.fetch_encoding import (
-    encode_empty_response,
-    encode_error_response,
     encode_partition,
     encode_response,
 )
-from protocol.apis.fetch_request import FetchRequest, parse_fetch_request
 from protocol.apis.fetch_response import AbortedTransaction, EpochEndOffset, parse_fetch_response
 from protocol.header import response_body_position
 from protocol.schema import compile_message
@@ -30,29 +26,6 @@ aborted_lists = st.none() | st.lists(
 
 def topic_of(version: int) -> str | UUID:
     return TOPIC_ID if version >= 13 else "orders"
-
-
-def request_of(version: int, session_epoch: int = -1) -> FetchRequest:
-    partition_type = KafkaPythonFetchRequest.FetchTopic.FetchPartition
-    named = {"topic_id": TOPIC_ID} if version >= 13 else {"topic": "orders"}
-    session = {"session_id": 5, "session_epoch": session_epoch} if version >= 7 else {}
-    body = KafkaPythonFetchRequest(
-        version=version,
-        max_wait_ms=1,
-        min_bytes=1,
-        isolation_level=0,
-        topics=[
-            KafkaPythonFetchRequest.FetchTopic(
-                version=version,
-                partitions=[
-                    partition_type(version=version, partition=p, fetch_offset=0, partition_max_bytes=1) for p in (4, 2)
-                ],
-                **named,
-            )
-        ],
-        **session,
-    ).encode()
-    return parse_fetch_request(bytes(body), 0, version)
 
 
 @given(st.sampled_from(VERSIONS), aborted_lists, st.lists(st.binary(max_size=100), max_size=3), st.booleans())
@@ -109,30 +82,3 @@ def test_a_topic_is_named_as_its_version_wants_it() -> None:
         encode_response(12, 0, [(TOPIC_ID, [])])
     with pytest.raises(ValueError, match="version 13"):
         encode_response(13, 0, [("orders", [])])
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_a_request_that_failed_as_a_whole(version: int) -> None:
-    payload = encode_error_response(request_of(version), 9, 70)
-    response = parse_fetch_response(payload, response_body_position(FETCH, version, payload), version)
-    assert response.error_code == (70 if version >= 7 else 0)
-    assert response.session_id == 0
-    expected = [] if version >= 13 else [("orders", 4, 70), ("orders", 2, 70)]
-    assert [(p.topic, p.partition, p.error_code) for p in response.partitions] == expected
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_an_empty_answer_names_all_that_a_full_request_does(version: int) -> None:
-    payload = encode_empty_response(request_of(version), 9)
-    response = parse_fetch_response(payload, response_body_position(FETCH, version, payload), version)
-    assert (response.error_code, response.session_id) == (0, 0)
-    assert [(p.topic, p.partition, p.error_code, p.records_bytes) for p in response.partitions] == [
-        (topic_of(version), 4, 0, 0),
-        (topic_of(version), 2, 0, 0),
-    ]
-
-
-@pytest.mark.parametrize("version", range(7, 19))
-def test_an_empty_answer_to_an_incremental_request_names_nothing(version: int) -> None:
-    payload = encode_empty_response(request_of(version, session_epoch=3), 9)
-    assert parse_fetch_response(payload, response_body_position(FETCH, version, payload), version).partitions == []
