@@ -1,0 +1,76 @@
+"""What a topic has in the remote tier goes when it is disabled to be deleted there, and only then."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fakes.record_batches import batch_of
+from tests.tiers.manager.workbench import PARTITION, Workbench
+from tiers.errors import RemoteLogMetadataError
+from tiers.manager.remote_disable import RemoteDisableTask
+from tiers.manager.settings import TopicRule
+from tiers.manager.topic_tier_config import DELETE_ON_DISABLE, REMOTE_STORAGE_ENABLE
+from tiers.model.ids import TopicIdPartition
+
+DISABLED = {REMOTE_STORAGE_ENABLE: "false", DELETE_ON_DISABLE: "true"}
+
+
+def idle(partition: TopicIdPartition) -> bool:
+    return False
+
+
+@pytest.fixture
+async def copied(bench: Workbench) -> Workbench:
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
+    await bench.copy_all()
+    bench.steps.clear()
+    return bench
+
+
+@pytest.mark.parametrize("rules", [[], [TopicRule("orders")]])
+async def test_a_disabled_topic_leaves_nothing_in_the_store(copied: Workbench, rules: list[TopicRule]) -> None:
+    task = RemoteDisableTask(copied.services, rules)
+    assert await task.run(idle) == 0
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
+    assert await task.run(lambda partition: partition == PARTITION) == 0
+    assert len(copied.finished) == 3
+    assert await task.run(idle) == 3
+    assert await copied.objects() == []
+    assert copied.segments == []
+    assert copied.steps[0] == "log-start-raised"
+    assert copied.metadata.log_start_offset(PARTITION) == 0
+    assert await task.run(idle) == 0
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {REMOTE_STORAGE_ENABLE: "false"},
+        {REMOTE_STORAGE_ENABLE: "true", DELETE_ON_DISABLE: "true"},
+        {REMOTE_STORAGE_ENABLE: "false", DELETE_ON_DISABLE: "false"},
+    ],
+)
+async def test_nothing_else_deletes(copied: Workbench, config: dict[str, str]) -> None:
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", config)
+    assert await RemoteDisableTask(copied.services, []).run(idle) == 0
+    assert len(copied.finished) == 3
+
+
+async def test_a_topic_that_the_settings_file_tiers_is_not_disabled_by_the_other_key(copied: Workbench) -> None:
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {DELETE_ON_DISABLE: "true"})
+    assert await RemoteDisableTask(copied.services, [TopicRule("orders")]).run(idle) == 0
+    assert len(copied.finished) == 3
+
+
+async def test_only_the_owner_deletes_and_a_failure_is_tried_again(copied: Workbench) -> None:
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
+    task = RemoteDisableTask(copied.services, [])
+    copied.metadata.owned = False
+    assert await task.run(idle) == 0
+    copied.metadata.owned = True
+    copied.metadata.fail_writes = RemoteLogMetadataError("not now")
+    with pytest.raises(RemoteLogMetadataError, match="not now"):
+        await task.run(idle)
+    assert len(copied.finished) == 3
+    copied.metadata.fail_writes = None
+    assert await task.run(idle) == 3
