@@ -195,7 +195,12 @@ class Topology:
         """As the cluster names it, or did `max_age_ms` ago at most; None when it has no such topic, or no answer."""
         if (known := self.topic_id(name, max_age_ms)) is not None:
             return known
-        return self.topic_id(name) if await self.refresh(max_age_ms, timeout_ms) else None
+        for age_ms in (max_age_ms, 0):  # young metadata may be older than the topic
+            if not await self.refresh(age_ms, timeout_ms):
+                return None
+            if (known := self.topic_id(name)) is not None:
+                return known
+        return None
 
     def topic_name(self, topic_id: UUID) -> str | None:
         topic = None if self._metadata is None else self._metadata.topics_by_id.get(topic_id)

@@ -19,7 +19,7 @@ _PASSING = {KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._RES
 
 
 @contextmanager
-def consumer_at(bootstrap: str, topic: str, offset: int) -> Iterator[Consumer]:
+def consumer_at(bootstrap: str, topic: str, offset: int, partition: int = 0) -> Iterator[Consumer]:
     """Unmodified, and told to fail rather than to jump."""
     consumer = Consumer(
         {
@@ -31,7 +31,7 @@ def consumer_at(bootstrap: str, topic: str, offset: int) -> Iterator[Consumer]:
             "queued.max.messages.kbytes": 1024,
         }
     )
-    consumer.assign([TopicPartition(topic, 0, offset)])
+    consumer.assign([TopicPartition(topic, partition, offset)])
     try:
         yield consumer
     finally:

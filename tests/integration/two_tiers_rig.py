@@ -36,6 +36,7 @@ from tiers.manager.settings import RemoteLogManagerSettings, TopicRule
 from tiers.manager.spool import Spool
 from tiers.manager.task_services import TaskServices
 from tiers.manager.tiered_topics import TieredTopics
+from tiers.manager.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, monotonic_ms
 from tiers.storage.local import LocalRemoteStorageManager
@@ -89,7 +90,11 @@ class TwoTiers:
 
 @asynccontextmanager
 async def two_tiers(
-    kafka: KafkaCluster, folder: Path, tiered: str, settings: FetchSettings | None = None
+    kafka: KafkaCluster,
+    folder: Path,
+    tiered: str,
+    settings: FetchSettings | None = None,
+    topic_deletion_delay_ms: int = 300_000,
 ) -> AsyncIterator[TwoTiers]:
     """`tiered` is a topic name or a shell pattern."""
     port = consecutive_free_ports(1 + len(kafka.brokers))
@@ -133,7 +138,7 @@ base.port = {port}
         proxy.handlers[ApiKey.DELETE_RECORDS] = DeleteRecordsHandler(tools, rlmm)
         proxy.listen(stack)
         await proxy.topology.refresh()
-        manager = _manager(proxy.client, source, storage, rlmm, folder, tiered)
+        manager = _manager(proxy.client, source, storage, rlmm, folder, tiered, topic_deletion_delay_ms)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(manager.run())
             yield TwoTiers(kafka, f"127.0.0.1:{port}", proxy.client, source, storage, rlmm, reader, fetch)
@@ -149,6 +154,7 @@ def _manager(
     rlmm: InMemoryRemoteLogMetadataManager,
     folder: Path,
     tiered: str,
+    topic_deletion_delay_ms: int,
 ) -> RemoteLogManager:
     settings = RemoteLogManagerSettings(
         spool_dir=folder / "spool",
@@ -157,6 +163,7 @@ def _manager(
         topics_interval_ms=200,
         visible_after_ms=100,
         fetch_bytes=20_000,
+        topic_deletion_delay_ms=topic_deletion_delay_ms,
     )
     metrics = RemoteLogManagerMetrics(CollectorRegistry())
     rule = TopicRule(tiered, local_retention_bytes=0, segment_bytes=30_000, segment_ms=300)
@@ -169,4 +176,5 @@ def _manager(
         metrics=metrics,
         spool=Spool(settings.spool_dir, settings.spool_max_bytes, settings.spool_threads),
     )
-    return RemoteLogManager(services, TieredTopics(client, [rule], metrics))
+    deletion = TopicDeletionTask(services, ClusterTopicExistence(client))
+    return RemoteLogManager(services, TieredTopics(client, [rule], metrics), deletion)

@@ -1,0 +1,281 @@
+"""Tier settings through `tidegate serve`, by the tools and clients that manage any Kafka (semantics 9.4)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource, ConfigSource
+from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
+from confluent_kafka.cimpl import KafkaError, NewPartitions, NewTopic
+
+from tests.integration.strict_consumer import consumer_at, local_log_start, read, until_trimmed
+from tests.servers.kafka import CONFIG_COMMAND, TOPIC_COMMAND, KafkaCluster
+from tests.servers.producing import create_topic, produce, random_values
+from tests.servers.tidegate import TidegateProcess, tidegate_over
+
+pytestmark = pytest.mark.integration
+
+TIMEOUT_S = 60.0
+METADATA_TOPIC = "__remote_log_metadata_of_topic_configs"
+RULE = """
+[[topics]]
+name = "*"
+remote.storage.enable = false
+segment.bytes = 60000
+segment.ms = "1s"
+"""
+
+
+@pytest.fixture
+def proxy(kafka: KafkaCluster, tmp_path: Path) -> Iterator[TidegateProcess]:
+    """Tiers no topic by its settings file, but says how segments of any would be cut."""
+    settings: dict[str, str | int] = {
+        "remote.log.metadata.topic.name": METADATA_TOPIC,
+        "remote.log.visible.after.ms": 1000,
+    }
+    proxy = tidegate_over(kafka, tmp_path, settings=settings)
+    proxy.config.write_text(proxy.config.read_text() + RULE)
+    with proxy:
+        yield proxy
+
+
+def tool(kafka: KafkaCluster, main: str, bootstrap: str, *args: str) -> tuple[int, str]:
+    done = kafka.run_tool(main, "--bootstrap-server", bootstrap, *args, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def described(bootstrap: str, topic: str) -> Mapping[str, ConfigEntry]:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    found: Mapping[str, ConfigEntry] = admin.describe_configs([resource])[resource].result(TIMEOUT_S)
+    return found
+
+
+def alter(
+    bootstrap: str, settings: Mapping[str, Mapping[str, str | None]], *, validate_only: bool = False
+) -> list[int]:
+    """Incrementally, all topics in one request; None unsets. Returns the error codes."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    operations = AlterConfigOpType
+    resources = [
+        ConfigResource(
+            ConfigResource.Type.TOPIC,
+            topic,
+            incremental_configs=[
+                ConfigEntry(key, value, incremental_operation=operations.DELETE if value is None else operations.SET)
+                for key, value in changes.items()
+            ],
+        )
+        for topic, changes in settings.items()
+    ]
+    futures = admin.incremental_alter_configs(resources, validate_only=validate_only)
+    return [code_of(futures[resource]) for resource in resources]
+
+
+def code_of(future: object) -> int:
+    try:
+        future.result(TIMEOUT_S)  # type: ignore[attr-defined]  # the library's futures are not typed
+    except KafkaException as error:
+        return int(error.args[0].code())
+    return 0
+
+
+async def test_stock_tools_tier_a_topic_and_end_it(
+    kafka: KafkaCluster, proxy: TidegateProcess, tmp_path: Path, topic_name: str
+) -> None:
+    topic, bootstrap = topic_name, proxy.bootstrap_servers
+
+    async def run(main: str, *args: str, at: str = bootstrap) -> tuple[int, str]:
+        return await asyncio.to_thread(tool, kafka, main, at, *args)
+
+    code, output = await run(
+        TOPIC_COMMAND, "--create", "--topic", topic, "--config", "remote.storage.enable=true"
+    )  # fmt: skip
+    assert code == 0, output
+    code, output = await run(CONFIG_COMMAND, "--alter", "--topic", topic, "--add-config", "local.retention.bytes=1")
+    assert code == 0, output
+    code, output = await run(TOPIC_COMMAND, "--describe", "--topic", topic)
+    assert "remote.storage.enable=true" in output
+    assert "local.retention.bytes=1" in output
+    assert {"remote.storage.enable", "local.retention.bytes"} <= described(bootstrap, topic).keys()
+    on_the_broker = described(kafka.bootstrap_servers, topic)
+    assert on_the_broker["remote.storage.enable"].value == "false"
+    assert on_the_broker["local.retention.bytes"].value == "-2"
+
+    values = random_values(500)
+    await asyncio.to_thread(produce, bootstrap, topic, values)
+    await asyncio.to_thread(until_trimmed, kafka, topic, 300)
+    with consumer_at(bootstrap, topic, 0) as consumer:
+        assert await asyncio.to_thread(read, consumer, 500) == list(enumerate(values))
+
+    code, output = await run(CONFIG_COMMAND, "--alter", "--topic", topic, "--add-config", "remote.storage.enable=false")
+    assert code != 0
+    assert "It is invalid to disable remote storage without deleting remote data." in output
+    disable = "remote.storage.enable=false,remote.log.delete.on.disable=true"
+    code, output = await run(CONFIG_COMMAND, "--alter", "--topic", topic, "--add-config", disable)
+    assert code == 0, output
+    async with asyncio.timeout(TIMEOUT_S):
+        while any((tmp_path / "tier").rglob("*.log")):  # noqa: ASYNC110 - another process deletes them
+            await asyncio.sleep(0.2)
+    start = local_log_start(kafka, topic)
+    with consumer_at(bootstrap, topic, start) as consumer:
+        assert await asyncio.to_thread(read, consumer, 500 - start) == list(enumerate(values))[start:]
+        low, _ = consumer.get_watermark_offsets(TopicPartition(topic, 0), TIMEOUT_S)
+        assert low == start
+
+
+async def test_stock_tools_are_told_that_a_compacted_topic_cannot_be_tiered(
+    kafka: KafkaCluster, proxy: TidegateProcess, topic_name: str
+) -> None:
+    args = ["--create", "--topic", topic_name, "--config", "remote.storage.enable=true", "--config"]
+    code, output = await asyncio.to_thread(
+        tool, kafka, TOPIC_COMMAND, proxy.bootstrap_servers, *args, "cleanup.policy=compact"
+    )
+    assert code != 0
+    assert "InvalidConfigurationException: Remote log storage only supports topics with cleanup.policy=delete" in output
+    assert topic_name not in AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).list_topics(timeout=30).topics
+
+
+async def test_every_topic_of_a_request_has_its_own_answer(
+    kafka: KafkaCluster, proxy: TidegateProcess, topic_name: str
+) -> None:
+    good, bad, compacted = (f"{topic_name}-{name}" for name in ("good", "bad", "compacted"))
+    bootstrap = proxy.bootstrap_servers
+    for topic in (good, bad):
+        create_topic(bootstrap, topic, config={"retention.ms": "600000"})
+    create_topic(bootstrap, compacted, config={"cleanup.policy": "compact"})
+    settings: dict[str, dict[str, str | None]] = {
+        good: {"remote.storage.enable": "true", "local.retention.ms": "600000", "max.message.bytes": "5000"},
+        bad: {"remote.storage.enable": "true", "local.retention.ms": "600001", "max.message.bytes": "5000"},
+        compacted: {"remote.storage.enable": "true"},
+        f"{topic_name}-missing": {"local.retention.ms": "5"},
+    }
+    for validate_only in (True, False):
+        codes = await asyncio.to_thread(alter, bootstrap, settings, validate_only=validate_only)
+        assert codes == [0, KafkaError.INVALID_CONFIG, KafkaError.INVALID_CONFIG, KafkaError.UNKNOWN_TOPIC_OR_PART]
+        shown = await asyncio.to_thread(described, bootstrap, good)
+        assert shown["remote.storage.enable"].value == ("false" if validate_only else "true")
+    assert ConfigSource(shown["remote.storage.enable"].source) is ConfigSource.DYNAMIC_TOPIC_CONFIG
+    assert shown["local.retention.ms"].value == "600000"
+    assert ConfigSource(shown["local.retention.bytes"].source) is ConfigSource.DEFAULT_CONFIG
+    assert shown["max.message.bytes"].value == "5000"
+    untouched = await asyncio.to_thread(described, bootstrap, bad)
+    assert untouched["remote.storage.enable"].value == "false"
+    assert untouched["max.message.bytes"].is_default
+
+
+async def test_changes_that_would_break_a_tiered_topic_are_refused(proxy: TidegateProcess, topic_name: str) -> None:
+    bootstrap = proxy.bootstrap_servers
+    config = {"remote.storage.enable": "true", "local.retention.ms": "500000", "retention.ms": "600000"}
+    create_topic(bootstrap, topic_name, config=config)
+    invalid = KafkaError.INVALID_CONFIG
+    for changes, expected in (
+        ({"cleanup.policy": "compact"}, invalid),
+        ({"retention.ms": "400000"}, invalid),
+        ({"retention.ms": "400000", "local.retention.ms": "300000"}, 0),
+        ({"remote.log.copy.disable": "true"}, invalid),
+        ({"remote.log.copy.disable": "true", "local.retention.ms": None}, 0),
+        ({"remote.storage.enable": None}, invalid),
+        ({"remote.storage.enable": "maybe"}, invalid),
+    ):
+        assert await asyncio.to_thread(alter, bootstrap, {topic_name: changes}) == [expected], changes
+    shown = await asyncio.to_thread(described, bootstrap, topic_name)
+    assert shown["retention.ms"].value == "400000"
+    assert shown["local.retention.ms"].value == "-2"
+    assert shown["remote.log.copy.disable"].value == "true"
+
+
+async def test_a_legacy_alter_replaces_all_settings(proxy: TidegateProcess, topic_name: str) -> None:
+    bootstrap = proxy.bootstrap_servers
+    create_topic(bootstrap, topic_name, config={"local.retention.ms": "5", "retention.ms": "600000"})
+
+    def replace(config: Mapping[str, str]) -> int:
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic_name, set_config=dict(config))
+        with pytest.deprecated_call():
+            return code_of(admin.alter_configs([resource])[resource])
+
+    assert await asyncio.to_thread(replace, {"remote.storage.enable": "true", "max.message.bytes": "5000"}) == 0
+    shown = await asyncio.to_thread(described, bootstrap, topic_name)
+    assert shown["local.retention.ms"].value == "-2"
+    assert shown["retention.ms"].is_default
+    assert (shown["remote.storage.enable"].value, shown["max.message.bytes"].value) == ("true", "5000")
+    assert await asyncio.to_thread(replace, {"max.message.bytes": "6000"}) == KafkaError.INVALID_CONFIG
+    assert (await asyncio.to_thread(described, bootstrap, topic_name))["max.message.bytes"].value == "5000"
+
+
+async def test_the_metadata_topic_is_not_for_clients_to_change(proxy: TidegateProcess, topic_name: str) -> None:
+    bootstrap = proxy.bootstrap_servers
+    create_topic(bootstrap, topic_name)
+    refused = KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+    def attempt() -> dict[str, list[int]]:
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        topics = [METADATA_TOPIC, topic_name]
+        widened = admin.create_partitions(
+            [NewPartitions(topic, 99 if topic == METADATA_TOPIC else 2) for topic in topics]
+        )
+        trimmed = admin.delete_records([TopicPartition(topic, 0, 0) for topic in topics])
+        codes = {
+            "alter": alter(bootstrap, {topic: {"retention.ms": "600000"} for topic in topics}),
+            "create partitions": [code_of(widened[topic]) for topic in topics],
+            "delete records": [code_of(trimmed[TopicPartition(topic, 0)]) for topic in topics],
+        }
+        deleted = admin.delete_topics(topics)
+        codes["delete"] = [code_of(deleted[topic]) for topic in topics]
+        return codes
+
+    codes = await asyncio.to_thread(attempt)
+    assert codes == {key: [refused, 0] for key in ("alter", "create partitions", "delete records", "delete")}
+    names = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=30).topics
+    assert METADATA_TOPIC in names
+    assert topic_name not in names
+
+
+async def test_a_principal_that_may_not_alter_a_topic_changes_and_learns_nothing(tmp_path: Path) -> None:
+    """Its rights are the broker's to check, also when nothing but tier settings is asked for."""
+    settings = {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
+    }
+    with KafkaCluster(settings=settings) as kafka, tidegate_over(kafka, tmp_path) as proxy:
+        create_topic(kafka.bootstrap_servers, "denied", config={"retention.ms": "600000"})
+        rights = [
+            AclBinding(
+                ResourceType.TOPIC, "denied", ResourcePatternType.LITERAL, "User:ANONYMOUS", "*", operation, permission
+            )
+            for operation, permission in (
+                (AclOperation.ALTER_CONFIGS, AclPermissionType.DENY),
+                (AclOperation.DESCRIBE_CONFIGS, AclPermissionType.ALLOW),
+                (AclOperation.DESCRIBE, AclPermissionType.ALLOW),
+            )
+        ]
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        for future in admin.create_acls(rights).values():
+            future.result(TIMEOUT_S)
+        for changes in ({"remote.storage.enable": "true"}, {"local.retention.ms": "no number"}):
+            codes = await asyncio.to_thread(alter, proxy.bootstrap_servers, {"denied": changes})
+            assert codes == [KafkaError.TOPIC_AUTHORIZATION_FAILED]
+        shown = await asyncio.to_thread(described, proxy.bootstrap_servers, "denied")
+        assert shown["remote.storage.enable"].value == "false"
+
+
+async def test_a_created_topic_is_shown_with_its_tier_settings(proxy: TidegateProcess, topic_name: str) -> None:
+    def create(*, validate_only: bool, retention_ms: str) -> int:
+        admin = AdminClient({"bootstrap.servers": proxy.bootstrap_servers})
+        config = {"remote.storage.enable": "true", "retention.ms": "600000", "local.retention.ms": retention_ms}
+        new = NewTopic(topic_name, num_partitions=1, replication_factor=1, config=config)
+        return code_of(admin.create_topics([new], validate_only=validate_only)[topic_name])
+
+    assert await asyncio.to_thread(create, validate_only=False, retention_ms="600001") == KafkaError.INVALID_CONFIG
+    assert await asyncio.to_thread(create, validate_only=True, retention_ms="600000") == 0
+    assert await asyncio.to_thread(create, validate_only=False, retention_ms="600000") == 0
+    assert await asyncio.to_thread(create, validate_only=False, retention_ms="7") == KafkaError.TOPIC_ALREADY_EXISTS
+    shown = await asyncio.to_thread(described, proxy.bootstrap_servers, topic_name)
+    assert shown["local.retention.ms"].value == "600000"

@@ -1,0 +1,132 @@
+"""Topics that are deleted, made again under their old name, and made wider, with a head that only the tier has."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import confluent_kafka
+import confluent_kafka.admin
+import kafka as kafka_python
+import pytest
+from confluent_kafka.cimpl import NewPartitions
+
+from tests.integration.strict_consumer import consumer_at, read
+from tests.integration.two_tiers_rig import TwoTiers, two_tiers
+from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import create_topic, delete_topic, produce, random_values
+
+pytestmark = pytest.mark.integration
+
+TIMEOUT_S = 60.0
+PATTERN = "tiered-*"
+
+
+@pytest.fixture
+def topic(topic_name: str) -> str:
+    return f"tiered-{topic_name}"
+
+
+async def filled(tiers: TwoTiers, topic: str, partition: int = 0) -> list[bytes]:
+    """Values of a topic whose head the broker has lost."""
+    values = random_values(200)
+    await asyncio.to_thread(produce, tiers.bootstrap, topic, values, partition=partition)
+    assert await tiers.settled(topic, partition) > 0
+    return values
+
+
+def read_by_name(bootstrap: str, topic: str, count: int) -> list[bytes]:
+    """kafka-python: Fetch v12, by the topic's name."""
+    consumer = kafka_python.KafkaConsumer(
+        bootstrap_servers=bootstrap, auto_offset_reset="none", consumer_timeout_ms=30_000
+    )
+    partition = kafka_python.TopicPartition(topic, 0)
+    consumer.assign([partition])
+    consumer.seek(partition, 0)
+    try:
+        return [bytes(message.value) for _, message in zip(range(count), consumer, strict=False)]
+    finally:
+        consumer.close()
+
+
+def read_by_id(bootstrap: str, topic: str, count: int) -> list[bytes]:
+    """librdkafka: Fetch v16, by the topic's id."""
+    with consumer_at(bootstrap, topic, 0) as consumer:
+        return [value for _, value in read(consumer, count)]
+
+
+async def test_what_a_deleted_topic_had_in_the_store_is_collected(
+    kafka: KafkaCluster, tmp_path: Path, topic: str
+) -> None:
+    async with two_tiers(kafka, tmp_path, PATTERN, topic_deletion_delay_ms=300) as tiers:
+        create_topic(kafka.bootstrap_servers, topic)
+        await filled(tiers, topic)
+        partition = await tiers.partition(topic)
+        assert tiers.rlmm.is_tiered(partition.topic_id)
+        assert any((tmp_path / "remote").rglob("*.log"))
+        await asyncio.to_thread(delete_topic, tiers.bootstrap, topic)
+        async with asyncio.timeout(TIMEOUT_S):
+            while tiers.rlmm.is_tiered(partition.topic_id):  # noqa: ASYNC110 - brokers and tasks set no event
+                await asyncio.sleep(0.1)
+        assert not any(path.is_file() for path in (tmp_path / "remote").rglob("*.log"))
+
+
+async def test_a_topic_made_again_serves_nothing_of_the_old_one(
+    kafka: KafkaCluster, tmp_path: Path, topic: str
+) -> None:
+    async with two_tiers(kafka, tmp_path, PATTERN) as tiers:
+        create_topic(kafka.bootstrap_servers, topic)
+        old = await filled(tiers, topic)
+        for read_old in (read_by_name, read_by_id):
+            assert await asyncio.to_thread(read_old, tiers.bootstrap, topic, len(old)) == old
+        old_partition = await tiers.partition(topic)
+        await asyncio.to_thread(delete_topic, tiers.bootstrap, topic)
+        await until_created(tiers, topic)
+        assert tiers.rlmm.is_tiered(old_partition.topic_id)
+
+        few = random_values(5)
+        await asyncio.to_thread(produce, tiers.bootstrap, topic, few)
+        for read_new in (read_by_name, read_by_id):
+            assert await asyncio.to_thread(read_new, tiers.bootstrap, topic, len(few)) == few
+        assert await asyncio.to_thread(watermarks, tiers.bootstrap, topic) == (0, len(few))
+        new = few + await filled(tiers, topic)
+        for read_new in (read_by_name, read_by_id):
+            assert await asyncio.to_thread(read_new, tiers.bootstrap, topic, len(new)) == new
+
+
+async def until_created(tiers: TwoTiers, topic: str) -> None:
+    """The broker may still be deleting."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            try:
+                await asyncio.to_thread(create_topic, tiers.bootstrap, topic)
+                return
+            except confluent_kafka.KafkaException:
+                await asyncio.sleep(0.2)
+
+
+def watermarks(bootstrap: str, topic: str) -> tuple[int, int]:
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": "unused"})
+    try:
+        low, high = consumer.get_watermark_offsets(confluent_kafka.TopicPartition(topic, 0), TIMEOUT_S)
+        return low, high
+    finally:
+        consumer.close()
+
+
+async def test_new_partitions_of_a_topic_are_tiered_as_the_old_ones(
+    kafka: KafkaCluster, tmp_path: Path, topic: str
+) -> None:
+    async with two_tiers(kafka, tmp_path, PATTERN) as tiers:
+        create_topic(kafka.bootstrap_servers, topic)
+        first = await filled(tiers, topic)
+
+        def widen() -> None:
+            admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": tiers.bootstrap})
+            admin.create_partitions([NewPartitions(topic, 2)])[topic].result(TIMEOUT_S)
+
+        await asyncio.to_thread(widen)
+        second = await filled(tiers, topic, partition=1)
+        for number, values in enumerate((first, second)):
+            with consumer_at(tiers.bootstrap, topic, 0, partition=number) as consumer:
+                assert await asyncio.to_thread(read, consumer, 200) == list(enumerate(values))
