@@ -80,7 +80,7 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """What goes upstream must be found out first; the client's later requests wait until it has left. For rare requests.
+    """What goes upstream must be found out first, and later requests wait until it has left. For rare requests.
 
     The response is held. The coroutine is cancelled when the client goes away."""
 
