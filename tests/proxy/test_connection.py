@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import pytest
 
 from protocol.errors import TruncatedError
 from proxy.context import ConnectionLimits
-from proxy.exchange import Buffers, CutThrough, Exchange, HandlerState
+from proxy.exchange import CutThrough, Exchange, HandlerState
 from tests.fakes.broker.fake_broker import FakeBroker
 from tests.fakes.broker.wire import connected, frame, request, response
 from tests.proxy.proxy_harness import AnsweringHandler, ForwardingHandler, PreparingHandler, proxy_before, reply
@@ -375,71 +374,3 @@ async def test_a_broker_that_never_comes_closes_the_client(caplog: pytest.LogCap
         assert await client.ended() == b""
     assert "broker unreachable" in caplog.records[0].message
     assert len(caplog.records) == 1
-
-
-async def test_after_sasl_handshake_v0_raw_tokens_pass_both_ways(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    async with FakeBroker() as broker, proxy_before(broker) as proxy, connected(proxy.port) as client:
-        await client.send(request(17, 0, 1, b"\x00\x05PLAIN"))
-        upstream = await broker.accepted()
-        await upstream.receive()
-        await upstream.send(response(1, b"\x00\x00\x00\x00\x00\x00"))
-        await client.receive()
-        await client.send(b"\x00user\x00password")
-        assert await upstream.receive() == b"\x00user\x00password"
-        await upstream.send(b"")
-        assert await client.receive() == b""
-    assert "SaslHandshake v0" in caplog.records[0].message
-
-
-async def test_the_connection_limit_refuses_one_more() -> None:
-    limits = ConnectionLimits(max_connections=1)
-    async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
-        await client.send(request(OPAQUE, 4, 1))
-        await broker.accepted()
-        async with connected(proxy.port) as refused:
-            assert await refused.ended() == b""
-        assert proxy.metrics.rejected_connections == 1
-        assert proxy.metrics.open_connections == 1
-
-
-async def test_an_idle_connection_is_closed() -> None:
-    limits = ConnectionLimits(idle_timeout_ms=40)
-    async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
-        assert await client.ended() == b""
-        assert proxy.metrics.closed == {"idle": 1}
-
-
-async def test_what_follows_an_authentication_is_remembered_apart() -> None:
-    seen: list[int] = []
-
-    def answer(exchange: Exchange, payload: memoryview) -> Buffers:
-        seen.append(exchange.connection_id)
-        return (payload,)
-
-    handlers = {HANDLED: ForwardingHandler(answer)}
-    async with (
-        FakeBroker() as broker,
-        proxy_before(broker, handlers=handlers) as proxy,
-        connected(proxy.port) as client,
-    ):
-        # All at once: the first request is answered only after the broker was asked to authenticate.
-        await client.send(*(request(key, 1, number) for number, key in enumerate((HANDLED, 36, HANDLED, HANDLED))))
-        upstream = await broker.accepted()
-        for number in range(4):
-            await upstream.receive()
-            await upstream.send(response(number))
-            assert await client.receive() == response(number)
-    before, *after = seen
-    assert after == [after[0], after[0]]
-    assert after[0] != before
-
-
-async def test_an_address_has_a_limit_of_its_own() -> None:
-    limits = ConnectionLimits(max_connections_per_address=1)
-    async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
-        await client.send(request(OPAQUE, 4, 1))
-        await broker.accepted()
-        async with connected(proxy.port) as refused:
-            assert await refused.ended() == b""
-        assert proxy.metrics.rejected_connections == 1
