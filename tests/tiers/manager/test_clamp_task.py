@@ -14,6 +14,7 @@ from tiers.errors import LogDivergedError, OwnershipLostError
 from tiers.log.log_source import EpochEndOffset
 from tiers.manager.lineage import find_common_end
 from tiers.model.segment_metadata import LeaderEpochEntry
+from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 from tiers.segment.indexes_object import decode_indexes_object
 
 AT_ONCE = replace(POLICY, segment_ms=0)
@@ -78,6 +79,26 @@ async def test_what_is_cut_off_leaves_no_epoch_in_later_segments(bench: Workbenc
     assert last is not None
     stored = decode_indexes_object(await bench.store.fetch_indexes(last), last)
     assert stored.indexes.leader_epochs == (LeaderEpochEntry(0, 0), LeaderEpochEntry(1, 30), LeaderEpochEntry(3, 40))
+
+
+async def test_a_segment_that_is_cut_before_its_last_epoch_does_not_hand_that_on(bench: Workbench) -> None:
+    produce(bench, 1)
+    bench.log.leader_epoch = 1
+    produce(bench, 3)
+    await bench.copy_all()
+    assert bench.finished == [(0, 29)]
+    bench.log.elect_unclean(10)
+    assert not await bench.copy()
+    async with RemoteLogReader(bench.metadata, bench.store) as reader:
+        epochs = await reader.leader_epochs(PARTITION, deadline_ms=monotonic_ms() + 20_000, connection_id=1)
+    assert epochs == (LeaderEpochEntry(0, 0),)
+
+    bench.restart()
+    await copied(bench, 2)
+    last = bench.metadata.remote_log_segment_metadata(PARTITION, 29)
+    assert last is not None
+    stored = decode_indexes_object(await bench.store.fetch_indexes(last), last)
+    assert stored.indexes.leader_epochs == (LeaderEpochEntry(0, 0), LeaderEpochEntry(2, 10))
 
 
 async def test_epochs_that_the_leader_never_saw_are_walked_over(bench: Workbench) -> None:
