@@ -213,6 +213,7 @@ async def test_a_legacy_alter_replaces_all_settings(proxy: TidegateProcess, topi
 async def test_the_metadata_topic_is_not_for_clients_to_change(proxy: TidegateProcess, topic_name: str) -> None:
     bootstrap = proxy.bootstrap_servers
     create_topic(bootstrap, topic_name)
+    await asyncio.to_thread(produce, bootstrap, topic_name, [b"it has a leader"])
     refused = KafkaError.TOPIC_AUTHORIZATION_FAILED
 
     def attempt() -> dict[str, list[int]]:
