@@ -1,4 +1,4 @@
-"""Topics that are deleted, and made again under their old name, with a head that only the tier has."""
+"""Topics that are deleted, made again under their old name, and made wider, with a head that only the tier has."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import asyncio
 from pathlib import Path
 
 import confluent_kafka
+import confluent_kafka.admin
 import kafka as kafka_python
 import pytest
+from confluent_kafka.cimpl import NewPartitions
 
 from tests.integration.strict_consumer import consumer_at, read
 from tests.integration.two_tiers_rig import TwoTiers, two_tiers
@@ -110,3 +112,26 @@ def watermarks(bootstrap: str, topic: str) -> tuple[int, int]:
         return low, high
     finally:
         consumer.close()
+
+
+def read_partition(bootstrap: str, topic: str, partition: int, count: int) -> list[tuple[int, bytes]]:
+    with consumer_at(bootstrap, topic, 0, partition=partition) as consumer:
+        return read(consumer, count)
+
+
+async def test_new_partitions_of_a_topic_are_tiered_as_the_old_ones(
+    kafka: KafkaCluster, tmp_path: Path, topic: str
+) -> None:
+    async with two_tiers(kafka, tmp_path, PATTERN) as tiers:
+        create_topic(kafka.bootstrap_servers, topic)
+        first = await filled(tiers, topic)
+
+        def widen() -> None:
+            admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": tiers.bootstrap})
+            admin.create_partitions([NewPartitions(topic, 2)])[topic].result(TIMEOUT_S)
+
+        await asyncio.to_thread(widen)
+        second = await filled(tiers, topic, partition=1)
+        for number, values in enumerate((first, second)):
+            found = await asyncio.to_thread(read_partition, tiers.bootstrap, topic, number, 200)
+            assert found == list(enumerate(values))
