@@ -258,7 +258,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         assert slot.state is not None
         result = slot.state.on_response(response)
         if isinstance(result, Coroutine):
-            slot.task = self._context.spawn(self._finish(slot, result))
+            slot.runs(self._context.spawn(self._finish(slot, result)), result)
             return
         slot.answer = result
         self._emit_answers()

@@ -86,6 +86,11 @@ class Slot:
     def awaits_broker(self) -> bool:
         return self.answer is None and self.task is None
 
+    def runs(self, task: asyncio.Task[None], answer: Coroutine[None, None, Buffers]) -> None:
+        """`task` awaits `answer`; one that is cancelled before its first step would leave it neither run nor closed."""
+        self.task = task
+        task.add_done_callback(lambda _: answer.close())
+
     def abandon(self) -> None:
         """Ends what runs for this request. The connection calls it once, and not after the answer is there."""
         if self.future is not None and not self.future.done():
