@@ -202,6 +202,7 @@ async def test_partitions_of_both_kinds_and_duplicates_in_one_request(tiers: Two
             return peer.list_offsets(11, topic, [(2, EARLIEST), (3, EARLIEST), (3, BEGINNING_MS)])
 
     answers = await asyncio.to_thread(ask)
-    empty, *twice = await asyncio.to_thread(ask_broker)
-    assert all(answer[1] == ErrorCode.INVALID_REQUEST for answer in twice)
-    assert sorted(answers) == sorted([(0, 0, -1, 0, 0), (1, 0, -1, 0, 0), empty, *twice])
+    # The broker answers in the order of a hash, and the partition that was named twice once.
+    empty, twice = sorted(await asyncio.to_thread(ask_broker))
+    assert twice[:2] == (3, ErrorCode.INVALID_REQUEST)
+    assert sorted(answers) == [(0, 0, -1, 0, 0), (1, 0, -1, 0, 0), empty, twice]
