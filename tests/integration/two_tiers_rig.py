@@ -26,7 +26,7 @@ from proxy.tiered_partitions import TieredPartitions
 from tests.fakes.faulty_storage import FaultyStorage
 from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.servers.kafka import KafkaCluster, consecutive_free_ports
-from tests.servers.producing import topic_id_partition
+from tests.servers.producing import delete_topics, topic_id_partition
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.log.broker_log import BrokerLogSource
@@ -96,7 +96,7 @@ async def two_tiers(
     settings: FetchSettings | None = None,
     topic_deletion_delay_ms: int = 300_000,
 ) -> AsyncIterator[TwoTiers]:
-    """`tiered` is a topic name or a shell pattern."""
+    """`tiered` is a topic name or a shell pattern; the topics go in the end, for the next rig would copy them again."""
     port = consecutive_free_ports(1 + len(kafka.brokers))
     config = parse_config(
         f"""
@@ -145,6 +145,7 @@ base.port = {port}
             manager.stop()
             await running
         await proxy.drain()
+    await asyncio.to_thread(delete_topics, kafka.bootstrap_servers, tiered)
 
 
 def _manager(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import os
 from collections.abc import Iterable, Mapping
+from concurrent.futures import wait
 from uuid import UUID
 
 from confluent_kafka import Producer
@@ -27,6 +29,13 @@ def create_topic(
 def delete_topic(bootstrap: str, topic: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.delete_topics([topic])[topic].result(TIMEOUT_S)
+
+
+def delete_topics(bootstrap: str, pattern: str) -> None:
+    """Those whose name matches a shell pattern; returns when the cluster has taken it on."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    if names := fnmatch.filter(admin.list_topics(timeout=TIMEOUT_S).topics, pattern):
+        wait(admin.delete_topics(names).values(), TIMEOUT_S)
 
 
 def random_values(count: int, size: int = 1000) -> list[bytes]:
