@@ -28,12 +28,12 @@ from tiers.metadata.state_layout import (
     Databases,
     StateIdentity,
     decode_partition,
-    decode_segment,
     decode_tier_config,
     partition_key,
     partition_of,
     start_key,
 )
+from tiers.metadata.stored_segment import decode_stored_segment
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
@@ -143,7 +143,7 @@ class RemoteLogMetadataState:
         raw = txn.get(key + uuid, db=self._db.segments)
         if raw is None:
             raise RemoteLogMetadataError("the saved state names a segment that it does not hold")
-        return self._clamped(txn, key, decode_segment(bytes(raw)))
+        return self._clamped(txn, key, decode_stored_segment(key + uuid, raw))
 
     def _clamped(
         self, txn: lmdb.Transaction, key: bytes, metadata: RemoteLogSegmentMetadata
@@ -200,9 +200,10 @@ class RemoteLogMetadataState:
 
     def remote_log_segment_metadata_by_id(self, segment_id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
         key = partition_key(segment_id.topic_id_partition)
+        segment_key = key + segment_id.id.bytes
         with self._env.begin() as txn:
-            raw = txn.get(key + segment_id.id.bytes, db=self._db.segments)
-            return None if raw is None else self._clamped(txn, key, decode_segment(bytes(raw)))
+            raw = txn.get(segment_key, db=self._db.segments)
+            return None if raw is None else self._clamped(txn, key, decode_stored_segment(segment_key, raw))
 
     def list_remote_log_segments(
         self, partition: TopicIdPartition, min_offset: int = 0

@@ -4,7 +4,7 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
 20 bytes of topic id and partition.
 
     partitions   partition                 -> widest span of its segments, topic name
-    segments     partition, uuid           -> the folded record as `serde` writes it
+    segments     partition, uuid           -> the folded record, see `stored_segment`
     starts       partition, start, uuid    -> end, finish order: every listable segment
     cover        partition, last offset    -> first offset, uuid: which segment answers for these offsets
     epochs       partition, leader epoch   -> lowest start and highest end offset that were ever finished
@@ -34,9 +34,9 @@ import lmdb
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.serde import decode_value
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata, TopicTierConfigUpdate
+from tiers.model.segment_metadata import TopicTierConfigUpdate
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 STATE_FILE = "remote-log-metadata.mdb"
 FRESHNESS_FILE = "freshness.mdb"
 LOCK_FILE = "writer.lock"
@@ -131,17 +131,8 @@ def decode_partition(raw: bytes | memoryview) -> tuple[int, str]:
 
 
 @lru_cache(maxsize=4096)
-def decode_segment(raw: bytes) -> RemoteLogSegmentMetadata:
-    """Cached by its bytes: readers of old data ask for the same few segments again and again."""
-    metadata = decode_value(raw)
-    if not isinstance(metadata, RemoteLogSegmentMetadata):
-        raise RemoteLogMetadataError("the saved state holds something else where a segment should be")
-    return metadata
-
-
-@lru_cache(maxsize=4096)
 def decode_tier_config(raw: bytes) -> TopicTierConfigUpdate:
-    """Cached by its bytes, as segments are."""
+    """Cached by its bytes."""
     update = decode_value(raw)
     if not isinstance(update, TopicTierConfigUpdate):
         raise RemoteLogMetadataError("the saved state holds something else where a topic's tier settings should be")

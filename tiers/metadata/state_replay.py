@@ -34,11 +34,11 @@ from tiers.metadata.state_layout import (
     U64,
     Databases,
     decode_partition,
-    decode_segment,
     encode_partition,
     partition_key,
     start_key,
 )
+from tiers.metadata.stored_segment import decode_stored_segment, encode_stored_segment
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LogStartOffsetUpdate,
@@ -121,7 +121,7 @@ class Replay:
 
     def _put(self, key: bytes, metadata: RemoteLogSegmentMetadata, order: int) -> None:
         uuid = metadata.segment_id.id.bytes
-        self._txn.put(key + uuid, encode_value(metadata), db=self._db.segments)
+        self._txn.put(key + uuid, encode_stored_segment(metadata), db=self._db.segments)
         place = start_key(key, metadata.start_offset, uuid)
         self._txn.put(place, END_AND_ORDER.pack(metadata.end_offset, order), db=self._db.starts)
 
@@ -137,7 +137,7 @@ class Replay:
         raw = self._txn.get(key + uuid, db=self._db.segments)
         if raw is None:
             return
-        known = decode_segment(bytes(raw))
+        known = decode_stored_segment(key + uuid, raw)
         if not is_forward(known.state, update.state):
             return
         if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
@@ -243,7 +243,7 @@ class Replay:
         if named.api_key in (SEGMENT_METADATA_API_KEY, SEGMENT_METADATA_UPDATE_API_KEY):
             raw = self._txn.get(key + named.name, db=self._db.segments)
             if raw is not None:
-                self._remove(key, decode_segment(bytes(raw)))
+                self._remove(key, decode_stored_segment(key + named.name, raw))
         elif named.api_key == PARTITION_DELETE_API_KEY:
             self._delete_partition(named.topic_id_partition, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED)
         elif named.api_key == CLAMP_API_KEY:
