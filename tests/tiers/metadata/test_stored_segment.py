@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,10 +49,8 @@ def test_a_torn_segment_is_an_error_or_lacks_no_more_than_the_end_of_its_name(
 ) -> None:
     whole = encode_stored_segment(segment)
     torn = whole[: data.draw(st.integers(0, len(whole) - 1))]
-    try:
+    with suppress(RemoteLogMetadataError):
         assert decode_stored_segment(key_of(segment), torn) == segment
-    except RemoteLogMetadataError:
-        pass
 
 
 def test_nothing_at_all_is_an_error() -> None:
