@@ -203,20 +203,7 @@ DECODED_APIS: Mapping[int, VersionRange] = MappingProxyType(
 )
 """What is read or changed on its way. A version outside is not advertised, and refused when it comes all the same."""
 
-SHARE_GROUP_APIS = frozenset(
-    {
-        ApiKey.SHARE_GROUP_HEARTBEAT,
-        ApiKey.SHARE_GROUP_DESCRIBE,
-        ApiKey.SHARE_FETCH,
-        ApiKey.SHARE_ACKNOWLEDGE,
-        ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
-        ApiKey.ALTER_SHARE_GROUP_OFFSETS,
-        ApiKey.DELETE_SHARE_GROUP_OFFSETS,
-    }
-)
-"""Share groups: the broker reads the log itself, so they would skip what was trimmed (semantics 8)."""
-
-CLUSTER_APIS = frozenset(
+HIDDEN_APIS = frozenset(
     {
         ApiKey.VOTE,
         ApiKey.BEGIN_QUORUM_EPOCH,
@@ -229,7 +216,6 @@ CLUSTER_APIS = frozenset(
         ApiKey.ALLOCATE_PRODUCER_IDS,
         ApiKey.CONTROLLER_REGISTRATION,
         ApiKey.ASSIGN_REPLICAS_TO_DIRS,
-        ApiKey.ADD_RAFT_VOTER,
         ApiKey.UPDATE_RAFT_VOTER,
         ApiKey.INITIALIZE_SHARE_GROUP_STATE,
         ApiKey.READ_SHARE_GROUP_STATE,
@@ -238,10 +224,12 @@ CLUSTER_APIS = frozenset(
         ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
     }
 )
-"""What brokers and controllers say to each other, with addresses of their own (semantics 8)."""
+"""Never advertised: what brokers, controllers and share coordinators say to each other (semantics 8).
 
-HIDDEN_APIS = SHARE_GROUP_APIS | CLUSTER_APIS
-"""Never advertised; keys that are unknown here are not either."""
+They reach each other by their own addresses and never through a proxy. The first twelve are not even on a broker's
+client listener; the share group states are, for brokers alone (CLUSTER_ACTION). Keys that are unknown here are not
+advertised either.
+"""
 
 
 def is_flexible(api_key: int, api_version: int) -> bool:

@@ -30,6 +30,7 @@ from proxy.handlers.addresses import ADDRESS_APIS, AddressHandler
 from proxy.handlers.api_versions import ApiVersionsHandler
 from proxy.handlers.pass_through_fetch import PassThroughFetchHandler
 from proxy.handlers.produce import ProduceHandler
+from proxy.handlers.share_fetch import ShareFetchHandler
 from proxy.metrics import ProxyMetrics
 from proxy.remote_log import RETRY_MS, RemoteTierError, open_metadata, open_storage, run_remote_log_manager
 from proxy.remote_tier import ProxyParts, RemoteTier, alarms, remote_tier
@@ -53,6 +54,7 @@ def pass_through_handlers(address_of: AddressOf) -> dict[int, Handler]:
         **dict.fromkeys(ADDRESS_APIS, addresses),
         ApiKey.API_VERSIONS: ApiVersionsHandler(),
         ApiKey.FETCH: PassThroughFetchHandler(address_of),
+        ApiKey.SHARE_FETCH: ShareFetchHandler(address_of),
     }
 
 

@@ -3,14 +3,11 @@
 The frame's length left before the first partition was seen, so every patch keeps its field's size: offsets and error
 codes in place, the session id (which precedes all partitions, so it is decided beforehand), and the NodeEndpoints tag,
 whose content would change its length, under a tag number that clients skip (semantics 2.2).
-
-The walk advances in steps, one group of fields each. A step reads a group that is wholly there, or raises
-`TruncatedError` and changes nothing: then the few bytes of that group wait for the next chunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from struct import Struct
 from typing import NamedTuple, Protocol
 
@@ -27,13 +24,13 @@ from protocol.apis.fetch_response import (
     SESSION_FROM,
     UNKNOWN_OFFSET,
 )
+from protocol.apis.response_stream import StreamedResponse, checked_count
 from protocol.apis.topic_reference import TopicReference, read_topic_reference
-from protocol.errors import ErrorCode, LimitExceededError, ProtocolError, TruncatedError
+from protocol.errors import ErrorCode, ProtocolError, TruncatedError
 from protocol.primitives import (
     INT16,
     INT32,
     INT64,
-    MAX_ARRAY_ELEMENTS,
     Buffer,
     read_int32,
     read_tag_count,
@@ -47,7 +44,6 @@ UNKNOWN_TAG = 127
 MAX_GROUP_BYTES = 40_000
 """Above the longest group, a topic's: a name has at most 32,767 bytes."""
 
-_GROWTH_BYTES = 64
 _HEAD_V4 = Struct(">ihqqi")
 _HEAD_V5 = Struct(">ihqqqi")
 _HEAD_V12 = Struct(">ihqqqB")
@@ -80,7 +76,7 @@ class PartitionPatches(Protocol):
         """Asked once per partition in wire order, before its records; None lets it pass."""
 
 
-class StreamingFetchPatcher:
+class StreamingFetchPatcher(StreamedResponse):
     """One response; fed with its payload, response header included, in whatever chunks it arrives.
 
     Any malformed byte raises `ProtocolError`: what was returned before has left, so the connection must close.
@@ -94,6 +90,7 @@ class StreamingFetchPatcher:
         session_id: int | None = None,
         hide_node_endpoints: bool = False,
     ) -> None:
+        super().__init__("Fetch", MAX_GROUP_BYTES)
         if not MIN_VERSION <= version <= MAX_VERSION:
             raise ProtocolError(f"Fetch version {version}")
         self.out_of_range: list[PartitionHead] = []
@@ -104,80 +101,13 @@ class StreamingFetchPatcher:
         self._session_id = session_id
         self._hides_node_endpoints = hide_node_endpoints and version >= NODE_ENDPOINTS_FROM
         self._head = _HEAD_V12 if self._compact else _HEAD_V5 if version >= LOG_START_OFFSET_FROM else _HEAD_V4
-        self._step: Callable[[Buffer, int], int] = self._read_top
-        self._edits: list[tuple[int, bytes]] = []
-        self._held = bytearray()
-        self._passing_bytes = 0
+        self._step = self._read_top
         self._topic: TopicReference = ""
         self._topics_left = 0
         self._partitions_left = 0
         self._aborted_left = 0
         self._tags_left = 0
         self._after_tags: Callable[[], None] = self._finish
-        self._is_finished = False
-
-    @property
-    def is_complete(self) -> bool:
-        """The whole response was seen."""
-        return self._is_finished and not self._passing_bytes
-
-    def feed(self, data: memoryview) -> Sequence[Buffer]:
-        """What may leave now; the buffers alias `data`. Everything leaves but an incomplete last group of fields."""
-        out: list[Buffer] = []
-        pos = self._feed_held(data, out) if self._held else 0
-        size = len(data)
-        start = pos
-        edits = self._edits
-        while pos < size:
-            if self._passing_bytes:
-                passing = min(self._passing_bytes, size - pos)
-                self._passing_bytes -= passing
-                pos += passing
-                continue
-            if self._is_finished:
-                raise ProtocolError(f"{size - pos} bytes after a Fetch response")
-            try:
-                end = self._step(data, pos)
-            except TruncatedError:
-                self._held += data[pos:]
-                self._check_held()
-                break
-            if edits:
-                for position, value in edits:
-                    if position > start:
-                        out.append(data[start:position])
-                    out.append(value)
-                    start = position + len(value)
-                edits.clear()
-            pos = end
-        if pos > start:
-            out.append(data[start:pos])
-        return out
-
-    def _feed_held(self, data: memoryview, out: list[Buffer]) -> int:
-        """Completes the held group from the head of `data`; returns how much of it was used."""
-        held = self._held
-        pos = 0
-        while pos < len(data):
-            before = len(held)
-            held += data[pos : pos + _GROWTH_BYTES]
-            try:
-                end = self._step(held, 0)
-            except TruncatedError:
-                pos += len(held) - before
-                self._check_held()
-                continue
-            for position, value in self._edits:
-                held[position : position + len(value)] = value
-            self._edits.clear()
-            out.append(held[:end])
-            self._held = bytearray()
-            return pos + end - before
-        return pos
-
-    def _check_held(self) -> None:
-        if len(self._held) > MAX_GROUP_BYTES:
-            raise ProtocolError(f"a group of fields of more than {MAX_GROUP_BYTES} bytes in a Fetch response")
 
     def _read_top(self, buf: Buffer, pos: int) -> int:
         pos += INT32.size
@@ -214,14 +144,14 @@ class StreamingFetchPatcher:
                 aborted, pos = read_uvarint(buf, pos - 1)
             aborted -= 1
         if aborted > 0:
-            self._aborted_left = _checked_count(aborted)
+            self._aborted_left = checked_count(aborted)
             if self._compact:
                 self._step = self._read_aborted_transaction
             else:
                 self._passing_bytes = aborted * _ABORTED_TRANSACTION_BYTES
                 self._step = self._read_records_length
         else:
-            _checked_count(aborted)
+            checked_count(aborted)
             pos = self._read_records_length(buf, pos)
         self._patch(buf, start, PartitionHead(self._topic, index, error_code, high_watermark, last_stable, log_start))
         return pos
@@ -315,9 +245,6 @@ class StreamingFetchPatcher:
         else:
             self._finish()
 
-    def _finish(self) -> None:
-        self._is_finished = True
-
     def _read_count(self, buf: Buffer, pos: int) -> tuple[int, int]:
         """Not held against the bytes that remain: they have not arrived yet."""
         if self._compact:
@@ -325,12 +252,4 @@ class StreamingFetchPatcher:
             count -= 1
         else:
             count, pos = read_int32(buf, pos)
-        return max(_checked_count(count), 0), pos
-
-
-def _checked_count(count: int) -> int:
-    if count < -1:
-        raise ProtocolError(f"array length {count}")
-    if count > MAX_ARRAY_ELEMENTS:
-        raise LimitExceededError(f"an array of {count} elements; the limit is {MAX_ARRAY_ELEMENTS}")
-    return count
+        return max(checked_count(count), 0), pos

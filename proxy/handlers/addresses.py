@@ -1,7 +1,6 @@
 """The APIs whose responses carry broker addresses and nothing else that we change (semantics 8).
 
-Metadata, FindCoordinator, DescribeCluster, ShareFetch, ShareAcknowledge: held, addresses spliced, everything else
-verbatim.
+Metadata, FindCoordinator, DescribeCluster, ShareAcknowledge: held, addresses spliced, everything else verbatim.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ ADDRESS_APIS = (
     ApiKey.METADATA,
     ApiKey.FIND_COORDINATOR,
     ApiKey.DESCRIBE_CLUSTER,
-    ApiKey.SHARE_FETCH,
     ApiKey.SHARE_ACKNOWLEDGE,
 )
 

@@ -24,7 +24,7 @@ def test_v3() -> None:
         "0001 0004 0013 00"  # Fetch 4-19
         "0012 0000 0005 01 09 01 ff"  # ApiVersions 0-5, with a tagged field
         "0034 0000 0002 00"  # Vote
-        "004e 0001 0002 00"  # ShareFetch
+        "004e 0001 0003 00"  # ShareFetch 1-3
         "005f 0000 0000 00"  # a key from the future
         "00000000"  # throttle time
         "02"  # tagged fields
@@ -34,10 +34,11 @@ def test_v3() -> None:
     assert intersect_api_versions(response, 3) == bytes.fromhex(
         "0000002a"
         "0000"
-        "04"
+        "05"
         "0000 0000 000d 00"
         "0001 0004 0012 00"
         "0012 0000 0004 01 09 01 ff"
+        "004e 0001 0002 00"
         "00000000"
         "02"
         "00 0b 02 05 676d 6574 0001 0002 00 "
@@ -68,9 +69,10 @@ def test_a_broker_that_does_not_know_the_version_answers_as_version_0() -> None:
     assert intersect_api_versions(response, 4) == bytes.fromhex("0000002a 0023 00000001 0012 0000 0004")
 
 
-def test_share_groups_are_hidden() -> None:
-    response = bytes.fromhex("0000002a 0000 00000001 004c 0001 0001")
-    assert intersect_api_versions(response, 0) == bytes.fromhex("0000002a 0000 00000000")
+def test_what_brokers_say_to_each_other_is_hidden() -> None:
+    vote, read_share_group_state, add_raft_voter = "0034 0000 0002", "0054 0000 0000", "0050 0000 0001"
+    response = bytes.fromhex(f"0000002a 0000 00000003 {vote} {read_share_group_state} {add_raft_voter}")
+    assert intersect_api_versions(response, 0) == bytes.fromhex(f"0000002a 0000 00000001 {add_raft_voter}")
 
 
 def test_the_answer_to_a_version_beyond_ours() -> None:

@@ -50,7 +50,7 @@ async def test_metadata_names_the_proxy_for_every_broker() -> None:
 
 
 async def test_api_versions_are_cut_to_what_is_decoded() -> None:
-    entries = [(ApiKey.PRODUCE, 0, 99), (ApiKey.FETCH, 4, 99), (ApiKey.SHARE_FETCH, 1, 2), (ApiKey.HEARTBEAT, 0, 4)]
+    entries = [(ApiKey.PRODUCE, 0, 99), (ApiKey.FETCH, 4, 99), (ApiKey.VOTE, 0, 2), (ApiKey.HEARTBEAT, 0, 4)]
     body = INT16.pack(0) + INT32.pack(len(entries)) + b"".join(ENTRY.pack(*entry) for entry in entries)
     async with (
         FakeBroker() as broker,

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.api_keys import ApiKey
+from protocol.apis.share_fetch_stream import FILLER_TAGS, MAX_GROUP_BYTES, StreamingShareFetchPatcher
+from protocol.errors import LimitExceededError, ProtocolError
+from protocol.primitives import read_tag, read_tag_count
+from protocol.schema import compile_message
+from tests.fakes.schema_messages import RECORDS, Message, messages
+
+HEADERS = [b"\x00\x00\x00\x2a\x00", b"\x00\x00\x00\x2a\x01\x07\x03abc"]
+OVERRIDES = {
+    "Records": RECORDS.filter(lambda records: records is not None),
+    "[]NodeEndpoints": st.integers(0, 12),
+    # Every length of the filler, and so of its own length, comes up.
+    "Host": st.integers(0, 140).map(lambda length: "h" * length),
+}
+NO_LEADER = bytes.fromhex("ffffffff ffffffff 00")
+
+
+@st.composite
+def payloads(draw: st.DrawFn) -> tuple[int, bytes, int]:
+    """`(version, payload, body position)`."""
+    version = draw(st.integers(1, 2))
+    message: Message = draw(messages("ShareFetchResponse", version, OVERRIDES))
+    header = draw(st.sampled_from(HEADERS))
+    return version, header + message.payload, len(header)
+
+
+def chunked(payload: bytes, cuts: list[int]) -> Iterator[memoryview]:
+    positions = [0, *sorted(cut for cut in cuts if cut < len(payload)), len(payload)]
+    view = memoryview(payload)
+    for start, end in itertools.pairwise(positions):
+        yield view[start:end]
+
+
+def stream(patcher: StreamingShareFetchPatcher, chunks: Iterator[memoryview]) -> bytes:
+    return b"".join(bytes(buffer) for chunk in chunks for buffer in patcher.feed(chunk))
+
+
+def without_endpoints(version: int, payload: bytes, body: int) -> tuple[bytes, list[tuple[int, bytes]], int]:
+    """What comes before the endpoints, the tagged fields after them, and how many endpoints there are."""
+    plan = compile_message(ApiKey.SHARE_FETCH, version, "Response")
+    spans = plan.walk(payload, body)
+    assert plan.skip(payload, body) == len(payload)
+    endpoints = [span for span in spans if span.path[:1] == ("NodeEndpoints",)]
+    (tags_at,) = (span.start for span in spans if span.kind == "tag_count" and span.path == ())
+    count, pos = read_tag_count(payload, tags_at)
+    tags = []
+    for _ in range(count):
+        tag, _, start, pos = read_tag(payload, pos)
+        tags.append((tag, payload[start:pos]))
+    return payload[: endpoints[0].start], tags, sum(span.path[-1] == "NodeId" for span in endpoints)
+
+
+@given(payloads(), st.data())
+def test_only_the_endpoints_go_whatever_the_chunks(message: tuple[int, bytes, int], data: st.DataObject) -> None:
+    version, payload, body = message
+    head, tags, endpoints = without_endpoints(version, payload, body)
+    anywhere = data.draw(st.lists(st.integers(1, len(payload)), max_size=8))
+    in_small_steps = list(range(1, len(payload), data.draw(st.sampled_from([1, 2, 7])) if len(payload) < 2000 else 61))
+    for cuts in ([], anywhere, in_small_steps):
+        patcher = StreamingShareFetchPatcher()
+        streamed = stream(patcher, chunked(payload, cuts))
+        assert patcher.is_complete
+        assert len(streamed) == len(payload)
+        if not endpoints:
+            assert streamed == payload
+            continue
+        new_head, new_tags, left = without_endpoints(version, streamed, body)
+        assert (new_head, left) == (head, 0)
+        assert new_tags[:-1] == tags
+        assert new_tags[-1][0] in FILLER_TAGS
+        assert not any(new_tags[-1][1])
+
+
+@given(payloads(), st.data())
+def test_a_response_is_complete_at_its_last_byte(message: tuple[int, bytes, int], data: st.DataObject) -> None:
+    _, payload, _ = message
+    patcher = StreamingShareFetchPatcher()
+    length = data.draw(st.integers(0, len(payload) - 1))
+    complete = []
+    for part in (memoryview(payload)[:length], memoryview(payload)[length:]):
+        patcher.feed(part)
+        complete.append(patcher.is_complete)
+    assert complete == [False, True]
+    with pytest.raises(ProtocolError, match="1 bytes after a ShareFetch response"):
+        patcher.feed(memoryview(b"\x00"))
+
+
+@given(payloads(), st.data())
+def test_damage_raises_nothing_but_protocol_errors(message: tuple[int, bytes, int], data: st.DataObject) -> None:
+    _, payload, _ = message
+    damaged = bytearray(payload)
+    for position in data.draw(st.lists(st.integers(4, len(payload) - 1), min_size=1, max_size=4)):
+        damaged[position] = data.draw(st.integers(0, 255))
+    cuts = data.draw(st.lists(st.integers(1, len(payload)), max_size=4))
+    with contextlib.suppress(ProtocolError):
+        stream(StreamingShareFetchPatcher(), chunked(bytes(damaged), cuts))
+
+
+def head_of_a_partition(records: bytes) -> bytes:
+    top = HEADERS[0] + bytes.fromhex("00000000 0000 00 00007530 02") + bytes(16) + b"\x02"
+    return top + bytes.fromhex("00000000 0000 00 0000 00") + NO_LEADER + records
+
+
+def test_records_leave_as_they_arrive() -> None:
+    patcher = StreamingShareFetchPatcher()
+    head = head_of_a_partition(bytes.fromhex("81808004"))  # records of 8 MiB
+    assert stream(patcher, iter([memoryview(head)])) == head
+    chunk = memoryview(bytes(1 << 20))
+    for _ in range(8):
+        (buffer,) = patcher.feed(chunk)
+        assert isinstance(buffer, memoryview)
+        assert len(buffer) == len(chunk)
+    tail = bytes.fromhex("01 00 00 01 00")
+    assert stream(patcher, iter([memoryview(tail)])) == tail
+    assert patcher.is_complete
+
+
+def test_what_is_held_is_bounded() -> None:
+    patcher = StreamingShareFetchPatcher()
+    patcher.feed(memoryview(head_of_a_partition(b"\x01") + bytes.fromhex("01 00 00")))
+    a_million_endpoints = bytes.fromhex("c0843d")
+    with pytest.raises(ProtocolError, match=f"more than {MAX_GROUP_BYTES} bytes in a ShareFetch response"):
+        patcher.feed(memoryview(a_million_endpoints + bytes(MAX_GROUP_BYTES)))
+
+
+def test_a_count_beyond_every_limit() -> None:
+    with pytest.raises(LimitExceededError):
+        StreamingShareFetchPatcher().feed(memoryview(HEADERS[0] + bytes.fromhex("00000000 0000 00 00007530 ffffff7f")))
