@@ -10,7 +10,7 @@ VERSITYGW_VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' tests/servers/v
 # Nothing of the caller's own environment reaches ours.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
-.PHONY: help demo test matrix check fuzz bench lock jars clean
+.PHONY: help demo test matrix check fuzz bench lock jars frameworks clean
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -18,7 +18,7 @@ help: ## what can be made
 demo: jars .venv/installed ## watch an unmodified consumer read what the broker has no more (ARGS=--keep leaves it running)
 	$(BIN)/python -m bench.demo $(ARGS)
 
-test: jars $(CACHE)/bin/versitygw $(CACHE)/bin/franz check ## check, then every test, on real servers
+test: jars frameworks $(CACHE)/bin/versitygw $(CACHE)/bin/franz check ## check, then every test, on real servers
 	$(BIN)/pytest $(ARGS)
 
 # The newest patch of each that Maven Central has whole.
@@ -56,6 +56,9 @@ PIP_COMPILE = env -u PIP_FIND_LINKS $(BIN)/pip-compile -q $(ARGS) --no-header --
 
 jars: .venv/bin/python ## the jars of a real Kafka
 	@$(BIN)/python -m tests.servers.kafka >/dev/null
+
+frameworks: .venv/bin/python ## the jars of Kafka Streams, Connect and MirrorMaker
+	@$(BIN)/python -m tests.servers.frameworks >/dev/null
 
 clean: ## remove what was made here
 	rm -rf .venv $(CACHE) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

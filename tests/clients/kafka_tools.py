@@ -1,0 +1,62 @@
+"""Kafka's command-line tools, many in one Java process: each would take a second or two only to start."""
+
+from __future__ import annotations
+
+import base64
+from typing import NamedTuple
+
+from tests.clients.java_process import JavaProcess
+
+TOOLS = {
+    "kafka-acls": "org.apache.kafka.tools.AclCommand",
+    "kafka-broker-api-versions": "org.apache.kafka.tools.BrokerApiVersionsCommand",
+    "kafka-client-metrics": "org.apache.kafka.tools.ClientMetricsCommand",
+    "kafka-cluster": "org.apache.kafka.tools.ClusterTool",
+    "kafka-configs": "kafka.admin.ConfigCommand",
+    "kafka-console-consumer": "org.apache.kafka.tools.consumer.ConsoleConsumer",
+    "kafka-console-producer": "org.apache.kafka.tools.ConsoleProducer",
+    "kafka-consumer-groups": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+    "kafka-consumer-perf-test": "org.apache.kafka.tools.ConsumerPerformance",
+    "kafka-delegation-tokens": "org.apache.kafka.tools.DelegationTokenCommand",
+    "kafka-delete-records": "org.apache.kafka.tools.DeleteRecordsCommand",
+    "kafka-dump-log": "org.apache.kafka.tools.DumpLogSegments",
+    "kafka-features": "org.apache.kafka.tools.FeatureCommand",
+    "kafka-get-offsets": "org.apache.kafka.tools.GetOffsetShell",
+    "kafka-groups": "org.apache.kafka.tools.GroupsCommand",
+    "kafka-leader-election": "org.apache.kafka.tools.LeaderElectionCommand",
+    "kafka-log-dirs": "org.apache.kafka.tools.LogDirsCommand",
+    "kafka-metadata-quorum": "org.apache.kafka.tools.MetadataQuorumCommand",
+    "kafka-producer-perf-test": "org.apache.kafka.tools.ProducerPerformance",
+    "kafka-reassign-partitions": "org.apache.kafka.tools.reassign.ReassignPartitionsCommand",
+    "kafka-share-groups": "org.apache.kafka.tools.consumer.group.ShareGroupCommand",
+    "kafka-topics": "org.apache.kafka.tools.TopicCommand",
+    "kafka-transactions": "org.apache.kafka.tools.TransactionsCommand",
+    "kafka-verifiable-consumer": "org.apache.kafka.tools.VerifiableConsumer",
+    "kafka-verifiable-producer": "org.apache.kafka.tools.VerifiableProducer",
+}
+"""The class of each tool, by the name of its script."""
+
+
+class ToolResult(NamedTuple):
+    exit_code: int
+    output: str
+    errors: str
+
+
+class KafkaTools:
+    """A tool that hangs, hangs its caller."""
+
+    def __init__(self) -> None:
+        self._process = JavaProcess("ToolRunner")
+
+    def run(self, script: str, *args: str, stdin: str = "") -> ToolResult:
+        words = [TOOLS[script], base64.b64encode(stdin.encode()).decode(), *args]
+        code, output, errors = self._process.ask("\t".join(words)).decode().split("\n")[:3]
+        return ToolResult(int(code), _text(output), _text(errors))
+
+    def stop(self) -> None:
+        self._process.stop()
+
+
+def _text(answer: str) -> str:
+    return base64.b64decode(answer).decode(errors="replace")
