@@ -22,6 +22,7 @@ from tiers.errors import (
     CorruptSegmentError,
     CustomMetadataTooLargeError,
     LogDivergedError,
+    OffsetGapError,
     OwnershipLostError,
     RemoteResourceNotFoundError,
 )
@@ -61,6 +62,7 @@ class RLMCopyTask:
         self._copied_bytes = 0
         self._copied_offsets = 0
         self._behind_since_ms: int | None = None
+        self._unexplained_start: int | None = None
 
     async def run(self, policy: TopicPolicy, bounds: LocalLogBounds) -> bool:
         """Copies what is ready, at most `segments_per_run` segments; True when more may be ready.
@@ -68,31 +70,35 @@ class RLMCopyTask:
         The remote lineage was checked and leftovers were collected right before."""
         services = self._services
         start = await self._start_offset(bounds)
+        if start is None:
+            return False
         for _ in range(services.settings.segments_per_run):
             if not await self._fill(policy, start):
                 return False
             start = await self._roll()
         return True
 
-    async def _start_offset(self, bounds: LocalLogBounds) -> int:
-        """Where the next segment begins; moves the tier's log start past what exists nowhere (safety rule 5)."""
+    async def _start_offset(self, bounds: LocalLogBounds) -> int | None:
+        """Where the next segment begins; moves the tier's log start past what exists nowhere (safety rule 5).
+
+        None until the next round when records are missing for the first time: a DeleteRecords is the broker's first,
+        and may be recorded by then."""
         metadata, partition = self._services.metadata, self._partition
         remote_end = metadata.remote_end_offset(partition)
         recorded = metadata.log_start_offset(partition)
-        if remote_end is None:
-            start = max(bounds.log_start_offset, recorded or 0)
-            if recorded is None or recorded < start:
-                if recorded is not None:
-                    self._alarm_hole(recorded, start)
-                await metadata.raise_log_start_offset(partition, start)
+        if remote_end is not None and bounds.log_start_offset <= remote_end + 1:
+            return remote_end + 1
+        start = max(bounds.log_start_offset, recorded or 0)
+        if recorded == start:
             return start
-        next_offset = remote_end + 1
-        if bounds.log_start_offset <= next_offset:
-            return next_offset
-        if recorded is None or recorded < bounds.log_start_offset:
-            self._alarm_hole(next_offset, bounds.log_start_offset)
-            await metadata.raise_log_start_offset(partition, bounds.log_start_offset)
-        return bounds.log_start_offset
+        if recorded is not None:
+            unexplained, self._unexplained_start = self._unexplained_start, start
+            if unexplained is None or recorded >= unexplained:
+                return None
+            self._alarm_hole(recorded if remote_end is None else max(recorded, remote_end + 1), start)
+        self._unexplained_start = None
+        await metadata.raise_log_start_offset(partition, start)
+        return start
 
     def _alarm_hole(self, first: int, next_offset: int) -> None:
         self._services.metrics.alarms.labels(self._partition.topic, "hole").inc()
@@ -114,6 +120,9 @@ class RLMCopyTask:
                 read = await services.source.read(
                     self._partition, next_offset, services.settings.fetch_bytes, services.settings.request_timeout_ms
                 )
+            except OffsetGapError:  # deleted meanwhile; the next round begins behind it
+                self.discard()
+                return False
             except LogDivergedError:
                 self.discard()
                 raise

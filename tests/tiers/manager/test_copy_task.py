@@ -85,9 +85,40 @@ async def test_records_removed_before_they_were_copied_move_the_log_start_with_a
     bench.log.append(*batches(100, 10))
     bench.log.log_start_offset = 120
     await bench.copy_all()
+    assert bench.metadata.log_start_offset(PARTITION) == 0
+    await bench.copy_all()
     assert bench.metadata.log_start_offset(PARTITION) == 120
     assert bench.finished[3][0] == 120
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="hole") == 1
+
+
+async def test_records_whose_deletion_is_recorded_a_moment_after_the_broker_did_it_are_no_hole(
+    bench: Workbench,
+) -> None:
+    bench.log.append(*batches(0, 10))
+    await bench.copy_all()
+    for deleted in (120, 140):
+        bench.log.append(*batches(bench.log.end_offset, 10))
+        bench.log.log_start_offset = deleted
+        assert await bench.copy() is False
+        await bench.metadata.raise_log_start_offset(PARTITION, deleted)
+    await bench.copy_all()
+    assert bench.finished[3][0] == 140
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="hole") == 0
+
+
+async def test_records_that_are_deleted_while_they_are_read_only_end_the_round(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 2))
+    await bench.copy()
+    bounds = await bench.log.bounds(PARTITION, 1000)
+    bench.log.append(*batches(20, 10))
+    bench.log.log_start_offset = 50
+    assert await bench.copy_task.run(POLICY, bounds) is False
+    assert bench.spooled() == []
+    await bench.metadata.raise_log_start_offset(PARTITION, 50)
+    await bench.copy_all()
+    assert bench.finished[0][0] == 50
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="hole") == 0
 
 
 async def test_a_gap_below_the_log_start_is_no_hole(bench: Workbench) -> None:
