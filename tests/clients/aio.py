@@ -10,7 +10,7 @@ from typing import Any
 import aiokafka  # type: ignore[import-untyped]  # ships no types
 from aiokafka.errors import OffsetOutOfRangeError  # type: ignore[import-untyped]  # ships no types
 
-from tests.clients.client import TIMEOUT_S, ClientRecord, OffsetOutOfRange, Offsets, header_pairs
+from tests.clients.client import FETCH_BYTES, TIMEOUT_S, ClientRecord, OffsetOutOfRange, Offsets, header_pairs
 
 
 class AioKafka:
@@ -45,9 +45,12 @@ class AioKafka:
 
         return asyncio.run(run())
 
-    def read(self, bootstrap: str, topic: str, offset: int, count: int, isolation: str) -> list[ClientRecord]:
+    def read(
+        self, bootstrap: str, topic: str, offset: int, count: int, isolation: str, max_bytes: int = FETCH_BYTES
+    ) -> list[ClientRecord]:
         async def run() -> list[ClientRecord]:
-            async with _consumer(bootstrap, isolation_level=isolation, auto_offset_reset="none") as consumer:
+            settings = {"auto_offset_reset": "none", "max_partition_fetch_bytes": max_bytes}
+            async with _consumer(bootstrap, isolation_level=isolation, **settings) as consumer:
                 partition = aiokafka.TopicPartition(topic, 0)
                 consumer.assign([partition])
                 consumer.seek(partition, offset)

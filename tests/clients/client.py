@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 TIMEOUT_S = 60.0
+FETCH_BYTES = 1 << 20
+"""Of one partition in one fetch, where the test does not mind."""
 READ_COMMITTED = "read_committed"
 READ_UNCOMMITTED = "read_uncommitted"
 CLASSIC = "classic"
@@ -48,8 +50,10 @@ class Client(Protocol):
     def consume(self, bootstrap: str, topic: str, group: str, count: int, isolation: str) -> list[ClientRecord]:
         """The next `count` records of the group, from the earliest if it is new; then commits just behind them."""
 
-    def read(self, bootstrap: str, topic: str, offset: int, count: int, isolation: str) -> list[ClientRecord]:
-        """`count` records from `offset` on, outside of any group. Raises `OffsetOutOfRange`."""
+    def read(
+        self, bootstrap: str, topic: str, offset: int, count: int, isolation: str, max_bytes: int = FETCH_BYTES
+    ) -> list[ClientRecord]:
+        """`count` records from `offset` on, outside of any group, so many bytes a fetch. Raises `OffsetOutOfRange`."""
 
     def offsets(self, bootstrap: str, topic: str, timestamp: int) -> Offsets: ...
 

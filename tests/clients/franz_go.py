@@ -5,7 +5,15 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 
-from tests.clients.client import TIMEOUT_S, ClientRecord, OffsetOutOfRange, Offsets, parse_offsets, parse_records
+from tests.clients.client import (
+    FETCH_BYTES,
+    TIMEOUT_S,
+    ClientRecord,
+    OffsetOutOfRange,
+    Offsets,
+    parse_offsets,
+    parse_records,
+)
 from tests.servers.franz import binary
 
 _OUT_OF_RANGE = 3
@@ -23,8 +31,10 @@ class FranzGo:
     def consume(self, bootstrap: str, topic: str, group: str, count: int, isolation: str) -> list[ClientRecord]:
         return parse_records(_run("consume", bootstrap, topic, group, str(count), isolation))
 
-    def read(self, bootstrap: str, topic: str, offset: int, count: int, isolation: str) -> list[ClientRecord]:
-        return parse_records(_run("read", bootstrap, topic, str(offset), str(count), isolation))
+    def read(
+        self, bootstrap: str, topic: str, offset: int, count: int, isolation: str, max_bytes: int = FETCH_BYTES
+    ) -> list[ClientRecord]:
+        return parse_records(_run("read", bootstrap, topic, str(offset), str(count), isolation, str(max_bytes)))
 
     def offsets(self, bootstrap: str, topic: str, timestamp: int) -> Offsets:
         return parse_offsets(_run("offsets", bootstrap, topic, str(timestamp)))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from tests.clients.client import (
     CLASSIC,
+    FETCH_BYTES,
     ClientRecord,
     Offsets,
     parse_offsets,
@@ -33,8 +34,10 @@ class JavaClient:
     def consume(self, bootstrap: str, topic: str, group: str, count: int, isolation: str) -> list[ClientRecord]:
         return parse_records(_ask("consume", bootstrap, topic, group, str(count), isolation, self._group_protocol))
 
-    def read(self, bootstrap: str, topic: str, offset: int, count: int, isolation: str) -> list[ClientRecord]:
-        return parse_records(_ask("read", bootstrap, topic, str(offset), str(count), isolation))
+    def read(
+        self, bootstrap: str, topic: str, offset: int, count: int, isolation: str, max_bytes: int = FETCH_BYTES
+    ) -> list[ClientRecord]:
+        return parse_records(_ask("read", bootstrap, topic, str(offset), str(count), isolation, str(max_bytes)))
 
     def offsets(self, bootstrap: str, topic: str, timestamp: int) -> Offsets:
         return parse_offsets(_ask("offsets", bootstrap, topic, str(timestamp)))

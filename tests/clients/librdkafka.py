@@ -8,7 +8,15 @@ from collections.abc import Sequence
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from tests.clients.client import CLASSIC, TIMEOUT_S, ClientRecord, OffsetOutOfRange, Offsets, header_pairs
+from tests.clients.client import (
+    CLASSIC,
+    FETCH_BYTES,
+    TIMEOUT_S,
+    ClientRecord,
+    OffsetOutOfRange,
+    Offsets,
+    header_pairs,
+)
 from tests.servers.producing import produce, produce_transaction
 
 
@@ -34,8 +42,10 @@ class Librdkafka:
         finally:
             consumer.close()
 
-    def read(self, bootstrap: str, topic: str, offset: int, count: int, isolation: str) -> list[ClientRecord]:
-        consumer = _consumer(bootstrap, "unused", "error", isolation)
+    def read(
+        self, bootstrap: str, topic: str, offset: int, count: int, isolation: str, max_bytes: int = FETCH_BYTES
+    ) -> list[ClientRecord]:
+        consumer = _consumer(bootstrap, "unused", "error", isolation, max_bytes=max_bytes)
         try:
             consumer.assign([TopicPartition(topic, 0, offset)])
             return _take(consumer, count)
@@ -53,7 +63,14 @@ class Librdkafka:
             consumer.close()
 
 
-def _consumer(bootstrap: str, group: str, reset: str, isolation: str, group_protocol: str = CLASSIC) -> Consumer:
+def _consumer(
+    bootstrap: str,
+    group: str,
+    reset: str,
+    isolation: str,
+    group_protocol: str = CLASSIC,
+    max_bytes: int = FETCH_BYTES,
+) -> Consumer:
     return Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -63,6 +80,7 @@ def _consumer(bootstrap: str, group: str, reset: str, isolation: str, group_prot
             "enable.auto.commit": False,
             "isolation.level": isolation,
             "check.crcs": True,
+            "fetch.message.max.bytes": max_bytes,
         }
     )
 

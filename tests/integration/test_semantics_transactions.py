@@ -1,14 +1,17 @@
 """Aborted transactions across both tiers: every answer is one that a broker could have given, and none is visible.
 
-The broker is asked first, with all of the log; then the tiers share it, and every answer is compared with that.
+The broker is asked first, with all of the log; then the tiers share it, and every answer is compared with that. Clients
+are compared with themselves: on a twin of the topic that only the broker has.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -21,7 +24,9 @@ from confluent_kafka import Producer
 from protocol.apis.fetch_response import AbortedTransaction, FetchResponse
 from protocol.records.record_batch import RecordBatch, verify_batches
 from protocol.records.record_reader import read_records
-from tests.integration.semantics_clients import CLIENTS, RECORD, Read, read_with_franz_from_start, read_with_java
+from tests.clients import client as clients
+from tests.clients.all_clients import CLIENTS
+from tests.clients.client import Client
 from tests.integration.two_tiers_rig import TwoTiers, two_tiers
 from tests.servers.kafka import KafkaCluster
 from tests.servers.peer import Peer, topic_id_of
@@ -36,14 +41,19 @@ READ_COMMITTED = 1
 VERSIONS = (4, 12, 17)
 LIMITS = (1, 25_000, 1 << 20)
 """Of a fetch, in bytes: one batch, more than one, most of the log."""
+Record = tuple[int, bytes]
+"""Offset and value."""
 
 
 class Writer:
-    """Transactions of several producers in one partition; batches of ten records of 1000 bytes."""
+    """Transactions of several producers in one partition; batches of ten records of 1000 bytes.
 
-    def __init__(self, bootstrap: str, topic: str) -> None:
+    Every topic gets the same records by the same transactions, so that they lie at the same offsets.
+    """
+
+    def __init__(self, bootstrap: str, *topics: str) -> None:
         self._bootstrap = bootstrap
-        self._topic = topic
+        self._topics = topics
         self._producers: dict[str, Producer] = {}
 
     def plain(self, count: int) -> None:
@@ -53,7 +63,7 @@ class Writer:
     def begin(self, name: str) -> None:
         producer = self._producers.get(name)
         if producer is None:
-            settings = {"transactional.id": f"{self._topic}-{name}", "batch.num.messages": 10, "linger.ms": 5}
+            settings = {"transactional.id": f"{self._topics[0]}-{name}", "batch.num.messages": 10, "linger.ms": 5}
             producer = self._producers[name] = Producer({"bootstrap.servers": self._bootstrap, **settings})
             producer.init_transactions(TIMEOUT_S)
         producer.begin_transaction()
@@ -68,8 +78,11 @@ class Writer:
         self._producers[name].commit_transaction(TIMEOUT_S)
 
     def _send(self, producer: Producer, count: int) -> None:
+        now_ms = time.time_ns() // 1_000_000
         for _ in range(count):
-            producer.produce(self._topic, os.urandom(500).hex().encode(), partition=0)
+            value = os.urandom(500).hex().encode()
+            for topic in self._topics:
+                producer.produce(topic, value, partition=0, timestamp=now_ms)
         assert producer.flush(TIMEOUT_S) == 0
 
     def transaction(self, name: str, count: int, *, commit: bool) -> None:
@@ -106,7 +119,7 @@ def decided_history(writer: Writer) -> None:
 class Reference(NamedTuple):
     """What the broker said while it had the whole log."""
 
-    visible: list[RECORD]
+    visible: list[Record]
     batches: list[RecordBatch]
     aborting: dict[int, int]
     """Offsets of the ABORT markers, each with the first offset of what it ends."""
@@ -159,7 +172,7 @@ def visible_to_a_list(
 FILTERS = (visible_to_a_set, visible_to_a_list)
 
 
-def values_of(records: memoryview, batches: Iterator[RecordBatch], from_offset: int) -> list[RECORD]:
+def values_of(records: memoryview, batches: Iterator[RecordBatch], from_offset: int) -> list[Record]:
     return [
         (record.offset, record.value or b"")
         for batch in batches
@@ -241,41 +254,66 @@ async def test_every_answer_hides_what_the_broker_hid(kafka: KafkaCluster, tmp_p
         assert tiers.storage.gets
 
 
-@pytest.mark.parametrize("read", CLIENTS)
-async def test_clients_see_what_they_saw_on_the_broker(
-    kafka: KafkaCluster, tmp_path: Path, topic: str, read: Read
+@pytest.fixture
+def twin(kafka: KafkaCluster, topic: str) -> str:
+    """A topic beside the tiered one, which nothing is trimmed of; both are made."""
+    name = topic.removeprefix("tiered-")
+    for each in (topic, name):
+        create_topic(kafka.bootstrap_servers, each)
+    return name
+
+
+def every_client_sees_its_twin(tiers: TwoTiers, topic: str, twin: str, starts: Sequence[tuple[int, int]]) -> None:
+    """Through both tiers, from each offset with each limit of a fetch, what the same client reads of the twin directly.
+
+    That is compared at both isolation levels, with timestamps and headers, and counted by what the broker itself says.
+    """
+    address, topic_id = tiers.kafka.address(), topic_id_of(tiers.kafka.bootstrap_servers, twin)
+    counts = {
+        clients.READ_COMMITTED: len(ask_broker(tiers.kafka, twin).visible),
+        clients.READ_UNCOMMITTED: sum(
+            batch.next_offset - batch.base_offset
+            for batch in read_whole(address, twin, topic_id).batches
+            if not batch.is_control
+        ),
+    }
+    assert counts[clients.READ_COMMITTED] < counts[clients.READ_UNCOMMITTED]
+
+    def compare_by(client: Client) -> None:
+        for isolation, count in counts.items():
+            whole = client.read(tiers.kafka.bootstrap_servers, twin, 0, count, isolation)
+            for offset, limit in starts:
+                expected = [record for record in whole if record.offset >= offset]
+                found = client.read(tiers.bootstrap, topic, offset, len(expected), isolation, limit)
+                assert found == expected, f"{isolation} from {offset}, {limit} bytes a fetch"
+
+    with ThreadPoolExecutor(len(CLIENTS)) as pool:
+        for name, seen in {name: pool.submit(compare_by, client) for name, client in CLIENTS.items()}.items():
+            try:
+                seen.result()
+            except BaseException as error:
+                error.add_note(f"by {name}")
+                raise
+
+
+async def test_every_client_sees_what_it_sees_of_a_topic_that_is_not_tiered(
+    kafka: KafkaCluster, tmp_path: Path, topic: str, twin: str
 ) -> None:
     """From the start, and from the middle of an aborted transaction; a batch at a time, and all that there is."""
-    create_topic(kafka.bootstrap_servers, topic)
-    writer = Writer(kafka.bootstrap_servers, topic)
+    writer = Writer(kafka.bootstrap_servers, topic, twin)
     await asyncio.to_thread(decided_history, writer)
     await asyncio.to_thread(partial(writer.transaction, "a", 10, commit=True))
-    reference = await asyncio.to_thread(ask_broker, kafka, topic)
+    reference = await asyncio.to_thread(ask_broker, kafka, twin)
     longest = max(reference.aborting.items(), key=lambda item: item[0] - item[1])
-    middle = sum(longest) // 2
     async with shared_by_two_tiers(kafka, tmp_path, topic) as tiers:
-        for offset, limit in ((0, 1), (0, 1 << 20), (middle, 1)):
-            expected = [record for record in reference.visible if record[0] >= offset]
-            found = await asyncio.to_thread(read, tiers.bootstrap, topic, offset, len(expected), limit)
-            assert found == expected
+        starts = ((0, 1), (0, 1 << 20), (sum(longest) // 2, 1))
+        await asyncio.to_thread(every_client_sees_its_twin, tiers, topic, twin, starts)
+        assert tiers.storage.gets
 
 
-async def test_java_and_franz_see_what_the_broker_showed(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
-    create_topic(kafka.bootstrap_servers, topic)
-    writer = Writer(kafka.bootstrap_servers, topic)
-    await asyncio.to_thread(decided_history, writer)
-    await asyncio.to_thread(partial(writer.transaction, "a", 10, commit=True))
-    reference = await asyncio.to_thread(ask_broker, kafka, topic)
-    async with shared_by_two_tiers(kafka, tmp_path, topic) as tiers:
-        values = [value for _, value in reference.visible]
-        assert await asyncio.to_thread(read_with_java, kafka, tiers.bootstrap, topic, len(values), 1) == values
-        assert await asyncio.to_thread(read_with_franz_from_start, tiers.bootstrap, topic, len(values)) == values
-
-
-async def test_a_marker_beyond_the_copied_range(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
+async def test_a_marker_beyond_the_copied_range(kafka: KafkaCluster, tmp_path: Path, topic: str, twin: str) -> None:
     """An open transaction holds the last stable offset, and so the copies, before the marker of another one."""
-    create_topic(kafka.bootstrap_servers, topic)
-    writer = Writer(kafka.bootstrap_servers, topic)
+    writer = Writer(kafka.bootstrap_servers, topic, twin)
 
     def undecided() -> None:
         writer.plain(10)
@@ -294,6 +332,7 @@ async def test_a_marker_beyond_the_copied_range(kafka: KafkaCluster, tmp_path: P
         assert await tiers.settled(topic, is_decided=False) > 60
         assert tiers.rlmm.remote_end_offset(await tiers.partition(topic)) == 109
         await asyncio.to_thread(check_every_start, tiers.address, topic, topic_id, reference)
+        await asyncio.to_thread(every_client_sees_its_twin, tiers, topic, twin, [(0, 25_000)])
 
         def decided() -> None:
             writer.commit("b")
@@ -307,6 +346,7 @@ async def test_a_marker_beyond_the_copied_range(kafka: KafkaCluster, tmp_path: P
         await asyncio.to_thread(check_every_start, tiers.address, topic, topic_id, whole)
         assert [offset for offset, _ in whole.visible[:30]] == [*range(10), *range(110, 120), *range(121, 131)]
         assert len(whole.visible) == 10 + 10 + 10 + 20 + 10
+        await asyncio.to_thread(every_client_sees_its_twin, tiers, topic, twin, [(0, 1), (60, 25_000)])
 
 
 def read_whole(address: tuple[str, int], topic: str, topic_id: UUID) -> Reference:

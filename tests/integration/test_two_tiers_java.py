@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from proxy.exchange import Answer, Exchange, Forward, HandlerState
 from proxy.handlers.base import FetchSettings
 from tests.integration.two_tiers_rig import TwoTiers, two_tiers
 from tests.servers.kafka import CONSOLE_CONSUMER, KafkaCluster
-from tests.servers.producing import create_topic, produce, produce_transaction
+from tests.servers.producing import create_topic, produce
 
 pytestmark = pytest.mark.integration
 
@@ -31,41 +30,6 @@ async def tiers(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[TwoTiers]:
 @pytest.fixture
 def topic(topic_name: str) -> str:
     return f"tiered-{topic_name}"
-
-
-async def test_the_java_client_reads_from_the_beginning(tiers: TwoTiers, topic: str) -> None:
-    create_topic(tiers.kafka.bootstrap_servers, topic)
-    values = [f"{n}-".ljust(1000, "x").encode() for n in range(300)]
-    await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
-    await tiers.settled(topic)
-    consumed = await asyncio.to_thread(
-        tiers.kafka.run_tool,
-        CONSOLE_CONSUMER,
-        *("--bootstrap-server", tiers.bootstrap, "--topic", topic, "--from-beginning"),
-        *("--max-messages", "300", "--timeout-ms", "30000"),
-    )
-    assert consumed.stdout.split("\n")[:300] == [value.decode() for value in values]
-
-
-async def test_the_java_client_sees_no_aborted_record(tiers: TwoTiers, topic: str) -> None:
-    create_topic(tiers.kafka.bootstrap_servers, topic)
-    kept: list[str] = []
-    for n in range(6):
-        values = [f"{n}-{m}-".ljust(1000, "x") for m in range(60)]
-        commit = n % 2 == 1
-        raw = [value.encode() for value in values]
-        await asyncio.to_thread(
-            partial(produce_transaction, tiers.bootstrap, topic, raw, transactional_id=topic, commit=commit)
-        )
-        kept += values if commit else []
-    await tiers.settled(topic)
-    consumed = await asyncio.to_thread(
-        tiers.kafka.run_tool,
-        CONSOLE_CONSUMER,
-        *("--bootstrap-server", tiers.bootstrap, "--topic", topic, "--from-beginning"),
-        *("--isolation-level", "read_committed", "--max-messages", str(len(kept)), "--timeout-ms", "30000"),
-    )
-    assert consumed.stdout.split("\n")[: len(kept)] == kept
 
 
 @pytest.mark.parametrize("hold_bytes", [256 * 1024, 5_000])

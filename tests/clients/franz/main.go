@@ -46,8 +46,8 @@ func run(args []string, out *bufio.Writer) error {
 		return transact(ctx, args[1], args[2], args[3], args[4] == "true")
 	case len(args) == 6 && args[0] == "consume":
 		return consume(ctx, out, args[1], args[2], args[3], args[4], args[5])
-	case len(args) == 6 && args[0] == "read":
-		return read(ctx, out, args[1], args[2], args[3], args[4], args[5])
+	case len(args) == 7 && args[0] == "read":
+		return read(ctx, out, args[1], args[2], args[3], args[4], args[5], args[6])
 	case len(args) == 4 && args[0] == "offsets":
 		return offsets(ctx, out, args[1], args[2], args[3])
 	}
@@ -151,13 +151,18 @@ func consume(ctx context.Context, out *bufio.Writer, bootstrap, topic, group, co
 	return client.CommitRecords(ctx, last)
 }
 
-func read(ctx context.Context, out *bufio.Writer, bootstrap, topic, at, counted, level string) error {
+func read(ctx context.Context, out *bufio.Writer, bootstrap, topic, at, counted, level, most string) error {
 	offset, err := strconv.ParseInt(at, 10, 64)
 	if err != nil {
 		return err
 	}
+	maxBytes, err := strconv.ParseInt(most, 10, 32)
+	if err != nil {
+		return err
+	}
 	start := map[string]map[int32]kgo.Offset{topic: {0: kgo.NewOffset().At(offset)}}
-	client, err := connect(bootstrap, isolation(level), kgo.ConsumePartitions(start))
+	limit := kgo.FetchMaxPartitionBytes(int32(maxBytes))
+	client, err := connect(bootstrap, isolation(level), kgo.ConsumePartitions(start), limit)
 	if err != nil {
 		return err
 	}

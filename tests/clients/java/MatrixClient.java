@@ -51,7 +51,8 @@ public final class MatrixClient {
             case "transact" -> produce(
                     bootstrap, topic, args[3], Boolean.parseBoolean(args[4]), List.of(args).subList(5, args.length));
             case "consume" -> consume(bootstrap, topic, args[3], Integer.parseInt(args[4]), args[5], args[6]);
-            case "read" -> read(bootstrap, topic, Long.parseLong(args[3]), Integer.parseInt(args[4]), args[5]);
+            case "read" -> read(
+                    bootstrap, topic, Long.parseLong(args[3]), Integer.parseInt(args[4]), args[5], args[6]);
             case "offsets" -> offsets(bootstrap, topic, Long.parseLong(args[3]));
             default -> throw new IllegalArgumentException(args[0]);
         }
@@ -101,9 +102,11 @@ public final class MatrixClient {
         }
     }
 
-    private static void read(String bootstrap, String topic, long offset, int count, String isolation) {
+    private static void read(
+            String bootstrap, String topic, long offset, int count, String isolation, String maxBytes) {
         var partition = new TopicPartition(topic, 0);
-        try (var consumer = consumer(bootstrap, isolation, Map.of("auto.offset.reset", "none"))) {
+        var more = Map.of("auto.offset.reset", "none", "max.partition.fetch.bytes", maxBytes);
+        try (var consumer = consumer(bootstrap, isolation, more)) {
             consumer.assign(List.of(partition));
             consumer.seek(partition, offset);
             take(consumer, count);
