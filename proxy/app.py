@@ -39,7 +39,7 @@ from proxy.server import ProxyServer, monotonic_ms
 from proxy.tls import listener_tls, upstream_tls
 from proxy.topology import ListenerAddresses, Topology
 from tiers.broker.client import BrokerClient
-from tiers.errors import BrokerError
+from tiers.errors import BrokerError, BrokerRefusedError
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 
 logger = logging.getLogger(__name__)
@@ -79,10 +79,11 @@ class Role(Protocol):
 
     def not_ready(self) -> list[str]: ...
 
-    async def open(self, stack: AsyncExitStack) -> None: ...
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Raises `BrokerRefusedError`."""
 
     async def open_tier(self, stack: AsyncExitStack) -> None:
-        """Takes as long as it takes, and may be cancelled. Raises `RemoteTierError`."""
+        """Takes as long as it takes, and may be cancelled. Raises `RemoteTierError`, `BrokerRefusedError`."""
 
     def serve(self, stack: AsyncExitStack) -> None:
         """Raises `OSError` when a port cannot be bound."""
@@ -132,14 +133,18 @@ class Proxy:
             return ["stopping"]
         if not self.topology.is_ready:
             return [f"the cluster was not read yet: {self.topology.trouble or 'no answer so far'}"]
+        if self.topology.refusal is not None:
+            return [f"the brokers turn the proxy away: {self.topology.refusal}"]
         return [] if self._tier is None else self._tier.not_ready()
 
     async def open(self, stack: AsyncExitStack) -> None:
         stack.push_async_callback(self.client.close)
         await stack.enter_async_context(self.server)
+        if not self._config.is_tiered:
+            # Clients need nothing of the proxy's own rights, but settings that never let it in are a mistake.
+            await self.topology.meet_cluster()
 
     async def open_tier(self, stack: AsyncExitStack) -> None:
-        """Raises `RemoteTierError`."""
         await self.topology.wait_for_cluster()
         parts = ProxyParts(self._config, self.client, self.topology, self.server.spawn, self._registry)
         tier = await stack.enter_async_context(remote_tier(parts, self._worker))
@@ -195,6 +200,8 @@ class RemoteLogProcess:
         while True:
             try:
                 return (await self._client.metadata(0)).cluster_id
+            except BrokerRefusedError:
+                raise
             except BrokerError as error:
                 logger.warning("the cluster's metadata cannot be read: %s", error)
                 await asyncio.sleep(RETRY_MS / 1000)
@@ -249,13 +256,13 @@ async def _open_tier(role: Role, stack: AsyncExitStack, stop: asyncio.Event) -> 
         await stop.wait()
         task.cancel()
 
-    trouble: RemoteTierError | None = None
+    trouble: RemoteTierError | BrokerRefusedError | None = None
     try:
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(watch())
             try:
                 await role.open_tier(stack)
-            except RemoteTierError as error:
+            except (RemoteTierError, BrokerRefusedError) as error:
                 trouble = error
             finally:
                 watching.cancel()

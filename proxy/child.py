@@ -22,6 +22,7 @@ from proxy.logging_setup import set_up_logging
 from proxy.remote_log import RemoteTierError
 from proxy.supervisor import UNUSABLE
 from tiers.broker.tls import TlsError
+from tiers.errors import BrokerRefusedError
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def run(task: Task) -> int:
     make_role = partial(Proxy, worker=task.name) if task.is_worker else RemoteLogProcess
     try:
         serve(task.config, make_role, admin)
-    except (RemoteTierError, TlsError, OSError) as error:
+    except (RemoteTierError, TlsError, BrokerRefusedError, OSError) as error:
         said = error.strerror if isinstance(error, OSError) else None
         sys.stderr.write(f"tidegate: {said or error}\n")
         return UNUSABLE

@@ -21,6 +21,7 @@ from proxy.quarantine_commands import quarantine
 from proxy.remote_log import RemoteTierError
 from proxy.tier_commands import tier
 from tiers.broker.tls import TlsError
+from tiers.errors import BrokerRefusedError
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ def _explain(error: Exception) -> int:
             return _say(str(error), MISUSED)
         case OSError():
             return _say(error.strerror or str(error), FAILED)
-        case RemoteTierError() | TlsError():
+        case RemoteTierError() | TlsError() | BrokerRefusedError():
             return _say(str(error), FAILED)
     # Click's own complaints about the command line; typer does not export their base class.
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from proxy.context import Address, ConnectionLimits
 from tiers.broker.sasl import Mechanism, SaslCredentials
-from tiers.config import DurationMs, RemoteLogConfig, Section, SizeBytes, StorageConfig, TopicConfig
+from tiers.config import DurationMs, EncryptionConfig, RemoteLogConfig, Section, SizeBytes, StorageConfig, TopicConfig
 
 MIB = 1024 * 1024
 
@@ -38,20 +39,54 @@ def _addresses(value: object) -> object:
 HostAndPort = Annotated[Address, BeforeValidator(_address)]
 
 
-class ListenerTlsConfig(Section):
+_HOST_NAME = re.compile(r"(\*\.)?([a-z0-9_]([a-z0-9_-]*[a-z0-9_])?\.)*[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+
+
+def _host_names(value: object) -> object:
+    names = [name.lower().rstrip(".") for name in value if isinstance(name, str)] if isinstance(value, list) else []
+    for name in names:
+        if not _HOST_NAME.fullmatch(name) or name.rpartition(".")[2].isdecimal():
+            raise ValueError(f"{name!r} is no host name; `*` may stand for the first label alone")
+    return names or value
+
+
+class CertificateConfig(Section):
+    certificate: Path = Field(description="The certificate and its chain.")
+    key: Path | None = Field(None, description="The private key; by default it lies in the certificate's file.")
+    key_password: SecretStr | None = Field(None, alias="key.password", description="Of an encrypted key.")
+
+
+class ListenerCertificateConfig(CertificateConfig):
+    """One more certificate for the same ports: for clients that name one of these hosts in the TLS handshake (SNI). Who
+    names none, or another one, is shown the certificate of `[listener.tls]`.
+    """
+
+    names: Annotated[tuple[str, ...], BeforeValidator(_host_names)] = Field(
+        min_length=1, description="Host names; `*.example.org` is every name of one more label. The exact one wins."
+    )
+
+
+class ListenerTlsConfig(CertificateConfig):
     """TLS of the client's side; without this section it is plain text. Files are in PEM form, and are read again when
     they change. A client's certificate lets it in and says nothing to the brokers: they know clients by SASL alone.
     """
 
-    certificate: Path = Field(description="The certificate and its chain, for the advertised host.")
-    key: Path | None = Field(None, description="The private key; by default it lies in the certificate's file.")
-    key_password: SecretStr | None = Field(None, alias="key.password", description="Of an encrypted key.")
+    subsections = frozenset({"certificates"})
+
     client_ca: Path | None = Field(None, alias="client.ca", description="Who signs the certificates of clients.")
     client_auth: Literal["none", "requested", "required"] = Field(
         "none",
         alias="client.auth",
         description="Whether clients show a certificate; `requested`: only one that is wrong is turned away.",
     )
+    certificates: tuple[ListenerCertificateConfig, ...] = ()
+
+    @model_validator(mode="after")
+    def _check_names(self) -> ListenerTlsConfig:
+        names = [name for each in self.certificates for name in each.names]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"{twice} has two certificates")
+        return self
 
     @model_validator(mode="after")
     def _check_client_auth(self) -> ListenerTlsConfig:
@@ -232,7 +267,7 @@ class LimitsConfig(Section):
         )
 
 
-SECTIONS = ("upstream", "listener", "admin", "state", "storage", "topics", "log", "limits")
+SECTIONS = ("upstream", "listener", "admin", "state", "storage", "encryption", "topics", "log", "limits")
 
 
 class TidegateConfig(BaseModel):
@@ -245,6 +280,7 @@ class TidegateConfig(BaseModel):
     admin: AdminConfig = Field(default_factory=AdminConfig.defaults)
     state: StateConfig = Field(default_factory=StateConfig.defaults)
     storage: StorageConfig | None = None
+    encryption: EncryptionConfig = EncryptionConfig()
     topics: tuple[TopicConfig, ...] = ()
     log: LogConfig = Field(default_factory=LogConfig.defaults)
     limits: LimitsConfig = Field(default_factory=LimitsConfig.defaults)
@@ -322,10 +358,10 @@ def _is_within(inner: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bo
 
 def _place(where: list[str]) -> tuple[str, str]:
     if where and where[0] in SECTIONS:
-        rest = [part for part in where[1:] if not part.isdecimal()]
-        if rest and f"{where[0]}.{rest[0]}" in section_models():
-            return f"{where[0]}.{rest[0]}", ".".join(rest[1:])
-        return where[0], ".".join(rest)
+        section, *rest = [part for part in where if not part.isdecimal()]
+        while rest and f"{section}.{rest[0]}" in section_models():
+            section = f"{section}.{rest.pop(0)}"
+        return section, ".".join(rest)
     return "", ".".join(where)
 
 
@@ -354,9 +390,11 @@ def section_models() -> Mapping[str, type[BaseModel]]:
         "upstream.sasl": UpstreamSaslConfig,
         "listener": ListenerConfig,
         "listener.tls": ListenerTlsConfig,
+        "listener.tls.certificates": ListenerCertificateConfig,
         "admin": AdminConfig,
         "state": StateConfig,
         "storage": StorageConfig,
+        "encryption": EncryptionConfig,
         "topics": TopicConfig,
         "log": LogConfig,
         "limits": LimitsConfig,

@@ -23,12 +23,19 @@ An example that loads is `docs/tidegate.example.toml`. This page is made from th
 """
 
 
+_TITLES = {
+    "": "Top of the file",
+    "topics": "`[[topics]]`",
+    "listener.tls.certificates": "`[[listener.tls.certificates]]`",
+}
+
+
 def reference() -> str:
     return INTRODUCTION + "".join(_section(name, model) for name, model in section_models().items())
 
 
 def _section(name: str, model: type[BaseModel]) -> str:
-    title = {"": "Top of the file", "topics": "`[[topics]]`"}.get(name, f"`[{name}]`")
+    title = _TITLES.get(name, f"`[{name}]`")
     lines = [f"\n## {title}\n", cleandoc(model.__doc__ or "").replace("\n", " "), "", *_table(model)]
     if not name:
         lines.append(_row("workers", TidegateConfig.model_fields["workers"]))
@@ -59,7 +66,7 @@ def _aliases(field: FieldInfo) -> list[str]:
 def _default(field: FieldInfo) -> str:
     value = field.default
     if value is PydanticUndefined:
-        return "*required*"
+        return "*required*" if field.is_required() else ""
     if value is None:
         return ""
     if isinstance(value, bool):

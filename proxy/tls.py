@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import SecretStr
 
-from proxy.config import ListenerTlsConfig, UpstreamConfig
+from proxy.config import CertificateConfig, ListenerTlsConfig, UpstreamConfig
 from tiers.broker.tls import TlsContext, client_context, load_authorities, load_certificate
 
 
@@ -17,18 +18,47 @@ def listener_tls(config: ListenerTlsConfig | None) -> TlsContext | None:
         return None
 
     def build() -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        load_certificate(context, config.certificate, config.key, _plain(config.key_password))
-        if config.client_ca is not None:
-            load_authorities(context, config.client_ca)
-            context.verify_mode = ssl.CERT_REQUIRED if config.client_auth == "required" else ssl.CERT_OPTIONAL
-            # A resumed session would let in whom an authority that is trusted no more had signed.
-            context.options |= ssl.OP_NO_TICKET
-            context.num_tickets = 0
+        context = _server_context(config, config)
+        if config.certificates:
+            by_name = {
+                name: made
+                for each in config.certificates
+                for made in [_server_context(config, each)]
+                for name in each.names
+            }
+            context.sni_callback = _ByName(by_name)
         return context
 
-    return TlsContext("the listener", build, _files(config.certificate, config.key, config.client_ca))
+    identities: list[CertificateConfig] = [config, *config.certificates]
+    files = [file for each in identities for file in (each.certificate, each.key)]
+    return TlsContext("the listener", build, _files(*files, config.client_ca))
+
+
+def _server_context(config: ListenerTlsConfig, identity: CertificateConfig) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    load_certificate(context, identity.certificate, identity.key, _plain(identity.key_password))
+    if config.client_ca is not None:
+        # Also of a context that another one hands over to: clients' certificates are judged by the last.
+        load_authorities(context, config.client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED if config.client_auth == "required" else ssl.CERT_OPTIONAL
+        # A resumed session would let in whom an authority that is trusted no more had signed.
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
+    return context
+
+
+class _ByName:
+    """Hands a handshake over to the context of the host that the client named (SNI), if there is one."""
+
+    def __init__(self, contexts: Mapping[str, ssl.SSLContext]) -> None:
+        self._contexts = contexts
+
+    def __call__(self, handshake: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
+        name = (name or "").lower().rstrip(".")
+        found = self._contexts.get(name) or self._contexts.get(f"*.{name.partition('.')[2]}")
+        if found is not None:
+            handshake.context = found
 
 
 def upstream_tls(config: UpstreamConfig) -> TlsContext | None:

@@ -43,7 +43,8 @@ class TlsListener:
         self._limits = limits
         self._metrics = metrics
         self._spawn = spawn
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[asyncio.Task[None], socket.socket | None] = {}
+        """With what only a task's first step takes charge of: one that is cancelled before that closes nothing."""
         self._accepting = spawn(self._accept())
         self._accepting.add_done_callback(lambda _: listener.close())
 
@@ -62,10 +63,17 @@ class TlsListener:
                 await asyncio.sleep(_RETRY_S)
                 continue
             task = self._spawn(self._shake_hands(peer, address))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+            self._handshakes[task] = peer
+            task.add_done_callback(self._on_end)
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        if (peer := self._handshakes.pop(task)) is not None:
+            peer.close()
 
     async def _shake_hands(self, peer: socket.socket, address: object) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._handshakes[task] = None
         who = {"client": f"{address[0]}:{address[1]}" if isinstance(address, tuple) else None}
         admission = self._admissions.admit(address_of(address))
         if isinstance(admission, str):

@@ -9,20 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
+from kafka.protocol.metadata import MetadataRequest
+
+from protocol.errors import ErrorCode
 from proxy.context import Address
 from proxy.server import BrokerEndpoint
-from tiers.broker.client import BrokerClient
+from tiers.broker.client import METADATA_WITH_TOPIC_IDS, BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
-from tiers.errors import BrokerError
+from tiers.errors import BrokerError, BrokerRefusedError
 
 logger = logging.getLogger(__name__)
 
 Listen = Callable[[str, int, BrokerEndpoint], object]
 MAX_PORT = 65_535
+_NO_ID = UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,8 @@ class Topology:
         self._wake = asyncio.Event()
         self._first_read = asyncio.Event()
         self._trouble: str | None = None
+        self.refusal: BrokerRefusedError | None = None
+        """Set while brokers turn the proxy itself away."""
 
     @property
     def is_ready(self) -> bool:
@@ -78,11 +85,19 @@ class Topology:
         return self._trouble
 
     async def wait_for_cluster(self) -> None:
-        """Until the cluster was read once, without a listener for anybody."""
-        while self._metadata is None:
+        """Until the cluster was read once, without a listener for anybody. Raises `BrokerRefusedError`."""
+        while True:
+            if await self.meet_cluster():
+                return
+            await asyncio.sleep(1)
+
+    async def meet_cluster(self) -> bool:
+        """Whether the cluster could be read. Raises `BrokerRefusedError`: nobody was ever let in by these settings."""
+        if self._metadata is None:
             self._metadata = await self._read(0, self._timeout_ms)
-            if self._metadata is None:
-                await asyncio.sleep(1)
+            if self._metadata is None and self.refusal is not None:
+                raise self.refusal
+        return self._metadata is not None
 
     def listen_for_bootstrap(self) -> None:
         """Raises `OSError`."""
@@ -114,13 +129,16 @@ class Topology:
         try:
             metadata = await self._client.metadata(max_age_ms, timeout_ms)
         except BrokerError as error:
-            if self._trouble is None:
+            refusal = error if isinstance(error, BrokerRefusedError) else None
+            if refusal is not None and self.refusal is None:
+                logger.error("the brokers turn the proxy away: %s", error)
+            elif self._trouble is None:
                 logger.warning("the cluster's metadata cannot be read: %s", error)
-            self._trouble = str(error)
+            self._trouble, self.refusal = str(error), refusal
             return None
         if self._trouble is not None:
             logger.info("the cluster's metadata can be read again")
-        self._trouble = None
+        self._trouble = self.refusal = None
         return metadata
 
     def _follow(self, metadata: ClusterMetadata) -> None:
@@ -201,6 +219,19 @@ class Topology:
             if (known := self.topic_id(name)) is not None:
                 return known
         return None
+
+    async def current_topic_ids(
+        self, names: Collection[str], node_id: int | None, timeout_ms: int
+    ) -> Mapping[str, UUID]:
+        """As that broker (None: any) names them, asked after this call; a name that is missing has no topic.
+
+        Raises `BrokerError`."""
+        if not names:
+            return {}
+        topics = [MetadataRequest.MetadataRequestTopic(topic_id=_NO_ID, name=name) for name in dict.fromkeys(names)]
+        message = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
+        answer: Any = await self._client.request(node_id, message, timeout_ms, min_version=METADATA_WITH_TOPIC_IDS)
+        return {topic.name: topic.topic_id for topic in answer.topics if topic.error_code == ErrorCode.NONE}
 
     def topic_name(self, topic_id: UUID) -> str | None:
         topic = None if self._metadata is None else self._metadata.topics_by_id.get(topic_id)

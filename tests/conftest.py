@@ -9,8 +9,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.servers.certificates import Authority
 from tests.servers.jars import ServerUnavailable
 from tests.servers.kafka import SHRINKS_SOON, KafkaCluster
+from tests.servers.secure_kafka import add_users, secure_kafka
 from tests.servers.versitygw import VersityGateway
 
 # No test asserts timing, hypothesis' own deadline and its complaint about slow machines included.
@@ -47,6 +49,27 @@ def kafka(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
 def kafka_of_three(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
     """Three brokers, node ids 1 to 3. A test that stops one starts it again."""
     yield from _cluster(request, 3)
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Signs the certificates of `secured`; a test signs others by it."""
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def secured(authority: Authority) -> Iterator[KafkaCluster]:
+    """One broker that asks who is there; nobody has a right until a test gives it."""
+    cluster = secure_kafka(authority)
+    try:
+        cluster.start()
+    except ServerUnavailable as missing:
+        pytest.fail(str(missing), pytrace=False)
+    try:
+        add_users(cluster)
+        yield cluster
+    finally:
+        cluster.stop()
 
 
 @pytest.fixture(scope="session")

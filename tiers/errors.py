@@ -29,6 +29,10 @@ class CorruptSegmentError(RemoteStorageError):
     """Stored bytes do not match their checksum. They are never served."""
 
 
+class EncryptionKeyError(RemoteStorageError):
+    """The key ring lacks the key that a segment was encrypted with, or has another under its name."""
+
+
 class RemoteLogMetadataError(RemoteLogError):
     """A metadata record could not be written or read."""
 
@@ -90,3 +94,12 @@ class BrokerError(RemoteLogError):
         super().__init__(message)
         self.code = code
         self.retriable = retriable
+
+
+class BrokerRefusedError(BrokerError):
+    """Broker and proxy do not agree on who they are: TLS or SASL. The message names the setting to look at.
+
+    Retriable all the same: a certificate or a user may come later. Who was never let in had better give up."""
+
+    def __init__(self, message: str, code: int | None = None) -> None:
+        super().__init__(message, code, retriable=True)

@@ -85,6 +85,9 @@ def test_secrets_show_nowhere() -> None:
     assert "hush" not in line
 
 
+TWO_HOSTS = "[listener.tls]\ncertificate = 'c'\n[[listener.tls.certificates]]\ncertificate = 'd'\n"
+
+
 def test_tls_and_sasl_are_sections_of_their_own_and_keep_their_secrets() -> None:
     config = parse_config(
         f"""{UPSTREAM}[upstream.tls]
@@ -116,6 +119,11 @@ key.password = "s3cr3t"
         ('[listener.tls]\ncertificate = "c"\nclient.ca = "a"', "client.auth and client.ca go together"),
         ('[listener.tls]\ncertificate = "c"\nclient.auth = "required"', "client.auth and client.ca go together"),
         ("[listener.tls]", "missing key [listener.tls] certificate"),
+        (f"{TWO_HOSTS}names = []", "[listener.tls.certificates] names"),
+        (f"{TWO_HOSTS}names = ['a.*.org']", "'a.*.org' is no host name"),
+        (f"{TWO_HOSTS}names = ['10.0.0.1']", "'10.0.0.1' is no host name"),
+        (f"{TWO_HOSTS}names = ['a.org', 'A.org.']", "[listener.tls]: a.org has two certificates"),
+        (f"{TWO_HOSTS}name = ['a.org']", "unknown key [listener.tls.certificates] name; did you mean names?"),
     ],
 )
 def test_half_of_what_security_needs_is_a_mistake(text: str, said: str) -> None:

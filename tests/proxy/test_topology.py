@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from typing import cast
 from uuid import UUID
 
+import pytest
+
 from proxy.context import Address
 from proxy.server import BrokerEndpoint
 from proxy.topology import ListenerAddresses, Topology
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import Broker, ClusterMetadata, TopicMetadata
-from tiers.errors import BrokerError
+from tiers.errors import BrokerError, BrokerRefusedError
 
 ADDRESSES = ListenerAddresses("0.0.0.0", "proxy.example", 9092, 9100)
 
@@ -26,9 +28,12 @@ class ScriptedClient:
         self.now_ms = 0
         self.reads = 0
         self.trouble: str | None = None
+        self.refuses = False
 
     async def metadata(self, max_age_ms: int, timeout_ms: int | None = None) -> ClusterMetadata:
         self.reads += 1
+        if self.trouble is not None and self.refuses:
+            raise BrokerRefusedError(self.trouble)
         if self.trouble is not None:
             raise BrokerError(self.trouble, retriable=True)
         topics = {name: TopicMetadata(name, topic_id, {}) for name, topic_id in self.topics.items()}
@@ -155,3 +160,27 @@ async def test_topic_ids_have_an_age() -> None:
     rig.client.trouble = "down"
     rig.client.now_ms = 5_000
     assert await rig.topology.resolve_topic_id("t", 999, 1_000) is None
+
+
+async def test_who_was_never_let_in_gives_up_and_who_once_was_tries_again(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    rig.client.trouble = "down"
+    assert not await rig.topology.meet_cluster()
+    rig.client.refuses = True
+    with pytest.raises(BrokerRefusedError, match="down"):
+        await rig.topology.meet_cluster()
+
+    rig.client.trouble = None
+    assert await rig.topology.meet_cluster()
+    assert rig.topology.refusal is None
+    rig.client.trouble = "no such user"
+    caplog.clear()
+    assert not await rig.topology.refresh()
+    assert not await rig.topology.refresh()
+    assert str(rig.topology.refusal) == "no such user"
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("ERROR", "the brokers turn the proxy away: no such user")
+    ]
+    rig.client.trouble = None
+    assert await rig.topology.refresh()
+    assert rig.topology.refusal is None

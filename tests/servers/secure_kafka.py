@@ -22,8 +22,14 @@ from tests.servers.kafka import SHRINKS_SOON, KafkaCluster
 PROTOCOLS = ("SASL_PLAINTEXT", "SASL_SSL", "SSL")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 PROXY = "tidegate"
-USERS: Mapping[str, str] = {PROXY: "proxy-s3cr3t", "alice": "alice-s3cr3t", "bob": "bob-s3cr3t", "odd=na,me": "o,d=d"}
-"""By name: the password, with every mechanism that has one. Alice is given rights by the test, bob none."""
+USERS: Mapping[str, str] = {
+    PROXY: "proxy-s3cr3t",
+    "alice": "alice-s3cr3t",
+    "bob": "bob-s3cr3t",
+    "carol": "carol-s3cr3t",
+    "odd=na,me": "o,d=d",
+}
+"""By name: the password, with every mechanism that has one. What they may, the tests say."""
 
 REAUTHENTICATION_MS = 4_000
 """How long a session of SASL_PLAINTEXT lasts."""
@@ -79,16 +85,40 @@ def add_users(cluster: KafkaCluster) -> None:
     _allow(cluster, "*", ResourceType.GROUP, "unused", [AclOperation.READ])
 
 
-def allow(cluster: KafkaCluster, user: str, topic: str, operations: Sequence[AclOperation]) -> None:
-    _allow(cluster, user, ResourceType.TOPIC, topic, operations)
+def allow(
+    cluster: KafkaCluster, user: str, topic: str, operations: Sequence[AclOperation], *, is_prefix: bool = False
+) -> None:
+    _allow(cluster, user, ResourceType.TOPIC, topic, operations, is_prefix=is_prefix)
 
 
-def _allow(cluster: KafkaCluster, user: str, kind: ResourceType, name: str, operations: Sequence[AclOperation]) -> None:
+def allow_all(cluster: KafkaCluster, user: str) -> None:
+    """As a super user, but for what is denied."""
+    for kind, name in (
+        (ResourceType.TOPIC, "*"),
+        (ResourceType.GROUP, "*"),
+        (ResourceType.TRANSACTIONAL_ID, "*"),
+        (ResourceType.BROKER, "kafka-cluster"),
+    ):
+        _allow(cluster, user, kind, name, [AclOperation.ALL])
+
+
+def deny(cluster: KafkaCluster, user: str, topic: str, operations: Sequence[AclOperation]) -> None:
+    _allow(cluster, user, ResourceType.TOPIC, topic, operations, AclPermissionType.DENY)
+
+
+def _allow(
+    cluster: KafkaCluster,
+    user: str,
+    kind: ResourceType,
+    name: str,
+    operations: Sequence[AclOperation],
+    permission: AclPermissionType = AclPermissionType.ALLOW,
+    *,
+    is_prefix: bool = False,
+) -> None:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    bindings = [
-        AclBinding(kind, name, ResourcePatternType.LITERAL, f"User:{user}", "*", each, AclPermissionType.ALLOW)
-        for each in operations
-    ]
+    pattern = ResourcePatternType.PREFIXED if is_prefix else ResourcePatternType.LITERAL
+    bindings = [AclBinding(kind, name, pattern, f"User:{user}", "*", each, permission) for each in operations]
     for done in admin.create_acls(bindings).values():
         done.result(TIMEOUT_S)
 

@@ -21,8 +21,8 @@ from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 from protocol.errors import ErrorCode
 from protocol.primitives import INT32, skip_tagged_section
 from tiers.broker.sasl import SaslCredentials, authenticate
-from tiers.broker.tls import explain
-from tiers.errors import BrokerError
+from tiers.broker.tls import explain, setting_to_change
+from tiers.errors import BrokerError, BrokerRefusedError
 
 MAX_RESPONSE_BYTES = 128 * 1024 * 1024
 _API_VERSIONS_KEY = 18
@@ -56,6 +56,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._buffer = self._length
         self._filled = 0
         self._credentials = credentials
+        self._refused: str | None = None
+        """Why the broker and we do not agree on TLS."""
         self._authentication = asyncio.Lock()
         self._authenticate_at_ms: int | None = None
 
@@ -86,6 +88,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
         except TimeoutError as error:
             raise BrokerError(f"{address} did not accept a connection in {timeout_ms} ms", retriable=True) from error
         except OSError as error:
+            if isinstance(error, ssl.SSLError):
+                raise BrokerRefusedError(f"{address}: {explain(error)}: {setting_to_change(error)}") from error
             raise BrokerError(f"{address} is not reachable: {explain(error)}", retriable=True) from error
         finally:
             if connection is not None and not is_usable:
@@ -127,8 +131,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
                 self.api_versions.get(_SASL_AUTHENTICATE_KEY, (0, 0)),
             )
             is_done = True
-        except BrokerError as error:
-            raise BrokerError(f"{self.address}: {error}", error.code, retriable=error.retriable) from error
+        except BrokerRefusedError as error:
+            raise BrokerRefusedError(f"{self.address}: {error}", error.code) from error
         finally:
             if not is_done:
                 self.abort("authentication failed")
@@ -200,8 +204,9 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if self._buffer is self._length:
             size = INT32.unpack_from(self._length)[0]
             if not 4 <= size <= MAX_RESPONSE_BYTES:
-                is_tls = size >> 16 == _TLS_ALERT
-                self.abort("speaks TLS: set [upstream.tls]" if is_tls else f"announced a response of {size} bytes")
+                if size >> 16 == _TLS_ALERT:
+                    self._refused = "speaks TLS: set [upstream.tls]"
+                self.abort(f"announced a response of {size} bytes")
                 return
             self._buffer = memoryview(bytearray(size))
         else:
@@ -222,6 +227,9 @@ class BrokerConnection(asyncio.BufferedProtocol):
         return None
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if isinstance(exc, ssl.SSLError):
+            # By TLS 1.3 a broker looks at our certificate when the handshake is over for us.
+            self._refused = f"{explain(exc)}: {setting_to_change(exc)}"
         self._fail("closed by the broker" if exc is None else str(exc))
         if not self._closed.done():
             self._closed.set_result(None)
@@ -230,4 +238,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         pending, self._pending = self._pending, deque()
         for entry in pending:
             if not entry.response.done():
-                entry.response.set_exception(BrokerError(f"{self.address}: {reason}", retriable=True))
+                if self._refused is not None:
+                    entry.response.set_exception(BrokerRefusedError(f"{self.address}: {self._refused}"))
+                else:
+                    entry.response.set_exception(BrokerError(f"{self.address}: {reason}", retriable=True))

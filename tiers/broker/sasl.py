@@ -22,7 +22,7 @@ from kafka.protocol.sasl import (
 )
 
 from protocol.errors import ErrorCode
-from tiers.errors import BrokerError
+from tiers.errors import BrokerRefusedError
 
 Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 
@@ -47,12 +47,12 @@ class SaslCredentials:
 async def authenticate(credentials: SaslCredentials, ask: Ask, versions: tuple[int, int]) -> int:
     """Returns how long the session lasts in ms, 0 for ever (KIP-368). `versions` are the broker's of SaslAuthenticate.
 
-    Raises `BrokerError`, retriable: a user may be added later."""
+    Raises `BrokerRefusedError`, and what `ask` raises."""
     mechanism = credentials.mechanism
     body = await ask(SaslHandshakeRequest(mechanism=mechanism), 1)
     handshake = SaslHandshakeResponse.decode(body, version=1)
     if handshake.error_code:
-        raise _failed(handshake.error_code, f"the broker offers {', '.join(handshake.mechanisms)}, not {mechanism}")
+        raise _failed(handshake.error_code, f"the broker offers {', '.join(handshake.mechanisms)}: see mechanism")
     version = min(versions[1], int(SaslAuthenticateRequest.max_version))
     lifetime_ms = 0
     challenge = b""
@@ -62,7 +62,9 @@ async def authenticate(credentials: SaslCredentials, ask: Ask, versions: tuple[i
             body = await ask(SaslAuthenticateRequest(auth_bytes=token), version)
             response = SaslAuthenticateResponse.decode(body, version=version)
             if response.error_code:
-                raise _failed(response.error_code, response.error_message or "the broker says no more")
+                reason = response.error_message or "the broker says no more"
+                setting = "token.file" if mechanism == "OAUTHBEARER" else "username and password"
+                raise _failed(response.error_code, f"{reason}: see {setting}")
             challenge = bytes(response.auth_bytes or b"")
             lifetime_ms = max(0, int(response.session_lifetime_ms)) if version >= 1 else 0
             try:
@@ -97,7 +99,7 @@ def _checked(step: Callable[[bytes], None], message: bytes) -> None:
     try:
         step(message)
     except (ValueError, KeyError):
-        raise _failed(0, "the broker's part of SCRAM is wrong: it does not know the password") from None
+        raise _failed(0, "the broker's part of SCRAM is wrong: it does not know the password: see password") from None
 
 
 def _read_token(file: Path | None) -> str:
@@ -110,6 +112,6 @@ def _read_token(file: Path | None) -> str:
     return token
 
 
-def _failed(error_code: int, reason: str) -> BrokerError:
+def _failed(error_code: int, reason: str) -> BrokerRefusedError:
     code = error_code or int(ErrorCode.SASL_AUTHENTICATION_FAILED)
-    return BrokerError(f"authentication failed: {reason}", code, retriable=True)
+    return BrokerRefusedError(f"authentication failed, [upstream.sasl]: {reason}", code)

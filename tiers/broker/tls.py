@@ -143,3 +143,13 @@ def explain(error: Exception) -> str:
         case ssl.SSLError(reason=str(reason)):
             return f"the TLS handshake failed: {reason.replace('_', ' ').lower()}"
     return str(error) or "timed out"
+
+
+def setting_to_change(error: ssl.SSLError) -> str:
+    """Where to look after a connection to a broker failed by this."""
+    if is_plain_text(error):
+        return "take [upstream.tls] away, or name the broker's TLS port"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        # X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
+        return "see [upstream.tls] verify.host.name" if error.verify_code in (62, 64) else "see [upstream.tls] ca"
+    return "see [upstream.tls] certificate" if "ALERT" in (error.reason or "") else "see [upstream.tls]"

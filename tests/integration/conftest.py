@@ -1,0 +1,33 @@
+"""Proxies that several files of tests ask for; each file gets its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.security_rig import proxy_before, sasl, section
+from tests.servers.certificates import Authority
+from tests.servers.kafka import KafkaCluster
+from tests.servers.tidegate import TidegateProcess
+
+
+@pytest.fixture(scope="module")
+def plain(secured: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TidegateProcess]:
+    """Plain text on both sides; copies by SCRAM, in sessions that end every few seconds."""
+    home = tmp_path_factory.mktemp("plain")
+    with proxy_before(secured, home, "SASL_PLAINTEXT", sasl("SCRAM-SHA-512", home), ["tiered-*"]) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def encrypted(
+    secured: KafkaCluster, authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TidegateProcess]:
+    """TLS on both sides; its own connections authenticate by a token."""
+    home = tmp_path_factory.mktemp("encrypted")
+    more = sasl("OAUTHBEARER", home)
+    more += section("upstream.tls", {"ca": authority.ca})
+    more += section("listener.tls", {"certificate": authority.identity("proxy")})
+    with proxy_before(secured, home, "SASL_SSL", more) as proxy:
+        yield proxy
