@@ -32,6 +32,7 @@ from tiers.manager.topic_deletion import ClusterTopicExistence, TopicDeletionTas
 from tiers.metadata.metadata_topic import MetadataTopicSettings
 from tiers.metadata.metrics import RemoteLogMetadataMetrics
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
 from tiers.storage.registry import create_remote_storage_manager
 
@@ -66,6 +67,14 @@ async def open_storage(
     stack.push_async_callback(storage.close)
     await _opened(f"the store {name}", storage.open)
     return storage
+
+
+def open_key_ring(config: TidegateConfig) -> KeyRing:
+    """Raises `RemoteTierError`."""
+    try:
+        return config.encryption.key_ring()
+    except ValueError as error:
+        raise RemoteTierError(f"[encryption] {error}") from error
 
 
 async def open_metadata(
@@ -158,6 +167,7 @@ def _task_services(
         settings=settings,
         metrics=RemoteLogManagerMetrics(registry),
         spool=Spool(settings.spool_dir, settings.spool_max_bytes, settings.spool_threads),
+        key_ring=open_key_ring(config),
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 
@@ -28,7 +29,14 @@ from proxy.handlers.list_offsets import ListOffsetsHandler
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from proxy.local_log_bounds import LocalLogBoundsCache
-from proxy.remote_log import metadata_folder, open_metadata, open_storage, run_remote_log_manager, topic_rule
+from proxy.remote_log import (
+    metadata_folder,
+    open_key_ring,
+    open_metadata,
+    open_storage,
+    run_remote_log_manager,
+    topic_rule,
+)
 from proxy.tiered_partitions import TieredPartitions
 from proxy.topic_tier_configs import TopicTierConfigs
 from proxy.topology import Topology
@@ -37,7 +45,7 @@ from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.shared_reader import SharedRemoteLogMetadataReader
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, wall_clock_ms
 from tiers.reader.metrics import RemoteLogReaderMetrics
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager
 
 Metadata = TopicBasedRemoteLogMetadataManager | SharedRemoteLogMetadataReader
@@ -101,7 +109,10 @@ async def _handlers(
     stack: AsyncExitStack, proxy: ProxyParts, storage: InstrumentedRemoteStorageManager, metadata: Metadata
 ) -> Mapping[int, Handler]:
     settings = _fetch_settings(proxy.config)
-    reader = await stack.enter_async_context(RemoteLogReader(metadata, storage, _reader_settings(proxy.config)))
+    decode = partial(decode_index, ciphers=open_key_ring(proxy.config))
+    reader = await stack.enter_async_context(
+        RemoteLogReader(metadata, storage, _reader_settings(proxy.config), decode_indexes=decode)
+    )
     tools = HandlerTools(
         topology=proxy.topology,
         tiered=TieredPartitions(metadata, settings.metadata_max_age_ms),

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+
+from tiers.segment.segment_encryption import KeyRing, read_key_file
 
 MIB = 1024 * 1024
 
@@ -224,6 +227,35 @@ class StorageConfig(BaseModel):
     def plain_settings(self) -> dict[str, str]:
         """For the storage manager's constructor alone: secrets in the clear."""
         return {key: value.get_secret_value() for key, value in self.settings.items()}
+
+
+class EncryptionConfig(BaseModel):
+    """Encryption at rest: AES-256-GCM per chunk, by a key of the segment's own that one of these keys wraps. Without
+    `current`, new segments are not encrypted; what was encrypted is read with the key that it names.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    current: str | None = Field(
+        default=None, min_length=1, description="The key for new segments, by its name in `keys`."
+    )
+    keys: Mapping[str, Path] = Field(
+        default_factory=dict,
+        description=(
+            'A name and a file for every key in use: `keys.k2026 = "/etc/tidegate/k2026"`, 32 bytes or their base64. '
+            "Keep a key as long as any segment names it; without it the segment is lost."
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _check_current(self) -> EncryptionConfig:
+        if self.current is not None and self.current not in self.keys:
+            raise ValueError(f"current: there is no key {self.current!r} in keys")
+        return self
+
+    def key_ring(self) -> KeyRing:
+        """Reads the files. Raises `ValueError` that names the one to mend."""
+        return KeyRing({key_id: read_key_file(path) for key_id, path in self.keys.items()}, self.current)
 
 
 def _text(value: object) -> str:

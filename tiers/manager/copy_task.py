@@ -12,7 +12,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from uuid import uuid4
@@ -38,6 +39,7 @@ from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetad
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes_object import decode_indexes_object
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder, SegmentOverflowError
+from tiers.segment.segment_encryption import seal_segment
 from tiers.segment.transaction_tracker import OpenTransactions
 
 _LOG = logging.getLogger(__name__)
@@ -256,10 +258,11 @@ class RLMCopyTask:
             state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
             txn_index_empty=built.txn_index_empty,
         )
-        data = await services.spool.run(lambda: built.log_segment_data(segment))
         await services.metadata.add_remote_log_segment_metadata(segment)
         services.checkpoint("copy-started-written")
-        custom_metadata = await services.storage.copy_log_segment_data(segment, data)
+        async with self._sealed(built, segment) as stored:
+            data = await services.spool.run(lambda: stored.log_segment_data(segment))
+            custom_metadata = await services.storage.copy_log_segment_data(segment, data)
         services.checkpoint("objects-written")
         segment = replace(segment, custom_metadata=custom_metadata)
         if custom_metadata is not None and len(custom_metadata) > services.settings.custom_metadata_max_bytes:
@@ -268,7 +271,9 @@ class RLMCopyTask:
                 f"{self._partition}: the store returned {len(custom_metadata)} bytes of custom metadata; "
                 f"the limit is {services.settings.custom_metadata_max_bytes}"
             )
-        await verify_copied_segment(services.storage, segment, built, services.settings.verify_bytes)
+        await verify_copied_segment(
+            services.storage, segment, stored, services.settings.verify_bytes, services.key_ring
+        )
         services.checkpoint("copy-verified")
         await write_state(services, segment, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
         services.checkpoint("copy-finished-written")
@@ -278,6 +283,21 @@ class RLMCopyTask:
                 "the log has no records for some offsets of a segment",
                 extra={"partition": str(self._partition), "missing_offsets": built.missing_offsets},
             )
+
+    @asynccontextmanager
+    async def _sealed(self, built: BuiltSegment, segment: RemoteLogSegmentMetadata) -> AsyncIterator[BuiltSegment]:
+        """What the store gets: the segment as it is, or encrypted into a file of its own that ends with the copy."""
+        services = self._services
+        if services.key_ring.current is None:
+            yield built
+            return
+        path = services.spool.new_path(self._partition)
+        services.spool.grow(built.size_bytes)
+        try:
+            yield await services.spool.run(lambda: seal_segment(built, segment.segment_id.id, services.key_ring, path))
+        finally:
+            path.unlink(missing_ok=True)
+            services.spool.shrink(built.size_bytes)
 
     @property
     def local_only_bytes(self) -> int:

@@ -11,14 +11,18 @@ from dataclasses import replace
 from protocol.records.record_batch import crc32c
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.segment.indexes_object import decode_indexes_object
+from tiers.segment.indexes_object import SegmentCiphers, decode_indexes_object
 from tiers.segment.segment_builder import BuiltSegment
 from tiers.segment.segment_index import Chunk
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 
 async def verify_copied_segment(
-    storage: RemoteStorageManager, metadata: RemoteLogSegmentMetadata, built: BuiltSegment, max_bytes: int
+    storage: RemoteStorageManager,
+    metadata: RemoteLogSegmentMetadata,
+    built: BuiltSegment,
+    max_bytes: int,
+    ciphers: SegmentCiphers | None = None,
 ) -> None:
     """Raises `CorruptSegmentError` when anything differs; holds about `max_bytes` at a time, at least one chunk."""
     stored = decode_indexes_object(await storage.fetch_indexes(metadata), metadata)
@@ -26,9 +30,11 @@ async def verify_copied_segment(
         raise CorruptSegmentError(f"segment {metadata.segment_id.id}: the stored metadata is of something else")
     if replace(stored.indexes, remote_log_index=b"") != replace(built.indexes, remote_log_index=b""):
         raise CorruptSegmentError(f"segment {metadata.segment_id.id}: the stored indexes are not those that were made")
-    chunks = stored.remote_log_index().chunks()
+    index = stored.remote_log_index(ciphers)
+    chunks = index.chunks()
     if [_log_of(chunk) for chunk in chunks] != [_log_of(chunk) for chunk in built.chunks]:
         raise CorruptSegmentError(f"segment {metadata.segment_id.id}: the stored index is not the one that was made")
+    number = 0
     for run in _runs(chunks, max_bytes):
         first, last = run[0].stored_position, run[-1].stored_position + run[-1].stored_bytes - 1
         data = await storage.fetch_log_segment(metadata, first, last)
@@ -36,7 +42,9 @@ async def verify_copied_segment(
             raise CorruptSegmentError(f"segment {metadata.segment_id.id}: {len(data)} bytes at {first}, not {last}")
         for chunk in run:
             start = chunk.stored_position - first
-            if crc32c(data, start, start + chunk.stored_bytes) != chunk.crc32c:
+            log_bytes = index.open_chunk(number, data[start : start + chunk.stored_bytes])
+            number += 1
+            if crc32c(log_bytes, 0, len(log_bytes)) != chunk.crc32c:
                 raise CorruptSegmentError(f"segment {metadata.segment_id.id}: CRC differs at {chunk.stored_position}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tiers.broker.client import monotonic_ms
@@ -14,6 +14,7 @@ from tiers.manager.settings import RemoteLogManagerSettings
 from tiers.manager.spool import Spool
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
+from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 
@@ -42,6 +43,8 @@ class TaskServices:
     settings: RemoteLogManagerSettings
     metrics: RemoteLogManagerMetrics
     spool: Spool
+    key_ring: KeyRing = field(default_factory=KeyRing)
+    """What new segments are encrypted with, if with anything."""
     clock_ms: Callable[[], int] = monotonic_ms
     wall_clock_ms: Callable[[], int] = wall_clock_ms
     checkpoint: Callable[[str], None] = _no_checkpoint

@@ -103,10 +103,10 @@ class ChunkFetcher:
             planned_bytes += all_chunks[end_number].log_bytes
             end_number += 1
         # Everything is started before anything is awaited: the GETs run side by side.
-        self._start_missing(segment, all_chunks, first_number, end_number, connection_id)
+        self._start_missing(segment, index, first_number, end_number, connection_id)
         first = self._chunk_cache.get(ChunkKey(segment.segment_id.id, first_number))
         if first is None:
-            first = await self._wait_for(segment, all_chunks, first_number, end_number, connection_id)
+            first = await self._wait_for(segment, index, first_number, end_number, connection_id)
         return [first, *self.cached_chunks(segment, index, first_number + 1, wanted_log_bytes - len(first))]
 
     def cached_chunks(
@@ -125,7 +125,7 @@ class ChunkFetcher:
     async def _wait_for(
         self,
         segment: RemoteLogSegmentMetadata,
-        all_chunks: tuple[Chunk, ...],
+        index: SegmentIndex,
         number: int,
         end_number: int,
         connection_id: int,
@@ -138,7 +138,7 @@ class ChunkFetcher:
                 view = self._chunk_cache.get(key)
                 if view is not None:
                     return view
-                flight = self._start_run(segment, all_chunks, number, end_number, connection_id)
+                flight = self._start_run(segment, index, number, end_number, connection_id)
             extent = await flight.wait()
             place = number - extent.first_number
             if place < len(extent.chunks):
@@ -147,7 +147,7 @@ class ChunkFetcher:
     def _start_missing(
         self,
         segment: RemoteLogSegmentMetadata,
-        all_chunks: tuple[Chunk, ...],
+        index: SegmentIndex,
         first_number: int,
         end_number: int,
         connection_id: int,
@@ -158,7 +158,7 @@ class ChunkFetcher:
                 number += 1
                 continue
             try:
-                flight = self._start_run(segment, all_chunks, number, end_number, connection_id)
+                flight = self._start_run(segment, index, number, end_number, connection_id)
             except ReaderQueueFullError:
                 if number == first_number:
                     raise
@@ -178,7 +178,7 @@ class ChunkFetcher:
             if self._is_missing(segment, number):
                 if not self._chunk_pool.has_idle_slot:
                     return 0
-                self._start_run(segment, all_chunks, number, len(all_chunks), READ_AHEAD_CONNECTION_ID)
+                self._start_run(segment, index, number, len(all_chunks), READ_AHEAD_CONNECTION_ID)
             window_bytes -= all_chunks[number].log_bytes
             number += 1
         return max(window_bytes, 0)
@@ -190,12 +190,13 @@ class ChunkFetcher:
     def _start_run(
         self,
         segment: RemoteLogSegmentMetadata,
-        all_chunks: tuple[Chunk, ...],
+        index: SegmentIndex,
         number: int,
         wanted_end: int,
         connection_id: int,
     ) -> Flight[Extent]:
         """One GET from the missing chunk `number` on: what is wanted or `min_get_bytes`, up to what is there."""
+        all_chunks = index.chunks()
         size_bytes = all_chunks[number].stored_bytes
         end = number + 1
         while end < len(all_chunks) and (end < wanted_end or size_bytes < self._min_get_bytes):
@@ -203,11 +204,10 @@ class ChunkFetcher:
                 break
             size_bytes += all_chunks[end].stored_bytes
             end += 1
-        run = all_chunks[number:end]
         uuid = segment.segment_id.id
 
         async def download() -> Extent:
-            extent = await self._download(segment, number, run)
+            extent = await self._download(segment, index, number, end)
             self._chunk_cache.put(extent)
             return extent
 
@@ -215,15 +215,18 @@ class ChunkFetcher:
             [ChunkKey(uuid, n) for n in range(number, end)], size_bytes, connection_id, download
         )
 
-    async def _download(self, segment: RemoteLogSegmentMetadata, first_number: int, run: tuple[Chunk, ...]) -> Extent:
+    async def _download(
+        self, segment: RemoteLogSegmentMetadata, index: SegmentIndex, first_number: int, end_number: int
+    ) -> Extent:
+        run = index.chunks()[first_number:end_number]
         start = run[0].stored_position
         end = run[-1].stored_position + run[-1].stored_bytes - 1
         data = await self._guarded(lambda: self._storage.fetch_log_segment(segment, start, end))
         chunks: list[memoryview] = []
-        for chunk in run:
+        for number, chunk in enumerate(run, first_number):
             position = chunk.stored_position - start
-            view = data[position : position + chunk.stored_bytes].toreadonly()
-            if not _is_intact(view, chunk):
+            view = _log_bytes(index, number, data[position : position + chunk.stored_bytes].toreadonly())
+            if view is None or not _is_intact(view, chunk):
                 break
             chunks.append(view)
         if not chunks:
@@ -245,6 +248,13 @@ class ChunkFetcher:
             raise
         self._breaker.record_success()
         return result
+
+
+def _log_bytes(index: SegmentIndex, number: int, stored: memoryview) -> memoryview | None:
+    try:
+        return index.open_chunk(number, stored)
+    except CorruptSegmentError:
+        return None
 
 
 def _is_intact(view: memoryview, chunk: Chunk) -> bool:

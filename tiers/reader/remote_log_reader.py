@@ -43,7 +43,7 @@ from tiers.reader.collected_batches import CollectedBatches, end_chunk_number
 from tiers.reader.fetcher_pool import FetcherPool
 from tiers.reader.read_ahead import ReadAhead
 from tiers.reader.retry import CircuitBreaker, backoff_ms
-from tiers.segment.indexes_object import decode_indexes_object
+from tiers.segment.indexes_object import SegmentCiphers, decode_indexes_object
 from tiers.segment.segment_index import SegmentIndex
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
@@ -102,8 +102,9 @@ def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
-def _decode_index(raw: bytes, segment: RemoteLogSegmentMetadata) -> SegmentIndex:
-    return decode_indexes_object(raw, segment).remote_log_index()
+def decode_index(raw: bytes, segment: RemoteLogSegmentMetadata, ciphers: SegmentCiphers | None = None) -> SegmentIndex:
+    """By the remote log index. `ciphers` open what is encrypted."""
+    return decode_indexes_object(raw, segment).remote_log_index(ciphers)
 
 
 class RemoteLogReader:
@@ -117,7 +118,7 @@ class RemoteLogReader:
         *,
         clock_ms: Callable[[], int] = monotonic_ms,
         jitter: Callable[[], float] = random.random,
-        decode_indexes: Callable[[bytes, RemoteLogSegmentMetadata], SegmentIndex] = _decode_index,
+        decode_indexes: Callable[[bytes, RemoteLogSegmentMetadata], SegmentIndex] = decode_index,
     ) -> None:
         settings = settings or RemoteLogReaderSettings()
         self._rlmm = rlmm

@@ -16,17 +16,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
+from typing import Protocol
 from uuid import UUID
 
 from protocol.records.record_batch import crc32c
-from tiers.errors import CorruptSegmentError
+from tiers.errors import CorruptSegmentError, EncryptionKeyError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.kafka_segment_index import KafkaSegmentIndex
 from tiers.segment.leader_epoch_checkpoint import decode_leader_epoch_checkpoint, encode_leader_epoch_checkpoint
-from tiers.segment.remote_log_index import RemoteLogIndex
-from tiers.segment.segment_index import AbortedTransactionRange
+from tiers.segment.remote_log_index import ChunkCipher, RemoteLogIndex
+from tiers.segment.segment_index import AbortedTransactionRange, Chunk
 from tiers.segment.transaction_index import decode_aborted_ranges, encode_aborted_ranges
 
 MAGIC = b"TGIX"
@@ -46,6 +47,14 @@ class Section(IntEnum):
     TRANSACTION_INDEX = 5
     LEADER_EPOCH_CHECKPOINT = 6
     REMOTE_LOG_INDEX = 7
+    ENCRYPTION = 8
+    """Only where chunks are encrypted."""
+
+
+class SegmentCiphers(Protocol):
+    """A key ring."""
+
+    def cipher(self, uuid: UUID, section: bytes | memoryview) -> ChunkCipher: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,8 @@ class SegmentIndexes:
     transaction_index: bytes | memoryview
     leader_epochs: tuple[LeaderEpochEntry, ...]
     remote_log_index: bytes | memoryview
+    encryption: bytes | memoryview | None = None
+    """The segment's wrapped key; None: the stored bytes are the log's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +78,25 @@ class IndexesObject:
     metadata: RemoteLogSegmentMetadata
     indexes: SegmentIndexes
 
-    def remote_log_index(self) -> RemoteLogIndex:
+    def chunks(self) -> tuple[Chunk, ...]:
+        """Where they lie: no key is needed."""
+        return self._remote_log_index(None).chunks()
+
+    def remote_log_index(self, ciphers: SegmentCiphers | None = None) -> RemoteLogIndex:
+        """Raises `EncryptionKeyError` when chunks are encrypted and `ciphers` cannot open them."""
+        section = self.indexes.encryption
+        if section is None:
+            return self._remote_log_index(None)
+        uuid = self.metadata.segment_id.id
+        if ciphers is None:
+            raise EncryptionKeyError(f"segment {uuid} is encrypted, and there are no keys")
+        return self._remote_log_index(ciphers.cipher(uuid, section))
+
+    def _remote_log_index(self, cipher: ChunkCipher | None) -> RemoteLogIndex:
         indexes = self.indexes
-        return RemoteLogIndex.decode(indexes.remote_log_index, indexes.aborted_transactions, indexes.leader_epochs)
+        return RemoteLogIndex.decode(
+            indexes.remote_log_index, indexes.aborted_transactions, indexes.leader_epochs, cipher
+        )
 
     def kafka_segment_index(self, chunk_bytes: int = 1 << 20) -> KafkaSegmentIndex:
         """Only for a segment whose stored bytes are the log's."""
@@ -87,23 +114,24 @@ class IndexesObject:
 
 
 def encode_indexes_object(metadata: RemoteLogSegmentMetadata, indexes: SegmentIndexes) -> bytes:
-    return encode_sections(
-        {
-            Section.METADATA: encode_segment_metadata(metadata),
-            Section.OFFSET_INDEX: bytes(indexes.offset_index),
-            Section.TIME_INDEX: bytes(indexes.time_index),
-            Section.ABORTED_TRANSACTIONS: encode_aborted_ranges(indexes.aborted_transactions),
-            Section.TRANSACTION_INDEX: bytes(indexes.transaction_index),
-            Section.LEADER_EPOCH_CHECKPOINT: encode_leader_epoch_checkpoint(indexes.leader_epochs),
-            Section.REMOTE_LOG_INDEX: bytes(indexes.remote_log_index),
-        }
-    )
+    sections: dict[int, bytes] = {
+        Section.METADATA: encode_segment_metadata(metadata),
+        Section.OFFSET_INDEX: bytes(indexes.offset_index),
+        Section.TIME_INDEX: bytes(indexes.time_index),
+        Section.ABORTED_TRANSACTIONS: encode_aborted_ranges(indexes.aborted_transactions),
+        Section.TRANSACTION_INDEX: bytes(indexes.transaction_index),
+        Section.LEADER_EPOCH_CHECKPOINT: encode_leader_epoch_checkpoint(indexes.leader_epochs),
+        Section.REMOTE_LOG_INDEX: bytes(indexes.remote_log_index),
+    }
+    if indexes.encryption is not None:
+        sections[Section.ENCRYPTION] = bytes(indexes.encryption)
+    return encode_sections(sections)
 
 
 def decode_indexes_object(data: bytes | memoryview, expected: RemoteLogSegmentMetadata | None = None) -> IndexesObject:
     """Sections are views of `data`. Raises `CorruptSegmentError`, also for another segment than `expected`."""
     sections = decode_sections(data)
-    missing = [section.name for section in Section if section not in sections]
+    missing = [section.name for section in Section if section not in sections and section is not Section.ENCRYPTION]
     if missing:
         raise CorruptSegmentError(f"indexes object without {', '.join(missing)}")
     decoded = IndexesObject(
@@ -115,6 +143,7 @@ def decode_indexes_object(data: bytes | memoryview, expected: RemoteLogSegmentMe
             sections[Section.TRANSACTION_INDEX],
             decode_leader_epoch_checkpoint(sections[Section.LEADER_EPOCH_CHECKPOINT]),
             sections[Section.REMOTE_LOG_INDEX],
+            sections.get(Section.ENCRYPTION),
         ),
     )
     metadata = decoded.metadata
@@ -124,7 +153,7 @@ def decode_indexes_object(data: bytes | memoryview, expected: RemoteLogSegmentMe
         expected.end_offset,
     ):
         raise CorruptSegmentError(f"indexes object of {metadata.segment_id}, expected {expected.segment_id}")
-    chunks = decoded.remote_log_index().chunks()
+    chunks = decoded.chunks()
     log_bytes = sum(chunk.log_bytes for chunk in chunks)
     if not chunks or log_bytes != metadata.segment_size_bytes or chunks[-1].last_offset != metadata.end_offset:
         raise CorruptSegmentError(

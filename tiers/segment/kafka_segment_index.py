@@ -84,6 +84,9 @@ class KafkaSegmentIndex:
     def aborted_transactions(self, first_offset: int, last_offset: int) -> list[AbortedTransactionRange]:
         return overlapping(self._aborted, first_offset, last_offset)
 
+    def open_chunk(self, number: int, stored: memoryview) -> memoryview:
+        return stored
+
     def leader_epochs(self) -> tuple[LeaderEpochEntry, ...]:
         return self._leader_epochs
 

@@ -16,7 +16,7 @@ import zlib
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from struct import Struct
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import LeaderEpochEntry
@@ -120,22 +120,28 @@ def encode_remote_log_index(chunks: Iterable[Chunk]) -> bytes:
     return b"".join([encode_entry(entry_of_chunk(chunk)) for chunk in chunks])
 
 
+class ChunkCipher(Protocol):
+    def open(self, number: int, stored: bytes | memoryview) -> bytes: ...
+
+
 class RemoteLogIndex:
     """`SegmentIndex` over remote log index entries. Every bound in a chunk is exact."""
 
-    __slots__ = ("_aborted", "_chunks", "_last_offsets", "_leader_epochs", "_max_timestamps")
+    __slots__ = ("_aborted", "_chunks", "_cipher", "_last_offsets", "_leader_epochs", "_max_timestamps")
 
     def __init__(
         self,
         chunks: Iterable[Chunk],
         aborted: Sequence[AbortedTransactionRange],
         leader_epochs: tuple[LeaderEpochEntry, ...],
+        cipher: ChunkCipher | None = None,
     ) -> None:
         self._chunks = tuple(chunks)
         self._last_offsets = [chunk.last_offset for chunk in self._chunks]
         self._max_timestamps = [chunk.max_timestamp_ms for chunk in self._chunks]
         self._aborted = aborted
         self._leader_epochs = leader_epochs
+        self._cipher = cipher
 
     @classmethod
     def decode(
@@ -143,6 +149,7 @@ class RemoteLogIndex:
         data: bytes | memoryview,
         aborted: Sequence[AbortedTransactionRange],
         leader_epochs: tuple[LeaderEpochEntry, ...],
+        cipher: ChunkCipher | None = None,
     ) -> RemoteLogIndex:
         """A segment's index is complete or corrupt: unlike a file that is appended to, it ends in no torn entry."""
         entries, size_bytes = decode_entries(data)
@@ -154,7 +161,7 @@ class RemoteLogIndex:
             if chunk.stored_position != position or chunk.stored_bytes <= 0 or chunk.log_bytes <= 0:
                 raise CorruptSegmentError(f"remote log index: {chunk} where position {position} is expected")
             position += chunk.stored_bytes
-        return cls(chunks, aborted, leader_epochs)
+        return cls(chunks, aborted, leader_epochs, cipher)
 
     def chunks(self) -> tuple[Chunk, ...]:
         return self._chunks
@@ -172,6 +179,9 @@ class RemoteLogIndex:
 
     def aborted_transactions(self, first_offset: int, last_offset: int) -> list[AbortedTransactionRange]:
         return overlapping(self._aborted, first_offset, last_offset)
+
+    def open_chunk(self, number: int, stored: memoryview) -> memoryview:
+        return stored if self._cipher is None else memoryview(self._cipher.open(number, stored))
 
     def leader_epochs(self) -> tuple[LeaderEpochEntry, ...]:
         return self._leader_epochs

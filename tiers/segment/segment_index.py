@@ -58,5 +58,10 @@ class SegmentIndex(Protocol):
     def aborted_transactions(self, first_offset: int, last_offset: int) -> list[AbortedTransactionRange]:
         """Those that overlap `[first_offset, last_offset]`, by ascending first offset, without duplicates."""
 
+    def open_chunk(self, number: int, stored: memoryview) -> memoryview:
+        """The log bytes of a chunk from its stored bytes: themselves, or decrypted. Raises `CorruptSegmentError`.
+
+        What comes out is still to be held against the chunk's checksum."""
+
     def leader_epochs(self) -> tuple[LeaderEpochEntry, ...]:
         """Every epoch known at the segment's end, earlier segments' included (cumulative)."""

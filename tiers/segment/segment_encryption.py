@@ -1,0 +1,160 @@
+"""Encryption at rest: AES-256-GCM per chunk, by a key of the segment's own that a key of the ring wraps.
+
+    stored chunk        the chunk's log bytes, encrypted | tag 16
+    ENCRYPTION section  version int8 = 0 | length int16, key id | nonce 12 | the segment's key, encrypted, 32 | tag 16
+
+* Every attempt to copy has a key of its own, so a chunk's nonce is its number. The chunk is bound to its place: segment
+  uuid and number are authenticated with it, and one that was swapped, cut or replaced does not open.
+* What says where a chunk lies, its offsets, timestamps and checksum, is not record data and stays readable.
+* Another wrapping key is for segments still to come; older ones name theirs, which must stay in the ring as long.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from uuid import UUID
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from tiers.errors import CorruptSegmentError, EncryptionKeyError
+from tiers.segment.remote_log_index import encode_remote_log_index
+from tiers.segment.segment_builder import BuiltSegment
+
+KEY_BYTES = 32
+TAG_BYTES = 16
+_NONCE_BYTES = 12
+_VERSION = 0
+_PREFIX = struct.Struct(">bh")
+_CHUNK = struct.Struct(">16si")
+_MAX_KEY_ID_BYTES = 255
+
+
+class SegmentCipher:
+    """Seals and opens the chunks of one segment."""
+
+    __slots__ = ("_aead", "_uuid")
+
+    def __init__(self, uuid: UUID, key: bytes) -> None:
+        self._uuid = uuid
+        self._aead = AESGCM(key)
+
+    def seal(self, number: int, chunk: bytes | memoryview) -> bytes:
+        return self._aead.encrypt(number.to_bytes(_NONCE_BYTES, "big"), chunk, self._place(number))
+
+    def open(self, number: int, stored: bytes | memoryview) -> bytes:
+        """Raises `CorruptSegmentError` for anything but what was sealed as this chunk."""
+        try:
+            return self._aead.decrypt(number.to_bytes(_NONCE_BYTES, "big"), stored, self._place(number))
+        except InvalidTag:
+            raise CorruptSegmentError(f"segment {self._uuid}: chunk {number} is not what was encrypted") from None
+
+    def _place(self, number: int) -> bytes:
+        return _CHUNK.pack(self._uuid.bytes, number)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRing:
+    """Wrapping keys by id. New segments take `current`; None: they are not encrypted."""
+
+    keys: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    current: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError`."""
+        if self.current is not None and self.current not in self.keys:
+            raise ValueError(f"the current key {self.current!r} is not in the ring")
+        for key_id, key in self.keys.items():
+            if len(key) != KEY_BYTES:
+                raise ValueError(f"key {key_id!r} has {len(key)} bytes, not {KEY_BYTES}")
+            if not 0 < len(key_id.encode()) <= _MAX_KEY_ID_BYTES:
+                raise ValueError(f"a key's id has 1 to {_MAX_KEY_ID_BYTES} bytes")
+
+    def new_cipher(self, uuid: UUID) -> tuple[SegmentCipher, bytes]:
+        """A fresh key's cipher, and the section that keeps the key with the segment. There must be a `current`."""
+        key = secrets.token_bytes(KEY_BYTES)
+        return SegmentCipher(uuid, key), self._wrap(uuid, key)
+
+    def cipher(self, uuid: UUID, section: bytes | memoryview) -> SegmentCipher:
+        """Raises `EncryptionKeyError` when no key of the ring opens it, `CorruptSegmentError` when it is torn."""
+        return SegmentCipher(uuid, self._unwrap(uuid, section))
+
+    def wrapped_again(self, uuid: UUID, section: bytes | memoryview) -> bytes:
+        """The same segment key under `current`: after that its old wrapping key is not needed for it."""
+        return self._wrap(uuid, self._unwrap(uuid, section))
+
+    def _wrap(self, uuid: UUID, key: bytes) -> bytes:
+        if self.current is None:
+            raise ValueError("the ring has no current key")
+        key_id = self.current.encode()
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        wrapped = AESGCM(self.keys[self.current]).encrypt(nonce, key, uuid.bytes + key_id)
+        return _PREFIX.pack(_VERSION, len(key_id)) + key_id + nonce + wrapped
+
+    def _unwrap(self, uuid: UUID, section: bytes | memoryview) -> bytes:
+        key_id, sealed = _split(uuid, section)
+        wrapping_key = self.keys.get(key_id)
+        if wrapping_key is None:
+            raise EncryptionKeyError(f"segment {uuid} is encrypted with key {key_id!r}: add it to [encryption.keys]")
+        try:
+            nonce, wrapped = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
+            return AESGCM(wrapping_key).decrypt(nonce, wrapped, uuid.bytes + key_id.encode())
+        except InvalidTag:
+            raise EncryptionKeyError(
+                f"segment {uuid} is encrypted with another key than the one that [encryption.keys] calls {key_id!r}"
+            ) from None
+
+
+def wrapping_key_id(uuid: UUID, section: bytes | memoryview) -> str:
+    """Which key of the ring a segment needs."""
+    return _split(uuid, section)[0]
+
+
+def _split(uuid: UUID, section: bytes | memoryview) -> tuple[str, bytes]:
+    raw = bytes(section)
+    try:
+        version, id_length = _PREFIX.unpack_from(raw)
+        key_id, sealed = raw[_PREFIX.size : _PREFIX.size + id_length].decode(), raw[_PREFIX.size + id_length :]
+    except (struct.error, ValueError) as error:
+        raise CorruptSegmentError(f"segment {uuid}: its encryption section cannot be read: {error}") from error
+    if version != _VERSION or id_length <= 0 or len(sealed) != _NONCE_BYTES + KEY_BYTES + TAG_BYTES:
+        raise CorruptSegmentError(f"segment {uuid}: its encryption section is of another form")
+    return key_id, sealed
+
+
+def seal_segment(built: BuiltSegment, uuid: UUID, ring: KeyRing, path: Path) -> BuiltSegment:
+    """`built` with its log sealed chunk by chunk into the new file `path`. Blocks on the disk, which it fills twice."""
+    cipher, section = ring.new_cipher(uuid)
+    sealed_chunks = []
+    position = 0
+    with built.log_segment.open("rb") as log, path.open("xb") as sealed_log:
+        for number, chunk in enumerate(built.chunks):
+            sealed = cipher.seal(number, log.read(chunk.log_bytes))
+            sealed_log.write(sealed)
+            sealed_chunks.append(replace(chunk, stored_position=position, stored_bytes=len(sealed)))
+            position += len(sealed)
+    indexes = replace(built.indexes, remote_log_index=encode_remote_log_index(sealed_chunks), encryption=section)
+    return replace(built, log_segment=path, chunks=tuple(sealed_chunks), indexes=indexes)
+
+
+def read_key_file(path: Path) -> bytes:
+    """32 bytes, or their base64. Raises `ValueError`, without what the file holds."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    if len(raw) == KEY_BYTES:
+        return raw
+    try:
+        key = base64.b64decode(raw.strip(), validate=True)
+    except binascii.Error:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"{path}: expected {KEY_BYTES} bytes or their base64, as `openssl rand -base64 32` makes")
+    return key
