@@ -1,8 +1,9 @@
 """`MetadataFollower`: reads every metadata partition, read_committed, and keeps the materialised state.
 
 * One long poll at a time per leader, over all partitions that it leads. What one answer brings is one transaction.
-* A partition is fresh as of the moment at which a request left whose answer's high watermark has been reached. Not the
-  LSO: records behind an open transaction may be what a look-up must know (safety rule 1).
+* A partition is fresh as of the moment at which a request left whose answer's high watermark has been reached, if its
+  leader was the leader then (`MetadataLeadership`). Not the LSO: records behind an open transaction may be what a
+  look-up must know (safety rule 1).
 * Positions live here while nothing is to be replayed; markers alone are not worth a transaction of the state.
 * A state that cannot be written (disk or map full) or trusted is not fresh: `trouble` says why, reading goes on.
 """
@@ -17,17 +18,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import lmdb
-from kafka.protocol.consumer import ListOffsetsRequest
 
 from protocol.errors import ErrorCode, ProtocolError
-from tiers.broker.client import BrokerClient
-from tiers.broker.fetch import READ_UNCOMMITTED, FetchedPartition, FetchPosition, fetch_raw
+from tiers.broker.client import BrokerClient, Leader
+from tiers.broker.fetch import FetchedPartition, FetchPosition, fetch_raw
 from tiers.errors import BrokerError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.committed_records import read_committed
+from tiers.metadata.leadership import MetadataLeadership
 from tiers.metadata.metadata_topic import MetadataTopic
 from tiers.metadata.state_replay import PartitionRead
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
 
@@ -40,7 +41,10 @@ EARLIEST_TIMESTAMP = -2
 _FETCH_MAX_WAIT_MS = 500
 _FETCH_MAX_BYTES = 8 * 1024 * 1024
 _FETCH_TIMEOUT_MS = 10_000
-_LEADERS_MAX_AGE_MS = 5_000
+_BROKERS_MAX_AGE_MS = 5_000
+_LEADERS_TIMEOUT_MS = 2_000
+_LEADERS_INTERVAL_MS = 500
+"""What is fresh is no fresher than its leader is known to lead."""
 _BACKOFF_BASE_MS = 50
 _BACKOFF_CAP_MS = 1_000
 _READ_TO_END_MARK_MS = 60_000
@@ -69,7 +73,9 @@ class MetadataFollower:
         self._fresh_at_ms: dict[int, int] = {}
         self._marked_at_ms: int | None = None
         self._readers: set[int] = set()
-        self._leaders: dict[int, int] = {}
+        self._leadership = MetadataLeadership(client, topic, clock_ms=clock_ms)
+        self._first_asked: dict[int, Leader] = {}
+        """Leaders whose high watermark lies below nothing that was committed before them."""
         self._leaders_changed = asyncio.Event()
         self._progress = asyncio.Condition()
         # Held from the look at the positions that were asked for until they are the ones that were read to.
@@ -80,6 +86,7 @@ class MetadataFollower:
         self._state_thread = ThreadPoolExecutor(1, thread_name_prefix="remote-log-metadata-state")
         self.events_read = 0
         """Committed records since this follower started."""
+        self.foreign_records_read = 0
         self._trouble: str | None = None
         self._lost: dict[int, str] = {}
 
@@ -128,7 +135,7 @@ class MetadataFollower:
                 failures = 0
                 while not is_fresh():
                     try:
-                        await self._read_to_end(metadata_partition, timeout_ms)
+                        await self._read_to_end(metadata_partition, not_before_ms, timeout_ms)
                         return
                     except BrokerError:
                         self._leaders_changed.set()
@@ -139,13 +146,16 @@ class MetadataFollower:
                 f"metadata partition {metadata_partition} was not read to its end in {timeout_ms} ms"
             ) from error
 
-    async def _read_to_end(self, metadata_partition: int, timeout_ms: int) -> None:
+    async def _read_to_end(self, metadata_partition: int, not_before_ms: int, timeout_ms: int) -> None:
+        await self._leadership.confirm(min(timeout_ms, _LEADERS_TIMEOUT_MS))
+        leader = self._leadership.leader(metadata_partition)
         asked_at_ms = self._clock_ms()
         high_watermark = await self._list_offset(metadata_partition, LATEST_TIMESTAMP, timeout_ms)
         await self._wait_for_position(metadata_partition, high_watermark)
-        if self._start_over_for is not None:
-            raise BrokerError("the state of the remote log metadata starts over", retriable=True)
-        self._mark_fresh({metadata_partition: asked_at_ms})
+        as_of_ms = self._leadership.holds_as_of(metadata_partition, leader, asked_at_ms)
+        if self._start_over_for is not None or as_of_ms is None or as_of_ms < not_before_ms:
+            raise BrokerError("the metadata's leader is not known to lead, or its state starts over", retriable=True)
+        self._mark_fresh({metadata_partition: as_of_ms})
 
     async def read_past(self, metadata_partition: int, offset: int, timeout_ms: int) -> None:
         """Returns once the record at `offset` has been replayed, else `RemoteLogMetadataNotReadyError`."""
@@ -168,37 +178,27 @@ class MetadataFollower:
             while True:
                 self._leaders_changed.clear()
                 try:
-                    await self._find_leaders(0 if failures else _LEADERS_MAX_AGE_MS)
+                    await self._client.metadata(0 if failures else _BROKERS_MAX_AGE_MS, _LEADERS_TIMEOUT_MS)
+                    await self._leadership.confirm(_LEADERS_TIMEOUT_MS)
                     failures = 0
                 except BrokerError as error:
                     log.warning("the metadata topic's leaders are not known", extra={"error": str(error)})
                     failures += 1
-                for node_id in set(self._leaders.values()) - self._readers:
+                for node_id in self._leadership.nodes() - self._readers:
                     self._readers.add(node_id)
                     readers.create_task(self._read_from(node_id), name=f"remote-log-metadata-{node_id}")
                 try:
-                    async with asyncio.timeout(_LEADERS_MAX_AGE_MS / 1000):
+                    async with asyncio.timeout(_LEADERS_INTERVAL_MS / 1000):
                         await self._leaders_changed.wait()
                     await self._back_off(0)
                     failures = max(failures, 1)
                 except TimeoutError:
                     continue
 
-    async def _find_leaders(self, max_age_ms: int) -> None:
-        metadata = await self._client.metadata(max_age_ms, _FETCH_TIMEOUT_MS)
-        topic = metadata.topics_by_id.get(self._topic.topic_id)
-        if topic is None:
-            raise BrokerError(f"topic {self._topic.name} with its id is gone", ErrorCode.UNKNOWN_TOPIC_ID)
-        self._leaders = {
-            number: topic.partitions[number].leader_id
-            for number in self._positions
-            if number in topic.partitions and topic.partitions[number].leader_id >= 0
-        }
-
     async def _read_from(self, node_id: int) -> None:
         failures = 0
         try:
-            while numbers := [number for number, leader in self._leaders.items() if leader == node_id]:
+            while numbers := self._leadership.led_by(node_id):
                 # The broker fills partitions in the order of the request until the bytes are used up.
                 numbers.sort(key=lambda number: self._fresh_at_ms.get(number, 0))
                 is_whole = False
@@ -222,12 +222,17 @@ class MetadataFollower:
 
     async def _poll(self, node_id: int, numbers: list[int]) -> bool:
         """One Fetch; whether every partition was answered without an error."""
+        leaders = {number: self._leadership.leader(number) for number in numbers}
+        await self._ask_first(leaders)
         asked_at_ms = self._clock_ms()
         asked = {number: self._positions[number] for number in numbers}
         answers = await fetch_raw(
             self._client,
             node_id,
-            [FetchPosition(self._topic.topic_id, number, position) for number, position in asked.items()],
+            [
+                FetchPosition(self._topic.topic_id, number, position, leaders[number].leader_epoch)
+                for number, position in asked.items()
+            ],
             max_bytes=_FETCH_MAX_BYTES,
             max_wait_ms=_FETCH_MAX_WAIT_MS,
             timeout_ms=_FETCH_TIMEOUT_MS,
@@ -245,12 +250,22 @@ class MetadataFollower:
                 is_whole = False
                 continue
             reads.append(read)
-            if read.next_offset >= fetched.high_watermark:
-                reached[fetched.partition] = asked_at_ms
+            leader = leaders[fetched.partition]
+            is_known = self._first_asked.get(fetched.partition) == leader
+            is_whole = is_whole and is_known
+            as_of_ms = self._leadership.holds_as_of(fetched.partition, leader, asked_at_ms)
+            if is_known and as_of_ms is not None and read.next_offset >= fetched.high_watermark:
+                reached[fetched.partition] = as_of_ms
         await self._replay(reads, asked, reached)
         await self._mark_read_to_end()
         self._set_trouble(None)
         return is_whole
+
+    async def _ask_first(self, leaders: dict[int, Leader]) -> None:
+        new = {number: leader for number, leader in leaders.items() if self._first_asked.get(number) != leader}
+        if new:
+            found = await self._leadership.offsets(new, LATEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
+            self._first_asked |= {number: new[number] for number in found}
 
     async def _read(self, fetched: FetchedPartition, position: int) -> PartitionRead | None:
         if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
@@ -263,7 +278,9 @@ class MetadataFollower:
             )
             return None
         self._lost.pop(fetched.partition, None)
-        return read_committed(fetched, position)
+        read = read_committed(fetched, position)
+        self.foreign_records_read += read.foreign_records
+        return read
 
     async def _find_position_again(self, metadata_partition: int, position: int) -> None:
         earliest = await self._list_offset(metadata_partition, EARLIEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
@@ -354,22 +371,11 @@ class MetadataFollower:
         return self._wall_clock_ms() - (self._clock_ms() - min(self._fresh_at_ms.values()))
 
     async def _list_offset(self, metadata_partition: int, timestamp: int, timeout_ms: int) -> int:
-        partition = TopicIdPartition(self._topic.topic_id, metadata_partition, self._topic.name)
-        leader = await self._client.leader_of(partition, timeout_ms)
-        topic = ListOffsetsRequest.ListOffsetsTopic(
-            name=self._topic.name,
-            partitions=[
-                ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
-                    partition_index=metadata_partition, current_leader_epoch=-1, timestamp=timestamp
-                )
-            ],
-        )
-        message = ListOffsetsRequest(replica_id=-1, isolation_level=READ_UNCOMMITTED, topics=[topic])
-        response = await self._client.request(leader.node_id, message, timeout_ms, min_version=2)
-        answer = response.topics[0].partitions[0]
-        if answer.error_code != ErrorCode.NONE:
-            raise BrokerError(f"metadata partition {metadata_partition}", answer.error_code, retriable=True)
-        return int(answer.offset)
+        asked = {metadata_partition: self._leadership.leader(metadata_partition)}
+        offset = (await self._leadership.offsets(asked, timestamp, timeout_ms)).get(metadata_partition)
+        if offset is None:
+            raise BrokerError(f"metadata partition {metadata_partition} has no offset now", retriable=True)
+        return offset
 
     def _in_state_thread(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
         return asyncio.get_running_loop().run_in_executor(self._state_thread, work)

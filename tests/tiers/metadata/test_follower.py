@@ -11,12 +11,13 @@ from typing import Any
 
 import lmdb
 import pytest
+from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode
 from tests.tiers.metadata.test_committed_records import batch
 from tests.tiers.metadata.test_state import IDENTITY, NOW_MS, Record, open_state, segment, to
 from tiers.broker.client import Leader
-from tiers.broker.cluster_metadata import Broker, ClusterMetadata, PartitionMetadata, TopicMetadata
+from tiers.broker.cluster_metadata import Broker, ClusterMetadata
 from tiers.broker.fetch import FetchedPartition
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata import follower as follower_module
@@ -35,29 +36,60 @@ FINISHED = State.COPY_SEGMENT_FINISHED
 
 
 class Cluster:
-    """One broker that leads both metadata partitions. `logs` holds their records; as a `BrokerClient` and a Fetch."""
+    """One broker leads both metadata partitions. `logs` holds their records; as a `BrokerClient` and a Fetch."""
 
     def __init__(self) -> None:
         self.logs: dict[int, list[Record]] = {0: [], 1: []}
         self.log_start = 0
+        self.leaders = {NODE: Leader(NODE, 0)}
+        """Who leads, by the broker that says so."""
+        self.isr = [NODE]
+        self.error_of_latest = ErrorCode.NONE
+        self.epochs_fetched: list[int] = []
 
     async def metadata(self, max_age_ms: int, timeout_ms: int) -> ClusterMetadata:
-        partitions = {number: PartitionMetadata(number, NODE, 0, (NODE,), (NODE,)) for number in self.logs}
-        topic = TopicMetadata(TOPIC.name, TOPIC.topic_id, partitions)
-        brokers = {NODE: Broker(NODE, "broker", 9092)}
-        return ClusterMetadata("cluster", NODE, brokers, {TOPIC.name: topic}, 0, {TOPIC.topic_id: topic})
+        return self.cached_metadata
 
-    async def leader_of(self, partition: object, timeout_ms: int) -> Leader:
-        return Leader(NODE, 0)
+    @property
+    def cached_metadata(self) -> ClusterMetadata:
+        brokers = {node_id: Broker(node_id, "broker", 9092) for node_id in self.leaders}
+        return ClusterMetadata("cluster", NODE, brokers, {}, 0)
 
     async def request(self, node_id: int, message: Any, timeout_ms: int, *, min_version: int) -> Any:
-        asked = message.topics[0].partitions[0]
-        end = len(self.logs[asked.partition_index])
-        answer = SimpleNamespace(error_code=ErrorCode.NONE, offset=self.log_start if asked.timestamp == -2 else end)
-        return SimpleNamespace(topics=[SimpleNamespace(partitions=[answer])])
+        return self._named(node_id) if isinstance(message, MetadataRequest) else self._listed(message)
+
+    def _named(self, witness: int) -> Any:
+        leader = self.leaders[witness]
+        partitions = [
+            SimpleNamespace(
+                partition_index=number,
+                leader_id=leader.node_id,
+                leader_epoch=leader.leader_epoch,
+                replica_nodes=self.isr,
+                isr_nodes=self.isr,
+                error_code=0,
+            )
+            for number in self.logs
+        ]
+        topic = SimpleNamespace(
+            name=TOPIC.name, topic_id=TOPIC.topic_id, partitions=partitions, is_internal=False, error_code=0
+        )
+        return SimpleNamespace(cluster_id="cluster", controller_id=NODE, brokers=[], topics=[topic])
+
+    def _listed(self, message: Any) -> Any:
+        partitions = [
+            SimpleNamespace(
+                partition_index=asked.partition_index,
+                error_code=ErrorCode.NONE if asked.timestamp == -2 else self.error_of_latest,
+                offset=self.log_start if asked.timestamp == -2 else len(self.logs[asked.partition_index]),
+            )
+            for asked in message.topics[0].partitions
+        ]
+        return SimpleNamespace(topics=[SimpleNamespace(partitions=partitions)])
 
     async def fetch(self, client: object, node_id: int, positions: list[Any], **options: object) -> Any:
         await asyncio.sleep(0.001)
+        self.epochs_fetched += [each.leader_epoch for each in positions]
         return [self._fetched(each.partition, each.offset) for each in positions]
 
     def _fetched(self, number: int, offset: int) -> FetchedPartition:
@@ -89,6 +121,7 @@ class Following:
         return self.now_ms
 
     async def poll(self) -> bool:
+        await self.follower._leadership.confirm(1_000)
         return await self.follower._poll(NODE, [0, 1])
 
 
@@ -185,6 +218,59 @@ async def test_nothing_is_fresh_while_the_state_is_emptied(
     assert not await poll
     # Who shares the state knew before it was empty.
     assert at_the_start == [None]
+
+
+async def test_a_leader_that_is_cut_off_makes_nothing_fresh(cluster: Cluster, following: Following) -> None:
+    """It answers as ever, and lacks what its successor commits; the others know of that one, or of nothing at all."""
+    cluster.isr = [NODE, 2, 3]
+    cluster.leaders = dict.fromkeys((NODE, 2, 3), Leader(NODE, 4))
+    assert await following.poll()
+    assert cluster.epochs_fetched == [4, 4]
+    known_ms = following.follower.fresh_at_ms(0)
+    assert known_ms is not None
+    del cluster.leaders[2], cluster.leaders[3]
+    for _ in range(2):
+        await following.poll()
+    assert following.follower.fresh_at_ms(0) == known_ms, "nobody but itself says that it leads"
+    with pytest.raises(RemoteLogMetadataNotReadyError):
+        await following.follower.ensure_fresh(0, 0, 50)
+    cluster.leaders[3] = Leader(3, 5)
+    await following.follower._leadership.confirm(1_000)
+    assert following.follower._leadership.led_by(NODE) == []
+    assert following.follower.fresh_at_ms(0) == known_ms
+    cluster.leaders = {NODE: Leader(3, 5)}
+    assert await following.poll()
+    fresh_ms = following.follower.fresh_at_ms(0)
+    assert fresh_ms is not None
+    assert fresh_ms > known_ms
+
+
+async def test_an_answer_counts_no_more_once_another_leader_is_known(cluster: Cluster, following: Following) -> None:
+    cluster.leaders = dict.fromkeys((NODE, 2), Leader(NODE, 4))
+    cluster.isr = [NODE, 2]
+    fetch = cluster.fetch
+
+    async def overtaken(*arguments: Any, **options: Any) -> Any:
+        cluster.leaders = dict.fromkeys((NODE, 2), Leader(2, 5))
+        await following.follower._leadership.confirm(1_000)
+        return await fetch(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(follower_module, "fetch_raw", overtaken)
+        await following.poll()
+    assert following.follower.fresh_at_ms(0) is None
+
+
+async def test_a_new_leader_whose_high_watermark_lags_makes_nothing_fresh(
+    cluster: Cluster, following: Following
+) -> None:
+    """It has all that was committed before it, and may not show it yet."""
+    cluster.error_of_latest = ErrorCode.OFFSET_NOT_AVAILABLE
+    assert not await following.poll()
+    assert following.follower.fresh_at_ms(0) is None
+    cluster.error_of_latest = ErrorCode.NONE
+    assert await following.poll()
+    assert following.follower.fresh_at_ms(0) is not None
 
 
 async def test_an_answer_that_was_overtaken_is_not_replayed(cluster: Cluster, following: Following) -> None:

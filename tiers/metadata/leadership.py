@@ -1,0 +1,136 @@
+"""`MetadataLeadership`: who leads the metadata topic's partitions, and as of when that was known to be true.
+
+A leader that is cut off from the controllers goes on answering: its high watermark stands still, and what its successor
+commits is missing. So what it says is the whole truth only as of a moment at which another broker named the same leader
+epoch. A leader that is the only in-sync replica needs no witness: nobody else could have been elected.
+
+A new leader's high watermark may lie below what was committed, until its followers have fetched. Its first answer to
+ListOffsets ends that doubt: brokers refuse it until then (OFFSET_NOT_AVAILABLE).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kafka.protocol.consumer import ListOffsetsRequest
+from kafka.protocol.metadata import MetadataRequest
+
+from protocol.errors import ErrorCode
+from tiers.broker.client import BrokerClient, Leader
+from tiers.broker.cluster_metadata import from_response
+from tiers.broker.fetch import READ_UNCOMMITTED
+from tiers.errors import BrokerError
+from tiers.metadata.metadata_topic import MetadataTopic
+
+log = logging.getLogger(__name__)
+
+WITNESSES = 3
+"""Brokers asked at a time: one may be the leader, another one dead."""
+_METADATA_WITH_TOPIC_IDS = 10
+_TELLS_OF_A_LAGGING_HIGH_WATERMARK = 5
+"""Version of ListOffsets; those before it say LEADER_NOT_AVAILABLE, which is an error as well."""
+
+
+class MetadataLeadership:
+    def __init__(
+        self,
+        client: BrokerClient,
+        topic: MetadataTopic,
+        *,
+        clock_ms: Callable[[], int],
+        choose: Callable[[Sequence[int], int], list[int]] = random.sample,
+    ) -> None:
+        self._client = client
+        self._topic = topic
+        self._clock_ms = clock_ms
+        self._choose = choose
+        self._leaders: dict[int, Leader] = {}
+        self._confirmed_at_ms: dict[int, int] = {}
+
+    def nodes(self) -> set[int]:
+        return {leader.node_id for leader in self._leaders.values() if leader.node_id >= 0}
+
+    def led_by(self, node_id: int) -> list[int]:
+        return [number for number, leader in self._leaders.items() if leader.node_id == node_id]
+
+    def leader(self, number: int) -> Leader:
+        """Raises `BrokerError` while none is known."""
+        leader = self._leaders.get(number)
+        if leader is None or leader.node_id < 0:
+            raise BrokerError(
+                f"metadata partition {number} has no leader", ErrorCode.LEADER_NOT_AVAILABLE, retriable=True
+            )
+        return leader
+
+    def holds_as_of(self, number: int, leader: Leader, at_ms: int) -> int | None:
+        """As of when this leader's answer to a request of `at_ms` is the whole truth; None: it may not be."""
+        confirmed_at_ms = self._confirmed_at_ms.get(number)
+        if confirmed_at_ms is None or self._leaders.get(number) != leader:
+            return None
+        return min(at_ms, confirmed_at_ms)
+
+    async def confirm(self, timeout_ms: int) -> None:
+        """Asks some brokers who leads; each answer counts as it comes. `BrokerError` when there was none."""
+        metadata = self._client.cached_metadata
+        nodes = [] if metadata is None else sorted(metadata.brokers)
+        chosen = self._choose(nodes, min(WITNESSES, len(nodes)))
+        answers = await asyncio.gather(*(self._ask(node_id, timeout_ms) for node_id in chosen))
+        if not any(answers):
+            raise BrokerError("no broker says who leads the metadata topic", retriable=True)
+
+    async def _ask(self, node_id: int, timeout_ms: int) -> bool:
+        asked_at_ms = self._clock_ms()
+        message = MetadataRequest(
+            topics=[MetadataRequest.MetadataRequestTopic(name=self._topic.name)],
+            allow_auto_topic_creation=False,
+        )
+        try:
+            response = await self._client.request(node_id, message, timeout_ms, min_version=_METADATA_WITH_TOPIC_IDS)
+            self._hear(node_id, response, asked_at_ms)
+        except BrokerError as error:
+            log.info("who leads the metadata topic was not answered", extra={"node_id": node_id, "error": str(error)})
+            return False
+        return True
+
+    def _hear(self, witness: int, response: Any, asked_at_ms: int) -> None:
+        answer = from_response(response, asked_at_ms)
+        topic = answer.topics_by_id.get(self._topic.topic_id)
+        if answer.cluster_id != self._topic.cluster_id or topic is None:
+            raise BrokerError(f"topic {self._topic.name} with its id is gone", ErrorCode.UNKNOWN_TOPIC_ID)
+        for number, said in topic.partitions.items():
+            leader = Leader(said.leader_id, said.leader_epoch)
+            known = self._leaders.get(number)
+            if known is not None and leader.leader_epoch < known.leader_epoch:
+                continue  # the witness lags behind another one
+            if leader != known:
+                self._leaders[number] = leader
+                self._confirmed_at_ms.pop(number, None)
+            if witness != leader.node_id or said.isr == (leader.node_id,):
+                self._confirmed_at_ms[number] = max(asked_at_ms, self._confirmed_at_ms.get(number, asked_at_ms))
+
+    async def offsets(self, asked: Mapping[int, Leader], timestamp: int, timeout_ms: int) -> dict[int, int]:
+        """Of metadata partitions with one leader node, each in its leader's epoch; those that failed are left out."""
+        topic = ListOffsetsRequest.ListOffsetsTopic(
+            name=self._topic.name,
+            partitions=[
+                ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
+                    partition_index=number, current_leader_epoch=leader.leader_epoch, timestamp=timestamp
+                )
+                for number, leader in asked.items()
+            ],
+        )
+        message = ListOffsetsRequest(replica_id=-1, isolation_level=READ_UNCOMMITTED, topics=[topic])
+        (node_id,) = {leader.node_id for leader in asked.values()}
+        response = await self._client.request(
+            node_id, message, timeout_ms, min_version=_TELLS_OF_A_LAGGING_HIGH_WATERMARK
+        )
+        return {
+            one.partition_index: int(one.offset)
+            for answered in response.topics
+            for one in answered.partitions
+            if one.error_code == ErrorCode.NONE
+        }
