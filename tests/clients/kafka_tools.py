@@ -29,6 +29,8 @@ TOOLS = {
     "kafka-producer-perf-test": "org.apache.kafka.tools.ProducerPerformance",
     "kafka-reassign-partitions": "org.apache.kafka.tools.reassign.ReassignPartitionsCommand",
     "kafka-share-groups": "org.apache.kafka.tools.consumer.group.ShareGroupCommand",
+    "kafka-streams-application-reset": "org.apache.kafka.tools.StreamsResetter",
+    "kafka-streams-groups": "org.apache.kafka.tools.streams.StreamsGroupCommand",
     "kafka-topics": "org.apache.kafka.tools.TopicCommand",
     "kafka-transactions": "org.apache.kafka.tools.TransactionsCommand",
     "kafka-verifiable-consumer": "org.apache.kafka.tools.VerifiableConsumer",
@@ -49,7 +51,11 @@ class KafkaTools:
     def __init__(self) -> None:
         self._process = JavaProcess("ToolRunner")
 
-    def run(self, script: str, *args: str, stdin: str = "") -> ToolResult:
+    def run(self, script: str, bootstrap: str | None, *args: str, stdin: str = "") -> ToolResult:
+        if bootstrap is not None:
+            server = ("--bootstrap-server", bootstrap)
+            # Most take it anywhere, a tool of subcommands before or behind them.
+            args = (*args, *server) if script == "kafka-cluster" else (*server, *args)
         words = [TOOLS[script], base64.b64encode(stdin.encode()).decode(), *args]
         code, output, errors = self._process.ask("\t".join(words)).decode().split("\n")[:3]
         return ToolResult(int(code), _text(output), _text(errors))

@@ -9,6 +9,7 @@ import java.io.OutputStream;
 import java.io.PrintStream;
 import java.lang.reflect.InvocationTargetException;
 import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
 import java.util.Base64;
 import java.util.List;
 import org.apache.kafka.common.utils.Exit;
@@ -46,6 +47,7 @@ public final class ToolRunner {
         }
     }
 
+    private static final List<Runnable> SHUTDOWN_HOOKS = new ArrayList<>();
     private static Integer exitCode;
 
     public static void main(String[] args) throws Exception {
@@ -57,12 +59,14 @@ public final class ToolRunner {
         System.setErr(new PrintStream(errors, true, StandardCharsets.UTF_8));
         Exit.setExitProcedure((code, message) -> exit(code));
         Exit.setHaltProcedure((code, message) -> exit(code));
-        Exit.setShutdownHookAdder((name, runnable) -> {});
+        Exit.setShutdownHookAdder((name, hook) -> SHUTDOWN_HOOKS.add(hook));
         for (String line; (line = lines.readLine()) != null; ) {
             var words = List.of(line.split("\t", -1));
             exitCode = null;
             System.setIn(new ByteArrayInputStream(Base64.getDecoder().decode(words.get(1))));
             run(words.get(0), words.subList(2, words.size()).toArray(String[]::new));
+            SHUTDOWN_HOOKS.forEach(Runnable::run);
+            SHUTDOWN_HOOKS.clear();
             answers.println(exitCode == null ? 0 : exitCode);
             answers.println(output.taken());
             answers.println(errors.taken());

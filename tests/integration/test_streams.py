@@ -1,0 +1,158 @@
+"""Kafka Streams, exactly once, on a cluster where every topic that can be tiered is: restores and purges."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import TopicPartition
+
+from tests.clients.java_process import JavaProcess
+from tests.integration.strict_consumer import local_log_start, until_trimmed
+from tests.servers.frameworks import framework_libs
+from tests.servers.kafka import SHRINKS_SOON, KafkaCluster
+from tests.servers.producing import create_topic
+from tests.servers.tidegate import TidegateProcess, tidegate_over
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+TIMEOUT_S = 60.0
+KEYS = 200
+VALUE_BYTES = 1000
+SEGMENT_BYTES = 30_000
+LETTERS = "abc"
+SOURCES = ("table", "everywhere")
+
+
+@dataclass(frozen=True)
+class Stage:
+    kafka: KafkaCluster
+    proxy: TidegateProcess
+    streams: JavaProcess
+    tier: Path
+    table: Mapping[str, str]
+    """What the topics `SOURCES` say of every key."""
+
+    @property
+    def bootstrap(self) -> str:
+        return self.proxy.bootstrap_servers
+
+    def start(self, application: str, protocol: str, inbox: str) -> None:
+        folder = self.proxy.folder / application
+        self.streams.ask(f"start {application} {self.bootstrap} {folder} {protocol} {SOURCES[0]} {SOURCES[1]} {inbox}")
+
+    def stop(self, application: str) -> None:
+        self.streams.ask(f"stop {application}")
+
+    def all(self, application: str, store: str) -> dict[str, str]:
+        lines = self.streams.ask(f"all {application} {store}").decode().splitlines()
+        return {key: value for key, _, value in (line.partition(" ") for line in lines)}
+
+    def copied(self, topic: str) -> int:
+        """How many segments of the topic lie in the store."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        found = admin.describe_topics(confluent_kafka.TopicCollection([topic]))[topic].result(TIMEOUT_S)
+        raw = found.topic_id
+        topic_id = (raw.get_most_significant_bits() % 2**64 << 64) + raw.get_least_significant_bits() % 2**64
+        text = re.sub(r"(.{8})(.{4})(.{4})(.{4})(.{12})", r"\1-\2-\3-\4-\5", f"{topic_id:032x}")
+        return len([*self.tier.glob(f"*/*/{text}/*/*.log")])
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """A broker of its own, for a rule that matches every topic."""
+    home = tmp_path_factory.mktemp("streams")
+    settings: dict[str, str | int] = {"remote.log.visible.after.ms": 1000}
+    more = {"group.streams.initial.rebalance.delay.ms": "0"}
+    with KafkaCluster(settings={**SHRINKS_SOON, **more}) as kafka:
+        streams = JavaProcess("StreamsApp", libs=[framework_libs()])
+        try:
+            with tidegate_over(kafka, home, tiered=["*"], segment_bytes=SEGMENT_BYTES, settings=settings) as proxy:
+                table = {f"key-{n}": f"{n}:".ljust(VALUE_BYTES, "x") for n in range(KEYS)}
+                for topic in SOURCES:
+                    create_topic(proxy.bootstrap_servers, topic)
+                    produce_pairs(proxy.bootstrap_servers, topic, [*table.items()])
+                for topic in SOURCES:
+                    until_trimmed(kafka, topic, KEYS // 2)
+                yield Stage(kafka, proxy, streams, home / "tier", table)
+        finally:
+            streams.stop()
+
+
+def produce_pairs(bootstrap: str, topic: str, pairs: list[tuple[str, str]]) -> None:
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": bootstrap, "linger.ms": 5, "batch.num.messages": 10, "enable.idempotence": True}
+    )
+    for key, value in pairs:
+        producer.produce(topic, value, key)
+    assert producer.flush(TIMEOUT_S) == 0
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def watermarks(bootstrap: str, topic: str) -> tuple[int, int]:
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": "unused"})
+    try:
+        low, high = consumer.get_watermark_offsets(TopicPartition(topic, 0), TIMEOUT_S)
+        return int(low), int(high)
+    finally:
+        consumer.close()
+
+
+@pytest.mark.parametrize("protocol", ["classic", "streams"])
+def test_an_application_restores_from_both_tiers_and_purges_what_it_has_done_with(stage: Stage, protocol: str) -> None:
+    """Twice from nothing: the second time all stores come from topics, two of which the broker has the end of."""
+    application, inbox = f"app-{protocol}", f"inbox-{protocol}"
+    moved, changes = f"{application}-by-letter-repartition", f"{application}-counts-changelog"
+    create_topic(stage.bootstrap, inbox)
+    assert all(local_log_start(stage.kafka, topic) > 0 for topic in SOURCES)
+    sent: Counter[str] = Counter()
+
+    def count(rounds: int) -> None:
+        for _ in range(rounds):
+            letters = [LETTERS[n % len(LETTERS)] for n in range(60)]
+            produce_pairs(stage.bootstrap, inbox, [("any", letter.ljust(VALUE_BYTES, "x")) for letter in letters])
+            sent.update(letters)
+            until(lambda: stage.all(application, "counts") == counted())
+
+    def counted() -> dict[str, str]:
+        return {letter: str(count) for letter, count in sent.items()}
+
+    def is_purged() -> bool:
+        start, end = watermarks(stage.bootstrap, moved)
+        return start == end > sent.total() and stage.copied(moved) == 0
+
+    stage.start(application, protocol, inbox)
+    count(rounds=4)
+    until(lambda: stage.all(application, "table") == stage.table)
+    assert stage.all(application, "everywhere") == stage.table
+    until(is_purged)
+    stage.stop(application)
+
+    stage.start(application, protocol, inbox)
+    assert stage.all(application, "table") == stage.table
+    assert stage.all(application, "everywhere") == stage.table
+    assert stage.all(application, "counts") == counted()
+    count(rounds=1)
+    until(is_purged)
+    stage.stop(application)
+
+    assert watermarks(stage.kafka.bootstrap_servers, moved) == watermarks(stage.bootstrap, moved)
+    metrics, output = stage.proxy.metrics(), stage.proxy.output.read_text()
+    assert f'remote_log_size_bytes{{partition="0",topic="{moved}"}} 0.0' in metrics, "it is tiered"
+    assert f'topic="{changes}"' not in metrics, "it is compacted"
+    assert stage.copied(changes) == 0
+    assert not [line for line in metrics.splitlines() if "alarm" in line and moved in line]
+    assert not [line for line in output.splitlines() if "could not be processed" in line]
