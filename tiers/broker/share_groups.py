@@ -1,13 +1,19 @@
 """Where the share groups (KIP-932) of the cluster stand: a trim past the start of one would take records from it.
 
-A group is asked where it is coordinated: that is the broker which lists it. Groups that we may not describe are not
-listed to us (DESCRIBE on groups is needed). Brokers without share groups list none.
+A group is asked where it is coordinated: that is the broker which lists it. Brokers without share groups list none.
+Groups that we may not describe are not listed to us (DESCRIBE on groups is needed).
+
+A group that has members and no start offset yet acquires records that no start offset tells of: the broker writes
+one down with the first acknowledgement. Until then its partitions stay as they are. Without members it holds nothing:
+it begins again at what its share.auto.offset.reset finds then, in the local tier.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
+from uuid import UUID
 
 from kafka.protocol.admin import ListGroupsRequest
 from kafka.protocol.api_message import ApiMessage
@@ -20,6 +26,11 @@ from tiers.model.ids import TopicIdPartition
 _GROUP_TYPES_SINCE = 5
 _GROUP_ID_NOT_FOUND = 69
 _OUR_SCHEMAS = "protocol.schemas"
+_GROUPS_TOPIC = "__consumer_offsets"
+_EMPTY = "Empty"
+_METADATA_MAX_AGE_MS = 5_000
+
+_Starts = Mapping[tuple[UUID, int], "int | BrokerError"]
 
 
 class DescribeShareGroupOffsetsRequest(ApiMessage, load_json=_OUR_SCHEMAS):  # type: ignore[call-arg,misc]  # untyped
@@ -31,59 +42,87 @@ class DescribeShareGroupOffsetsResponse(ApiMessage, load_json=_OUR_SCHEMAS):  # 
 
 
 class ClusterShareGroups:
-    """Asks anew at every call: a group may have been created a moment ago."""
+    """The cluster is asked once for all who wait: for every caller after it came, as a group may just have begun."""
 
     def __init__(self, client: BrokerClient) -> None:
         self._client = client
+        self._lock = asyncio.Lock()
+        self._rounds_begun = 0
+        self._round_known = 0
+        self._starts: _Starts = {}
 
     async def lowest_start(self, partition: TopicIdPartition, timeout_ms: int) -> int | None:
         """The lowest share-partition start offset of any group, None when no group has one.
 
         `BrokerError` when a broker or group does not tell: then nothing is known, and nothing may be trimmed."""
-        metadata = await self._client.metadata(timeout_ms=timeout_ms)
-        starts: list[int] = []
-        for node_id in metadata.brokers:
-            groups = await self._groups(node_id, timeout_ms)
-            if groups:
-                starts += await self._starts(node_id, groups, partition, timeout_ms)
-        return min(starts, default=None)
+        rounds_before = self._rounds_begun
+        try:
+            async with asyncio.timeout(timeout_ms / 1000), self._lock:
+                if self._round_known <= rounds_before:
+                    self._rounds_begun += 1
+                    self._starts = await self._read(timeout_ms)
+                    self._round_known = self._rounds_begun
+                start = self._starts.get((partition.topic_id, partition.partition))
+        except TimeoutError as error:
+            raise BrokerError("the share groups were not read in time", retriable=True) from error
+        if isinstance(start, BrokerError):
+            raise BrokerError(str(start), start.code, retriable=True)
+        return start
 
-    async def _groups(self, node_id: int, timeout_ms: int) -> list[str]:
+    async def _read(self, timeout_ms: int) -> _Starts:
+        metadata = await self._client.metadata(_METADATA_MAX_AGE_MS, timeout_ms)
+        coordinating = metadata.topics.get(_GROUPS_TOPIC)
+        if coordinating is not None and any(one.leader_id < 0 for one in coordinating.partitions.values()):
+            raise BrokerError("share groups without a coordinator are not listed", retriable=True)
+        starts: dict[tuple[UUID, int], int | BrokerError] = {}
+        for node_id in metadata.brokers:
+            states = await self._states(node_id, timeout_ms)
+            if states:
+                await self._add_starts(starts, node_id, states, timeout_ms)
+        return starts
+
+    async def _states(self, node_id: int, timeout_ms: int) -> dict[str, str]:
+        """Of the groups that this broker coordinates."""
         message = ListGroupsRequest(states_filter=[], types_filter=["share"])
         try:
             response = await self._client.request(node_id, message, timeout_ms, min_version=_GROUP_TYPES_SINCE)
         except BrokerError as error:
             if error.code == ErrorCode.UNSUPPORTED_VERSION:
-                return []
+                return {}
             raise
         if response.error_code != ErrorCode.NONE:
             raise BrokerError("share groups could not be listed", response.error_code, retriable=True)
-        return [group.group_id for group in response.groups]
+        return {group.group_id: group.group_state for group in response.groups}
 
-    async def _starts(self, node_id: int, groups: list[str], partition: TopicIdPartition, timeout_ms: int) -> list[int]:
+    async def _add_starts(
+        self,
+        starts: dict[tuple[UUID, int], int | BrokerError],
+        node_id: int,
+        states: Mapping[str, str],
+        timeout_ms: int,
+    ) -> None:
         request = DescribeShareGroupOffsetsRequest
         message = request(
-            groups=[request.DescribeShareGroupOffsetsRequestGroup(group_id=group, topics=None) for group in groups]
+            groups=[request.DescribeShareGroupOffsetsRequestGroup(group_id=group, topics=None) for group in states]
         )
         response = await self._client.request(node_id, message, timeout_ms)
-        return list(_starts_of(response, partition))
-
-
-def _starts_of(response: Any, partition: TopicIdPartition) -> Iterator[int]:
-    for group in response.groups:
-        if group.error_code == _GROUP_ID_NOT_FOUND:
-            continue
-        if group.error_code != ErrorCode.NONE:
-            raise BrokerError(f"share group {group.group_id} tells no offsets", group.error_code, retriable=True)
-        for topic in group.topics:
-            if topic.topic_id != partition.topic_id:
+        for group in response.groups:
+            if group.error_code == _GROUP_ID_NOT_FOUND:
                 continue
-            for answer in topic.partitions:
-                if answer.partition_index != partition.partition:
-                    continue
-                if answer.error_code != ErrorCode.NONE:
-                    raise BrokerError(
-                        f"share group {group.group_id} does not tell where it is", answer.error_code, retriable=True
-                    )
-                if answer.start_offset >= 0:
-                    yield answer.start_offset
+            if group.error_code != ErrorCode.NONE:
+                raise BrokerError(f"share group {group.group_id} tells no offsets", group.error_code, retriable=True)
+            _add_group(starts, group.group_id, group.topics, has_members=states.get(group.group_id) != _EMPTY)
+
+
+def _add_group(
+    starts: dict[tuple[UUID, int], int | BrokerError], group_id: str, topics: Sequence[Any], *, has_members: bool
+) -> None:
+    for topic in topics:
+        for answer in topic.partitions:
+            key = topic.topic_id, answer.partition_index
+            known = starts.get(key)
+            if answer.error_code != ErrorCode.NONE:
+                starts[key] = BrokerError(f"share group {group_id} does not tell where it is", answer.error_code)
+            elif not isinstance(known, BrokerError) and (answer.start_offset >= 0 or has_members):
+                start = max(answer.start_offset, 0)
+                starts[key] = start if known is None else min(known, start)

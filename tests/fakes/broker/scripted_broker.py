@@ -19,7 +19,9 @@ from tests.fakes.broker import (
     api_versions,
     delete_records,
     describe_configs,
+    describe_share_group_offsets,
     fetch,
+    list_groups,
     list_offsets,
     metadata,
     offset_for_leader_epoch,
@@ -27,6 +29,7 @@ from tests.fakes.broker import (
 )
 from tests.fakes.broker.cluster import LocalLog
 from tests.fakes.broker.delivery import Deliver, whole
+from tests.fakes.broker.describe_share_group_offsets import ShareGroup
 from tests.fakes.broker.fake_broker import FakeBroker
 from tests.fakes.broker.wire import Wire
 from tiers.broker.cluster_metadata import TopicMetadata
@@ -42,6 +45,8 @@ APIS: dict[int, ModuleType] = {
         offset_for_leader_epoch,
         delete_records,
         describe_configs,
+        list_groups,
+        describe_share_group_offsets,
     )
 }
 Answer = Callable[[Any], Awaitable[Any]]
@@ -63,6 +68,7 @@ class ScriptedBroker(FakeBroker):
         self.topics: list[TopicMetadata] = []
         self.brokers: list[ScriptedBroker] = [self]
         self.logs: dict[tuple[str, int], LocalLog] = {}
+        self.share_groups: list[ShareGroup] = []
         self.versions = {key: (0, api.REQUEST.max_version) for key, api in APIS.items()}
         self.answers: dict[int, Answer] = {}
         for key, api in APIS.items():
