@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
@@ -57,7 +57,9 @@ class TierConfigMetadata(Protocol):
 
     def topic_tier_config(self, topic_id: UUID) -> Mapping[str, str]: ...
 
-    async def change_topic_tier_config(self, topic_id: UUID, topic: str, changes: Mapping[str, str | None]) -> None: ...
+    async def change_topic_tier_config(
+        self, topic_id: UUID, topic: str, changes: Mapping[str, str | None], check: Callable[[Mapping[str, str]], None]
+    ) -> None: ...
 
 
 class TopicConfigs(Protocol):
@@ -79,11 +81,14 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`changes` None unsets; empty when nothing is to be recorded. `topic_id` None: of a topic that is yet to be."""
+    """`changes` None unsets; empty when nothing is to be recorded. `topic_id` None: of a topic that is yet to be.
+
+    `check` raises `InvalidTierConfigError` if the topic must not be changed so, given what it has by then."""
 
     topic: str
     topic_id: UUID | None
     changes: Mapping[str, str | None]
+    check: Callable[[Mapping[str, str]], None]
 
 
 Plan = Refusal | Change
@@ -112,72 +117,81 @@ class TopicTierConfigs:
             return None
         return next((rule for rule in self._rules if rule.matches(topic)), None)
 
-    async def values(self, topic: str) -> Mapping[str, TierValue] | None:
-        """What holds for the topic; None when it cannot be told."""
-        topic_id = await self._topic_id(topic)
-        if topic_id is None:
-            return None
+    async def values(self, topics: Collection[str], node_id: int | None) -> dict[str, Mapping[str, TierValue]]:
+        """What holds for each of the topics; what cannot be told is missing. `node_id`: the broker that named them."""
         try:
-            await self._ensure_fresh(topic_id)
-            return tier_values(self.rule(topic), self._own(topic_id))
+            topic_ids = await self._topic_ids(topics, node_id)
         except RemoteLogError:
-            return None
+            return {}
+        found: dict[str, Mapping[str, TierValue]] = {}
+        for topic, topic_id in topic_ids.items():
+            try:
+                await self._ensure_fresh(topic_id, self._settings.metadata_max_age_ms)
+                found[topic] = tier_values(self.rule(topic), self._own(topic_id))
+            except RemoteLogError:
+                continue
+        return found
 
     async def plan(self, request: ConfigRequest) -> dict[str, Plan]:
         """By topic; what is missing is forwarded as it came."""
-        creates = request.api_key == ApiKey.CREATE_TOPICS
         plans: dict[str, Plan] = {}
-        pending: list[_Pending] = []
+        resources: list[ConfigResource] = []
         for resource in request.resources:
             if resource.resource_type != TOPIC_RESOURCE:
                 continue
-            if resource.name == self.metadata_topic and not creates:
+            if resource.name == self.metadata_topic:
                 plans[resource.name] = Refusal(ErrorCode.TOPIC_AUTHORIZATION_FAILED, REFUSAL, is_final=True)
-                continue
-            try:
-                found = await self._pending(request, resource)
-            except InvalidTierConfigError as error:
-                plans[resource.name] = Refusal(error.code, str(error))
-            except RemoteLogError as error:
-                plans[resource.name] = _unknown(error)
             else:
-                if found is not None:
-                    pending.append(found)
+                resources.append(resource)
+        topic_ids: Mapping[str, UUID] = {}
+        if request.api_key != ApiKey.CREATE_TOPICS and resources:
+            try:
+                topic_ids = await self._topic_ids([resource.name for resource in resources], None)
+            except RemoteLogError as error:
+                return plans | {resource.name: _unknown(error) for resource in resources}
+        answers = await asyncio.gather(
+            *(self._pending(request, resource, topic_ids.get(resource.name)) for resource in resources)
+        )
+        pending = [found for found in answers if isinstance(found, _Pending)]
+        plans |= {
+            resource.name: found
+            for resource, found in zip(resources, answers, strict=True)
+            if isinstance(found, Refusal)
+        }
         if pending:
             plans |= await self._checked(request, pending)
         return plans
 
-    async def _pending(self, request: ConfigRequest, resource: ConfigResource) -> _Pending | None:
-        changes = _tier_changes(request, resource)
-        rule = self.rule(resource.name)
-        if request.api_key == ApiKey.CREATE_TOPICS:
-            # Nothing is disabled by a topic that is not there yet.
-            before = {REMOTE_STORAGE_ENABLE: "false"}
-            return _Pending(resource, None, rule, changes, before, _set(changes)) if changes else None
-        topic_id = await self._topic_id(resource.name)
-        if topic_id is None:
-            return _Pending(resource, None, rule, changes, {}, _set(changes)) if changes else None
-        own: Mapping[str, str] = {}
+    async def _pending(
+        self, request: ConfigRequest, resource: ConfigResource, topic_id: UUID | None
+    ) -> _Pending | Refusal | None:
         try:
-            await self._ensure_fresh(topic_id)
+            changes = _tier_changes(request, resource)
+        except InvalidTierConfigError as error:
+            return Refusal(error.code, str(error))
+        rule = self.rule(resource.name)
+        replaces = request.api_key == ApiKey.ALTER_CONFIGS
+        if topic_id is None:
+            if changes and replaces:
+                changes = {**dict.fromkeys(TIER_DEFAULTS), **changes}
+            return _Pending(resource, None, rule, changes, {}, replaces) if changes else None
+        try:
+            await self._ensure_fresh(topic_id, 0)
             own = self._own(topic_id)
-        except RemoteLogError:
-            if changes:
-                raise
+        except RemoteLogError as error:
+            return _unknown(error) if changes else None
+        if not changes and not is_enabled(rule, own) and not (own and replaces):
             return None
-        if request.api_key == ApiKey.ALTER_CONFIGS:
-            changes = {**dict.fromkeys(own), **changes}
-        if not changes and not is_enabled(rule, own):
-            return None
-        return _Pending(resource, topic_id, rule, changes, own, _set({**own, **changes}))
+        if replaces:
+            changes = {**dict.fromkeys(TIER_DEFAULTS), **changes}
+        return _Pending(resource, topic_id, rule, changes, own, replaces)
 
-    async def _checked(self, request: ConfigRequest, pending: list[_Pending]) -> dict[str, Plan]:
-        creates = request.api_key == ApiKey.CREATE_TOPICS
+    async def _checked(self, request: ConfigRequest, pending: Sequence[_Pending]) -> dict[str, Plan]:
         timeout_ms = self._settings.metadata_timeout_ms
         defaults: Mapping[str, str] = BROKER_DEFAULTS
         known: Mapping[str, Mapping[str, BrokerValue]] = {}
         try:
-            if creates:
+            if request.api_key == ApiKey.CREATE_TOPICS:
                 defaults = await self._brokers.defaults(timeout_ms)
             else:
                 known = await self._brokers.of_topics([each.resource.name for each in pending], timeout_ms)
@@ -187,15 +201,19 @@ class TopicTierConfigs:
         for each in pending:
             topic = each.resource.name
             values = known.get(topic) or {key: BrokerValue(value, value) for key, value in defaults.items()}
-            plans[topic] = Change(topic, each.topic_id, each.changes)
+            check = each.check_over(values, creates=request.api_key == ApiKey.CREATE_TOPICS)
             try:
-                each.check(values, replaces=request.api_key == ApiKey.ALTER_CONFIGS)
+                check(each.own)
             except InvalidTierConfigError as error:
                 plans[topic] = Refusal(error.code, str(error))
+            else:
+                plans[topic] = Change(topic, each.topic_id, each.changes, check)
         return plans
 
     async def record(self, change: Change, topic_id: UUID | None = None) -> None:
-        """After the broker has said yes. Raises `RemoteLogError`, `TimeoutError`."""
+        """After the broker has said yes. Raises `RemoteLogError`, `TimeoutError`.
+
+        `InvalidTierConfigError`: another change came between, and both do not go together."""
         if not change.changes:
             return
         async with asyncio.timeout(_STORE_TIMEOUT_MS / 1000):
@@ -205,17 +223,13 @@ class TopicTierConfigs:
                 topic_id = await self._topology.resolve_topic_id(change.topic, 0, self._settings.metadata_timeout_ms)
                 if topic_id is None:
                     await asyncio.sleep(_RESOLVE_AGAIN_MS / 1000)
-            await self._metadata.change_topic_tier_config(topic_id, change.topic, change.changes)
+            await self._metadata.change_topic_tier_config(topic_id, change.topic, change.changes, change.check)
 
-    async def _topic_id(self, topic: str) -> UUID | None:
-        settings = self._settings
-        return await self._topology.resolve_topic_id(topic, settings.topic_id_max_age_ms, settings.metadata_timeout_ms)
+    async def _topic_ids(self, topics: Collection[str], node_id: int | None) -> Mapping[str, UUID]:
+        return await self._topology.current_topic_ids(topics, node_id, self._settings.metadata_timeout_ms)
 
-    async def _ensure_fresh(self, topic_id: UUID) -> None:
-        settings = self._settings
-        await self._metadata.ensure_fresh(
-            TopicIdPartition(topic_id, 0), settings.metadata_max_age_ms, settings.metadata_timeout_ms
-        )
+    async def _ensure_fresh(self, topic_id: UUID, max_age_ms: int) -> None:
+        await self._metadata.ensure_fresh(TopicIdPartition(topic_id, 0), max_age_ms, self._settings.metadata_timeout_ms)
 
     def _own(self, topic_id: UUID) -> Mapping[str, str]:
         return self._metadata.topic_tier_config(topic_id)
@@ -223,33 +237,35 @@ class TopicTierConfigs:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A topic whose tier settings change, or that is tiered and changes otherwise."""
+    """A topic whose tier settings change, or that is tiered and changes otherwise. `own` is what it has now."""
 
     resource: ConfigResource
     topic_id: UUID | None
     rule: TopicRule | None
     changes: Mapping[str, str | None]
-    before: Mapping[str, str]
-    after: Mapping[str, str]
+    own: Mapping[str, str]
+    replaces: bool
+    """What the request does not name is unset."""
 
-    def check(self, broker: Mapping[str, BrokerValue], *, replaces: bool) -> None:
-        """Raises `InvalidTierConfigError`."""
-        if self.resource.name.startswith("__") and self.after.get(REMOTE_STORAGE_ENABLE) == "true":
-            raise InvalidTierConfigError("Remote log storage is not supported for internal topics")
-        was_tiered = is_enabled(self.rule, self.before) and broker["cleanup.policy"].value == "delete"
-        if was_tiered or self.after != self.before:
-            check_tier_config(
-                self.rule, self.before, self.after, _broker_after(self.resource, broker, replaces=replaces)
-            )
+    def check_over(self, broker: Mapping[str, BrokerValue], *, creates: bool) -> Callable[[Mapping[str, str]], None]:
+        """`creates`: nothing is disabled by a topic that is not there yet."""
+
+        def check(own: Mapping[str, str]) -> None:
+            before = {REMOTE_STORAGE_ENABLE: "false", **own} if creates else own
+            after = {key: value for key, value in {**own, **self.changes}.items() if value is not None}
+            if self.resource.name.startswith("__") and after.get(REMOTE_STORAGE_ENABLE) == "true":
+                raise InvalidTierConfigError("Remote log storage is not supported for internal topics")
+            was_tiered = is_enabled(self.rule, before) and broker["cleanup.policy"].value == "delete"
+            if was_tiered or after != own:
+                broker_after = _broker_after(self.resource, broker, replaces=self.replaces)
+                check_tier_config(self.rule, before, after, broker_after)
+
+        return check
 
 
 def _unknown(error: RemoteLogError) -> Refusal:
     logger.warning("tier settings could not be checked", extra={"error": str(error)})
     return Refusal(ErrorCode.REQUEST_TIMED_OUT, "The topic's tier settings cannot be read now; try again.")
-
-
-def _set(config: Mapping[str, str | None]) -> dict[str, str]:
-    return {key: value for key, value in config.items() if value is not None}
 
 
 def _tier_changes(request: ConfigRequest, resource: ConfigResource) -> dict[str, str | None]:

@@ -30,7 +30,7 @@ from proxy.handlers.addresses import check_version
 from proxy.handlers.describe_configs import tier_entries
 from proxy.topic_tier_configs import Change, Plan, Refusal, TopicTierConfigs
 from tiers.errors import RemoteLogError
-from tiers.manager.topic_tier_config import TIER_DEFAULTS, TierValue, tier_values
+from tiers.manager.topic_tier_config import TIER_DEFAULTS, InvalidTierConfigError, TierValue, tier_values
 
 logger = logging.getLogger(__name__)
 
@@ -93,9 +93,10 @@ class _State:
                 continue
             if answer.error_code != ErrorCode.NONE:
                 continue
-            if plan is not None and not self._request.validate_only and not await self._record(plan, answer):
-                message = "The topic's tier settings were not recorded; try again."
-                splices.append(replace_error(response, answer, ErrorCode.REQUEST_TIMED_OUT, message))
+            if plan is not None and not self._request.validate_only:
+                refusal = await self._record(plan, answer)
+                if refusal is not None:
+                    splices.append(replace_error(response, answer, refusal.code, refusal.message))
             splices += self._shown(response, payload, answer, plan)
         return (splice(payload, splices) if splices else payload,)
 
@@ -107,16 +108,22 @@ class _State:
         values: Mapping[str, TierValue] = tier_values(self._configs.rule(answer.name), own)
         return tier_entries(response, payload, answer, values, frozenset(), with_synonyms=False)
 
-    async def _record(self, change: Change, answer: ConfigAnswer) -> bool:
+    async def _record(self, change: Change, answer: ConfigAnswer) -> Refusal | None:
         topic_id = None if not answer.topic_id_bytes else UUID(bytes=answer.topic_id_bytes)
         try:
             await self._configs.record(change, topic_id if topic_id and topic_id.int else None)
+        except InvalidTierConfigError as error:
+            logger.warning(
+                "tier settings were refused after another change came between",
+                extra={"topic": change.topic, "error": str(error)},
+            )
+            return Refusal(error.code, str(error))
         except (RemoteLogError, TimeoutError) as error:
             logger.warning(
                 "tier settings were not recorded", extra={"topic": change.topic, "error": str(error) or "in time"}
             )
-            return False
-        return True
+            return Refusal(ErrorCode.REQUEST_TIMED_OUT, "The topic's tier settings were not recorded; try again.")
+        return None
 
     def on_abandoned(self) -> None:
         return

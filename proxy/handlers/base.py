@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
@@ -30,6 +30,14 @@ class Topology(Protocol):
 
     async def resolve_topic_id(self, name: str, max_age_ms: int, timeout_ms: int) -> UUID | None:
         """As the cluster names it now, or did at most `max_age_ms` ago; None without such a topic or an answer."""
+
+    async def current_topic_ids(
+        self, names: Collection[str], node_id: int | None, timeout_ms: int
+    ) -> Mapping[str, UUID]:
+        """As that broker (None: any) names them, asked after this call; a name that is missing has no topic.
+
+        A broker hears of a topic before it answers for its log, so what it answered before this call, it answered for
+        no later topic of the name. Raises `BrokerError`."""
 
     def topic_name(self, topic_id: UUID) -> str | None: ...
 

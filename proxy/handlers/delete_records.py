@@ -4,15 +4,19 @@ The broker decides whether the client may; on its NONE the tier's log start is r
 what lies below. The segments themselves are removed later, by their owner. An answer without an error means that
 nothing deleted can reappear: if the log start could not be recorded, the client is told to try again. A client that
 goes away meanwhile changes nothing: the broker has deleted already.
+
+The request names topics, and a topic may be made again under its name meanwhile. So its id is asked for afterwards, and
+the leader, by that id, whether its log does begin where the broker said.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Protocol
+from uuid import UUID
 
 from protocol.api_keys import ApiKey
 from protocol.apis.delete_records import (
@@ -31,7 +35,7 @@ from protocol.header import parse_request_header, response_body_position
 from proxy.error_map import delete_records_error
 from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from proxy.handlers.addresses import check_version
-from proxy.handlers.base import HandlerTools, current_partition
+from proxy.handlers.base import HandlerTools, Topology
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.model.ids import TopicIdPartition
 
@@ -66,19 +70,20 @@ class DeleteRecordsHandler:
         frame, replaced = without_topics(
             request.frame, request.api_key, request.api_version, lambda topic: topic.name == self._metadata_topic
         )
-        return Forward(frame, hold_bytes=None), _State(self, parsed, replaced)
+        return Forward(frame, hold_bytes=None), _State(self, parsed, replaced, exchange.node_id)
 
     async def complete(
-        self, request: DeleteRecordsRequest, replaced: Mapping[str, Replaced], payload: memoryview
+        self, request: DeleteRecordsRequest, replaced: Mapping[str, Replaced], node_id: int | None, payload: memoryview
     ) -> Buffers:
         body_position = response_body_position(ApiKey.DELETE_RECORDS, request.version, payload)
         response = parse_delete_records_response(payload, body_position, request.version)
         asked = {(one.topic, one.partition): one for one in request.partitions}
         timeout_ms = min(max(request.timeout_ms, _MIN_TIMEOUT_MS), _MAX_TIMEOUT_MS)
         answers: dict[int, DeleteRecordsAnswer] = {}
+        topics = _CurrentTopics(self._tools.topology, {one.topic for one in request.partitions}, node_id)
 
         async def answer(index: int, one: DeleteRecordsResponsePartition) -> None:
-            found = await self._answer(asked.get((one.topic, one.partition)), one, timeout_ms)
+            found = await self._answer(asked.get((one.topic, one.partition)), one, topics, timeout_ms)
             if found is not None:
                 answers[index] = found
 
@@ -100,14 +105,18 @@ class DeleteRecordsHandler:
         return (with_refusals(memoryview(patched), ApiKey.DELETE_RECORDS, request.version, replaced, code, ""),)
 
     async def _answer(
-        self, asked: DeleteRecordsPartition | None, broker: DeleteRecordsResponsePartition, timeout_ms: int
+        self,
+        asked: DeleteRecordsPartition | None,
+        broker: DeleteRecordsResponsePartition,
+        topics: _CurrentTopics,
+        timeout_ms: int,
     ) -> DeleteRecordsAnswer | None:
         """None relays the broker's answer."""
         if asked is None or broker.error_code:
             return None
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                return await self._delete(asked, broker, timeout_ms)
+                return await self._delete(asked, broker, topics, timeout_ms)
         except TimeoutError:
             return _failed(RemoteLogMetadataNotReadyError(f"the log start of {asked.topic} was not recorded in time"))
         except RemoteLogError as error:
@@ -117,20 +126,49 @@ class DeleteRecordsHandler:
             return _failed(RemoteLogError(repr(error)))
 
     async def _delete(
-        self, asked: DeleteRecordsPartition, broker: DeleteRecordsResponsePartition, timeout_ms: int
+        self,
+        asked: DeleteRecordsPartition,
+        broker: DeleteRecordsResponsePartition,
+        topics: _CurrentTopics,
+        timeout_ms: int,
     ) -> DeleteRecordsAnswer | None:
-        tiered = self._tools.tiered
-        partition = await current_partition(self._tools, asked.topic, asked.partition)
-        if partition is None or not await tiered.ensure_fresh(partition, timeout_ms):
+        tools = self._tools
+        topic_id = await topics.topic_id(asked.topic, timeout_ms)
+        if topic_id is None:
+            raise RemoteLogMetadataNotReadyError(f"{asked.topic} is not there any more")
+        partition = TopicIdPartition(topic_id, asked.partition, asked.topic)
+        if not await tools.tiered.ensure_fresh(partition, timeout_ms):
             raise RemoteLogMetadataNotReadyError(f"whether {asked.topic} is tiered is not known")
-        log_start = tiered.log_start(partition)
+        log_start = tools.tiered.log_start(partition)
         if log_start is None:
             return None
         offset = broker.low_watermark if asked.offset == HIGH_WATERMARK else asked.offset
         if offset > log_start:
+            # Later, not as late: what was asked in the same millisecond may not have seen the deletion.
+            bounds = (await tools.bounds.ask(partition, tools.clock_ms() + 1, timeout_ms)).bounds
+            if bounds.log_start_offset < max(offset, broker.low_watermark):
+                raise RemoteLogMetadataNotReadyError(f"{asked.topic} is not the topic that records were deleted of")
             await self._recorder.raise_log_start_offset(partition, offset)
             log_start = offset
         return DeleteRecordsAnswer(log_start) if log_start < broker.low_watermark else None
+
+
+class _CurrentTopics:
+    """The ids of a request's topics, asked for once."""
+
+    def __init__(self, topology: Topology, names: Collection[str], node_id: int | None) -> None:
+        self._topology = topology
+        self._names = names
+        self._node_id = node_id
+        self._known: Mapping[str, UUID] | None = None
+        self._asking = asyncio.Lock()
+
+    async def topic_id(self, name: str, timeout_ms: int) -> UUID | None:
+        """Raises `BrokerError`."""
+        async with self._asking:
+            if self._known is None:
+                self._known = await self._topology.current_topic_ids(self._names, self._node_id, timeout_ms)
+        return self._known.get(name)
 
 
 def _failed(error: RemoteLogError) -> DeleteRecordsAnswer:
@@ -142,9 +180,10 @@ class _State:
     handler: DeleteRecordsHandler
     request: DeleteRecordsRequest
     replaced: Mapping[str, Replaced]
+    node_id: int | None
 
     def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
-        return self.handler.complete(self.request, self.replaced, response)
+        return self.handler.complete(self.request, self.replaced, self.node_id, response)
 
     def on_abandoned(self) -> None:
         return

@@ -48,7 +48,8 @@ class DescribeConfigsHandler:
         asked = [resource for resource in resources if resource.resource_type == TOPIC_RESOURCE]
         if not asked:
             return Forward(request.frame), None
-        return Forward(request.frame, hold_bytes=None), _State(self._configs, request.api_version, asked, with_synonyms)
+        state = _State(self._configs, request.api_version, asked, with_synonyms, exchange.node_id)
+        return Forward(request.frame, hold_bytes=None), state
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class _State:
     version: int
     asked: list[DescribedResource]
     with_synonyms: bool
+    node_id: int | None
 
     def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
         return self._complete(response)
@@ -67,17 +69,21 @@ class _State:
             one.name: frozenset(TIER_DEFAULTS) if one.keys is None else TIER_DEFAULTS.keys() & set(one.keys)
             for one in self.asked
         }
+        answers = [
+            answer
+            for answer in response.answers
+            if answer.resource_type == TOPIC_RESOURCE
+            and answer.error_code == ErrorCode.NONE
+            and wanted.get(answer.name)
+        ]
+        values = await self.configs.values([answer.name for answer in answers], self.node_id) if answers else {}
         splices: list[Splice] = []
-        for answer in response.answers:
-            if (
-                answer.resource_type == TOPIC_RESOURCE
-                and answer.error_code == ErrorCode.NONE
-                and wanted.get(answer.name)
-            ):
-                values = await self.configs.values(answer.name)
-                if values is not None:
-                    keys = wanted[answer.name]
-                    splices += tier_entries(response, payload, answer, values, keys, with_synonyms=self.with_synonyms)
+        for answer in answers:
+            if answer.name in values:
+                keys = wanted[answer.name]
+                splices += tier_entries(
+                    response, payload, answer, values[answer.name], keys, with_synonyms=self.with_synonyms
+                )
         return (splice(payload, splices) if splices else payload,)
 
     def on_abandoned(self) -> None:

@@ -3,15 +3,17 @@
 EARLIEST is the tier's log start; LATEST and EARLIEST_LOCAL are the broker's to say; LATEST_TIERED and
 EARLIEST_PENDING_UPLOAD are the remote end; timestamps are looked up remotely for what lies before the broker's answer.
 A look-up that cannot be completed is an error that clients retry, never the local tier's later offset; so is any answer
-from metadata that is not fresh (DESIGN, safety rule 1).
+from metadata that is not fresh (DESIGN, safety rule 1). What a tiered topic's name stands for is asked of the broker
+once it has answered: a topic that was made again is not answered for by the old one's tier (9.3).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from uuid import UUID
 
 from protocol.api_keys import ApiKey
 from protocol.apis.list_offsets import (
@@ -71,19 +73,49 @@ class ListOffsetsHandler:
         if request.timeout_ms > 0:
             timeout_ms = min(timeout_ms, request.timeout_ms)
         deadline_ms = exchange.request.received_at_ms + timeout_ms
+        topic_ids = await self._current_ids(response.partitions, exchange.node_id, deadline_ms)
         found = await asyncio.gather(
             *(
-                self._answer(asked.get((one.topic, one.partition)), one, deadline_ms, exchange.connection_id)
+                self._answer(asked.get((one.topic, one.partition)), one, topic_ids, deadline_ms, exchange.connection_id)
                 for one in response.partitions
             )
         )
         answers = {index: answer for index, answer in enumerate(found) if answer is not None}
         return (patch_list_offsets_response(response, answers),) if answers else (payload,)
 
+    async def _current_ids(
+        self, answers: Sequence[ListOffsetsResponsePartition], node_id: int | None, deadline_ms: int
+    ) -> Mapping[str, UUID | None]:
+        """Of tiered topics what the broker meant by their names when it answered, None when that is not known.
+
+        A name that is missing was not tiered lately, and no topic is trimmed so soon after its creation."""
+        tools = self._tools
+        names = {answer.topic for answer in answers if not answer.error_code and self._may_be_tiered(answer.topic)}
+        timeout_ms = max(1, min(tools.settings.metadata_timeout_ms, deadline_ms - tools.clock_ms()))
+        try:
+            topic_ids = await tools.topology.current_topic_ids(names, node_id, timeout_ms)
+        except RemoteLogError:
+            topic_ids = {}
+        return {name: topic_ids.get(name) for name in names}
+
+    def _may_be_tiered(self, topic: str) -> bool:
+        topic_id = self._tools.topology.topic_id(topic)
+        try:
+            return topic_id is not None and self._tools.tiered.rlmm.is_tiered(topic_id)
+        except RemoteLogError:
+            return True
+
+    async def _partition(self, topic: str, index: int, topic_ids: Mapping[str, UUID | None]) -> TopicIdPartition | None:
+        if topic not in topic_ids:
+            return await current_partition(self._tools, topic, index)
+        topic_id = topic_ids[topic]
+        return None if topic_id is None else TopicIdPartition(topic_id, index, topic)
+
     async def _answer(
         self,
         asked: ListOffsetsPartition | None,
         broker: ListOffsetsResponsePartition,
+        topic_ids: Mapping[str, UUID | None],
         deadline_ms: int,
         connection_id: int,
     ) -> ListOffsetsAnswer | None:
@@ -91,7 +123,7 @@ class ListOffsetsHandler:
         if asked is None or broker.error_code or asked.timestamp in _BROKERS_OWN:
             return None
         tools = self._tools
-        partition = await current_partition(tools, asked.topic, asked.partition)
+        partition = await self._partition(asked.topic, asked.partition, topic_ids)
         remaining_ms = max(1, deadline_ms - tools.clock_ms())
         timeout_ms = min(tools.settings.metadata_timeout_ms, remaining_ms)
         if partition is None or not await tools.tiered.ensure_fresh(partition, timeout_ms):

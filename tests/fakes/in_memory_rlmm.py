@@ -214,9 +214,16 @@ class InMemoryRemoteLogMetadataManager:
         self.written += 1
         self.log_starts[partition] = max(offset, self.log_starts.get(partition, offset))
 
-    async def change_topic_tier_config(self, topic_id: UUID, topic: str, changes: Mapping[str, str | None]) -> None:
+    async def change_topic_tier_config(
+        self,
+        topic_id: UUID,
+        topic: str,
+        changes: Mapping[str, str | None],
+        check: Callable[[Mapping[str, str]], None] = lambda before: None,
+    ) -> None:
         if self.fail_writes is not None:
             raise self.fail_writes
+        check(self.topic_tier_config(topic_id))
         self.written += 1
         partition = TopicIdPartition(topic_id, 0, topic)
         merged = {**self.tier_configs.pop(partition, {}), **changes}

@@ -165,7 +165,7 @@ async def test_a_zombie_producer_is_never_visible(cluster: Cluster) -> None:
     async with cluster.manager("one") as owner, cluster.client() as client:
         await until(lambda: owner.owns(partition))
         number = owner.metadata_partition(partition)
-        name = f"{cluster.topic.name}-{number}"
+        name = f"{cluster.settings('').group_id}-{number}"
         zombie = TransactionalProducer(client, owner.topic, number, name, clock_ms=monotonic_ms)
         await zombie.initialize(TIMEOUT_MS)
         nobody = GroupMember(cluster.settings("").group_id, 1, "nobody")
@@ -304,6 +304,7 @@ async def test_the_brokers_clock_is_measured_by_writing_and_scraped_with_the_res
         assert scraped("alarm") == 0
         assert scraped("owned_partitions") == PARTITIONS
         assert scraped("events_read_total") == 3
+        assert scraped("foreign_records_total") == 0
         assert abs(scraped("clock_skew_seconds") or 0) < 1
         assert 0 <= (scraped("freshness_age_seconds") or 0) < 60
     assert scraped("owned_partitions") == 0

@@ -31,7 +31,7 @@ DEFAULT_LANE = ""
 DEFAULT_METADATA_MAX_AGE_MS = 30_000
 _BACKOFF_BASE_MS = 50
 _BACKOFF_CAP_MS = 1000
-_METADATA_WITH_TOPIC_IDS = 10
+METADATA_WITH_TOPIC_IDS = 10
 
 Address = tuple[str, int]
 
@@ -134,7 +134,7 @@ class BrokerClient:
     async def _fetch_metadata(self, deadline: _Deadline) -> ClusterMetadata:
         fetched_at_ms = self._clock_ms()
         message = MetadataRequest(topics=None, allow_auto_topic_creation=False)
-        response = await self.request(None, message, deadline.remaining_ms(), min_version=_METADATA_WITH_TOPIC_IDS)
+        response = await self.request(None, message, deadline.remaining_ms(), min_version=METADATA_WITH_TOPIC_IDS)
         metadata = from_response(response, fetched_at_ms)
         if not metadata.brokers:
             raise BrokerError("the cluster names no broker yet", retriable=True)

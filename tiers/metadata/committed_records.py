@@ -1,28 +1,33 @@
 """What a read_committed Fetch of a metadata partition says: its committed records as `MetadataEvent`s.
 
 The broker sends aborted records too and names their transactions (semantics 7): a producer's records are dropped from
-its aborted transaction's first offset up to the marker that ended it. A record that cannot be read was not written by
-this project: it is dropped and counted, for waiting for it would stop everything.
+its aborted transaction's first offset up to the marker that ended it.
+
+Nothing that somebody else writes into the topic may stop the reading, or count as written by an owner: what cannot be
+read is foreign, and so is what only owners write but no transaction brought, such as the records of brokers with a tier
+of their own. Foreign records are left out and counted, and one line tells of all that one read brought.
 """
 
 from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Sequence
 
-from protocol.errors import ErrorCode
+from protocol.errors import CorruptBatchError, ErrorCode
 from protocol.primitives import INT16, Buffer
 from protocol.records.record_batch import RecordBatch, verify_batches
 from protocol.records.record_reader import Record, read_records
 from tiers.broker.fetch import FetchedPartition
 from tiers.errors import BrokerError, RemoteLogMetadataError
-from tiers.metadata.serde import decode_key, decode_value, key_of
+from tiers.metadata.serde import decode_key, decode_value, key_of, nothing_key
 from tiers.metadata.state_replay import MetadataEvent, PartitionRead
+from tiers.model.segment_metadata import LogStartOffsetUpdate, QuarantineDeletionUpdate
 
 log = logging.getLogger(__name__)
 
 _ABORT_MARKER = 0
+_ANYBODYS = (LogStartOffsetUpdate, QuarantineDeletionUpdate)
+"""Written without ownership, and so that neither order nor repetition matters: no transaction is needed."""
 
 
 def read_committed(fetched: FetchedPartition, position: int) -> PartitionRead:
@@ -33,6 +38,7 @@ def read_committed(fetched: FetchedPartition, position: int) -> PartitionRead:
     heapq.heapify(to_abort)
     aborting: set[int] = set()
     events: list[MetadataEvent] = []
+    foreign: list[tuple[int, str]] = []
     for batch in verify_batches(fetched.records):
         while to_abort and to_abort[0][0] <= batch.last_offset:
             aborting.add(heapq.heappop(to_abort)[1])
@@ -40,9 +46,15 @@ def read_committed(fetched: FetchedPartition, position: int) -> PartitionRead:
             if _is_abort_marker(fetched.records, batch):
                 aborting.discard(batch.producer_id)
         elif not (batch.is_transactional and batch.producer_id in aborting):
-            events += _events(fetched.partition, fetched.records, batch, position)
+            _read_events(fetched.records, batch, position, events, foreign)
         position = max(position, batch.next_offset)
-    return PartitionRead(fetched.partition, events, position)
+    if foreign:
+        offset, error = foreign[0]
+        log.error(
+            "foreign records in the remote log metadata topic are left out",
+            extra={"metadata_partition": fetched.partition, "records": len(foreign), "offset": offset, "error": error},
+        )
+    return PartitionRead(fetched.partition, events, position, len(foreign))
 
 
 def _is_abort_marker(buf: Buffer, batch: RecordBatch) -> bool:
@@ -50,30 +62,40 @@ def _is_abort_marker(buf: Buffer, batch: RecordBatch) -> bool:
     return key is not None and INT16.unpack_from(key, 2)[0] == _ABORT_MARKER
 
 
-def _events(metadata_partition: int, buf: Buffer, batch: RecordBatch, position: int) -> Sequence[MetadataEvent]:
-    events = []
-    for record in read_records(buf, batch):
-        if record.offset < position:
-            continue
-        try:
-            event = _event(record)
-        except RemoteLogMetadataError as error:
-            log.error(
-                "a remote log metadata record cannot be read and is left out",
-                extra={"metadata_partition": metadata_partition, "offset": record.offset, "error": str(error)},
-            )
-            continue
-        if event is not None:
-            events.append(event)
-    return events
+def _read_events(
+    buf: Buffer, batch: RecordBatch, position: int, events: list[MetadataEvent], foreign: list[tuple[int, str]]
+) -> None:
+    """Adds the events of one batch, and the offsets of foreign records with what is wrong."""
+    try:
+        for record in read_records(buf, batch):
+            if record.offset < position:
+                continue
+            try:
+                event = _event(record, batch.is_transactional)
+            except RemoteLogMetadataError as error:
+                foreign.append((record.offset, str(error)))
+            else:
+                if event is not None:
+                    events.append(event)
+    except CorruptBatchError as error:
+        if batch.is_transactional:
+            raise
+        # Its checksum is right, so a producer made it so, and none of ours does.
+        foreign.append((batch.base_offset, str(error)))
 
 
-def _event(record: Record) -> MetadataEvent | None:
+def _event(record: Record, in_transaction: bool) -> MetadataEvent | None:
+    """None for a record that says nothing to this version."""
     if record.value is None:
         if record.key is None:
-            return None
-        return MetadataEvent(record.offset, record.timestamp, decode_key(record.key), None)
+            raise RemoteLogMetadataError("a record without key and value")
+        key = decode_key(record.key)
+        if not in_transaction and key != nothing_key(key.topic_id_partition):
+            raise RemoteLogMetadataError(f"a tombstone of api key {key.api_key} outside of a transaction")
+        return MetadataEvent(record.offset, record.timestamp, key, None)
     decoded = decode_value(record.value)
     if decoded is None:
         return None
+    if not in_transaction and not isinstance(decoded, _ANYBODYS):
+        raise RemoteLogMetadataError(f"a {type(decoded).__name__} outside of a transaction")
     return MetadataEvent(record.offset, record.timestamp, key_of(decoded), decoded)

@@ -228,9 +228,11 @@ class TransactionalProducer(MetadataProducer):
         self._is_usable = True
 
     async def commit(
-        self, records: Sequence[KeyAndValue], member: GroupMember, consumed_offset: int, timeout_ms: int
+        self, records: Sequence[KeyAndValue], member: GroupMember | None, consumed_offset: int, timeout_ms: int
     ) -> int:
         """Writes `records` in one transaction; returns the offset of the last one.
+
+        `member` None: of a writer that needs no membership, whose `consumed_offset` says nothing.
 
         `RemoteLogMetadataError`: not written, or not known (the next `initialize` ends what is open)."""
         if not self._is_usable:
@@ -243,7 +245,8 @@ class TransactionalProducer(MetadataProducer):
             last_offset = await self._produce(
                 self._metadata_partition, batch, len(records), self._transactional_id, deadline_ms
             )
-            await self._commit_offset(member, consumed_offset, deadline_ms)
+            if member is not None:
+                await self._commit_offset(member, consumed_offset, deadline_ms)
         except RemoteLogMetadataError:
             await self._abort(deadline_ms)
             raise

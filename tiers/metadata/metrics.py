@@ -5,6 +5,7 @@ tidegate_remote_log_metadata_freshness_age_seconds   since the metadata partitio
                                                      end; absent while one never was
 tidegate_remote_log_metadata_owned_partitions        metadata partitions that this process may write
 tidegate_remote_log_metadata_events_read_total       committed records since the start
+tidegate_remote_log_metadata_foreign_records_total   left out, for no Tidegate wrote them: who may write to the topic?
 tidegate_remote_log_metadata_clock_skew_seconds      the brokers' clock ahead of ours; absent until a record was written
 """
 
@@ -31,6 +32,8 @@ class RemoteLogMetadataMetrics(Collector):
             )
         yield GaugeMetricFamily(f"{name}_owned_partitions", "This process may write.", value=status.owned_partitions)
         yield CounterMetricFamily(f"{name}_events_read", "Committed records that were read.", value=status.events_read)
+        foreign = status.foreign_records_read
+        yield CounterMetricFamily(f"{name}_foreign_records", "Records that are left out.", value=foreign)
         if status.clock_skew_ms is not None:
             yield GaugeMetricFamily(
                 f"{name}_clock_skew_seconds", "The brokers' clock ahead of ours.", value=status.clock_skew_ms / 1000

@@ -12,7 +12,7 @@ Reads are local and synchronous (the materialised state), writes go to the metad
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 from uuid import UUID
 
@@ -108,8 +108,17 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
     async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
         """Records that nothing below `offset` exists for clients; never lowers. Needs no ownership."""
 
-    async def change_topic_tier_config(self, topic_id: UUID, topic: str, changes: Mapping[str, str | None]) -> None:
-        """Sets keys of the topic's tier settings, None unsets. Needs no ownership: of two at a time, the later wins."""
+    async def change_topic_tier_config(
+        self,
+        topic_id: UUID,
+        topic: str,
+        changes: Mapping[str, str | None],
+        check: Callable[[Mapping[str, str]], None] = lambda before: None,
+    ) -> None:
+        """Sets keys of the topic's tier settings, None unsets. Needs no ownership.
+
+        Changes happen one after the other, whoever makes them: `check` is given what the topic has right before, and
+        what it raises comes out and changes nothing."""
 
     def owns(self, partition: TopicIdPartition) -> bool:
         """Whether this process is the owner now: caught up, not fenced, its membership confirmed less than 2 s ago."""

@@ -127,6 +127,13 @@ def quarantine_deletion_key(segment_id: RemoteLogSegmentId) -> RecordKey:
     return RecordKey(QUARANTINE_DELETION_API_KEY, segment_id.topic_id_partition, segment_id.id.bytes)
 
 
+def nothing_key(partition: TopicIdPartition) -> RecordKey:
+    """A tombstone of it says nothing: no log start is ever recorded under this name.
+
+    Written to learn the time of the append, or to be read."""
+    return RecordKey(LOG_START_OFFSET_API_KEY, partition, b"clock")
+
+
 def clamp_key(partition: TopicIdPartition, valid_end_offset: int) -> RecordKey:
     return RecordKey(CLAMP_API_KEY, partition, INT64.pack(valid_end_offset))
 

@@ -14,13 +14,14 @@ from uuid import UUID
 
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import RemoteLogMetadataNotReadyError
-from tiers.metadata.metadata_producer import MetadataProducer
+from tiers.metadata.metadata_producer import KeyAndValue, MetadataProducer
 from tiers.metadata.metadata_topic import DEFAULT_TOPIC_NAME, MetadataTopic
-from tiers.metadata.serde import encode_key, encode_value, key_of
+from tiers.metadata.serde import encode_key, encode_value, key_of, nothing_key
 from tiers.metadata.state import RemoteLogMetadataState
 from tiers.metadata.state_backed_reader import StateBackedReader
 from tiers.metadata.state_layout import STATE_FILE, StateIdentity
-from tiers.metadata.tier_config_records import changed_tier_config
+from tiers.metadata.tier_config_writer import CheckTierConfig, TierConfigWriter, changed_tier_config
+from tiers.metadata.topic_based_settings import metadata_group_id
 from tiers.metadata.topic_partitioner import TopicPartitioner, by_topic_id
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import LogStartOffsetUpdate, TopicTierConfigUpdate
@@ -57,7 +58,8 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
         self._identity: StateIdentity | None = None
         self._file: tuple[int, int] | None = None
         self._writing_log_start = asyncio.Lock()
-        self._writing_tier_config = asyncio.Lock()
+        prefix = metadata_group_id(topic_name)
+        self._tier_configs = TierConfigWriter(client, prefix, clock_ms=clock_ms)
 
     async def open(self) -> None:
         """Never waits for the process that keeps the state: until that has begun, nothing is fresh."""
@@ -126,7 +128,8 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
         )
 
     async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
-        not_before_ms = self._clock_ms() - max_age_ms
+        # Later, not as late: two things that happened in one millisecond have no order.
+        not_before_ms = self._clock_ms() - max_age_ms + 1
         await self._look_until(lambda: self._is_fresh_since(partition, not_before_ms), partition, timeout_ms)
 
     async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
@@ -147,25 +150,38 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
                 lambda: self._log_start(partition) >= offset, partition, deadline_ms - self._clock_ms()
             )
 
-    async def change_topic_tier_config(self, topic_id: UUID, topic: str, changes: Mapping[str, str | None]) -> None:
+    async def change_topic_tier_config(
+        self,
+        topic_id: UUID,
+        topic: str,
+        changes: Mapping[str, str | None],
+        check: CheckTierConfig = lambda before: None,
+    ) -> None:
         partition = TopicIdPartition(topic_id, 0, topic)
         deadline_ms = self._clock_ms() + _WRITE_TIMEOUT_MS
-        async with self._writing_tier_config:
-            await self.ensure_fresh(partition, 0, deadline_ms - self._clock_ms())
-            if self._topic is None:
-                raise RemoteLogMetadataNotReadyError("the state of the remote log metadata is not open")
-            known = TopicTierConfigUpdate(
-                partition, self._name, self._wall_clock_ms(), self.topic_tier_config(topic_id)
-            )
-            record = changed_tier_config(known, changes)
-            if record is None:
-                return
-            number = self.metadata_partition(partition)
-            producer = MetadataProducer(self._client, self._topic, clock_ms=self._clock_ms)
-            written = await producer.send(number, [record], deadline_ms - self._clock_ms())
-            await self._look_until(
-                lambda: self._state.next_offset(number) > written, partition, deadline_ms - self._clock_ms()
-            )
+        number = self.metadata_partition(partition)
+        if self._topic is None:
+            raise RemoteLogMetadataNotReadyError("the state of the remote log metadata is not open")
+
+        def record() -> KeyAndValue | None:
+            before = self.topic_tier_config(topic_id)
+            check(before)
+            known = TopicTierConfigUpdate(partition, self._name, self._wall_clock_ms(), before)
+            return changed_tier_config(known, changes)
+
+        async def until_read(offset: int) -> None:
+            left_ms = deadline_ms - self._clock_ms()
+            await self._look_until(lambda: self._state.next_offset(number) > offset, partition, left_ms)
+
+        async def read_to_end(left_ms: int) -> None:
+            # A record to be read ends the keeper's long poll; a change that waits for its end would often be fenced.
+            nothing = (encode_key(nothing_key(partition)), None)
+            await until_read(await producer.send(number, [nothing], left_ms))
+
+        producer = MetadataProducer(self._client, self._topic, clock_ms=self._clock_ms)
+        written = await self._tier_configs.write(self._topic, number, read_to_end, record, _WRITE_TIMEOUT_MS)
+        if written is not None:
+            await until_read(written)
 
     def _log_start(self, partition: TopicIdPartition) -> int:
         return max((known for _, known in self._state.log_starts(partition)), default=-1)

@@ -71,6 +71,8 @@ class PartitionRead:
     metadata_partition: int
     events: Sequence[MetadataEvent]
     next_offset: int
+    foreign_records: int = 0
+    """Left out, for nobody here wrote them."""
 
 
 class Replay:

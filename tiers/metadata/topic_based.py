@@ -41,6 +41,7 @@ from tiers.metadata.serde import (
     encode_key,
     encode_value,
     key_of,
+    nothing_key,
     quarantine_deletion_key,
     segment_keys,
 )
@@ -48,7 +49,7 @@ from tiers.metadata.state import RemoteLogMetadataState
 from tiers.metadata.state_backed_reader import StateBackedReader
 from tiers.metadata.state_layout import StateIdentity
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
-from tiers.metadata.tier_config_records import changed_tier_config
+from tiers.metadata.tier_config_writer import CheckTierConfig, TierConfigWriter, changed_tier_config
 from tiers.metadata.topic_based_settings import MetadataStatus, TopicBasedSettings
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
@@ -72,8 +73,6 @@ __all__ = ["MetadataStatus", "TopicBasedRemoteLogMetadataManager", "TopicBasedSe
 log = logging.getLogger(__name__)
 
 _SEEN_KEPT = 100_000
-_CLOCK_WRITER = b"clock"
-"""No log start is ever recorded under this name."""
 
 
 def wall_clock_ms() -> int:
@@ -98,7 +97,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         self._wall_clock_ms = wall_clock_ms
         self._writer = settings.writer or ""
         self._writing_log_start = asyncio.Lock()
-        self._writing_tier_config = asyncio.Lock()
+        self._tier_configs = TierConfigWriter(client, settings.group_id, clock_ms=clock_ms)
         self._seen_at_ms: dict[RemoteLogSegmentId, int] = {}
         self._opened_at_ms = 0
         self._topic: MetadataTopic | None = None
@@ -149,7 +148,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
                 topic,
                 self._follower,
                 MembershipSettings(settings.group_id, claims=settings.claims),
-                transactional_id_prefix=settings.prefix,
+                transactional_id_prefix=settings.group_id,
                 clock_ms=self._clock_ms,
                 clock_skew=self._clock_skew,
             )
@@ -197,6 +196,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             None if follower is None else follower.oldest_age_ms(),
             len(self.owned_metadata_partitions()),
             0 if follower is None else follower.events_read,
+            0 if follower is None else follower.foreign_records_read,
             self._clock_skew.skew_ms(),
         )
 
@@ -330,21 +330,29 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             written = await self._producer.send(metadata_partition, [_record(update)], timeout_ms)
             await self.follower.read_past(metadata_partition, written, timeout_ms)
 
-    async def change_topic_tier_config(self, topic_id: UUID, topic: str, changes: Mapping[str, str | None]) -> None:
+    async def change_topic_tier_config(
+        self,
+        topic_id: UUID,
+        topic: str,
+        changes: Mapping[str, str | None],
+        check: CheckTierConfig = lambda before: None,
+    ) -> None:
         partition = TopicIdPartition(topic_id, 0, topic)
         metadata_partition = self.metadata_partition(partition)
         timeout_ms = self._settings.write_timeout_ms
-        if self._producer is None:
-            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
-        async with self._writing_tier_config:
-            await self.follower.ensure_fresh(metadata_partition, 0, timeout_ms)
-            known = TopicTierConfigUpdate(
-                partition, self._writer, self._wall_clock_ms(), self.topic_tier_config(topic_id)
-            )
-            record = changed_tier_config(known, changes)
-            if record is not None:
-                written = await self._producer.send(metadata_partition, [record], timeout_ms)
-                await self.follower.read_past(metadata_partition, written, timeout_ms)
+
+        def record() -> KeyAndValue | None:
+            before = self.topic_tier_config(topic_id)
+            check(before)
+            known = TopicTierConfigUpdate(partition, self._writer, self._wall_clock_ms(), before)
+            return changed_tier_config(known, changes)
+
+        async def read_to_end(left_ms: int) -> None:
+            await self.follower.ensure_fresh(metadata_partition, 0, left_ms)
+
+        written = await self._tier_configs.write(self.topic, metadata_partition, read_to_end, record, timeout_ms)
+        if written is not None:
+            await self.follower.read_past(metadata_partition, written, timeout_ms)
 
     async def clock_skew_ms(self, partition: TopicIdPartition) -> int:
         """How far the brokers' clock is ahead of ours; asks by writing a record that says nothing, if it must."""
@@ -352,7 +360,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         if skew_ms is None:
             if self._producer is None:
                 raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
-            nothing = _tombstone(RecordKey(LOG_START_OFFSET_API_KEY, partition, _CLOCK_WRITER))
+            nothing = _tombstone(nothing_key(partition))
             await self._producer.send(self.metadata_partition(partition), [nothing], self._settings.write_timeout_ms)
             skew_ms = self._clock_skew.skew_ms()
         if skew_ms is None:

@@ -8,13 +8,20 @@ from pathlib import Path
 from tiers.metadata.metadata_topic import MetadataTopicSettings
 from tiers.metadata.topic_partitioner import TopicPartitioner, by_topic_id
 
+DEFAULT_PREFIX = "tidegate"
+
+
+def metadata_group_id(topic_name: str, prefix: str = DEFAULT_PREFIX) -> str:
+    """Of the group that owns the topic's partitions; its transactional ids begin with it too."""
+    return f"{prefix}-{topic_name}"
+
 
 @dataclass(frozen=True, slots=True)
 class TopicBasedSettings:
     """`state_folder` belongs to one process at a time. `prefix` names group and transactional ids: one per cluster."""
 
     state_folder: Path
-    prefix: str = "tidegate"
+    prefix: str = DEFAULT_PREFIX
     topic: MetadataTopicSettings = field(default_factory=MetadataTopicSettings)
     is_member: bool = True
     claims: frozenset[int] | None = None
@@ -27,7 +34,7 @@ class TopicBasedSettings:
 
     @property
     def group_id(self) -> str:
-        return f"{self.prefix}-{self.topic.name}"
+        return metadata_group_id(self.topic.name, self.prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,4 +45,5 @@ class MetadataStatus:
     freshness_age_ms: int | None
     owned_partitions: int
     events_read: int
+    foreign_records_read: int
     clock_skew_ms: int | None

@@ -6,7 +6,7 @@ Reads, limits and errors are Kafka's (semantics 3.1); sessions are told apart on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -69,6 +69,13 @@ class FakeCluster:
 
     async def resolve_topic_id(self, name: str, max_age_ms: int, timeout_ms: int) -> UUID | None:
         return self.topics.get(name)
+
+    async def current_topic_ids(
+        self, names: Collection[str], node_id: int | None, timeout_ms: int
+    ) -> Mapping[str, UUID]:
+        if not self.is_reachable:
+            raise BrokerError("the broker is gone", retriable=True)
+        return {name: self.topics[name] for name in names if name in self.topics}
 
     def topic_name(self, topic_id: UUID) -> str | None:
         return next((name for name, known in self.topics.items() if known == topic_id), None)

@@ -19,7 +19,7 @@ from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler, LogStartRecorder
 from proxy.local_log_bounds import LocalLogBoundsCache
 from proxy.tiered_partitions import TieredPartitions
-from tests.fakes.broker.cluster import FakeCluster
+from tests.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.fakes.broker.exchange import FakeExchange
 from tests.fakes.record_batches import batch_of
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
@@ -84,6 +84,7 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     tier = RemoteTier(tmp_path)
     await tier.add(P0, [batch_of(0, 30)], 0)
     cluster = FakeCluster(topics={"orders": TOPIC_ID, "plain": uuid.UUID(int=3)})
+    cluster.logs[P0] = LocalLog([], log_start_offset=30)
     settings = FetchSettings(metadata_timeout_ms=50)
     async with RemoteLogReader(tier.rlmm, tier.storage) as reader, asyncio.TaskGroup() as group:
         tiered = TieredPartitions(tier.rlmm, settings.metadata_max_age_ms)
@@ -101,12 +102,14 @@ async def test_the_tiers_log_start_is_raised_before_the_answer(bench: Bench, ver
     assert bench.tier.rlmm.log_start_offset(P0) == 12
     assert await bench.delete(version, 5, 30) == (0, 12)
     assert bench.tier.rlmm.log_start_offset(P0) == 12
+    bench.cluster.logs[P0].log_start_offset = 41
     assert await bench.delete(version, 41, 41) == (0, 41)
     assert bench.tier.rlmm.log_start_offset(P0) == 41
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_minus_one_deletes_up_to_what_the_broker_says(bench: Bench, version: int) -> None:
+    bench.cluster.logs[P0].log_start_offset = 55
     assert await bench.delete(version, -1, 55) == (0, 55)
     assert bench.tier.rlmm.log_start_offset(P0) == 55
 
@@ -123,6 +126,15 @@ async def test_a_log_start_that_cannot_be_recorded_is_an_error_to_try_again(benc
     assert await bench.delete(2, 12, 30) == (ErrorCode.REQUEST_TIMED_OUT, -1)
     bench.tier.rlmm.fail_writes = None
     bench.tier.rlmm.fresh = False
+    assert await bench.delete(2, 12, 30) == (ErrorCode.REQUEST_TIMED_OUT, -1)
+
+
+async def test_a_log_that_does_not_begin_where_the_broker_said_is_another_topics(bench: Bench) -> None:
+    """A replica of the old topic answered, and the name has another id by now: that one loses nothing."""
+    bench.cluster.logs[P0].log_start_offset = 0
+    assert await bench.delete(2, 12, 30) == (ErrorCode.REQUEST_TIMED_OUT, -1)
+    assert bench.tier.rlmm.log_start_offset(P0) == 0
+    del bench.cluster.topics["orders"]
     assert await bench.delete(2, 12, 30) == (ErrorCode.REQUEST_TIMED_OUT, -1)
 
 

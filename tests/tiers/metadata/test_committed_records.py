@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from uuid import UUID
 
 import google_crc32c
@@ -17,16 +18,28 @@ from tiers.broker.fetch import FetchedPartition
 from tiers.errors import BrokerError
 from tiers.log.log_source import AbortedTransaction
 from tiers.metadata.committed_records import read_committed
-from tiers.metadata.serde import encode_key, encode_value, key_of, segment_keys
+from tiers.metadata.serde import (
+    encode_key,
+    encode_value,
+    key_of,
+    nothing_key,
+    segment_keys,
+)
+from tiers.model.segment_metadata import LogStartOffsetUpdate
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
 TRANSACTIONAL = 0x10
 CONTROL = 0x20
 LOG_APPEND_TIME = 0x08
+GZIP = 0x01
+OWNER = 7
 
 
 def batch(
-    base_offset: int, records: list[tuple[bytes | None, bytes | None]], producer_id: int = -1, attributes: int = 0
+    base_offset: int,
+    records: Sequence[tuple[bytes | None, bytes | None]],
+    producer_id: int = OWNER,
+    attributes: int = TRANSACTIONAL,
 ) -> bytes:
     builder = DefaultRecordBatchBuilder(
         magic=2,
@@ -51,10 +64,10 @@ def with_crc(raw: bytearray) -> bytes:
     return bytes(raw)
 
 
-def data(base_offset: int, count: int, producer_id: int = -1) -> bytes:
+def data(base_offset: int, count: int, producer_id: int = OWNER) -> bytes:
     metadata = [segment(base_offset + index + 1, 0, 9) for index in range(count)]
     records = [(encode_key(key_of(each)), encode_value(each)) for each in metadata]
-    return batch(base_offset, list(records), producer_id, TRANSACTIONAL if producer_id >= 0 else 0)
+    return batch(base_offset, records, producer_id)
 
 
 def marker(offset: int, producer_id: int, *, commit: bool) -> bytes:
@@ -85,7 +98,7 @@ def test_an_aborted_transaction_is_left_out_and_the_next_one_is_not() -> None:
 
 
 def test_another_producers_records_between_are_kept() -> None:
-    log = data(0, 1, producer_id=7) + data(1, 1) + data(2, 1, producer_id=8) + marker(3, 7, commit=False)
+    log = data(0, 1, producer_id=7) + data(1, 1, producer_id=9) + data(2, 1, producer_id=8) + marker(3, 7, commit=False)
     assert offsets(log, (AbortedTransaction(7, 0),)) == [1, 2]
 
 
@@ -127,7 +140,7 @@ def test_a_tombstone_names_what_is_gone() -> None:
     assert (event.key, event.record) == (key, None)
 
 
-def test_records_of_others_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_records_of_others_are_left_out_and_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     mine = to(segment(1, 0, 9), State.COPY_SEGMENT_FINISHED)
     log = batch(
         0,
@@ -141,8 +154,34 @@ def test_records_of_others_are_left_out(caplog: pytest.LogCaptureFixture) -> Non
     )
     read = read_committed(fetched(log), 0)
     assert [event.record for event in read.events] == [mine]
-    assert read.next_offset == 5
-    assert [vars(record)["offset"] for record in caplog.records] == [0, 1]
+    assert (read.next_offset, read.foreign_records) == (5, 3)
+    assert [(vars(record)["offset"], vars(record)["records"]) for record in caplog.records] == [(0, 3)]
+
+
+def test_what_owners_write_counts_in_a_transaction_alone() -> None:
+    added = segment(1, 0, 9)
+    log_start = LogStartOffsetUpdate(added.topic_id_partition, "anybody", 0, 5)
+    records = [
+        (None, encode_value(added)),
+        (encode_key(segment_keys(added.segment_id)[0]), None),
+        (encode_key(key_of(log_start)), encode_value(log_start)),
+        (encode_key(key_of(log_start)), None),
+        (encode_key(nothing_key(added.topic_id_partition)), None),
+    ]
+    read = read_committed(fetched(batch(0, records, -1, 0)), 0)
+    assert [(event.offset, event.record) for event in read.events] == [(2, log_start), (4, None)]
+    assert read.foreign_records == 3
+    assert len(read_committed(fetched(batch(0, records)), 0).events) == 5
+
+
+def test_a_batch_that_nobody_can_read_is_a_strangers_unless_a_transaction_brought_it() -> None:
+    records = [(None, b"not compressed, whatever the batch says")]
+    stranger = batch(0, records, -1, GZIP)
+    read = read_committed(fetched(stranger + data(1, 1)), 0)
+    assert [event.offset for event in read.events] == [1]
+    assert read.foreign_records == 1
+    with pytest.raises(CorruptBatchError):
+        read_committed(fetched(batch(0, records, OWNER, TRANSACTIONAL | GZIP)), 0)
 
 
 def test_damaged_bytes_are_never_replayed() -> None:
