@@ -141,6 +141,10 @@ def seeds(folder: Path, rng: random.Random) -> Iterator[tuple[str, str, bytes]]:
     for name, log in _logs().items():
         yield "record_batches", name, log
     yield from _stored(folder)
+    for version in (1, 2):
+        for number in range(6):
+            payload = _response_frame(ApiKey.SHARE_FETCH, version, messages.encoded("ShareFetchResponse", version))
+            yield "share_fetch_response", f"v{version}-{number}", bytes((version - 1,)) + payload
 
 
 def _frames(rng: random.Random) -> Iterator[tuple[str, str, bytes]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.fuzz import fetch_targets, stored_targets, wire_targets
+from tests.fuzz import fetch_targets, share_fetch_targets, stored_targets, wire_targets
 
 Target = Callable[[bytes], bool]
 
@@ -18,6 +18,7 @@ TARGETS: dict[str, Target] = {
         wire_targets.partition_answers,
         fetch_targets.fetch_request,
         fetch_targets.fetch_response,
+        share_fetch_targets.share_fetch_response,
         stored_targets.record_batches,
         stored_targets.metadata_record,
         stored_targets.indexes_object,
