@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -72,7 +72,7 @@ class TieredTopics:
                 refused[name] = found.reason
             else:
                 policies[topic.topic_id] = found
-        self._report(refused)
+        self._report(refused, {name for name, (topic, rule) in wanted.items() if self._is_named(topic, rule)})
         self._policies = policies
         return policies
 
@@ -81,12 +81,18 @@ class TieredTopics:
             return None
         return matching_rule(topic.name, self._rules, self._overrides(topic.topic_id))
 
-    def _report(self, refused: dict[str, str]) -> None:
+    def _is_named(self, topic: TopicMetadata, rule: TopicRule) -> bool:
+        """Whether somebody meant this very topic: a pattern also matches what Streams or Connect keep compacted."""
+        own = self._overrides(topic.topic_id) or {}
+        return rule.pattern == topic.name or own.get("remote.storage.enable", "").lower() == "true"
+
+    def _report(self, refused: dict[str, str], named: Set[str]) -> None:
         for topic, reason in refused.items():
             if self._refused.get(topic) != reason:
-                _LOG.error("a topic cannot be tiered", extra={"topic": topic, "reason": reason})
+                level = logging.ERROR if topic in named else logging.INFO
+                _LOG.log(level, "a topic cannot be tiered", extra={"topic": topic, "reason": reason})
         self._refused = refused
-        self._metrics.refused_topics.set(len(refused))
+        self._metrics.refused_topics.set(len(refused.keys() & named))
 
     async def _describe(self, topics: list[str], timeout_ms: int) -> dict[str, dict[str, str]]:
         request = DescribeConfigsRequest

@@ -109,11 +109,22 @@ async def test_what_cannot_be_tiered_is_refused_once_with_the_reason(
     cluster: Cluster, config: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.add("state", 1, config)
-    topics = tiered(cluster, TopicRule("*"))
+    topics = tiered(cluster, TopicRule("state"))
     with caplog.at_level(logging.ERROR):
         assert await topics.refresh(1000) == {}
         assert await topics.refresh(1000) == {}
     assert [line.getMessage() for line in caplog.records] == ["a topic cannot be tiered"]
+
+
+async def test_what_cannot_be_tiered_and_only_matches_a_pattern_is_no_error(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.add("state", 1, DELETE | {"cleanup.policy": "compact"})
+    meant = cluster.add("meant", 2, DELETE | {"cleanup.policy": "compact"})
+    topics = tiered(cluster, TopicRule("*"), overrides={meant: {"remote.storage.enable": "true"}})
+    with caplog.at_level(logging.INFO, "tiers.manager.tiered_topics"):
+        assert await topics.refresh(1000) == {}
+    assert {line.__dict__["topic"]: line.levelname for line in caplog.records} == {"state": "INFO", "meant": "ERROR"}
 
 
 async def test_internal_topics_match_no_rule(cluster: Cluster) -> None:
