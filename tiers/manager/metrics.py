@@ -23,6 +23,7 @@ class RemoteLogManagerMetrics:
         self.delete_requests = counter("remote_delete_requests", "Segments whose deletion began")
         self.delete_errors = counter("remote_delete_errors", "Deletions that failed")
         self.trimmed_offsets = counter("local_trimmed_offsets", "Offsets removed from brokers by DeleteRecords")
+        self.trims_held = counter("local_trims_held_by_share_groups", "Trims that ended at the start of a share group")
         self.alarms = counter("remote_log_alarms", "Partitions stopped or moved, by reason", ("topic", "reason"))
         self.clamps = counter("remote_log_clamps", "Ends of remote logs that another leader's records replaced")
         self.quarantined_bytes = gauge("remote_quarantined_bytes", "Bytes of segments that were cut off")

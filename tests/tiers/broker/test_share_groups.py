@@ -72,9 +72,9 @@ async def test_the_lowest_start_of_all_groups_at_all_coordinators(cluster: Clust
     first, second = cluster.brokers
     first.share_groups = [
         ShareGroup("a", starts={(OURS, 3): 70, (OURS, 2): 1, (OTHER, 3): 2}),
-        ShareGroup("b", "Empty", {(OURS, 3): 60}),
+        ShareGroup("b", "Empty", {(OURS, 3): 50}),
     ]
-    second.share_groups = [ShareGroup("c", starts={(OURS, 3): 50}), ShareGroup("d", starts={(OTHER, 3): 3})]
+    second.share_groups = [ShareGroup("c", starts={(OURS, 3): 60}), ShareGroup("d", starts={(OTHER, 3): 3})]
     assert await cluster.lowest_start() == 50
     assert cluster.describes() == 2, "one question for all groups of a coordinator"
 
