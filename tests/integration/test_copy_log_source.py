@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from uuid import UUID
 
@@ -22,7 +23,7 @@ from tests.servers.producing import (
 from tiers.broker.client import BrokerClient
 from tiers.errors import BrokerError, LogDivergedError, OffsetGapError
 from tiers.log.broker_log import BrokerLogSource
-from tiers.log.log_source import EpochEndOffset
+from tiers.log.log_source import EpochEndOffset, LocalLogBounds
 from tiers.model.ids import TopicIdPartition
 
 pytestmark = pytest.mark.integration
@@ -81,6 +82,28 @@ async def test_a_trim_moves_the_log_start_and_what_lies_below_is_a_gap(
     with pytest.raises(LogDivergedError):
         await source.read(partition, 51, 1000, TIMEOUT_MS)
     assert await source.end_offset_for_epoch(partition, epoch, TIMEOUT_MS) == EpochEndOffset(epoch, 50)
+
+
+async def test_bounds_of_logs_that_are_empty_trimmed_or_held_back(
+    kafka: KafkaCluster, client: BrokerClient, topic_name: str
+) -> None:
+    create_topic(kafka.bootstrap_servers, topic_name, partitions=3)
+    for number in (1, 2):
+        produce(kafka.bootstrap_servers, topic_name, random_values(50), partition=number, records_per_batch=5)
+    source = BrokerLogSource(client)
+    empty, trimmed, held = [await topic_id_partition(client, topic_name, number) for number in range(3)]
+    await source.delete_records(trimmed, 50, 0, TIMEOUT_MS, still_ours)
+    producer = transactional_producer(kafka.bootstrap_servers, topic_name)
+    producer.begin_transaction()
+    producer.produce(topic_name, b"open", partition=2)
+    assert producer.flush(20) == 0
+    found = await asyncio.gather(*(source.bounds(one, TIMEOUT_MS) for one in (empty, trimmed, held)))
+    producer.abort_transaction(20)
+    assert found == [
+        LocalLogBounds(log_start_offset=0, last_stable_offset=0, high_watermark=0, leader_epoch=0),
+        LocalLogBounds(log_start_offset=50, last_stable_offset=50, high_watermark=50, leader_epoch=0),
+        LocalLogBounds(log_start_offset=0, last_stable_offset=50, high_watermark=51, leader_epoch=0),
+    ]
 
 
 @pytest.mark.parametrize("offset", [51, 1 << 40])

@@ -24,13 +24,14 @@ _SESSIONLESS_EPOCH = -1
 
 @dataclass(frozen=True, slots=True)
 class FetchPosition:
-    """`leader_epoch` -1 asks no leader epoch check."""
+    """`leader_epoch` -1 asks no leader epoch check, `last_fetched_epoch` -1 none for divergence."""
 
     topic_id: UUID
     partition: int
     offset: int
     leader_epoch: int = -1
     max_bytes: int = 1024 * 1024
+    last_fetched_epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def _topics(positions: Sequence[FetchPosition]) -> list[Any]:
                 partition=position.partition,
                 current_leader_epoch=position.leader_epoch,
                 fetch_offset=position.offset,
-                last_fetched_epoch=-1,
+                last_fetched_epoch=position.last_fetched_epoch,
                 log_start_offset=-1,
                 partition_max_bytes=position.max_bytes,
             )

@@ -22,6 +22,7 @@ from protocol.records.record_batch import verify_batches
 from tiers.broker.client import DEFAULT_METADATA_MAX_AGE_MS, BrokerClient, Leader, monotonic_ms
 from tiers.broker.fetch import READ_COMMITTED, FetchedPartition, FetchPosition, fetch_raw
 from tiers.errors import BrokerError, LogDivergedError, OffsetGapError
+from tiers.log.bounds_batch import BoundsBatch
 from tiers.log.log_source import EpochEndOffset, LocalLogBounds, LogRead
 from tiers.model.ids import TopicIdPartition
 
@@ -63,13 +64,11 @@ class BrokerLogSource:
         self._client = client
         self._clock_ms = clock_ms
         self._jitter = jitter
+        self._bounds_batch = BoundsBatch(client, _LANE)
 
     async def bounds(self, partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
         async def ask(leader: Leader, remaining_ms: int) -> LocalLogBounds:
-            # A fetch at the log's end names all bounds and carries no records, or the one batch that just came.
-            end = await self._last_stable_offset(partition, leader, remaining_ms)
-            fetched = await self._fetch(partition, leader, end, 1, remaining_ms)
-            _raise_for(fetched.error, partition)
+            fetched = await self._end(partition, leader, remaining_ms)
             return LocalLogBounds(
                 log_start_offset=fetched.log_start_offset,
                 last_stable_offset=fetched.last_stable_offset,
@@ -172,12 +171,19 @@ class BrokerLogSource:
         return await self._with_leader(partition, timeout_ms, ask)
 
     async def _start_if_below(self, partition: TopicIdPartition, offset: int, leader: Leader, timeout_ms: int) -> int:
-        end = await self._last_stable_offset(partition, leader, timeout_ms)
-        fetched = await self._fetch(partition, leader, end, 1, timeout_ms)
-        _raise_for(fetched.error, partition)
+        fetched = await self._end(partition, leader, timeout_ms)
         if fetched.log_start_offset >= offset:
             return fetched.log_start_offset
         raise _ForGood(f"{partition}: {offset} lies above the log's end", ErrorCode.OFFSET_OUT_OF_RANGE)
+
+    async def _end(self, partition: TopicIdPartition, leader: Leader, timeout_ms: int) -> FetchedPartition:
+        fetched = await self._bounds_batch.ask(partition, leader, timeout_ms)
+        if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
+            # The log keeps no epochs. A fetch at its end carries no records either, or the one batch that just came.
+            end = await self._last_stable_offset(partition, leader, timeout_ms)
+            fetched = await self._fetch(partition, leader, end, 1, timeout_ms)
+        _raise_for(fetched.error, partition)
+        return fetched
 
     async def _last_stable_offset(self, partition: TopicIdPartition, leader: Leader, timeout_ms: int) -> int:
         request = ListOffsetsRequest

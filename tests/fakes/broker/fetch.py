@@ -41,7 +41,8 @@ def _read(broker: ScriptedBroker, topic: str, asked: Any) -> Any:
     error_code = log.error_code
     if not error_code and asked.current_leader_epoch is not None and 0 <= asked.current_leader_epoch < log.leader_epoch:
         error_code = 74
-    if not error_code and not log.log_start_offset <= asked.fetch_offset <= log.high_watermark:
+    has_diverged = asked.last_fetched_epoch in range(log.leader_epoch + 1) and asked.fetch_offset > log.high_watermark
+    if not error_code and not has_diverged and not log.log_start_offset <= asked.fetch_offset <= log.high_watermark:
         error_code = 1
     known = -1 if error_code else log.high_watermark
     return _Partition(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
 from tiers.errors import BrokerError, LogDivergedError, OffsetGapError, OwnershipLostError
 from tiers.log.broker_log import BrokerLogSource
-from tiers.log.log_source import AbortedTransaction, EpochEndOffset
+from tiers.log.log_source import AbortedTransaction, EpochEndOffset, LocalLogBounds
 from tiers.model.ids import TopicIdPartition
 
 PARTITION = TopicIdPartition(UUID(int=7), 0, "orders")
@@ -50,6 +51,7 @@ class Leader:
     aborted: list[tuple[int, int]] = field(default_factory=list)
     errors: list[int] = field(default_factory=list)
     throttled: int = 0
+    keeps_epochs: bool = True
     trimmed_to: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -69,7 +71,8 @@ class Leader:
         topic = FetchResponse.FetchableTopicResponse
         asked = request.topics[0].partitions[0]
         error = self.errors.pop(0) if self.errors else 0
-        if not error and not self.log_start <= asked.fetch_offset <= self.high_watermark:
+        has_diverged = self.keeps_epochs and asked.last_fetched_epoch >= 0 and asked.fetch_offset > self.high_watermark
+        if not error and not has_diverged and not self.log_start <= asked.fetch_offset <= self.high_watermark:
             error = ErrorCode.OFFSET_OUT_OF_RANGE
         data = topic.PartitionData(
             partition_index=0,
@@ -270,3 +273,38 @@ async def test_a_topic_recreated_under_the_name_is_not_trimmed(cluster: Cluster)
         await cluster.source.delete_records(PARTITION, 20, 3, TIMEOUT_MS, still_ours)
     assert error.value.code == ErrorCode.UNKNOWN_TOPIC_ID
     assert cluster.first.trimmed_to == []
+
+
+async def test_bounds_are_one_question_without_records(cluster: Cluster) -> None:
+    bounds = await cluster.source.bounds(PARTITION, TIMEOUT_MS)
+    assert bounds == LocalLogBounds(10, 30, 30, 3)
+    assert len(cluster.first.broker.received(FetchRequest)) == 1
+    assert cluster.first.broker.received(ListOffsetsRequest) == []
+
+
+async def test_a_log_without_leader_epochs_has_bounds_too(cluster: Cluster) -> None:
+    cluster.first.keeps_epochs = False
+    assert await cluster.source.bounds(PARTITION, TIMEOUT_MS) == LocalLogBounds(10, 30, 30, 3)
+
+
+async def test_bounds_that_are_asked_at_once_go_in_one_request_and_later_ones_in_another(cluster: Cluster) -> None:
+    await cluster.source.bounds(PARTITION, TIMEOUT_MS)
+    asked = [cluster.source.bounds(PARTITION, TIMEOUT_MS) for _ in range(3)]
+    assert await asyncio.gather(*asked) == [LocalLogBounds(10, 30, 30, 3)] * 3
+    assert len(cluster.first.broker.received(FetchRequest)) == 2
+    cluster.first.log_start = 20
+    assert (await cluster.source.bounds(PARTITION, TIMEOUT_MS)).log_start_offset == 20
+
+
+async def test_who_asks_beside_a_question_that_is_given_up_asks_again(cluster: Cluster) -> None:
+    await cluster.source.bounds(PARTITION, TIMEOUT_MS)
+    first = asyncio.create_task(cluster.source.bounds(PARTITION, TIMEOUT_MS))
+    second = asyncio.create_task(cluster.source.bounds(PARTITION, TIMEOUT_MS))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second == LocalLogBounds(10, 30, 30, 3)
+
+
+async def test_bounds_of_a_broker_that_throttles_are_asked_again(cluster: Cluster) -> None:
+    cluster.first.throttled = 1
+    assert await cluster.source.bounds(PARTITION, TIMEOUT_MS) == LocalLogBounds(10, 30, 30, 3)
