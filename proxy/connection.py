@@ -12,13 +12,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import cast
 
-from protocol.errors import ProtocolError, TlsHandshakeError
+from protocol.api_keys import ApiKey
+from protocol.errors import ProtocolError
 from protocol.frame import frame_length
 from protocol.primitives import Buffer
 from proxy.admission import Admission
+from proxy.connection_failure import log_failure
 from proxy.context import ConnectionContext, ConnectionRegistry, Endpoint
 from proxy.exchange import Buffers, Prepare
 from proxy.flow_control import DRAINING, NOT_CONNECTED, OUT_OF_TURN, PEER_IS_FULL, Outlet, ReadGate
@@ -61,6 +63,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._gate = ReadGate()
         self._outlet = Outlet(context.buffers)
         self._to_client: list[Buffer] = []
+        self._on_sent: list[Callable[[], None]] = []
         self._upstream: UpstreamConnection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._upstream_is_gone = False
@@ -107,7 +110,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._reader.read(data)
             self._advance()
         except Exception as error:
-            self._fail(error)
+            self.fail("client", error)
 
     def eof_received(self) -> bool:
         self._has_ended = True
@@ -120,7 +123,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_closing = True
-        self._outlet.on_drained()
+        self._outlet.on_lost()
+        self._flush(aliases_pool=False)
         if self._timer is not None:
             self._timer.cancel()
         if self._connecting is not None:
@@ -159,7 +163,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             if self._connecting is None:
                 self._connecting = self._context.spawn(self._connect())
             return True
-        if self.queue.is_full or self._reader.awaits_blind_relay or self._reader.is_preparing:
+        if self.queue.is_full or self._reader.awaits_raw_tokens or self._reader.is_preparing:
             self._gate.pause(OUT_OF_TURN)
             return True
         return False
@@ -174,10 +178,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         try:
             action = await prepare.forward()
         except asyncio.CancelledError:
-            self._fail(RuntimeError("a request's preparation was cancelled"))
+            self.fail("client", RuntimeError("a request's preparation was cancelled"))
             raise
         except Exception as error:
-            self._fail(error)
+            self.fail("client", error)
             return
         finally:
             slot.task = None
@@ -218,7 +222,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             else:
                 self._reader.read_stashed()
         except Exception as error:
-            self._fail(error)
+            self.fail("client", error)
             return
         if not self._reader.has_stash:
             self._gate.resume(NOT_CONNECTED)
@@ -228,11 +232,15 @@ class ClientConnection(asyncio.BufferedProtocol):
     def on_authentication(self) -> None:
         self.connection_id = next(_connection_ids)
 
-    def begin_blind_relay(self) -> None:
-        """After SaslHandshake v0 both sides speak raw tokens: nothing can be told apart any more (semantics 1.4)."""
+    def _begin_raw_tokens(self, count: int | None) -> None:
+        """After SaslHandshake v0 both sides speak raw tokens (semantics 1.4): `count` frames of the client, and the
+        broker's answers to them. None: nobody knows how many, and nothing can be told apart any more."""
+        self._reader.awaits_raw_tokens = False
+        if count is not None:
+            self._reader.raw_tokens = count
+            return
         logger.warning("SaslHandshake v0: relaying blindly, broker addresses are not rewritten", extra=self._who())
         self.relays_blindly = True
-        self._reader.awaits_blind_relay = False
 
     def on_upstream_gone(self) -> None:
         self._upstream_is_gone = True
@@ -248,8 +256,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         slots.popleft()
         slot.state = None
         self._observe(slot)
-        if slot.relays_blindly_after:
-            self.begin_blind_relay()
+        if slot.api_key == ApiKey.SASL_AUTHENTICATE:
+            self._reader.is_authenticated = True
+        if slot.raw_tokens_after != 0:
+            self._begin_raw_tokens(slot.raw_tokens_after)
         if slots and slots[0].answer is not None:
             self._emit_answers()
 
@@ -269,10 +279,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         except asyncio.CancelledError:
             # Not ours unless the connection ends or drains: something that the handler awaited was cancelled.
             if slot.answer is None:
-                self._fail(RuntimeError("the answer was cancelled"))
+                self.fail("client", RuntimeError("the answer was cancelled"))
             raise
         except Exception as error:
-            self._fail(error)
+            self.fail("client", error)
             return
         finally:
             slot.task = None
@@ -286,15 +296,21 @@ class ClientConnection(asyncio.BufferedProtocol):
             assert slot.answer is not None
             self._to_client.append(frame_length(*slot.answer))
             self._to_client += slot.answer
+            if slot.on_sent is not None:
+                self._on_sent.append(slot.on_sent)
             self._observe(slot)
 
     def commit_answers(self, *, aliases_pool: bool) -> None:
         slots = self.queue.slots
         if slots and slots[0].answer is not None:
             self._emit_answers()
+        self._flush(aliases_pool=aliases_pool)
+
+    def _flush(self, *, aliases_pool: bool) -> None:
         if self._to_client:
             buffers, self._to_client = self._to_client, []
-            self._outlet.write(buffers, aliases_pool=aliases_pool)
+            on_sent, self._on_sent = self._on_sent, []
+            self._outlet.write(buffers, aliases_pool=aliases_pool, on_sent=on_sent)
 
     def relay(self, data: memoryview) -> None:
         """Bytes of a blind relay."""
@@ -322,7 +338,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         elif (self._has_ended or self._is_draining) and not slots:
             if self._is_draining and not self._reader.is_mid_frame:
                 self.close("drained")
-            elif self._has_ended and (not self._reader.has_stash or self._reader.awaits_blind_relay):
+            elif self._has_ended and (not self._reader.has_stash or self._reader.awaits_raw_tokens):
                 self.close("client")
 
     def drain(self) -> None:
@@ -368,26 +384,11 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._timer.cancel()
         self._timer = self._loop.call_later(timeout_ms / 1000, self.abort, cause)
 
-    def _fail(self, error: Exception) -> None:
-        self.fail("client", error)
-
     def fail(self, peer: str, error: Exception) -> None:
         """One line that says what is wrong, then what is answered already, then the end of both connections."""
         if self._is_closing:
             return
-        match error:
-            case TlsHandshakeError() if peer == "broker":
-                logger.warning("closing the connection: the broker speaks TLS: set [upstream.tls]", extra=self._who())
-            case TlsHandshakeError():
-                logger.warning(
-                    "a client speaks TLS on this plain-text port: set security.protocol=PLAINTEXT (or SASL_PLAINTEXT) "
-                    "in the client, or give the proxy a certificate ([listener.tls])",
-                    extra=self._who(),
-                )
-            case ProtocolError():
-                logger.warning("closing the connection: the %s sent %s", peer, error, extra=self._who())
-            case _:
-                logger.error("closing the connection: a handler failed", exc_info=error, extra=self._who())
+        log_failure(logger, peer, error, self._who())
         self.commit_answers(aliases_pool=True)
         self.close("protocol_error" if isinstance(error, ProtocolError) else "handler_error")
 

@@ -41,6 +41,8 @@ class Exchange(Protocol):
     request: Request
     tier: str
     """Which tier served it, for the latency histograms: "local", "remote" or "none" (no log was read)."""
+    on_sent: Callable[[], None] | None
+    """Called once when the last byte of the answer has left, or it is certain that none will."""
 
     @property
     def connection_id(self) -> int:

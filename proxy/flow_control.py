@@ -9,7 +9,7 @@ until all is sent, and another takes its place. With a high-water mark of 0 that
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from protocol.frame import FramePart
@@ -77,11 +77,12 @@ class BufferPool:
 class Outlet:
     """The writing side of a connection. After `write`, the buffers belong to the transport until it has sent them."""
 
-    __slots__ = ("_pool", "_retained", "_transport")
+    __slots__ = ("_on_sent", "_pool", "_retained", "_transport")
 
     def __init__(self, pool: BufferPool) -> None:
         self._pool = pool
         self._retained: list[memoryview] = []
+        self._on_sent: list[Callable[[], None]] = []
         self._transport: asyncio.Transport | None = None
 
     def attach(self, transport: asyncio.Transport) -> None:
@@ -90,10 +91,18 @@ class Outlet:
         is_tls = transport.get_extra_info("ssl_object") is not None
         transport.set_write_buffer_limits(high=1 if is_tls else 0, low=0)
 
-    def write(self, buffers: Sequence[Buffer], *, aliases_pool: bool) -> None:
-        """`aliases_pool`: some of `buffers` are slices of the buffer that is being read into."""
+    def write(
+        self, buffers: Sequence[Buffer], *, aliases_pool: bool, on_sent: Sequence[Callable[[], None]] = ()
+    ) -> None:
+        """`aliases_pool`: some of `buffers` are slices of the buffer that is being read into.
+
+        `on_sent` are called once all that was written so far is sent, or will never be."""
         transport = self._transport
-        if transport is None or transport.is_closing():
+        self._on_sent += on_sent
+        if transport is None:
+            self.on_drained()
+            return
+        if transport.is_closing():
             return
         if len(buffers) == 1:
             transport.write(buffers[0])
@@ -101,8 +110,18 @@ class Outlet:
             transport.writelines(buffers)
         if aliases_pool and transport.get_write_buffer_size():
             self._retained.append(self._pool.retire())
+        if self._on_sent and not transport.get_write_buffer_size():
+            self.on_drained()
 
     def on_drained(self) -> None:
         """All that was written is sent (`resume_writing` at a low-water mark of 0), or will never be."""
         if self._retained:
             self._pool.give_back(self._retained)
+        called, self._on_sent = self._on_sent, []
+        for on_sent in called:
+            on_sent()
+
+    def on_lost(self) -> None:
+        """Nothing more will be sent."""
+        self._transport = None
+        self.on_drained()

@@ -1,4 +1,7 @@
-"""`HoldBudget`: memory for held responses whose size a client would otherwise choose, shared by all connections."""
+"""`HoldBudget`: memory for answers whose size a client would otherwise choose, shared by all connections.
+
+A grant stands for an answer from before it is made until its last byte has left: a client that does not read keeps it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,27 @@ OVERSHOOT_BYTES = 1024 * 1024
 _SHARE = 4
 
 
+class Grant:
+    """`max_bytes` is what the answer may have, one batch beyond it aside."""
+
+    __slots__ = ("_budget", "_reserved_bytes", "max_bytes")
+
+    def __init__(self, budget: HoldBudget, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._budget = budget
+        self._reserved_bytes = max_bytes + OVERSHOOT_BYTES
+        budget.reserved_bytes += self._reserved_bytes
+
+    def settle(self, size_bytes: int) -> None:
+        """The answer is made, and this large."""
+        self._budget.reserved_bytes += size_bytes - self._reserved_bytes
+        self._reserved_bytes = size_bytes
+
+    def release(self) -> None:
+        """May be called again."""
+        self.settle(0)
+
+
 class HoldBudget:
     """A grant is at most a quarter of what is left, so that late comers get something; and never less than a byte."""
 
@@ -15,12 +39,6 @@ class HoldBudget:
         self._total_bytes = total_bytes
         self.reserved_bytes = 0
 
-    def reserve(self, wanted_bytes: int) -> int:
-        """The MaxBytes to ask the broker for; to be given back with `release`."""
+    def reserve(self, wanted_bytes: int) -> Grant:
         free_bytes = self._total_bytes - self.reserved_bytes
-        granted = max(1, min(wanted_bytes, free_bytes // _SHARE))
-        self.reserved_bytes += granted + OVERSHOOT_BYTES
-        return granted
-
-    def release(self, granted_bytes: int) -> None:
-        self.reserved_bytes -= granted_bytes + OVERSHOOT_BYTES
+        return Grant(self, max(1, min(wanted_bytes, free_bytes // _SHARE)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Protocol
 
 from protocol.primitives import Buffer
@@ -42,9 +42,11 @@ class Slot:
         "correlation_id",
         "future",
         "hold_bytes",
+        "is_raw_token",
+        "on_sent",
         "owner",
         "patcher",
-        "relays_blindly_after",
+        "raw_tokens_after",
         "request",
         "started_s",
         "state",
@@ -66,6 +68,7 @@ class Slot:
         """Of the request as it went to the broker."""
         self.started_s = started_s
         self.tier = "none"
+        self.on_sent: Callable[[], None] | None = None
         self.hold_bytes: int | None = 0
         self.patcher: ResponsePatcher | None = None
         self.state: HandlerState | None = None
@@ -73,7 +76,10 @@ class Slot:
         self.task: asyncio.Task[None] | None = None
         self.future: asyncio.Future[memoryview] | None = None
         """Of a request of ours (`try_forward`), which has no place in the client's order."""
-        self.relays_blindly_after = False
+        self.is_raw_token = False
+        """Neither it nor its answer has a header."""
+        self.raw_tokens_after: int | None = 0
+        """How many frames of the client are raw tokens once this is answered; None: all that follows."""
 
     @property
     def node_id(self) -> int | None:
@@ -100,6 +106,13 @@ class Slot:
         if self.state is not None:
             state, self.state = self.state, None
             state.on_abandoned()
+        self.end()
+
+    def end(self) -> None:
+        """The answer was not sent, and will not be."""
+        if self.on_sent is not None:
+            on_sent, self.on_sent = self.on_sent, None
+            on_sent()
 
 
 class ResponseQueue:
@@ -142,3 +155,5 @@ class ResponseQueue:
             slot = self.slots.popleft()
             if slot.answer is None:
                 slot.abandon()
+            else:
+                slot.end()

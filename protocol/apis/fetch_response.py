@@ -24,6 +24,7 @@ from protocol.primitives import (
     read_tag_count,
     read_uvarint,
     skip_tagged_section,
+    write_uvarint,
 )
 from protocol.splice import Splice
 
@@ -309,6 +310,21 @@ def _skip_aborted(view: memoryview, pos: int, compact: bool) -> int:
     for _ in range(count):
         pos = skip_tagged_section(view, pos + _PRODUCER_ID_AND_FIRST_OFFSET.size)
     return pos
+
+
+def without_records(
+    response: FetchResponse, partition: FetchResponsePartition, log_start_offset: int | None = None
+) -> list[Buffer]:
+    """The entry as it is, but with no records and that log start offset; None leaves the broker's."""
+    view = response.payload
+    if response.version < FLEXIBLE_FROM:
+        length_at, empty = partition.records_start - INT32.size, INT32.pack(0)
+    else:
+        length_at, empty = partition.records_start - len(write_uvarint(partition.records_bytes + 1)), b"\x01"
+    head = bytearray(view[partition.start : length_at])
+    if log_start_offset is not None and response.version >= LOG_START_OFFSET_FROM:
+        INT64.pack_into(head, LOG_START_OFFSET_AT, log_start_offset)
+    return [head, empty, view[partition.records_end : partition.end]]
 
 
 def rebuild_response(

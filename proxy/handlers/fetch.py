@@ -35,7 +35,7 @@ from proxy.handlers.fetch_local import LocalAnswers
 from proxy.handlers.fetch_merge import reserve
 from proxy.handlers.fetch_streaming import StreamedPartitions
 from proxy.handlers.fetch_verdict import FetchJudge
-from proxy.hold_budget import HoldBudget
+from proxy.hold_budget import Grant, HoldBudget
 from proxy.purgatory import DelayedOperationPurgatory
 from tiers.model.ids import TopicIdPartition
 
@@ -146,14 +146,14 @@ class FetchHandler:
         )
         reads: dict[PartitionKey, RemotePartitionRead] = {}
         reserved_bytes = 0
-        max_bytes = min(parsed.max_bytes, tools.settings.fetch_max_bytes)
+        grant = self._reserve(exchange, parsed)
         readable: dict[int, TopicIdPartition] = {}
         for index in predicted:
             asked = parsed.partitions[index]
             partition = self._judge.known_partition(asked.topic, asked.partition)
             if partition is not None and tools.tiered.holds(partition, asked.fetch_offset):
                 readable[index] = partition
-        for index, budget in reserve(parsed.partitions, readable, max_bytes).items():
+        for index, budget in reserve(parsed.partitions, readable, grant.max_bytes).items():
             asked, partition = parsed.partitions[index], readable[index]
             key = (asked.topic, asked.partition)
             if key in reads:
@@ -178,7 +178,6 @@ class FetchHandler:
             )
             if left is not None:
                 left.cancel()  # has an earlier deadline; what it downloads is shared by now
-        granted = self._hold_budget.reserve(max_bytes - reserved_bytes)
         frame = bytearray(request.frame)
         session_id = parsed.session_id or connection.orphaned_session_id
         connection.orphaned_session_id = 0
@@ -187,12 +186,19 @@ class FetchHandler:
             parsed.body_position,
             parsed.version,
             max_wait_ms=0,
-            max_bytes=granted,
+            max_bytes=max(1, grant.max_bytes - reserved_bytes),
             session_id=session_id,
             session_epoch=FINAL_SESSION_EPOCH,
         )
-        held = HeldFetch(exchange, parsed, deadline_ms, reads, is_sessionless=True)
-        return Forward(bytes(frame), hold_bytes=None), _HeldState(self, held, granted)
+        held = HeldFetch(exchange, parsed, deadline_ms, grant, reads, is_sessionless=True)
+        return Forward(bytes(frame), hold_bytes=None), _HeldState(self, held)
+
+    def _reserve(self, exchange: Exchange, parsed: FetchRequest) -> Grant:
+        """For both tiers together: what the client asks for, as far as a broker would give it and memory allows."""
+        asked_bytes = sum(max(0, asked.partition_max_bytes) for asked in parsed.partitions)
+        grant = self._hold_budget.reserve(min(parsed.max_bytes, self._tools.settings.fetch_max_bytes, asked_bytes))
+        exchange.on_sent = grant.release
+        return grant
 
     def relay_or_complete(
         self, exchange: Exchange, body_position: int, response: memoryview
@@ -209,7 +215,8 @@ class FetchHandler:
         deadline_ms = exchange.request.received_at_ms + max(
             parsed.max_wait_ms, min(self._tools.settings.remote_fetch_max_wait_ms, _MAX_WAIT_CAP_MS)
         )
-        return self._completer.complete(HeldFetch(exchange, parsed, deadline_ms, {}, is_sessionless=False), walked)
+        held = HeldFetch(exchange, parsed, deadline_ms, self._reserve(exchange, parsed), {}, is_sessionless=False)
+        return self._completer.complete(held, walked)
 
     def walk(self, version: int, response: memoryview) -> FetchResponse:
         body_position = response_body_position(ApiKey.FETCH, version, response)
@@ -217,9 +224,6 @@ class FetchHandler:
 
     def complete_held(self, held: HeldFetch, response: memoryview) -> Coroutine[None, None, Buffers]:
         return self._completer.complete(held, self.walk(held.request.version, response))
-
-    def release(self, granted_bytes: int) -> None:
-        self._hold_budget.release(granted_bytes)
 
 
 def _may_be_from_follower(frame: bytes, body_position: int, version: int) -> bool:
@@ -262,23 +266,10 @@ class _HeldState:
 
     handler: FetchHandler
     held: HeldFetch
-    granted_bytes: int
 
     def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
-        return self._complete(response)
-
-    async def _complete(self, response: memoryview) -> Buffers:
-        try:
-            return await self.handler.complete_held(self.held, response)
-        finally:
-            self._release()
+        return self.handler.complete_held(self.held, response)
 
     def on_abandoned(self) -> None:
-        self._release()
         for read in self.held.reads.values():
             read.cancel()
-
-    def _release(self) -> None:
-        granted_bytes, self.granted_bytes = self.granted_bytes, 0
-        if granted_bytes:
-            self.handler.release(granted_bytes)

@@ -33,6 +33,7 @@ from proxy.handlers.fetch_connections import FetchConnections, PartitionKey
 from proxy.handlers.fetch_local import LocalAnswers
 from proxy.handlers.fetch_merge import LocalReplacement, RemoteOutcome, merge, reserve
 from proxy.handlers.fetch_verdict import FetchJudge, Judgement, Verdict
+from proxy.hold_budget import Grant
 from proxy.purgatory import Completion, DelayedOperationPurgatory
 from tiers.errors import OffsetBelowLogStartError, OffsetGapError, RemoteLogError
 
@@ -58,6 +59,7 @@ class HeldFetch:
     exchange: Exchange
     request: FetchRequest
     deadline_ms: int
+    grant: Grant
     reads: dict[PartitionKey, RemotePartitionRead]
     is_sessionless: bool
     """It went upstream without a session, and with MaxWait 0."""
@@ -89,6 +91,7 @@ class FetchCompleter:
 
     async def complete(self, held: HeldFetch, response: FetchResponse) -> Sequence[Buffer]:
         payload = await self._complete(held, response)
+        held.grant.settle(sum(map(len, payload)))
         for key, read in held.reads.items():
             if not read.is_done:
                 connection = self._connections.get(held.exchange.connection_id)
@@ -113,17 +116,16 @@ class FetchCompleter:
         }
         if any(outcome.read is not None for outcome in outcomes.values()):
             held.exchange.tier = "remote"
-        session_id: int | None = None
         if tiered:
-            session_id = NO_SESSION_ID
             self._remember(held, response, judgements)
         return merge(
             response,
             outcomes,
+            max_bytes=min(held.request.max_bytes, self._tools.settings.fetch_max_bytes),
             is_read_committed=held.request.is_read_committed,
             local=local.replacements,
             log_start_offsets=log_starts,
-            session_id=session_id,
+            session_id=NO_SESSION_ID if tiered else None,
             splices=self._local.address_splices(response),
         )
 
@@ -225,8 +227,7 @@ class FetchCompleter:
                 running.cancel()
             unforeseen[number] = index
         has_running = bool(reads)
-        max_bytes = min(request.max_bytes, self._tools.settings.fetch_max_bytes)
-        budgets = reserve(request.partitions, unforeseen, max(0, max_bytes - used_bytes))
+        budgets = reserve(request.partitions, unforeseen, max(0, held.grant.max_bytes - used_bytes))
         for number, budget in budgets.items():
             index = unforeseen[number]
             partition = judgements[index].partition
@@ -384,7 +385,7 @@ class FetchCompleter:
             if error_code == ErrorCode.OFFSET_OUT_OF_RANGE and (log_start is None or read.offset >= log_start):
                 error_code = UNAVAILABLE  # the read began before the metadata was known to be fresh
             return replace(outcome, error_code=error_code)
-        return replace(outcome, read=read.result, max_bytes=read.max_bytes)
+        return replace(outcome, read=read.result)
 
     def _remember(self, held: HeldFetch, response: FetchResponse, judgements: Mapping[int, Judgement]) -> None:
         connection = self._connections.get(held.exchange.connection_id)

@@ -1,9 +1,9 @@
 """Merging two tiers into one Fetch answer: byte budgets, min-one-message and the broker's own bytes (semantics 3.6).
 
 * A remote partition's budget is reserved in request order out of the request's MaxBytes; the broker gets the rest.
-* min-one-message (KIP-74): the first remote partition may exceed its budget by its first batch, unless a partition
-  before it in the request has bytes. The broker applies the same rule to its own, so an answer overshoots by one batch
-  per tier at most. By request order alone, since clients rotate it: each partition becomes the first.
+* min-one-message (KIP-74): the first partition that has bytes may exceed every limit by its first batch; whatever after
+  it does not fit any more is left out, as on one broker. Both tiers let the first of theirs through, for neither knows
+  of the other. By request order alone, since clients rotate it: each partition becomes the first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from typing import NamedTuple
 
 from protocol.apis.fetch_encoding import encode_partition
 from protocol.apis.fetch_request import FetchPartition
-from protocol.apis.fetch_response import AbortedTransaction, EpochEndOffset, FetchResponse, rebuild_response
+from protocol.apis.fetch_response import (
+    AbortedTransaction,
+    EpochEndOffset,
+    FetchResponse,
+    rebuild_response,
+    without_records,
+)
 from protocol.errors import ErrorCode
 from protocol.primitives import Buffer
 from protocol.splice import Splice
@@ -40,8 +46,6 @@ class RemoteOutcome:
     watermarks: Watermarks = UNKNOWN_WATERMARKS
     log_start_offset: int = -1
     read: RemoteRead | None = None
-    max_bytes: int = 0
-    """The budget that the read had."""
     diverging_epoch: EpochEndOffset | None = None
 
 
@@ -66,6 +70,7 @@ def merge(
     response: FetchResponse,
     outcomes: Mapping[int, RemoteOutcome],
     *,
+    max_bytes: int,
     is_read_committed: bool,
     local: Mapping[int, LocalReplacement],
     log_start_offsets: Mapping[int, int],
@@ -74,28 +79,34 @@ def merge(
 ) -> list[Buffer]:
     """The answer, its entries in the broker's order. All mappings are by index in `response.partitions`."""
     entries: dict[int, Sequence[Buffer]] = {index: replacement.entry for index, replacement in local.items()}
-    has_bytes = False
+    room: int | None = None  # for records; whatever comes first has room
     for index, partition in enumerate(response.partitions):
         outcome = outcomes.get(index)
-        if outcome is None:
+        if outcome is not None:
+            entries[index], records_bytes = _entry(
+                response.version, partition.partition, outcome, is_read_committed, room
+            )
+        else:
             records_bytes = local[index].records_bytes if index in local else partition.records_bytes
-            has_bytes = has_bytes or records_bytes > 0
-            continue
-        entry, records_bytes = _entry(response.version, partition.partition, outcome, is_read_committed, has_bytes)
-        entries[index] = entry
-        has_bytes = has_bytes or records_bytes > 0
+            if room is not None and records_bytes > room:
+                records_bytes = 0
+                # The first answer to this partition, which had no records, if this is not the first.
+                if entries.pop(index, None) is None:
+                    entries[index] = without_records(response, partition, log_start_offsets.get(index))
+        if records_bytes:
+            room = max(0, (max_bytes if room is None else room) - records_bytes)
     return rebuild_response(
         response, entries=entries, log_start_offsets=log_start_offsets, session_id=session_id, splices=splices
     )
 
 
 def _entry(
-    version: int, partition: int, outcome: RemoteOutcome, is_read_committed: bool, has_bytes: bool
+    version: int, partition: int, outcome: RemoteOutcome, is_read_committed: bool, room: int | None
 ) -> tuple[list[Buffer], int]:
     if outcome.error_code:
         return encode_partition(version, partition, error_code=outcome.error_code), 0
     read = outcome.read
-    if read is not None and has_bytes and read.size_bytes > outcome.max_bytes:
+    if read is not None and room is not None and read.size_bytes > room:
         read = None
     if read is not None and version < ZSTD_FROM and read.has_zstd:
         return encode_partition(version, partition, error_code=ErrorCode.UNSUPPORTED_COMPRESSION_TYPE), 0

@@ -86,6 +86,9 @@ class FetchJudge:
             logger.info("local log bounds unknown: %s", error, extra={"partition": str(partition)})
             return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)
         bounds = verified.bounds
+        if bounds.leader_epoch < asked.current_leader_epoch:
+            # Of a leader that is none any more, and may not know: the one that refused the offset is newer.
+            return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)
         if asked.fetch_offset >= bounds.log_start_offset:
             # Beyond the log's end the answer is true; so it is for a last fetched epoch that the broker does not know.
             is_true = asked.fetch_offset > bounds.high_watermark or asked.last_fetched_epoch >= 0

@@ -65,7 +65,11 @@ class Bench:
             return parse(version, out)
         assert state is not None
         answer = state.on_response(response)
-        return parse(version, await answer if isinstance(answer, Coroutine) else answer)
+        try:
+            return parse(version, await answer if isinstance(answer, Coroutine) else answer)
+        finally:
+            if exchange.on_sent is not None:
+                exchange.on_sent()
 
     async def fetch(self, version: int, *asks: Ask, connection_id: int = 1, **limits: Any) -> FetchResponse:
         return await self.send(fetch_frame(version, asks, **limits), connection_id)

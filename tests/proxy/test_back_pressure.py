@@ -6,6 +6,8 @@ import asyncio
 import gc
 from pathlib import Path
 
+import pytest
+
 from protocol.primitives import INT32
 from proxy.exchange import Exchange
 from proxy.flow_control import READ_BUFFER_BYTES, BufferPool
@@ -160,6 +162,59 @@ async def test_no_answer_is_made_for_a_client_that_does_not_take_the_one_before(
         for n in range(requests):
             assert await client.receive() == response(n, bytes(8 * MIB))
         assert made == list(range(requests))
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+async def test_what_an_answer_holds_is_given_back_when_the_client_has_taken_it_or_is_gone(is_read: bool) -> None:
+    made, sent = asyncio.Event(), asyncio.Event()
+
+    def large(exchange: Exchange, held: memoryview) -> tuple[bytes, bytes]:
+        exchange.on_sent = sent.set
+        made.set()
+        return bytes(held[:4]), bytes(32 * MIB)
+
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={1: ForwardingHandler(large)}) as proxy,
+        connected(proxy.port, receive_buffer_bytes=16 * 1024) as client,
+    ):
+        await client.send(request(1, 4, 1))
+        upstream = await broker.accepted()
+        await upstream.receive()
+        await upstream.send(response(1))
+        async with asyncio.timeout(20):
+            await made.wait()
+            await flows(proxy.metrics, "bytes_from_brokers")
+            assert not sent.is_set()
+            if is_read:
+                assert await client.receive() == response(1, bytes(32 * MIB))
+            else:
+                await client.close()
+            await sent.wait()
+
+
+async def test_what_is_held_for_an_answer_that_is_never_made_is_given_back() -> None:
+    sent, gate = asyncio.Event(), asyncio.Event()
+
+    async def never(exchange: Exchange, held: memoryview) -> tuple[bytes]:
+        exchange.on_sent = sent.set
+        gate.set()
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={1: ForwardingHandler(never)}) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(1, 4, 1))
+        upstream = await broker.accepted()
+        await upstream.receive()
+        await upstream.send(response(1))
+        async with asyncio.timeout(20):
+            await gate.wait()
+            await client.close()
+            await sent.wait()
 
 
 def test_the_pool_hands_out_what_came_back_before_it_allocates() -> None:

@@ -13,14 +13,18 @@ def test_everything_that_was_granted_comes_back(wanted: list[int]) -> None:
     budget = HoldBudget(1 << 26)
     grants = [budget.reserve(size) for size in wanted]
     for size, granted in zip(wanted, grants, strict=True):
-        assert 1 <= granted <= max(1, size)
-    assert sum(grants) <= (1 << 26) + len(grants)
-    assert budget.reserved_bytes == sum(grants) + OVERSHOOT_BYTES * len(grants)
+        assert 1 <= granted.max_bytes <= max(1, size)
+    sizes = [granted.max_bytes for granted in grants]
+    assert sum(sizes) <= (1 << 26) + len(grants)
+    assert budget.reserved_bytes == sum(sizes) + OVERSHOOT_BYTES * len(grants)
     for granted in grants:
-        budget.release(granted)
+        granted.settle(granted.max_bytes // 2)
+    assert budget.reserved_bytes == sum(size // 2 for size in sizes)
+    for granted in [*grants, *grants]:
+        granted.release()
     assert budget.reserved_bytes == 0
 
 
 def test_one_request_cannot_take_it_all() -> None:
     budget = HoldBudget(1000)
-    assert budget.reserve(5000) == 250
+    assert budget.reserve(5000).max_bytes == 250

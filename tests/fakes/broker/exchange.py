@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 
 from protocol.apis.fetch_request import parse_fetch_request
 from protocol.header import parse_request_header
@@ -21,6 +21,7 @@ class FakeExchange:
         header = parse_request_header(frame)
         self.request = Request(header.api_key, header.api_version, header.correlation_id, frame, monotonic_ms())
         self.tier = "none"
+        self.on_sent: Callable[[], None] | None = None
         self.connection_id = connection_id
         self.node_id: int | None = 1
         self.polls = 0

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.api_keys import ApiKey
 from protocol.apis.fetch_encoding import encode_partition, encode_response
 from protocol.apis.fetch_request import FetchPartition
-from protocol.apis.fetch_response import FetchResponse, parse_fetch_response
+from protocol.apis.fetch_response import AbortedTransaction, FetchResponse, find_tag, parse_fetch_response
 from protocol.header import response_body_position
-from proxy.handlers.fetch_merge import RemoteOutcome, merge, reserve
+from protocol.primitives import Buffer
+from proxy.handlers.fetch_merge import LocalReplacement, RemoteOutcome, merge, reserve
 from proxy.local_log_bounds import Watermarks
 from tests.fakes.broker.cluster import LocalLog
 from tests.fakes.broker.fetch_frames import reference
@@ -82,7 +84,6 @@ def test_a_merged_answer_keeps_order_budgets_and_min_one(asked: list[Partition],
             watermarks=Watermarks(900, 800),
             log_start_offset=3,
             read=remote_read(log_of(asked[n]), *budgets[n]),
-            max_bytes=budgets[n].max_bytes,
         )
         for n in remote
     }
@@ -92,6 +93,7 @@ def test_a_merged_answer_keeps_order_budgets_and_min_one(asked: list[Partition],
             merge(
                 broker,
                 outcomes,
+                max_bytes=max_bytes,
                 is_read_committed=False,
                 local={},
                 log_start_offsets={},
@@ -110,19 +112,64 @@ def test_a_merged_answer_keeps_order_budgets_and_min_one(asked: list[Partition],
         assert whole.startswith(data)
         assert len(data) in {sum(map(len, log_of(one).batches[:count])) for count in range(len(one.batches) + 1)}
         if not one.is_remote:
-            assert data == bytes(broker.records(broker.partitions[n]))
-    # What exceeds a limit is one first batch per tier, and of the remote tier only ahead of everybody else.
-    overshoots = [n for n in remote if sizes[n] > budgets[n].max_bytes]
-    assert overshoots == [] or overshoots == remote[:1]
-    for n in overshoots:
-        assert sizes[n] == len(log_of(asked[n]).batches[0])
-        assert not any(sizes[:n])
-    largest = max((len(batch) for one in asked for batch in log_of(one).batches), default=0)
-    assert sum(sizes) <= max_bytes + 2 * largest
+            given = bytes(broker.records(broker.partitions[n]))
+            assert data == given or (not data and sum(sizes[:n]) + len(given) > max_bytes)
+    # As of one broker: what exceeds the limit is the first batch of whoever comes first, and nothing comes after it.
+    if sum(sizes) > max_bytes:
+        (overshoot,) = (n for n, size in enumerate(sizes) if size)
+        assert sizes[overshoot] == len(log_of(asked[overshoot]).batches[0])
     # The first partition of the request that has anything brings something: nobody starves for ever.
     first = asked[0]
     if first.batches:
         assert sizes[0] > 0
+
+
+@pytest.mark.parametrize("version", [4, 5, 11, 12, 18])
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_local_entry_without_room_is_as_the_broker_gave_it_but_for_its_records(
+    version: int, is_replaced: bool
+) -> None:
+    """Unknown tags, aborted transactions and the rest stay; a later answer that does not fit counts as not come."""
+    topic = reference(version, "orders", TOPIC_ID)
+    aborted = (AbortedTransaction(9, 3),)
+    remote = encode_partition(version, 0, error_code=1)
+
+    def local(size: int) -> list[Buffer]:
+        entry = encode_partition(
+            version,
+            1,
+            high_watermark=50,
+            last_stable_offset=40,
+            log_start_offset=20,
+            aborted_transactions=aborted,
+            records=(bytes(size),),
+        )
+        return [*entry[:-1], b"\x01\x63\x02ab"] if version >= 12 else entry
+
+    answer = parse(
+        version,
+        b"".join(encode_response(version, 7, [(topic, [remote, local(0 if is_replaced else 300)])], session_id=0)),
+    )
+    merged = parse(
+        version,
+        b"".join(
+            merge(
+                answer,
+                {0: RemoteOutcome(read=remote_read(LocalLog([batch_of(0, 1)]), 1, min_one=True))},
+                max_bytes=100,
+                is_read_committed=True,
+                local={1: LocalReplacement(local(300), 300)} if is_replaced else {},
+                log_start_offsets={1: 5},
+                session_id=0,
+            )
+        ),
+    )
+    entry = merged.partitions[1]
+    assert (entry.records_bytes, entry.high_watermark, entry.last_stable_offset) == (0, 50, 40)
+    assert entry.log_start_offset == (5 if version >= 5 else -1)
+    assert merged.aborted_transactions(entry) == aborted
+    if version >= 12:
+        assert find_tag(merged.payload, entry.records_end, 0x63) is not None
 
 
 def test_reservations_follow_the_request_and_never_exceed_it() -> None:
