@@ -16,7 +16,7 @@ from proxy.topology import MAX_PORT
 from tiers.broker.client import BrokerClient
 from tiers.broker.tls import TlsError
 from tiers.errors import BrokerError, RemoteLogError
-from tiers.storage.registry import create_remote_storage_manager
+from tiers.storage.registry import create_storage
 
 TIMEOUT_MS = 10_000
 
@@ -106,8 +106,7 @@ async def _check_store(config: TidegateConfig, report: Report) -> None:
         return
     name = config.storage.implementation
     try:
-        settings = {"cluster.id": report.cluster_id or "unknown", **config.storage.plain_settings()}
-        store = create_remote_storage_manager(name, settings)
+        store = create_storage(config.storage, report.cluster_id or "unknown")
     except ValueError as error:
         report.problems.append(f"store {name}: {error}")
         return

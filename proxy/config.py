@@ -14,9 +14,19 @@ from pydantic.fields import FieldInfo
 
 from proxy.context import Address, ConnectionLimits
 from tiers.broker.sasl import Mechanism, SaslCredentials
-from tiers.config import DurationMs, EncryptionConfig, RemoteLogConfig, Section, SizeBytes, StorageConfig, TopicConfig
+from tiers.config import (
+    DurationMs,
+    EncryptionConfig,
+    RemoteLogConfig,
+    Section,
+    SizeBytes,
+    StorageConfig,
+    StorageLocationConfig,
+    TopicConfig,
+)
 
-MIB = 1024 * 1024
+KIB = 1024
+MIB = 1024 * KIB
 
 
 class ConfigError(Exception):
@@ -219,6 +229,12 @@ class LimitsConfig(Section):
     max_request_bytes: SizeBytes = Field(
         100 * MIB, alias="socket.request.max.bytes", gt=0, description="The largest request, as on a broker."
     )
+    max_unauthenticated_request_bytes: SizeBytes = Field(
+        512 * KIB,
+        alias="sasl.server.max.receive.size",
+        gt=0,
+        description="The largest request of a client that has not authenticated, if there is an `[upstream.sasl]`.",
+    )
     max_held_request_bytes: SizeBytes = Field(
         16 * MIB, alias="held.request.max.bytes", gt=0, description="The largest request of an API that is decoded."
     )
@@ -250,8 +266,9 @@ class LimitsConfig(Section):
         30_000, alias="drain.timeout.ms", gt=0, description="How long a stop waits for what is under way."
     )
 
-    def of_connections(self) -> ConnectionLimits:
+    def of_connections(self, *, brokers_ask_for_sasl: bool) -> ConnectionLimits:
         return ConnectionLimits(
+            max_unauthenticated_request_bytes=self.max_unauthenticated_request_bytes if brokers_ask_for_sasl else None,
             max_connections=self.max_connections,
             max_connections_per_address=self.max_connections_per_address,
             handshake_timeout_ms=self.handshake_timeout_ms,
@@ -394,6 +411,7 @@ def section_models() -> Mapping[str, type[BaseModel]]:
         "admin": AdminConfig,
         "state": StateConfig,
         "storage": StorageConfig,
+        "storage.locations": StorageLocationConfig,
         "encryption": EncryptionConfig,
         "topics": TopicConfig,
         "log": LogConfig,
@@ -403,7 +421,7 @@ def section_models() -> Mapping[str, type[BaseModel]]:
 
 def own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
     """Without sections of their own."""
-    inner = model.subsections if issubclass(model, Section) else ()
+    inner = getattr(model, "subsections", ())
     return {name: field for name, field in model.model_fields.items() if name not in inner}
 
 

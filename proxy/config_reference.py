@@ -25,6 +25,7 @@ An example that loads is `docs/tidegate.example.toml`. This page is made from th
 
 _TITLES = {
     "": "Top of the file",
+    "storage.locations": "`[[storage.locations]]`",
     "topics": "`[[topics]]`",
     "listener.tls.certificates": "`[[listener.tls.certificates]]`",
 }

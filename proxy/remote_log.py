@@ -34,7 +34,7 @@ from tiers.metadata.metrics import RemoteLogMetadataMetrics
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
-from tiers.storage.registry import create_remote_storage_manager
+from tiers.storage.registry import create_storage
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ async def open_storage(
         raise RemoteTierError("there is no [storage]")
     name = config.storage.implementation
     try:
-        store = create_remote_storage_manager(name, {"cluster.id": cluster_id or "", **config.storage.plain_settings()})
+        store = create_storage(config.storage, cluster_id or "")
     except ValueError as error:
         raise RemoteTierError(f"[storage] {name}: {error}") from error
     storage = InstrumentedRemoteStorageManager(store, name, RemoteStorageMetrics(registry))

@@ -205,14 +205,11 @@ class TopicConfig(Section):
     )
 
 
-class StorageConfig(BaseModel):
-    """The store. Every key but `implementation` goes to the storage manager as it is; see its own documentation."""
+class _StoreSettings(BaseModel):
+    """A section whose keys go to a storage manager, but for a few of its own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    implementation: str = Field(
-        min_length=1, description="An entry point of the group `tidegate.remote_storage_manager`: `local`, `s3`."
-    )
     settings: Mapping[str, SecretStr] = Field(default_factory=dict, description="The storage manager's own keys.")
 
     @model_validator(mode="before")
@@ -221,12 +218,43 @@ class StorageConfig(BaseModel):
         if not isinstance(values, Mapping):
             return values
         flat = flatten(values)
-        own = {"implementation": flat.pop("implementation")} if "implementation" in flat else {}
+        own = {key: flat.pop(key) for key in cls.model_fields if key != "settings" and key in flat}
         return {**own, "settings": {key: _text(value) for key, value in flat.items()}}
 
     def plain_settings(self) -> dict[str, str]:
         """For the storage manager's constructor alone: secrets in the clear."""
         return {key: value.get_secret_value() for key, value in self.settings.items()}
+
+
+class StorageLocationConfig(_StoreSettings):
+    """Another bucket, prefix or store: as many `[[storage.locations]]` as you like. Each segment's is kept with its
+    metadata, so any may be added and its weight be changed; one may go when no segment lies there. See
+    `docs/storage.md`."""
+
+    name: str = Field(min_length=1, description="Kept with every segment that lies there: never change it.")
+    weight: int = Field(1, ge=0, description="Its share of new segments. 0: what lies there is read and expires.")
+    topics: str = Field("*", min_length=1, description="New segments of these topics alone; a shell pattern.")
+    implementation: str = Field(
+        "", description="Of another kind than `[storage]`: then none of the settings there count here."
+    )
+
+
+class StorageConfig(_StoreSettings):
+    """The store. Every key but `implementation` goes to the storage manager as it is; see `docs/storage.md`."""
+
+    subsections: ClassVar[frozenset[str]] = frozenset({"locations"})
+
+    implementation: str = Field(
+        min_length=1,
+        description="An entry point of the group `tidegate.remote_storage_manager`: `local`, `s3`, `hdfs`, `arrow`.",
+    )
+    locations: tuple[StorageLocationConfig, ...] = ()
+
+    def place_of(self, location: StorageLocationConfig) -> tuple[str, dict[str, str]]:
+        """The implementation and the settings of a location; secrets in the clear."""
+        if location.implementation:
+            return location.implementation, location.plain_settings()
+        return self.implementation, self.plain_settings() | location.plain_settings()
 
 
 class EncryptionConfig(BaseModel):

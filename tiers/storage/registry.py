@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 
+from tiers.config import StorageConfig
+from tiers.storage.locations import LocatedRemoteStorageManager, StorageLocation
 from tiers.storage.remote_storage_manager import RemoteStorageManager, RemoteStorageManagerFactory
 
 ENTRY_POINT_GROUP = "tidegate.remote_storage_manager"
@@ -13,6 +15,28 @@ ENTRY_POINT_GROUP = "tidegate.remote_storage_manager"
 def remote_storage_manager_names() -> list[str]:
     """What is installed, in order."""
     return sorted({found.name for found in entry_points(group=ENTRY_POINT_GROUP)})
+
+
+def create_storage(config: StorageConfig, cluster_id: str) -> LocatedRemoteStorageManager:
+    """The store of `[storage]` with its locations, not yet open. Raises `ValueError`."""
+    made: dict[tuple[str, frozenset[tuple[str, str]]], RemoteStorageManager] = {}
+
+    def make(implementation: str, settings: Mapping[str, str]) -> RemoteStorageManager:
+        place = implementation, frozenset(settings.items())
+        if place not in made:
+            made[place] = create_remote_storage_manager(implementation, {"cluster.id": cluster_id, **settings})
+        return made[place]
+
+    home = make(config.implementation, config.plain_settings())
+    locations = []
+    for one in config.locations:
+        implementation, settings = config.place_of(one)
+        try:
+            storage = make(implementation, settings)
+        except ValueError as error:
+            raise ValueError(f"location {one.name!r}: {error}") from error
+        locations.append(StorageLocation(one.name, storage, one.weight, one.topics))
+    return LocatedRemoteStorageManager(home, locations)
 
 
 def create_remote_storage_manager(name: str, settings: Mapping[str, str]) -> RemoteStorageManager:

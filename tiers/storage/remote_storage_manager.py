@@ -30,10 +30,12 @@ class LogSegmentData:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One line of a listing; `key` is relative to the store's prefix."""
+    """One line of a listing; `key` is relative to the store's prefix. `custom_metadata` is what a segment's metadata
+    must have for this object to be found, where the store needs any."""
 
     key: str
     size_bytes: int
+    custom_metadata: bytes | None = None
 
 
 class RemoteStorageManager(Protocol):

@@ -1,0 +1,222 @@
+"""Where segments are put, and that what was put is found whatever is configured later."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fakes.record_batches import batch_of
+from tests.fakes.segments import build_segment, metadata_of
+from tiers.config import StorageConfig
+from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.locations import HOME, LocatedRemoteStorageManager, decode_location, encode_location
+from tiers.storage.registry import create_storage
+from tiers.storage.remote_storage_manager import LogSegmentData
+
+KAFKAS_LIMIT_BYTES = 128
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("home", "east", "west"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+@asynccontextmanager
+async def stores(root: Path, *locations: Mapping[str, Any]) -> AsyncIterator[LocatedRemoteStorageManager]:
+    """Home, and what is listed: names of folders, with whatever else is said of them."""
+    sections = [{"path": str(root / one["name"]), **one} for one in locations]
+    config = {"implementation": "local", "path": str(root / "home"), "locations": sections}
+    storage = create_storage(StorageConfig.model_validate(config), "c")
+    await storage.open()
+    yield storage
+    await storage.close()
+
+
+EAST, WEST = {"name": "east"}, {"name": "west"}
+
+
+def segment(root: Path) -> tuple[RemoteLogSegmentMetadata, LogSegmentData]:
+    built = build_segment(root / str(uuid.uuid4()), [batch_of(0, 5)])
+    metadata = metadata_of(built)
+    metadata = replace(metadata, segment_id=RemoteLogSegmentId(metadata.topic_id_partition, uuid.uuid4()))
+    return metadata, built.log_segment_data(metadata)
+
+
+async def copied(storage: LocatedRemoteStorageManager, root: Path) -> RemoteLogSegmentMetadata:
+    metadata, data = segment(root)
+    return replace(metadata, custom_metadata=await storage.copy_log_segment_data(metadata, data))
+
+
+def objects(root: Path, name: str) -> list[str]:
+    return [path.suffix for path in (root / name).rglob("*.*") if path.is_file()]
+
+
+async def test_without_locations_nothing_is_recorded(root: Path) -> None:
+    async with stores(root) as storage:
+        assert (await copied(storage, root)).custom_metadata is None
+
+
+async def test_a_segment_is_found_where_it_was_put_whatever_is_current_later(root: Path) -> None:
+    async with stores(root) as storage:
+        at_home = await copied(storage, root)
+    async with stores(root, EAST) as storage:
+        in_the_east = await copied(storage, root)
+    assert decode_location(in_the_east.custom_metadata) == ("east", None)
+    assert sorted(objects(root, "east")) == [".indexes", ".log"]
+
+    async with stores(root, EAST | {"weight": 0}, WEST) as storage:
+        in_the_west = await copied(storage, root)
+        assert decode_location(in_the_west.custom_metadata)[0] == "west"
+        for metadata in (at_home, in_the_east, in_the_west):
+            assert len(await storage.fetch_log_segment(metadata, 0, 9)) == 10
+            assert await storage.fetch_indexes(metadata)
+            assert await storage.delete_log_segment_data(metadata)
+    assert [objects(root, name) for name in ("home", "east", "west")] == [[], [], []]
+
+
+async def test_a_location_that_is_gone_is_named_and_never_taken_for_a_missing_object(root: Path) -> None:
+    async with stores(root, EAST) as storage:
+        metadata = await copied(storage, root)
+    for locations in ((), (WEST,)):
+        async with stores(root, *locations) as storage:
+            for call in (
+                storage.fetch_log_segment(metadata, 0, 9),
+                storage.fetch_indexes(metadata),
+                storage.delete_log_segment_data(metadata),
+            ):
+                with pytest.raises(RemoteStorageError, match="location 'east', which is not configured") as raised:
+                    await call
+                assert not isinstance(raised.value, RemoteResourceNotFoundError)
+                assert not raised.value.retriable
+    assert sorted(objects(root, "east")) == [".indexes", ".log"]
+
+
+async def test_what_a_copy_without_a_record_left_is_deleted_wherever_it_lies(root: Path) -> None:
+    async with stores(root, EAST) as storage:
+        metadata = await copied(storage, root)
+    async with stores(root, EAST | {"weight": 0}, WEST) as storage:
+        assert await storage.delete_log_segment_data(replace(metadata, custom_metadata=None))
+    assert objects(root, "east") == []
+
+
+async def test_new_segments_are_shared_out_by_weight_and_a_repeated_copy_goes_to_the_same_place(root: Path) -> None:
+    async with stores(root, EAST, WEST | {"weight": 3}) as storage:
+        names: Counter[str] = Counter()
+        for _ in range(200):
+            metadata, data = segment(root)
+            first = await storage.copy_log_segment_data(metadata, data)
+            assert await storage.copy_log_segment_data(metadata, data) == first
+            names[decode_location(first)[0]] += 1
+    assert set(names) == {"east", "west"}
+    assert names["west"] > names["east"]
+
+
+async def test_topics_have_locations_of_their_own_and_home_takes_the_others(root: Path) -> None:
+    metadata, data = segment(root)
+    topic = metadata.topic_id_partition.topic
+    async with stores(root, EAST | {"topics": f"{topic[:2]}*"}, WEST | {"topics": "other"}) as storage:
+        assert decode_location(await storage.copy_log_segment_data(metadata, data))[0] == "east"
+    async with stores(root, WEST | {"topics": "other"}) as storage:
+        recorded = (await copied(storage, root)).custom_metadata
+        assert recorded is not None
+        assert decode_location(recorded) == (HOME, None)
+
+
+async def test_a_listing_says_where_each_object_lies(root: Path) -> None:
+    async with stores(root, EAST) as storage:
+        await storage.put_object("manifest.json", b"{}")
+        metadata = await copied(storage, root)
+        listed = [stored async for stored in storage.list_objects("")]
+        assert [decode_location(stored.custom_metadata)[0] for stored in listed] == [HOME, "east", "east"]
+        (indexes,) = [stored for stored in listed if stored.key.endswith(".indexes")]
+        assert indexes.custom_metadata == metadata.custom_metadata
+        assert await storage.get_object(indexes.key) == await storage.fetch_indexes(metadata)
+        with pytest.raises(RemoteResourceNotFoundError):
+            await storage.get_object("no/such/object")
+
+
+async def test_two_names_of_one_place_are_listed_once(root: Path) -> None:
+    renamed = {"name": "levant", "path": str(root / "east")}
+    async with stores(root, EAST, renamed) as storage:
+        await copied(storage, root)
+        assert len([stored async for stored in storage.list_objects("")]) == 2
+
+
+async def test_a_check_names_the_location_that_fails(root: Path) -> None:
+    async with stores(root, EAST) as storage:
+        await storage.check()
+        (root / "east" / ".tmp").rmdir()
+        (root / "east").rmdir()
+        with pytest.raises(RemoteStorageError, match=r"location 'east': .*not a directory"):
+            await storage.check()
+    with pytest.raises(RemoteStorageError, match=r"location 'east': .*not a directory"):
+        async with stores(root, EAST):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("location", "named"),
+    [
+        ({"name": "a b"}, "location 'a b'"),
+        ({"name": "x" * 65}, "up to 64"),
+        ({"name": "east", "implementation": "s3"}, "location 'east': setting 'bucket'"),
+        ({"name": "east", "patth": "/"}, "location 'east': unknown setting 'patth'"),
+    ],
+)
+def test_what_cannot_work_is_named(root: Path, location: dict[str, str], named: str) -> None:
+    config = {"implementation": "local", "path": str(root), "locations": [location]}
+    with pytest.raises(ValueError, match=named):
+        create_storage(StorageConfig.model_validate(config), "c")
+
+
+def test_two_locations_of_one_name_are_refused(root: Path) -> None:
+    with pytest.raises(ValueError, match="two locations are called 'east'"):
+        create_storage(
+            StorageConfig.model_validate({"implementation": "local", "path": str(root), "locations": [EAST, EAST]}), "c"
+        )
+
+
+def test_a_location_takes_the_settings_of_the_section_unless_it_is_of_another_kind() -> None:
+    config = StorageConfig.model_validate(
+        {
+            "implementation": "s3",
+            "bucket": "home",
+            "secret.access.key": "hush",
+            "locations": [
+                {"name": "east", "bucket": "east"},
+                {"name": "disk", "implementation": "local", "path": "/disk", "weight": 0},
+            ],
+        }
+    )
+    east, disk = config.locations
+    assert config.place_of(east) == ("s3", {"bucket": "east", "secret.access.key": "hush"})
+    assert config.place_of(disk) == ("local", {"path": "/disk"})
+    assert "hush" not in repr(config)
+
+
+@given(st.text("abc.-_", min_size=1, max_size=64), st.none() | st.binary(max_size=40))
+def test_a_recorded_choice_reads_back(name: str, inner: bytes | None) -> None:
+    encoded = encode_location(name, inner)
+    assert decode_location(encoded) == (name, inner)
+    assert len(encode_location("x" * 64, None)) < KAFKAS_LIMIT_BYTES
+    for cut in range(4, 6 + len(name.encode())):
+        with pytest.raises(RemoteStorageError, match="cut off"):
+            decode_location(encoded[:cut])
+
+
+@given(st.binary(max_size=40).filter(lambda data: not data.startswith(b"TGL\x01")))
+def test_custom_metadata_of_a_store_without_locations_is_its_own(data: bytes) -> None:
+    assert decode_location(data) == (HOME, data)

@@ -1,0 +1,214 @@
+"""`ArrowRemoteStorageManager`: whatever `pyarrow.fs` reaches as the remote tier: Google Cloud Storage, Azure Blob
+Storage and Data Lake, and by URI all else that it knows.
+
+* A range costs two requests: opening an object asks for its size, which the clamping of ranges needs.
+* An object that was not written to its end appears too when its stream is dropped: a write that fails closes its stream
+  and deletes what that has made.
+* S3 and HDFS have managers of their own, which are faster and abort what they give up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
+from tiers.storage.file_system import FileSystemRemoteStorageManager
+from tiers.storage.settings import read_flag, read_number, read_settings
+
+try:
+    from pyarrow import fs
+except ImportError as error:
+    raise ImportError("pyarrow is missing: install tidegate[arrow]") from error
+
+_DEFAULTS = {
+    "uri": None,
+    "cluster.id": None,
+    "endpoint.url": "",
+    "anonymous": "false",
+    "account.name": "",
+    "account.key": "",
+    "sas.token": "",
+    "threads": "16",
+    "timeout.ms": "30000",
+    "copy.timeout.ms": "600000",
+}
+_GCS = ("gs", "gcs")
+_AZURE = ("az", "abfs", "abfss")
+_OBJECT_STORES = ("gcs", "abfs", "s3")
+_CREDENTIALS = "change `account.key`, `sas.token`, the credentials of this process, or their rights on `uri`"
+_REFUSALS = {
+    "AuthorizationFailure": _CREDENTIALS,
+    "AuthorizationPermissionMismatch": _CREDENTIALS,
+    "AuthenticationFailed": _CREDENTIALS,
+    "PERMISSION_DENIED": _CREDENTIALS,
+    "UNAUTHENTICATED": _CREDENTIALS,
+    "ACCESS_DENIED": _CREDENTIALS,
+    "INVALID_ACCESS_KEY_ID": _CREDENTIALS,
+    "SIGNATURE_DOES_NOT_MATCH": _CREDENTIALS,
+    "Permission denied": _CREDENTIALS,
+    "ContainerNotFound": "the container does not exist: create it or change `uri`",
+    "NO_SUCH_BUCKET": "the bucket does not exist: create it or change `uri`",
+}
+
+
+class ArrowRemoteStorageManager(FileSystemRemoteStorageManager):
+    """Settings: `uri` (gs://bucket/prefix, abfss://container@account.dfs.core.windows.net/prefix,
+    az://container/prefix, or any other that pyarrow takes), `cluster.id`; `endpoint.url`, `anonymous` (false);
+    of Azure `account.name`, `account.key`, `sas.token`; `threads` (16), `timeout.ms` (30000), and `copy.timeout.ms`
+    (600000) for a whole segment. Without a key or a token the credentials are the environment's."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        values = read_settings("arrow", settings, _DEFAULTS)
+        timeout_ms = read_number(values, "timeout.ms", 1)
+        super().__init__(
+            ArrowFiles(values, timeout_ms),
+            values["cluster.id"],
+            read_number(values, "threads", 1),
+            timeout_ms,
+            read_number(values, "copy.timeout.ms", 1),
+        )
+
+
+class ArrowFiles:
+    """A `BlockingFileSystem`."""
+
+    def __init__(self, values: Mapping[str, str], timeout_ms: int) -> None:
+        self._values = values
+        self._timeout_ms = timeout_ms
+        uri = urlsplit(values["uri"])
+        if not uri.scheme or uri.scheme in ("hdfs", "viewfs"):
+            raise ValueError("setting 'uri': expected a URI such as gs://bucket/prefix; HDFS has a manager of its own")
+        if uri.scheme in _AZURE:
+            _azure_account(uri, values)
+        self._uri = uri
+        self.name = f"{uri.scheme}://{uri.netloc.rpartition('@')[2]}{uri.path}"
+        self.shows_on_close = uri.scheme in (*_GCS, *_AZURE, "s3")
+        self._files: Any
+        self._root: str
+
+    def connect(self) -> None:
+        self._files, root = self._file_system()
+        self._root = root.strip("/") if self._files.type_name in _OBJECT_STORES else root.rstrip("/")
+        self.shows_on_close = self._files.type_name in _OBJECT_STORES
+        if not self.shows_on_close and self.size_or_folder("") is None:
+            # Not created: what is not mounted must not be mistaken for an empty store.
+            raise RemoteStorageError(f"{self.name} does not exist: create it, or change `uri`")
+
+    def _file_system(self) -> tuple[Any, str]:
+        endpoint = urlsplit(self._values["endpoint.url"])
+        if self._uri.scheme in _GCS:
+            return (
+                fs.GcsFileSystem(
+                    anonymous=read_flag(self._values, "anonymous"),
+                    endpoint_override=endpoint.netloc or None,
+                    scheme=endpoint.scheme or "https",
+                    retry_time_limit=timedelta(milliseconds=self._timeout_ms),
+                ),
+                f"{self._uri.netloc}{self._uri.path}",
+            )
+        if self._uri.scheme in _AZURE:
+            container, account = _azure_account(self._uri, self._values)
+            return (
+                fs.AzureFileSystem(
+                    account,
+                    account_key=self._values["account.key"] or None,
+                    sas_token=self._values["sas.token"] or None,
+                    blob_storage_authority=endpoint.netloc or None,
+                    dfs_storage_authority=endpoint.netloc or None,
+                    blob_storage_scheme=endpoint.scheme or None,
+                    dfs_storage_scheme=endpoint.scheme or None,
+                ),
+                f"{container}{self._uri.path}",
+            )
+        try:
+            files, root = fs.FileSystem.from_uri(self._values["uri"])
+        except (ValueError, TypeError, NotImplementedError) as error:
+            # pyarrow quotes the URI, which may hold a secret.
+            raise RemoteStorageError(f"{self.name}: pyarrow does not take it: change `uri`") from error
+        return files, root
+
+    def size_or_folder(self, path: str) -> int | None:
+        """Folders have size 0."""
+        info = self._files.get_file_info(self._path(path))
+        return None if info.type == fs.FileType.NotFound else int(info.size or 0)
+
+    def size(self, path: str) -> int | None:
+        info = self._files.get_file_info(self._path(path))
+        return int(info.size) if info.type == fs.FileType.File else None
+
+    def write(self, path: str, pieces: Iterator[bytes]) -> None:
+        if not self.shows_on_close:
+            self._make_parent(path)
+        with self._files.open_output_stream(self._path(path), compression=None) as stream:
+            for piece in pieces:
+                stream.write(piece)
+
+    def move(self, source: str, target: str, *, replace: bool) -> None:
+        if not replace and self.size(target) is not None:
+            raise FileExistsError(target)
+        self._make_parent(target)
+        self._files.move(self._path(source), self._path(target))
+
+    def read(self, path: str, start: int, end: int | None) -> memoryview:
+        with self._files.open_input_file(self._path(path)) as file:
+            size = int(file.size())
+            length = max(0, (size if end is None else min(end + 1, size)) - start)
+            buffer = bytearray(length)
+            view = memoryview(buffer)
+            position = 0
+            if length:
+                file.seek(start)
+            while position < length:
+                count = file.readinto(view[position:])
+                if not count:
+                    raise RetriableRemoteStorageError(f"{self.name}/{path}: {position} of {length} bytes")
+                position += count
+            return view
+
+    def delete(self, path: str) -> None:
+        try:
+            self._files.delete_file(self._path(path))
+        except FileNotFoundError:
+            return
+
+    def walk(self, prefix: str) -> Iterator[tuple[str, int]]:
+        folder = prefix.rpartition("/")[0]
+        base = self._path(folder) if folder else self._root
+        for info in self._files.get_file_info(fs.FileSelector(base, allow_not_found=True, recursive=True)):
+            if info.type == fs.FileType.File:
+                yield info.path.removeprefix(f"{self._root}/"), int(info.size)
+
+    def error_of(self, error: Exception) -> RemoteStorageError:
+        text = str(error).partition("\n")[0]
+        for name, change in _REFUSALS.items():
+            if name in text:
+                return RemoteStorageError(f"{self.name}: {text}: {change}")
+        if isinstance(error, OSError):
+            return RetriableRemoteStorageError(f"{self.name}: {text}")
+        return RemoteStorageError(f"{self.name}: {text}")
+
+    def _make_parent(self, path: str) -> None:
+        parent = self._path(path).rpartition("/")[0]
+        self._files.create_dir(parent, recursive=True)
+
+    def _path(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+
+def _azure_account(uri: SplitResult, values: Mapping[str, str]) -> tuple[str, str]:
+    """The container and the account, which the URI or the settings name. Raises `ValueError`."""
+    container, _, host = uri.netloc.rpartition("@")
+    if not container:
+        container, host = host, ""
+    account = values["account.name"] or host.partition(".")[0]
+    if not account:
+        raise ValueError("setting 'account.name' of the arrow storage manager is missing")
+    if values["account.key"] and values["sas.token"]:
+        raise ValueError("`account.key` and `sas.token` exclude each other")
+    if values["endpoint.url"].startswith("http:") and not (values["account.key"] or values["sas.token"]):
+        # Azure's library ends the process when it is to send a bearer token in the clear.
+        raise ValueError("`endpoint.url` without TLS needs `account.key` or `sas.token`")
+    return container, account

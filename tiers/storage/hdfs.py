@@ -1,0 +1,161 @@
+"""`HdfsRemoteStorageManager`: a folder of HDFS as the remote tier, by hdfs-native: no JVM and no libhdfs.
+
+* The blocking client alone: the asynchronous one runs its retries on Python's loop, where they panic.
+* A read past the end panics too: every range is clamped to the length, which opening the file tells anyway.
+* A file takes about half a second to close however small it is, since the NameNode first waits for the DataNode's
+  report: this is the price of a segment's two files, whatever their size.
+* Who it is comes from Kerberos, or from `$HADOOP_USER_NAME`, which the library reads whenever it connects.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Mapping
+
+from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
+from tiers.storage.file_system import FileSystemRemoteStorageManager
+from tiers.storage.settings import read_number, read_settings
+
+try:
+    from hdfs_native import Client, WriteOptions
+except ImportError as error:
+    raise ImportError("hdfs-native is missing: install tidegate[hdfs]") from error
+
+_DEFAULTS = {
+    "url": None,
+    "path": None,
+    "cluster.id": None,
+    "config.dir": "",
+    "kerberos.principal": "",
+    "kerberos.keytab": "",
+    "replication": "",
+    "threads": "16",
+    "timeout.ms": "30000",
+    "copy.timeout.ms": "600000",
+}
+_CREDENTIALS = "change `kerberos.principal`, `kerberos.keytab` or $HADOOP_USER_NAME, or the rights on `path`"
+_REFUSALS = {
+    "AccessControlException": _CREDENTIALS,
+    "AuthorizationException": _CREDENTIALS,
+    "InvalidToken": _CREDENTIALS,
+    "SASLError": _CREDENTIALS,
+    "GSSAPIError": _CREDENTIALS,
+    "NoSASLMechanism": _CREDENTIALS,
+    "QuotaExceededException": "raise the quota of `path`",
+    "ParentNotDirectoryException": "a file has a folder's name: change `path`",
+    "FileAlreadyExistsException": "a file has a folder's name: change `path`",
+    "UrlParseError": "change `url`",
+    "InvalidArgument": "change `url` or `config.dir`",
+    "InvalidPath": "change `path`",
+}
+
+
+class HdfsRemoteStorageManager(FileSystemRemoteStorageManager):
+    """Settings: `url` (hdfs://host:port or hdfs://nameservice), `path` (absolute), `cluster.id`; `config.dir` (of
+    Hadoop's XML files), `kerberos.principal`, `kerberos.keytab`, `replication` (the cluster's), `threads` (16),
+    `timeout.ms` (30000), and `copy.timeout.ms` (600000) for a whole segment."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        values = read_settings("hdfs", settings, _DEFAULTS)
+        timeout_ms = read_number(values, "timeout.ms", 1)
+        super().__init__(
+            HdfsFiles(values, timeout_ms),
+            values["cluster.id"],
+            read_number(values, "threads", 1),
+            timeout_ms,
+            read_number(values, "copy.timeout.ms", 1),
+        )
+
+
+class HdfsFiles:
+    """A `BlockingFileSystem`. An open file can be seen, as long as what was written of it."""
+
+    shows_on_close = False
+
+    def __init__(self, values: Mapping[str, str], timeout_ms: int) -> None:
+        root = values["path"].rstrip("/")
+        if not values["path"].startswith("/"):
+            raise ValueError("setting 'path': expected an absolute path")
+        self._url = values["url"]
+        self._root = root
+        self._config_dir = values["config.dir"] or None
+        self._principal = values["kerberos.principal"] or None
+        self._keytab = values["kerberos.keytab"] or None
+        self._replication = read_number(values, "replication", 1) if values["replication"] else None
+        # The library's own patience is minutes: a call that nobody waits for any more must end soon after.
+        self._config = {
+            "dfs.client.socket-timeout": str(timeout_ms),
+            "dfs.client.failover.max.attempts": "4",
+            "dfs.client.failover.sleep.base.millis": "100",
+            "dfs.client.failover.sleep.max.millis": "1000",
+        }
+        self.name = f"{self._url}{root or '/'}"
+        self._client: Client
+
+    def connect(self) -> None:
+        self._client = Client(
+            self._url,
+            self._config,
+            self._config_dir,
+            kerberos_principal=self._principal,
+            kerberos_keytab=self._keytab,
+        )
+
+    def size(self, path: str) -> int | None:
+        try:
+            status = self._client.get_file_info(self._path(path))
+        except FileNotFoundError:
+            return None
+        return None if status.isdir else status.length
+
+    def write(self, path: str, pieces: Iterator[bytes]) -> None:
+        options = WriteOptions(replication=self._replication, overwrite=True, create_parent=True)
+        # Not the library's own wrapper, which closes what is dropped and so would finish what has failed.
+        writer = self._client.inner.create(self._path(path), options)
+        for piece in pieces:
+            writer.write(piece)
+        writer.close()
+
+    def move(self, source: str, target: str, *, replace: bool) -> None:
+        moved = self._path(source), self._path(target)
+        try:
+            self._client.rename(*moved, overwrite=replace)
+        except FileNotFoundError:
+            self._client.mkdirs(posixpath.dirname(moved[1]), create_parent=True)
+            self._client.rename(*moved, overwrite=replace)
+
+    def read(self, path: str, start: int, end: int | None) -> memoryview:
+        reader = self._client.read(self._path(path))
+        size = reader.size
+        length = max(0, (size if end is None else min(end + 1, size)) - start)
+        buffer = bytearray(length)
+        position = 0
+        if length:
+            for piece in reader.read_range_stream(start, length):
+                buffer[position : position + len(piece)] = piece
+                position += len(piece)
+        if position != length or len(buffer) != length:
+            raise RetriableRemoteStorageError(f"{self.name}/{path}: {position} of {length} bytes")
+        return memoryview(buffer)
+
+    def delete(self, path: str) -> None:
+        self._client.delete(self._path(path))
+
+    def walk(self, prefix: str) -> Iterator[tuple[str, int]]:
+        folder = prefix.rpartition("/")[0]
+        try:
+            for status in self._client.list_status(self._path(folder) if folder else self._root or "/", True):
+                if not status.isdir:
+                    yield status.path.removeprefix(f"{self._root}/"), status.length
+        except FileNotFoundError:
+            return
+
+    def error_of(self, error: Exception) -> RemoteStorageError:
+        text = str(error).partition("\\n")[0].partition("\n")[0]
+        for name, change in _REFUSALS.items():
+            if name in text:
+                return RemoteStorageError(f"{self.name}: {text}: {change}")
+        return RetriableRemoteStorageError(f"{self.name}: {text}")
+
+    def _path(self, path: str) -> str:
+        return f"{self._root}/{path}"
