@@ -113,6 +113,7 @@ async def test_a_group_that_tells_nothing_leaves_it_unknown(cluster: Cluster) ->
 
 async def test_a_partition_that_is_not_told_leaves_that_one_unknown(cluster: Cluster) -> None:
     cluster.brokers[0].share_groups = [ShareGroup("a", starts={(OURS, 3): 40, (OTHER, 3): 41})]
+    cluster.brokers[1].share_groups = [ShareGroup("b", starts={(OURS, 3): 42})]
     cluster.brokers[0].script(
         ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, with_partition_error(UNKNOWN_SERVER_ERROR, OURS), times=2
     )
