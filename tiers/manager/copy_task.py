@@ -26,6 +26,7 @@ from tiers.errors import (
     OffsetGapError,
     OwnershipLostError,
     RemoteResourceNotFoundError,
+    RemoteStorageError,
 )
 from tiers.log.log_source import LocalLogBounds, LogRead
 from tiers.manager.lineage import check_lineage
@@ -264,13 +265,23 @@ class RLMCopyTask:
             data = await services.spool.run(lambda: stored.log_segment_data(segment))
             custom_metadata = await services.storage.copy_log_segment_data(segment, data)
         services.checkpoint("objects-written")
-        segment = replace(segment, custom_metadata=custom_metadata)
         if custom_metadata is not None and len(custom_metadata) > services.settings.custom_metadata_max_bytes:
-            await delete_segment(services, replace(segment, custom_metadata=None))
+            try:
+                await delete_segment(services, segment, custom_metadata)
+            except RemoteStorageError as error:  # one attempt: what is left has its DELETE record
+                _LOG.warning(
+                    "a segment with too much custom metadata could not be deleted",
+                    extra={
+                        "partition": str(self._partition),
+                        "segment": str(segment.segment_id.id),
+                        "error": str(error),
+                    },
+                )
             raise CustomMetadataTooLargeError(
                 f"{self._partition}: the store returned {len(custom_metadata)} bytes of custom metadata; "
                 f"the limit is {services.settings.custom_metadata_max_bytes}"
             )
+        segment = replace(segment, custom_metadata=custom_metadata)
         await verify_copied_segment(
             services.storage, segment, stored, services.settings.verify_bytes, services.key_ring
         )

@@ -32,6 +32,7 @@ class RemoteLogManagerMetrics:
         self.copy_lag_bytes = gauge("remote_copy_lag_bytes", "Estimated bytes below the LSO that are not remote yet")
         self.copy_lag_segments = gauge("remote_copy_lag_segments", "The same in segments")
         self.copy_lag_seconds = gauge("remote_copy_lag_seconds", "Since when the remote end did not reach the LSO")
+        self.copy_stopped = gauge("remote_copy_stopped", "1: nothing is copied until a restart; the log says why")
         self.delete_lag_bytes = gauge("remote_delete_lag_bytes", "Bytes of segments being deleted")
         self.delete_lag_segments = gauge("remote_delete_lag_segments", "Segments being deleted")
         self.log_size_bytes = gauge("remote_log_size_bytes", "Bytes of readable remote segments")

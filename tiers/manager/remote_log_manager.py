@@ -263,6 +263,7 @@ class RemoteLogManager:
             _LOG.error("the log diverged from what was copied; nothing is copied, trimmed or expired", extra=fields)
         elif isinstance(error, CustomMetadataTooLargeError):
             managed.copy_stopped = True
+            self._services.metrics.copy_stopped.labels(topic, str(managed.partition.partition)).set(1)
             self._services.metrics.alarms.labels(topic, "custom-metadata").inc()
             _LOG.error("copying stops: the store's custom metadata is too large", extra=fields)
         elif isinstance(error, RemoteLogError):

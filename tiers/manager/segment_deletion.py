@@ -6,6 +6,7 @@ Only what has a DELETE record is ever deleted (DESIGN, safety rule 3). Every ste
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from tiers.errors import OwnershipLostError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.manager.task_services import TaskServices
@@ -34,15 +35,19 @@ async def write_state(
     )
 
 
-async def delete_segment(services: TaskServices, segment: RemoteLogSegmentMetadata) -> None:
-    """Raises what the store or the metadata manager raise; a later call goes on from there."""
+async def delete_segment(
+    services: TaskServices, segment: RemoteLogSegmentMetadata, unrecorded: bytes | None = None
+) -> None:
+    """Raises what the store or the metadata manager raise; a later call goes on from there. The store is told of
+    `unrecorded` custom metadata, which no record has."""
     topic = segment.topic_id_partition.topic
     services.metrics.delete_requests.labels(topic).inc()
     try:
         if segment.state is not RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
             await write_state(services, segment, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
             services.checkpoint("delete-started-written")
-        if not await services.storage.delete_log_segment_data(segment):
+        stored = segment if unrecorded is None else replace(segment, custom_metadata=unrecorded)
+        if not await services.storage.delete_log_segment_data(stored):
             raise RetriableRemoteStorageError(f"the store did not confirm the deletion of {segment.segment_id.id}")
         services.checkpoint("objects-deleted")
         await write_state(services, segment, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)

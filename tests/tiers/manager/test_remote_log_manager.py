@@ -238,6 +238,8 @@ async def test_too_much_custom_metadata_stops_copying_for_good(
         await eventually(lambda: attempts == 2)
         rounds = running.topics.refreshes + 5
         await eventually(lambda: running.topics.refreshes >= rounds)
+        (stopped,) = running.bench.services.metrics.copy_stopped.collect()
+        assert [(one.labels["topic"], one.value) for one in stopped.samples] == [(PARTITION.topic, 1), (OTHER.topic, 1)]
     assert attempts == 2
 
 
