@@ -15,6 +15,7 @@ import kafka
 import pytest
 from kafka.admin import KafkaAdminClient
 
+from tests.clients.share_member import ShareMember, start_at_earliest
 from tests.integration.recording_relay import RecordingRelay, recording_relay
 from tests.servers.kafka import (
     CONSOLE_CONSUMER,
@@ -217,6 +218,43 @@ def test_a_leader_that_moves_is_found_again_and_no_endpoint_leaks(rig: Rig, topi
     assert sorted(take(consumer, RECORDS)) == sorted(sent)
     consumer.close()
     assert rig.leaks() == []
+
+
+def test_a_share_group_reads_on_from_leaders_that_moved(rig: Rig, topic_name: str) -> None:
+    create_topic(rig.bootstrap, topic_name, partitions=3, replicas=3)
+    start_at_earliest(rig.bootstrap, topic_name)
+    sent = values("shared")
+    with ShareMember() as member:
+        for partition in range(3):
+            produce(rig.bootstrap, topic_name, sent[partition::6], partition=partition)
+        member.join(rig.bootstrap, topic_name, topic_name)
+        received = member.take(RECORDS // 2)
+        move_leaders(rig.bootstrap, topic_name)
+        # The old leaders are alive, and say who leads now.
+        for partition in range(3):
+            produce(rig.bootstrap, topic_name, sent[partition + 3 :: 6], partition=partition)
+        received += member.take(RECORDS // 2)
+        member.leave()
+    assert sorted(one.value for one in received) == sorted(sent)
+    assert rig.leaks() == []
+    assert 'tidegate_request_latency_seconds_count{api="ShareFetch",tier="local"}' in rig.proxy.metrics()
+
+
+def move_leaders(bootstrap: str, topic: str) -> None:
+    """Every partition to the replica after its leader, while all of them run."""
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    (described,) = admin.describe_topics([topic])
+    wanted: dict[kafka.TopicPartition, list[int]] = {}
+    for partition in described["partitions"]:
+        replicas, leader = partition["replica_nodes"], partition["leader_id"]
+        at = replicas.index(leader) + 1
+        wanted[kafka.TopicPartition(topic, partition["partition_index"])] = replicas[at:] + replicas[:at]
+    moved = admin.alter_partition_reassignments(wanted)
+    assert set(moved.values()) == {None}
+    while admin.list_partition_reassignments():
+        time.sleep(0.1)
+    admin.elect_leaders(0, {topic: list(range(len(wanted)))})
+    admin.close()
 
 
 def test_check_prints_the_address_map(rig: Rig) -> None:

@@ -1,0 +1,68 @@
+"""A member of a share group: the Java client's, which is the only one that there is."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Literal, NamedTuple, Self
+
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
+
+from tests.clients.java_process import JavaProcess
+
+Mode = Literal["implicit", "explicit"]
+Acknowledgement = Literal["ACCEPT", "RELEASE", "REJECT"]
+
+
+class AcquiredRecord(NamedTuple):
+    partition: int
+    offset: int
+    delivery_count: int
+    value: bytes
+
+
+class ShareMember:
+    """A context manager; one Java process, in which `join` and `leave` may alternate."""
+
+    def __init__(self) -> None:
+        self._process = JavaProcess("ShareMember")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._process.stop()
+
+    def join(self, bootstrap: str, group: str, topic: str, mode: Mode = "explicit") -> None:
+        self._process.ask(f"join {bootstrap} {group} {topic} {mode}")
+
+    def acquire(self) -> list[AcquiredRecord]:
+        """As soon as there are some; in implicit mode this accepts what was acquired before."""
+        return [_record(*line.split()) for line in self._process.ask("acquire").splitlines()]
+
+    def acknowledge(self, how: Acknowledgement) -> None:
+        self._process.ask(f"acknowledge {how}")
+
+    def take(self, count: int) -> list[AcquiredRecord]:
+        """Acquires and accepts that many, or more."""
+        taken: list[AcquiredRecord] = []
+        while len(taken) < count:
+            taken += self.acquire()
+            self.acknowledge("ACCEPT")
+        return taken
+
+    def leave(self) -> None:
+        self._process.ask("leave")
+
+
+def start_at_earliest(bootstrap: str, group: str) -> None:
+    """A share group that has no start offset yet begins at the end, unless its own config says otherwise."""
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    config = ConfigResource(ConfigResourceType.GROUP, group, {"share.auto.offset.reset": "earliest"})
+    assert admin.alter_configs([config]) == {"group": {group: "OK"}}
+    admin.close()
+
+
+def _record(partition: bytes, offset: bytes, delivery_count: bytes, value: bytes) -> AcquiredRecord:
+    return AcquiredRecord(int(partition), int(offset), int(delivery_count), bytes.fromhex(value.decode()))
