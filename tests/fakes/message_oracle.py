@@ -11,9 +11,9 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import kafka.protocol.schemas.resources
@@ -27,6 +27,7 @@ UNKNOWN_TAGS = "unknown tags"
 Path = tuple[str | int, ...]
 Schema = Mapping[str, Any]
 Value = dict[str, Any]
+Overrides = Mapping[str, st.SearchStrategy[Any]]
 
 _OWN_SCHEMAS = FilePath(protocol.__path__[0]) / "schemas"
 _PACK = {
@@ -190,37 +191,85 @@ def _uvarint(value: int) -> bytes:
     return bytes([*out, value])
 
 
+class Message(NamedTuple):
+    payload: bytes
+    tree: Value
+
+
+def encoded_messages(
+    name: str, version: int, overrides: Overrides | None = None, *, unknown_tags: bool = True
+) -> st.SearchStrategy[Message]:
+    """Of `messages`, with their bytes."""
+    return messages(name, version, overrides, unknown_tags=unknown_tags).map(
+        lambda value: Message(bytes(encode(name, version, value).data), value)
+    )
+
+
+def messages(
+    name: str, version: int, overrides: Overrides | None = None, *, unknown_tags: bool = True
+) -> st.SearchStrategy[Value]:
+    """Any message of that version, known tagged fields set or not; with unknown tags at every level, or none.
+
+    `overrides` are strategies by field name, and by `[]` and the name for how many elements an array has.
+    """
+    if overrides is None:
+        return _any_message(name, version, unknown_tags)
+    return _message(name, version, overrides, unknown_tags)
+
+
 @cache
-def messages(name: str, version: int, *, unknown_tags: bool = True) -> st.SearchStrategy[Value]:
-    """Any message of that version, known tagged fields set or not; with unknown tags at every level, or none."""
-    return _struct(message_schema(name)["fields"], version, is_flexible(name, version) and unknown_tags)
+def _any_message(name: str, version: int, unknown_tags: bool) -> st.SearchStrategy[Value]:
+    return _message(name, version, {}, unknown_tags)
 
 
-def _struct(fields: list[Schema], version: int, unknown_tags: bool) -> st.SearchStrategy[Value]:
-    present = _fields(fields, version)
-    optional = {entry["name"]: _field(entry, version, unknown_tags) for entry in present if _is_tagged(entry, version)}
-    if unknown_tags:
-        known = {entry["tag"] for entry in present if _is_tagged(entry, version)}
-        tags = st.integers(0, 200).filter(lambda tag: tag not in known)
-        optional[UNKNOWN_TAGS] = st.dictionaries(tags, st.sampled_from([b"", b"\x00", b"abc", b"y" * 130]), max_size=2)
-    required = {
-        entry["name"]: _field(entry, version, unknown_tags) for entry in present if not _is_tagged(entry, version)
-    }
-    return st.fixed_dictionaries(required, optional=optional)
+def _message(name: str, version: int, overrides: Overrides, unknown_tags: bool) -> st.SearchStrategy[Value]:
+    return _Strategies(version, overrides, is_flexible(name, version) and unknown_tags).struct(
+        message_schema(name)["fields"]
+    )
 
 
-def _field(entry: Schema, version: int, unknown_tags: bool) -> st.SearchStrategy[Any]:
-    value = _value(entry, version, unknown_tags)
-    if entry["type"].startswith("[]"):
-        value = st.lists(value, max_size=2)
-    return st.none() | value if _within(version, entry.get("nullableVersions", "none")) else value
+class _Strategies(NamedTuple):
+    version: int
+    overrides: Overrides
+    unknown_tags: bool
+
+    def struct(self, fields: list[Schema]) -> st.SearchStrategy[Value]:
+        present = _fields(fields, self.version)
+        tagged = [entry for entry in present if _is_tagged(entry, self.version)]
+        optional = {entry["name"]: self.field(entry) for entry in tagged}
+        if self.unknown_tags:
+            # A tag that is known in another version is never anything else.
+            known = {entry["tag"] for entry in fields if "tag" in entry}
+            tags = (st.integers(0, 200) | st.integers(201, 40_000)).filter(lambda tag: tag not in known)
+            optional[UNKNOWN_TAGS] = st.dictionaries(tags, _TAG_CONTENTS, max_size=2)
+        required = {entry["name"]: self.field(entry) for entry in present if not _is_tagged(entry, self.version)}
+        return st.fixed_dictionaries(required, optional=optional)
+
+    def field(self, entry: Schema) -> st.SearchStrategy[Any]:
+        value = self.value(entry)
+        if entry["type"].startswith("[]"):
+            count = self.overrides.get("[]" + entry["name"])
+            value = st.lists(value, max_size=2) if count is None else count.flatmap(partial(_lists_of, value))
+        elif entry["name"] in self.overrides:
+            return value
+        return st.none() | value if _within(self.version, entry.get("nullableVersions", "none")) else value
+
+    def value(self, entry: Schema) -> st.SearchStrategy[Any]:
+        if entry["name"] in self.overrides:
+            return self.overrides[entry["name"]]
+        if "fields" in entry:
+            return self.struct(entry["fields"])
+        return _PRIMITIVES[entry["type"].removeprefix("[]")]
 
 
-def _value(entry: Schema, version: int, unknown_tags: bool) -> st.SearchStrategy[Any]:
-    if "fields" in entry:
-        return _struct(entry["fields"], version, unknown_tags)
-    return _PRIMITIVES[entry["type"].removeprefix("[]")]
+def _lists_of(value: st.SearchStrategy[Any], count: int) -> st.SearchStrategy[list[Any]]:
+    return st.lists(value, min_size=count, max_size=count)
 
+
+RECORDS = st.none() | st.sampled_from([0, 1, 126, 127, 128, 300, 16_383]).map(bytes) | st.binary(max_size=60)
+"""Contents of a records field, with sizes on both sides of where its length takes one more byte."""
+
+_TAG_CONTENTS = st.sampled_from([b"", b"\x00", b"abc", b"y" * 130]) | st.binary(max_size=12)
 
 _PRIMITIVES: dict[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(),
@@ -232,7 +281,7 @@ _PRIMITIVES: dict[str, st.SearchStrategy[Any]] = {
     "float64": st.floats(allow_nan=False),
     # kafka-python reads the zero uuid as None.
     "uuid": st.builds(lambda number: UUID(int=number), st.integers(1, 2**128 - 1)),
-    "string": st.sampled_from(["", "a", "tøpic", _LONG]),
-    "bytes": st.sampled_from([b"", b"\x00", b"bytes", _LONG.encode()]),
-    "records": st.sampled_from([b"", b"\xff", b"records", _LONG.encode()]),
+    "string": st.sampled_from(["", "a", "tøpic", _LONG]) | st.text(max_size=10),
+    "bytes": st.sampled_from([b"", b"\x00", b"bytes", _LONG.encode()]) | st.binary(max_size=150),
+    "records": st.sampled_from([b"", b"\xff", b"records", _LONG.encode()]) | st.binary(max_size=150),
 }

@@ -26,7 +26,7 @@ from protocol.header import build_request_header, build_response_header
 from protocol.message_schema import message_name
 from protocol.schema import compile_message
 from protocol.splice import splice
-from tests.fakes.schema_messages import Message, messages
+from tests.fakes.message_oracle import Message, encoded_messages
 
 ALTERING = (ApiKey.CREATE_TOPICS, ApiKey.ALTER_CONFIGS, ApiKey.INCREMENTAL_ALTER_CONFIGS)
 SHOWING = (*ALTERING, ApiKey.DESCRIBE_CONFIGS)
@@ -37,12 +37,12 @@ def versions(api_keys: tuple[ApiKey, ...]) -> list[tuple[ApiKey, int]]:
 
 
 def drawn_request(data: st.DataObject, api_key: ApiKey, version: int) -> tuple[bytes, Message]:
-    message = data.draw(messages(message_name(api_key, "Request"), version))
+    message = data.draw(encoded_messages(message_name(api_key, "Request"), version))
     return build_request_header(api_key, version, 7, "test") + message.payload, message
 
 
 def drawn_response(data: st.DataObject, api_key: ApiKey, version: int) -> tuple[memoryview, Message, ConfigResponse]:
-    message = data.draw(messages(message_name(api_key, "Response"), version))
+    message = data.draw(encoded_messages(message_name(api_key, "Response"), version))
     payload = memoryview(build_response_header(api_key, version, 7) + message.payload)
     return payload, message, parse_config_response(api_key, version, payload)
 

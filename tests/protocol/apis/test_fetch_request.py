@@ -18,7 +18,7 @@ from protocol.apis.fetch_request import (
 )
 from protocol.errors import ProtocolError
 from protocol.schema import compile_message
-from tests.fakes.schema_messages import Message, messages
+from tests.fakes.message_oracle import Message, encoded_messages
 
 FETCH = 1
 VERSIONS = st.integers(4, 18)
@@ -27,7 +27,7 @@ VERSIONS = st.integers(4, 18)
 @st.composite
 def requests(draw: st.DrawFn, unknown_tags: bool = True) -> tuple[int, Message]:
     version = draw(VERSIONS)
-    return version, draw(messages("FetchRequest", version, unknown_tags=unknown_tags))
+    return version, draw(encoded_messages("FetchRequest", version, unknown_tags=unknown_tags))
 
 
 def topic_key(tree: dict[str, Any]) -> Any:
@@ -130,7 +130,9 @@ def test_patches_change_their_field_alone(message: tuple[int, Message], value: i
 
 
 @given(
-    VERSIONS.filter(lambda version: version < 7).flatmap(lambda v: st.tuples(st.just(v), messages("FetchRequest", v)))
+    VERSIONS.filter(lambda version: version < 7).flatmap(
+        lambda v: st.tuples(st.just(v), encoded_messages("FetchRequest", v))
+    )
 )
 def test_a_version_without_sessions_has_no_session_to_patch(message: tuple[int, Message]) -> None:
     version, (body, _) = message

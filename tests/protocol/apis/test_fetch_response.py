@@ -15,7 +15,7 @@ from protocol.apis.fetch_response import FetchResponse, out_of_range, parse_fetc
 from protocol.errors import ProtocolError
 from protocol.schema import compile_message
 from protocol.splice import Splice
-from tests.fakes.schema_messages import RECORDS, Message, messages
+from tests.fakes.message_oracle import RECORDS, Message, encoded_messages
 
 FETCH = 1
 TOPIC_ID = UUID(int=7)
@@ -38,7 +38,7 @@ GOLDEN_V12 = bytes.fromhex(
 @st.composite
 def responses(draw: st.DrawFn, unknown_tags: bool = True) -> tuple[int, Message]:
     version = draw(st.integers(4, 18))
-    return version, draw(messages("FetchResponse", version, OFFSETS, unknown_tags))
+    return version, draw(encoded_messages("FetchResponse", version, OFFSETS, unknown_tags=unknown_tags))
 
 
 def topic_key(tree: dict[str, Any]) -> Any:

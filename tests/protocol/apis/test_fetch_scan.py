@@ -13,7 +13,7 @@ from protocol.apis.fetch_response import AbortedTransaction, EpochEndOffset, par
 from protocol.apis.fetch_scan import plain_topics
 from protocol.apis.topic_reference import TopicReference
 from protocol.primitives import Buffer
-from tests.fakes.schema_messages import RECORDS, Message, messages
+from tests.fakes.message_oracle import RECORDS, Message, encoded_messages
 
 VERSIONS = range(4, 19)
 
@@ -30,7 +30,7 @@ def overrides(error_codes: list[int]) -> dict[str, Any]:
 def responses(draw: st.DrawFn, error_codes: list[int]) -> tuple[int, Message]:
     version = draw(st.sampled_from(VERSIONS))
     tags = draw(st.booleans())
-    return version, draw(messages("FetchResponse", version, overrides(error_codes), tags))
+    return version, draw(encoded_messages("FetchResponse", version, overrides(error_codes), unknown_tags=tags))
 
 
 def is_plain(tree: dict[str, Any]) -> bool:
@@ -73,7 +73,11 @@ def test_bytes_that_cannot_be_walked_are_never_plain(message: tuple[int, Message
 def test_every_version_has_plain_responses(version: int) -> None:
     zeros = {"ThrottleTimeMs": st.just(0), "[]Responses": st.just(2), "[]Partitions": st.just(2)}
 
-    @given(messages("FetchResponse", version, overrides([0]) | zeros | {"[]AbortedTransactions": st.just(0)}, False))
+    @given(
+        encoded_messages(
+            "FetchResponse", version, overrides([0]) | zeros | {"[]AbortedTransactions": st.just(0)}, unknown_tags=False
+        )
+    )
     def check(message: Message) -> None:
         tagged = {"DivergingEpoch", "CurrentLeader", "SnapshotId"}
         partitions = [p for topic in message.tree["Responses"] for p in topic["Partitions"]]

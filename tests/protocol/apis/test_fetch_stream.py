@@ -22,7 +22,7 @@ from protocol.apis.fetch_stream import (
 from protocol.apis.topic_reference import TopicReference
 from protocol.errors import ProtocolError
 from protocol.schema import compile_message
-from tests.fakes.schema_messages import RECORDS, Message, messages
+from tests.fakes.message_oracle import RECORDS, Message, encoded_messages
 
 FETCH = 1
 OVERRIDES = {
@@ -57,7 +57,7 @@ class Scripted:
 def payloads(draw: st.DrawFn) -> tuple[int, bytes, int]:
     """`(version, payload, body position)`."""
     version = draw(st.integers(4, 18))
-    message: Message = draw(messages("FetchResponse", version, OVERRIDES))
+    message: Message = draw(encoded_messages("FetchResponse", version, OVERRIDES))
     header = b"\x00\x00\x00\x2a"
     if version >= 12:
         header += draw(st.sampled_from(HEADER_TAGS))

@@ -29,7 +29,7 @@ from protocol.apis.offset_for_leader_epoch import (
     patch_offset_for_leader_epoch_response,
 )
 from protocol.errors import ProtocolError
-from tests.fakes.schema_messages import Message, messages
+from tests.fakes.message_oracle import Message, encoded_messages
 
 int16s = st.integers(-(2**15), 2**15 - 1)
 int32s = st.integers(-(2**31), 2**31 - 1)
@@ -120,7 +120,7 @@ every_api = pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
 
 def draw_message(data: st.DataObject, api: Api, kind: str) -> tuple[int, Message]:
     version = data.draw(st.sampled_from(api.versions))
-    return version, data.draw(messages(api.name + kind, version))
+    return version, data.draw(encoded_messages(api.name + kind, version))
 
 
 def expected_partitions(api: Api, tree: dict[str, Any], fields: dict[str, tuple[str, Any]]) -> list[tuple[Any, ...]]:

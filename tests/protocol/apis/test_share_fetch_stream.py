@@ -13,7 +13,7 @@ from protocol.apis.share_fetch_stream import FILLER_TAGS, MAX_GROUP_BYTES, Strea
 from protocol.errors import LimitExceededError, ProtocolError
 from protocol.primitives import read_tag, read_tag_count
 from protocol.schema import compile_message
-from tests.fakes.schema_messages import RECORDS, Message, messages
+from tests.fakes.message_oracle import RECORDS, Message, encoded_messages
 
 HEADERS = [b"\x00\x00\x00\x2a\x00", b"\x00\x00\x00\x2a\x01\x07\x03abc"]
 OVERRIDES = {
@@ -29,7 +29,7 @@ NO_LEADER = bytes.fromhex("ffffffff ffffffff 00")
 def payloads(draw: st.DrawFn) -> tuple[int, bytes, int]:
     """`(version, payload, body position)`."""
     version = draw(st.integers(1, 2))
-    message: Message = draw(messages("ShareFetchResponse", version, OVERRIDES))
+    message: Message = draw(encoded_messages("ShareFetchResponse", version, OVERRIDES))
     header = draw(st.sampled_from(HEADERS))
     return version, header + message.payload, len(header)
 
@@ -123,6 +123,16 @@ def test_records_leave_as_they_arrive() -> None:
     tail = bytes.fromhex("01 00 00 01 00")
     assert stream(patcher, iter([memoryview(tail)])) == tail
     assert patcher.is_complete
+
+
+def test_records_behind_a_group_that_was_cut_are_not_copied() -> None:
+    patcher = StreamingShareFetchPatcher()
+    head = head_of_a_partition(bytes.fromhex("81808004"))
+    patcher.feed(memoryview(head[:-1]))
+    completed, records = patcher.feed(memoryview(head[-1:] + bytes(1 << 20)))
+    assert len(completed) < len(head)
+    assert isinstance(records, memoryview)
+    assert len(records) == 1 << 20
 
 
 def test_what_is_held_is_bounded() -> None:
