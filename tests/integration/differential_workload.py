@@ -47,7 +47,15 @@ class Configure:
     value: str
 
 
-Operation = Produce | Trim | Configure
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """A second producer takes the transactional id of the first, in the middle of its transaction."""
+
+    codec: str
+    records: Sequence[NewRecord]
+
+
+Operation = Produce | Trim | Configure | Fence
 
 
 @dataclass(slots=True)
@@ -70,19 +78,22 @@ class Topic:
 
     def producer(self, codec: str, transactional: bool) -> Producer:
         if (codec, transactional) not in self.producers:
-            settings: dict[str, str | int | float | bool] = {
-                "bootstrap.servers": self.bootstrap,
-                "enable.idempotence": True,
-                "compression.type": codec,
-                "linger.ms": 20,
-                "message.max.bytes": 10 * MAX_MESSAGE_BYTES,
-            }
-            if transactional:
-                settings["transactional.id"] = f"{self.name}-{codec}"
-            made = self.producers[codec, transactional] = Producer(settings)
-            if transactional:
-                made.init_transactions(TIMEOUT_S)
+            self.producers[codec, transactional] = self.new_producer(codec, transactional)
         return self.producers[codec, transactional]
+
+    def new_producer(self, codec: str, transactional: bool) -> Producer:
+        settings: dict[str, str | int | float | bool] = {
+            "bootstrap.servers": self.bootstrap,
+            "enable.idempotence": True,
+            "compression.type": codec,
+            "linger.ms": 20,
+            "message.max.bytes": 10 * MAX_MESSAGE_BYTES,
+        }
+        if not transactional:
+            return Producer(settings)
+        made = Producer({**settings, "transactional.id": f"{self.name}-{codec}"})
+        made.init_transactions(TIMEOUT_S)
+        return made
 
 
 def operations(dice: random.Random, count: int, now_ms: int) -> list[Operation]:
@@ -92,6 +103,7 @@ def operations(dice: random.Random, count: int, now_ms: int) -> list[Operation]:
     made.append(Produce("none", [_record(dice, now_ms, 2_000) for _ in range(60)]))
     made.append(Produce("none", [_record(dice, now_ms, MAX_MESSAGE_BYTES * 2)]))
     made += [Configure(*each) for each in CONFIGURATIONS]
+    made.append(Fence(dice.choice(CODECS), _records(dice, 10, now_ms)))
     made += [_operation(dice, now_ms) for _ in range(count - len(made))]
     dice.shuffle(made)
     return made
@@ -133,6 +145,8 @@ def run(topic: Topic, operation: Operation) -> None:
         case Trim(share):
             offset = topic.log_start + int(share * (topic.log_end - topic.log_start))
             topic.outcomes.append(delete_records(topic, offset))
+        case Fence():
+            topic.outcomes.append(_fence(topic, operation))
         case Configure(key, value):
             resource = ConfigResource(ResourceType.TOPIC, topic.name)
             resource.add_incremental_config(ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET))
@@ -162,13 +176,33 @@ def _produce(topic: Topic, operation: Produce) -> object:
     producer = topic.producer(operation.codec, operation.commit is not None)
     if operation.commit is not None:
         producer.begin_transaction()
+    answers = _send(topic, producer, operation.records)
+    if operation.commit is True:
+        producer.commit_transaction(TIMEOUT_S)
+    elif operation.commit is False:
+        producer.abort_transaction(TIMEOUT_S)
+    _note(topic, answers, operation.commit)
+    return answers
+
+
+def _fence(topic: Topic, operation: Fence) -> object:
+    first = topic.producer(operation.codec, transactional=True)
+    first.begin_transaction()
+    answers = _send(topic, first, operation.records)
+    topic.producers[operation.codec, True] = topic.new_producer(operation.codec, transactional=True)
+    _note(topic, answers, commit=False)
+    return [*answers, _outcome(lambda: first.commit_transaction(TIMEOUT_S))]
+
+
+def _send(topic: Topic, producer: Producer, records: Sequence[NewRecord]) -> list[int | str]:
+    """Of each record its offset, or the name of the error."""
     answers: list[int | str] = []
 
     def answered(error: KafkaError | None, message: Message) -> None:
         offset = message.offset()
         answers.append(error.name() if error is not None else -1 if offset is None else offset)
 
-    for record in operation.records:
+    for record in records:
         producer.produce(
             topic.name,
             record.value,
@@ -179,13 +213,12 @@ def _produce(topic: Topic, operation: Produce) -> object:
             on_delivery=answered,
         )
     producer.flush(TIMEOUT_S)
-    if operation.commit is True:
-        producer.commit_transaction(TIMEOUT_S)
-    elif operation.commit is False:
-        producer.abort_transaction(TIMEOUT_S)
+    return answers
+
+
+def _note(topic: Topic, answers: Sequence[int | str], commit: bool | None) -> None:
     offsets = [answer for answer in answers if isinstance(answer, int)]
     topic.offsets += offsets
-    topic.committed += offsets if operation.commit is not False else []
+    topic.committed += offsets if commit is not False else []
     if offsets:
-        topic.log_end = offsets[-1] + 1 + (operation.commit is not None)
-    return answers
+        topic.log_end = offsets[-1] + 1 + (commit is not None)

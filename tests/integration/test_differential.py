@@ -16,6 +16,7 @@ from confluent_kafka.admin._resource import ResourceType
 
 from tests.clients.all_clients import CLIENTS
 from tests.clients.client import READ_COMMITTED, READ_UNCOMMITTED, Client, OffsetOutOfRange
+from tests.integration.differential_answers import protocol_answers
 from tests.integration.differential_workload import (
     MAX_MESSAGE_BYTES,
     Operation,
@@ -41,16 +42,23 @@ MUST_DIFFER = frozenset(
 )
 """Of all that clients see of the two topics, what tells them apart: configurations of the tier itself."""
 
-REFUSED = {"MSG_SIZE_TOO_LARGE", "INVALID_CONFIG", "OFFSET_OUT_OF_RANGE"}
+REFUSED = {"MSG_SIZE_TOO_LARGE", "INVALID_CONFIG", "OFFSET_OUT_OF_RANGE", "_FENCED"}
 """The errors that every workload provokes."""
 
 SEEKS = 6
-SEED = int(os.environ.get("TIDEGATE_SEED") or random.SystemRandom().randrange(1 << 32))
+SEEDS = os.environ.get("TIDEGATE_SEEDS", "1")
+"""How many, or with a comma behind it the seeds themselves: `TIDEGATE_SEEDS=20`, `TIDEGATE_SEEDS=17,`."""
 
 
-def test_every_client_sees_one_log(kafka: KafkaCluster, tmp_path: Path, topic_name: str) -> None:
-    print(f"TIDEGATE_SEED={SEED}")
-    dice = random.Random(SEED)
+def seeds() -> list[int]:
+    if "," in SEEDS:
+        return [int(each) for each in SEEDS.split(",") if each]
+    return [random.SystemRandom().randrange(1 << 32) for _ in range(int(SEEDS))]
+
+
+@pytest.mark.parametrize("seed", seeds())
+def test_every_client_sees_one_log(kafka: KafkaCluster, tmp_path: Path, topic_name: str, seed: int) -> None:
+    dice = random.Random(seed)
     settings: dict[str, str | int] = {
         "remote.log.metadata.topic.name": f"__metadata-{topic_name}"[:200],
         "remote.log.visible.after.ms": 2000,
@@ -109,6 +117,7 @@ def compare(dice: random.Random, plain: Topic, tiered: Topic, now_ms: int) -> No
 
     with ThreadPoolExecutor(len(CLIENTS)) as pool:
         list(pool.map(compare_by, CLIENTS.values()))
+    same(lambda topic: protocol_answers(topic, times, now_ms), plain, tiered)
 
 
 def offsets_at(client: Client, timestamp: int) -> Callable[[Topic], object]:
