@@ -34,7 +34,6 @@ TOOLS = {
     "kafka-topics": "org.apache.kafka.tools.TopicCommand",
     "kafka-transactions": "org.apache.kafka.tools.TransactionsCommand",
     "kafka-verifiable-consumer": "org.apache.kafka.tools.VerifiableConsumer",
-    "kafka-verifiable-producer": "org.apache.kafka.tools.VerifiableProducer",
 }
 """The class of each tool, by the name of its script."""
 

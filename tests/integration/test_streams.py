@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import TopicPartition
 
 from tests.clients.java_process import JavaProcess
+from tests.clients.kafka_tools import KafkaTools
 from tests.integration.strict_consumer import local_log_start, until_trimmed
 from tests.servers.frameworks import framework_libs
 from tests.servers.kafka import SHRINKS_SOON, KafkaCluster
@@ -36,6 +37,7 @@ class Stage:
     kafka: KafkaCluster
     proxy: TidegateProcess
     streams: JavaProcess
+    tools: KafkaTools
     tier: Path
     table: Mapping[str, str]
     """What the topics `SOURCES` say of every key."""
@@ -50,6 +52,19 @@ class Stage:
 
     def stop(self, application: str) -> None:
         self.streams.ask(f"stop {application}")
+
+    def reset(self, application: str, protocol: str, inbox: str) -> None:
+        if protocol == "classic":
+            topics = ("--input-topics", f"{inbox},{SOURCES[0]}")
+            done = self.tools.run(
+                "kafka-streams-application-reset", self.bootstrap, "--application-id", application, *topics, "--force"
+            )
+        else:
+            where = ("--to-earliest", "--all-input-topics", "--delete-all-internal-topics")
+            done = self.tools.run(
+                "kafka-streams-groups", self.bootstrap, "--reset-offsets", "--execute", "--group", application, *where
+            )
+        assert done.exit_code == 0, done
 
     def all(self, application: str, store: str) -> dict[str, str]:
         lines = self.streams.ask(f"all {application} {store}").decode().splitlines()
@@ -72,7 +87,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     settings: dict[str, str | int] = {"remote.log.visible.after.ms": 1000}
     more = {"group.streams.initial.rebalance.delay.ms": "0"}
     with KafkaCluster(settings={**SHRINKS_SOON, **more}) as kafka:
-        streams = JavaProcess("StreamsApp", libs=[framework_libs()])
+        streams, tools = JavaProcess("StreamsApp", libs=[framework_libs()]), KafkaTools()
         try:
             with tidegate_over(kafka, home, tiered=["*"], segment_bytes=SEGMENT_BYTES, settings=settings) as proxy:
                 table = {f"key-{n}": f"{n}:".ljust(VALUE_BYTES, "x") for n in range(KEYS)}
@@ -81,9 +96,10 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
                     produce_pairs(proxy.bootstrap_servers, topic, [*table.items()])
                 for topic in SOURCES:
                     until_trimmed(kafka, topic, KEYS // 2)
-                yield Stage(kafka, proxy, streams, home / "tier", table)
+                yield Stage(kafka, proxy, streams, tools, home / "tier", table)
         finally:
             streams.stop()
+            tools.stop()
 
 
 def produce_pairs(bootstrap: str, topic: str, pairs: list[tuple[str, str]]) -> None:
@@ -113,7 +129,8 @@ def watermarks(bootstrap: str, topic: str) -> tuple[int, int]:
 
 @pytest.mark.parametrize("protocol", ["classic", "streams"])
 def test_an_application_restores_from_both_tiers_and_purges_what_it_has_done_with(stage: Stage, protocol: str) -> None:
-    """Twice from nothing: the second time all stores come from topics, two of which the broker has the end of."""
+    """Three times from nothing: the second time all stores come from topics, two of which the broker has the end of;
+    before the third, Kafka's own tool makes it forget what it has read, and its topics."""
     application, inbox = f"app-{protocol}", f"inbox-{protocol}"
     moved, changes = f"{application}-by-letter-repartition", f"{application}-counts-changelog"
     create_topic(stage.bootstrap, inbox)
@@ -156,3 +173,11 @@ def test_an_application_restores_from_both_tiers_and_purges_what_it_has_done_wit
     assert stage.copied(changes) == 0
     assert not [line for line in metrics.splitlines() if "alarm" in line and moved in line]
     assert not [line for line in output.splitlines() if "could not be processed" in line]
+
+    stage.reset(application, protocol, inbox)
+    assert moved not in AdminClient({"bootstrap.servers": stage.bootstrap}).list_topics(timeout=TIMEOUT_S).topics
+    assert local_log_start(stage.kafka, inbox) > 0
+    stage.start(application, protocol, inbox)
+    until(lambda: stage.all(application, "counts") == counted())
+    until(lambda: stage.all(application, "table") == stage.table)
+    stage.stop(application)
