@@ -29,12 +29,13 @@ from proxy.delayed_remote_fetch import RemotePartitionRead
 from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools
-from proxy.handlers.fetch_completion import FetchCompleter, HeldFetch
+from proxy.handlers.fetch_completion import FetchCompleter
 from proxy.handlers.fetch_connections import FetchConnection, FetchConnections, PartitionKey
 from proxy.handlers.fetch_local import LocalAnswers
 from proxy.handlers.fetch_merge import reserve
 from proxy.handlers.fetch_streaming import StreamedPartitions
 from proxy.handlers.fetch_verdict import FetchJudge
+from proxy.handlers.held_fetch import HeldFetch
 from proxy.hold_budget import Grant, HoldBudget
 from proxy.purgatory import DelayedOperationPurgatory
 from tiers.model.ids import TopicIdPartition

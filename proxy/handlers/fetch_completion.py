@@ -13,13 +13,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from protocol.api_keys import ApiKey
-from protocol.apis.fetch_request import FINAL_SESSION_EPOCH, NO_SESSION_ID, FetchPartition, FetchRequest
+from protocol.apis.fetch_request import FINAL_SESSION_EPOCH, NO_SESSION_ID
 from protocol.apis.fetch_request import patch_fetch_request as patch
 from protocol.apis.fetch_response import (
     LOG_START_OFFSET_AT,
     FetchResponse,
-    FetchResponsePartition,
-    out_of_range,
     parse_fetch_response,
 )
 from protocol.errors import ErrorCode, ProtocolError
@@ -27,13 +25,13 @@ from protocol.header import response_body_position
 from protocol.primitives import INT64, Buffer
 from proxy.delayed_remote_fetch import DelayedRemoteFetch, RemotePartitionRead
 from proxy.error_map import UNAVAILABLE, fetch_error
-from proxy.exchange import Exchange
 from proxy.handlers.base import HandlerTools
 from proxy.handlers.fetch_connections import FetchConnections, PartitionKey
+from proxy.handlers.fetch_judging import FetchJudging
 from proxy.handlers.fetch_local import LocalAnswers
 from proxy.handlers.fetch_merge import LocalReplacement, RemoteOutcome, merge, reserve
 from proxy.handlers.fetch_verdict import FetchJudge, Judgement, Verdict
-from proxy.hold_budget import Grant
+from proxy.handlers.held_fetch import HeldFetch
 from proxy.purgatory import Completion, DelayedOperationPurgatory
 from tiers.errors import OffsetBelowLogStartError, OffsetGapError, RemoteLogError
 
@@ -42,27 +40,8 @@ logger = logging.getLogger(__name__)
 _DEADLINE_GRACE_MS = 50
 """Reads end themselves at the deadline, and know whether they failed or were only slow: they get to say so."""
 
-_JUDGE_GRACE_MS = 250
-"""What finding out about a partition may cost an answer that has local data."""
-
-_JUDGE_MAX_MS = 5_000
-"""What finding out may go on for without anybody who waits: a client chooses its own deadline."""
-
 _TIMER_SLACK_MS = 5
 """The loop's timers and the injected clock may differ by a rounding."""
-
-
-@dataclass(slots=True)
-class HeldFetch:
-    """A request whose answer was held. `reads` began before the broker answered."""
-
-    exchange: Exchange
-    request: FetchRequest
-    deadline_ms: int
-    grant: Grant
-    reads: dict[PartitionKey, RemotePartitionRead]
-    is_sessionless: bool
-    """It went upstream without a session, and with MaxWait 0."""
 
 
 @dataclass(slots=True)
@@ -84,7 +63,7 @@ class FetchCompleter:
         purgatory: DelayedOperationPurgatory,
     ) -> None:
         self._tools = tools
-        self._judge = judge
+        self._judging = FetchJudging(tools, judge, local)
         self._local = local
         self._connections = connections
         self._purgatory = purgatory
@@ -103,7 +82,7 @@ class FetchCompleter:
         if response.error_code or not response.partitions:
             return self._local.relay(response)
         log_starts = self._local.log_start_offsets(response)
-        judgements = await self._judge_all(held, response)
+        judgements = await self._judging.judge(held, response)
         tiered = any(
             judgement.is_tiered and judgement.verdict is not Verdict.RELAY for judgement in judgements.values()
         )
@@ -128,75 +107,6 @@ class FetchCompleter:
             session_id=NO_SESSION_ID if tiered else None,
             splices=self._local.address_splices(response),
         )
-
-    async def _judge_all(self, held: HeldFetch, response: FetchResponse) -> dict[int, Judgement]:
-        # Of a partition that is named twice, the broker answers the last entry.
-        asked = {(entry.topic, entry.partition): entry for entry in held.request.partitions}
-        indexes = out_of_range(response)
-        deadline_ms = held.deadline_ms
-        if len(indexes) < len(response.partitions):
-            # What the broker has is not kept from the client by doubts about what it has not.
-            local_bytes = sum(entry.records_bytes for entry in response.partitions)
-            has_enough = local_bytes >= max(1, held.request.min_bytes)
-            max_wait_at_ms = held.exchange.request.received_at_ms + held.request.max_wait_ms
-            soon_ms = self._tools.clock_ms() + _JUDGE_GRACE_MS
-            deadline_ms = min(deadline_ms, soon_ms if has_enough else max(soon_ms, max_wait_at_ms))
-        judgements = await asyncio.gather(
-            *(self._judge_one(held, response.partitions[index], asked, deadline_ms) for index in indexes)
-        )
-        return dict(zip(indexes, judgements, strict=True))
-
-    async def _judge_one(
-        self,
-        held: HeldFetch,
-        entry: FetchResponsePartition,
-        asked: Mapping[PartitionKey, FetchPartition],
-        deadline_ms: int,
-    ) -> Judgement:
-        key = (entry.topic, entry.partition)
-        running = held.reads.get(key)
-        if running is not None and not running.has_budget:
-            # Nothing would be released whatever is found out: a request for thousands of partitions asks about few.
-            return Judgement(Verdict.REMOTE, running.partition, is_tiered=True)
-        found: asyncio.Future[Judgement] = asyncio.get_running_loop().create_future()
-        self._tools.spawn(self._judge_into(found, held, entry, asked.get(key)))
-        try:
-            async with asyncio.timeout(max(1, deadline_ms - self._tools.clock_ms()) / 1000):
-                return await found
-        except TimeoutError:
-            return self._unavailable(entry)
-
-    async def _judge_into(
-        self,
-        found: asyncio.Future[Judgement],
-        held: HeldFetch,
-        entry: FetchResponsePartition,
-        asked: FetchPartition | None,
-    ) -> None:
-        """Outlives an answer that could not wait: what is found out is there for the next request, which else would
-        begin anew, and be cut short again."""
-        deadline_ms = min(held.deadline_ms, self._tools.clock_ms() + _JUDGE_MAX_MS)
-        try:
-            async with asyncio.timeout(max(1, deadline_ms - self._tools.clock_ms()) / 1000):
-                judgement = await self._judge.judge(
-                    entry.topic,
-                    entry.partition,
-                    asked,
-                    received_at_ms=held.exchange.request.received_at_ms,
-                    deadline_ms=deadline_ms,
-                    connection_id=held.exchange.connection_id,
-                )
-        except (TimeoutError, RemoteLogError):
-            judgement = self._unavailable(entry)
-        except Exception:  # a defect must cost this partition, not the server's task group
-            logger.exception("a partition cannot be judged", extra={"partition": entry.partition})
-            judgement = self._unavailable(entry)
-        if not found.done():
-            found.set_result(judgement)
-
-    def _unavailable(self, entry: FetchResponsePartition) -> Judgement:
-        known = self._judge.known_partition(entry.topic, entry.partition)
-        return Judgement(Verdict.UNAVAILABLE, known, is_tiered=self._local.is_tiered(entry.topic))
 
     def _start_reads(
         self, held: HeldFetch, response: FetchResponse, judgements: Mapping[int, Judgement]

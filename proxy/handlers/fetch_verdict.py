@@ -57,6 +57,18 @@ class FetchJudge:
         topic_id = self._tools.topology.topic_id(topic)
         return None if topic_id is None else TopicIdPartition(topic_id, partition, topic)
 
+    def judge_at_once(
+        self, topic: TopicReference, index: int, asked: FetchPartition | None, *, received_at_ms: int
+    ) -> Judgement | None:
+        """What `judge` would find out without asking anybody, in the common case; None: let it."""
+        if asked is None or asked.last_fetched_epoch >= 0 or not isinstance(topic, UUID):
+            return None
+        tiered, partition = self._tools.tiered, TopicIdPartition(topic, index)
+        known = self._known_bounds(partition, asked, received_at_ms)
+        if known is None or not tiered.is_fresh(partition) or not tiered.holds(partition, asked.fetch_offset):
+            return None
+        return Judgement(Verdict.REMOTE, partition, is_tiered=True)
+
     async def judge(
         self,
         topic: TopicReference,
@@ -115,8 +127,15 @@ class FetchJudge:
 
     async def _bounds(self, partition: TopicIdPartition, asked: FetchPartition, received_at_ms: int) -> VerifiedBounds:
         """Bounds that can tell whether the offset lies below the local log."""
-        settings, cache = self._tools.settings, self._tools.bounds
-        known = cache.verified(partition)
+        known = self._known_bounds(partition, asked, received_at_ms)
+        if known is not None:
+            return known
+        return await self._tools.bounds.ask(partition, received_at_ms, self._tools.settings.bounds_timeout_ms)
+
+    def _known_bounds(
+        self, partition: TopicIdPartition, asked: FetchPartition, received_at_ms: int
+    ) -> VerifiedBounds | None:
+        known = self._tools.bounds.verified(partition)
         is_named_by_id = isinstance(asked.topic, UUID)  # a name may mean another topic since then
         if (
             known is not None
@@ -129,10 +148,10 @@ class FetchJudge:
             if asked.current_leader_epoch >= 0:
                 is_enough = asked.current_leader_epoch == known.bounds.leader_epoch
             else:
-                is_enough = known.asked_at_ms >= received_at_ms - settings.bounds_max_age_ms
+                is_enough = known.asked_at_ms >= received_at_ms - self._tools.settings.bounds_max_age_ms
             if is_enough:
                 return known
-        return await cache.ask(partition, received_at_ms, settings.bounds_timeout_ms)
+        return None
 
     async def _check_divergence(
         self, partition: TopicIdPartition, asked: FetchPartition, deadline_ms: int, connection_id: int
