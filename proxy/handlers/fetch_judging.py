@@ -1,0 +1,114 @@
+"""Judging all partitions of one answer that the broker refused: at once where all is known, else side by side, in time.
+
+What takes longer than the answer may wait is unavailable for it, and goes on for the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from protocol.apis.fetch_request import FetchPartition
+from protocol.apis.fetch_response import FetchResponse, FetchResponsePartition, out_of_range
+from proxy.handlers.base import HandlerTools
+from proxy.handlers.fetch_connections import PartitionKey
+from proxy.handlers.fetch_local import LocalAnswers
+from proxy.handlers.fetch_verdict import FetchJudge, Judgement, Verdict
+from proxy.handlers.held_fetch import HeldFetch
+from tiers.errors import RemoteLogError
+
+logger = logging.getLogger(__name__)
+
+_JUDGE_GRACE_MS = 250
+"""What finding out about a partition may cost an answer that has local data."""
+
+_JUDGE_MAX_MS = 5_000
+"""What finding out may go on for without anybody who waits: a client chooses its own deadline."""
+
+
+class FetchJudging:
+    def __init__(self, tools: HandlerTools, judge: FetchJudge, local: LocalAnswers) -> None:
+        self._tools = tools
+        self._judge = judge
+        self._local = local
+
+    async def judge(self, held: HeldFetch, response: FetchResponse) -> dict[int, Judgement]:
+        """By index in the response: of every partition that is out of range."""
+        # Of a partition that is named twice, the broker answers the last entry.
+        asked = {(entry.topic, entry.partition): entry for entry in held.request.partitions}
+        indexes = out_of_range(response)
+        deadline_ms = held.deadline_ms
+        if len(indexes) < len(response.partitions):
+            # What the broker has is not kept from the client by doubts about what it has not.
+            local_bytes = sum(entry.records_bytes for entry in response.partitions)
+            has_enough = local_bytes >= max(1, held.request.min_bytes)
+            max_wait_at_ms = held.exchange.request.received_at_ms + held.request.max_wait_ms
+            soon_ms = self._tools.clock_ms() + _JUDGE_GRACE_MS
+            deadline_ms = min(deadline_ms, soon_ms if has_enough else max(soon_ms, max_wait_at_ms))
+        judgements = {index: self._judge_at_once(held, response.partitions[index], asked) for index in indexes}
+        doubtful = [index for index, judgement in judgements.items() if judgement is None]
+        found = await asyncio.gather(
+            *(self._judge_one(held, response.partitions[index], asked, deadline_ms) for index in doubtful)
+        )
+        found_at = dict(zip(doubtful, found, strict=True))
+        return {index: judgement or found_at[index] for index, judgement in judgements.items()}
+
+    def _judge_at_once(
+        self, held: HeldFetch, entry: FetchResponsePartition, asked: Mapping[PartitionKey, FetchPartition]
+    ) -> Judgement | None:
+        key = (entry.topic, entry.partition)
+        running = held.reads.get(key)
+        if running is not None and not running.has_budget:
+            # Nothing would be released whatever is found out: a request for thousands of partitions asks about few.
+            return Judgement(Verdict.REMOTE, running.partition, is_tiered=True)
+        return self._judge.judge_at_once(
+            entry.topic, entry.partition, asked.get(key), received_at_ms=held.exchange.request.received_at_ms
+        )
+
+    async def _judge_one(
+        self,
+        held: HeldFetch,
+        entry: FetchResponsePartition,
+        asked: Mapping[PartitionKey, FetchPartition],
+        deadline_ms: int,
+    ) -> Judgement:
+        found: asyncio.Future[Judgement] = asyncio.get_running_loop().create_future()
+        self._tools.spawn(self._judge_into(found, held, entry, asked.get((entry.topic, entry.partition))))
+        try:
+            async with asyncio.timeout(max(1, deadline_ms - self._tools.clock_ms()) / 1000):
+                return await found
+        except TimeoutError:
+            return self._unavailable(entry)
+
+    async def _judge_into(
+        self,
+        found: asyncio.Future[Judgement],
+        held: HeldFetch,
+        entry: FetchResponsePartition,
+        asked: FetchPartition | None,
+    ) -> None:
+        """Outlives an answer that could not wait: what is found out is there for the next request, which else would
+        begin anew, and be cut short again."""
+        deadline_ms = min(held.deadline_ms, self._tools.clock_ms() + _JUDGE_MAX_MS)
+        try:
+            async with asyncio.timeout(max(1, deadline_ms - self._tools.clock_ms()) / 1000):
+                judgement = await self._judge.judge(
+                    entry.topic,
+                    entry.partition,
+                    asked,
+                    received_at_ms=held.exchange.request.received_at_ms,
+                    deadline_ms=deadline_ms,
+                    connection_id=held.exchange.connection_id,
+                )
+        except (TimeoutError, RemoteLogError):
+            judgement = self._unavailable(entry)
+        except Exception:  # a defect must cost this partition, not the server's task group
+            logger.exception("a partition cannot be judged", extra={"partition": entry.partition})
+            judgement = self._unavailable(entry)
+        if not found.done():
+            found.set_result(judgement)
+
+    def _unavailable(self, entry: FetchResponsePartition) -> Judgement:
+        known = self._judge.known_partition(entry.topic, entry.partition)
+        return Judgement(Verdict.UNAVAILABLE, known, is_tiered=self._local.is_tiered(entry.topic))
