@@ -127,7 +127,7 @@ async def _handlers(
     guard = MetadataTopicGuard(metadata_topic, proxy.topology.topic_name)
     rules = [topic_rule(topic) for topic in proxy.config.topics]
     configs = TopicTierConfigs(proxy.topology, BrokerConfigs(proxy.client), metadata, settings, rules, metadata_topic)
-    alter_configs = AlterConfigsHandler(configs)
+    alter_configs = AlterConfigsHandler(configs, proxy.spawn)
     proxy.registry.register(RemoteFetchMetrics(fetch))
     proxy.registry.register(RemoteLogReaderMetrics(reader))
     return {

@@ -274,7 +274,7 @@ class DescribedResource(NamedTuple):
     resource_type: int
     name: str
     keys: list[str] | None
-    """None: all."""
+    """None or empty: all."""
 
 
 def parse_describe_configs_request(frame: Buffer) -> tuple[list[DescribedResource], bool]:

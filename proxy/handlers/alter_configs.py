@@ -2,13 +2,15 @@
 
 The tier settings are taken out of what goes upstream, and recorded once the broker has answered the topic without an
 error: it checks the client's rights first, also when nothing but tier settings was asked for, since a resource without
-entries is checked all the same. Every topic has an answer of its own, and `validateOnly` records nothing.
+entries is checked all the same. Every topic has an answer of its own, and `validateOnly` records nothing. A client that
+goes away while settings are recorded changes nothing: the broker's part is done, and no transaction is left open.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from uuid import UUID
 
 from protocol.api_keys import ApiKey
@@ -27,6 +29,7 @@ from protocol.errors import ErrorCode
 from protocol.splice import Splice, splice
 from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from proxy.handlers.addresses import check_version
+from proxy.handlers.base import Spawn
 from proxy.handlers.describe_configs import tier_entries
 from proxy.topic_tier_configs import Change, Plan, Refusal, TopicTierConfigs
 from tiers.errors import RemoteLogError
@@ -37,14 +40,18 @@ logger = logging.getLogger(__name__)
 UNKNOWN_KEY = "tidegate.refused"
 """No broker accepts it, and none says so to a client that may not alter the topic."""
 
+_NOT_RECORDED = Refusal(
+    ErrorCode.REQUEST_TIMED_OUT, "The topic's tier settings were not recorded; try again.", is_final=True
+)
 _OUR_FAULT = (ErrorCode.NONE, ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST)
 
 
 class AlterConfigsHandler:
     """Implements `Handler` for the three APIs."""
 
-    def __init__(self, configs: TopicTierConfigs) -> None:
+    def __init__(self, configs: TopicTierConfigs, spawn: Spawn) -> None:
         self._configs = configs
+        self._spawn = spawn
 
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
         request = exchange.request
@@ -52,15 +59,16 @@ class AlterConfigsHandler:
         parsed = parse_config_request(request.frame)
         if not any(resource.resource_type == TOPIC_RESOURCE for resource in parsed.resources):
             return Forward(request.frame), None
-        state = _State(self._configs, parsed)
+        state = _State(self._configs, self._spawn, parsed)
         return Prepare(lambda: state.prepare(request.frame)), state
 
 
 class _State:
-    __slots__ = ("_configs", "_plans", "_request")
+    __slots__ = ("_configs", "_plans", "_request", "_spawn")
 
-    def __init__(self, configs: TopicTierConfigs, request: ConfigRequest) -> None:
+    def __init__(self, configs: TopicTierConfigs, spawn: Spawn, request: ConfigRequest) -> None:
         self._configs = configs
+        self._spawn = spawn
         self._request = request
         self._plans: Mapping[str, Plan] = {}
 
@@ -82,6 +90,7 @@ class _State:
 
     async def _complete(self, payload: memoryview) -> Buffers:
         response = parse_config_response(self._request.api_key, self._request.version, payload)
+        refused = await self._record_all(response.answers)
         splices: list[Splice] = []
         for answer in response.answers:
             if answer.resource_type != TOPIC_RESOURCE:
@@ -93,10 +102,9 @@ class _State:
                 continue
             if answer.error_code != ErrorCode.NONE:
                 continue
-            if plan is not None and not self._request.validate_only:
-                refusal = await self._record(plan, answer)
-                if refusal is not None:
-                    splices.append(replace_error(response, answer, refusal.code, refusal.message))
+            refusal = refused.get(answer.name)
+            if refusal is not None:
+                splices.append(replace_error(response, answer, refusal.code, refusal.message))
             splices += self._shown(response, payload, answer, plan)
         return (splice(payload, splices) if splices else payload,)
 
@@ -107,6 +115,27 @@ class _State:
         own = {} if change is None else {key: value for key, value in change.changes.items() if value is not None}
         values: Mapping[str, TierValue] = tier_values(self._configs.rule(answer.name), own)
         return tier_entries(response, payload, answer, values, frozenset(), with_synonyms=False)
+
+    async def _record_all(self, answers: Sequence[ConfigAnswer]) -> Mapping[str, Refusal]:
+        """By topic, what could not be recorded of what the broker agreed to."""
+        refused: dict[str, Refusal] = {}
+
+        async def record(change: Change, answer: ConfigAnswer) -> None:
+            refusal = await self._record(change, answer)
+            if refusal is None:
+                del refused[change.topic]
+            else:
+                refused[change.topic] = refusal
+
+        tasks = []
+        for answer in answers:
+            plan = self._plans.get(answer.name) if answer.resource_type == TOPIC_RESOURCE else None
+            if isinstance(plan, Change) and plan.changes and not answer.error_code and not self._request.validate_only:
+                refused[plan.topic] = _NOT_RECORDED
+                tasks.append(self._spawn(record(plan, answer)))
+        if tasks:
+            await asyncio.wait(tasks)
+        return refused
 
     async def _record(self, change: Change, answer: ConfigAnswer) -> Refusal | None:
         topic_id = None if not answer.topic_id_bytes else UUID(bytes=answer.topic_id_bytes)
@@ -122,7 +151,10 @@ class _State:
             logger.warning(
                 "tier settings were not recorded", extra={"topic": change.topic, "error": str(error) or "in time"}
             )
-            return Refusal(ErrorCode.REQUEST_TIMED_OUT, "The topic's tier settings were not recorded; try again.")
+            return _NOT_RECORDED
+        except Exception:  # a defect must cost this topic, not the server's task group
+            logger.exception("tier settings were not recorded", extra={"topic": change.topic})
+            return _NOT_RECORDED
         return None
 
     def on_abandoned(self) -> None:

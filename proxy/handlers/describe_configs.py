@@ -66,8 +66,7 @@ class _State:
     async def _complete(self, payload: memoryview) -> Buffers:
         response = parse_config_response(ApiKey.DESCRIBE_CONFIGS, self.version, payload)
         wanted = {
-            one.name: frozenset(TIER_DEFAULTS) if one.keys is None else TIER_DEFAULTS.keys() & set(one.keys)
-            for one in self.asked
+            one.name: TIER_DEFAULTS.keys() & set(one.keys) if one.keys else TIER_DEFAULTS.keys() for one in self.asked
         }
         answers = [
             answer
@@ -126,5 +125,7 @@ def _shown(response: ConfigResponse, entry: ConfigEntry, value: TierValue, with_
         return entry.raw
     synonyms = [synonym for synonym in entry.synonyms if synonym.source == DEFAULT_CONFIG]
     if with_synonyms and source != DEFAULT_CONFIG:
-        synonyms.insert(0, write_synonym(response, entry.name, value.value, source))
+        # A topic's own synonym has the topic's name for it, all others have the broker's.
+        name = synonyms[0].name if synonyms and source == STATIC_BROKER_CONFIG else entry.name
+        synonyms.insert(0, write_synonym(response, name, value.value, source))
     return with_value(response, entry, value.value, source, synonyms)

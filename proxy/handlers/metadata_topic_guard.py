@@ -1,6 +1,10 @@
 """DeleteTopics and CreatePartitions: the topic of the remote log metadata is not for clients to change.
 
-The other topics of the request are the broker's, as ever.
+The other topics of the request are the broker's, as ever. Creating it and changing its settings is refused where such
+requests are read (`topic_tier_configs`), deleting its records likewise (`delete_records`). Its replicas may be moved,
+as operators do. Producing to it is for the brokers to refuse, by ACLs: a Produce request names topics between its
+record sets, so that an exact look would walk every request of everybody. What strangers write is left out by whoever
+reads it (`committed_records`).
 """
 
 from __future__ import annotations

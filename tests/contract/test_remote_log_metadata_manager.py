@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -227,6 +227,23 @@ async def test_tier_settings_of_a_topic_are_changed_key_by_key_and_forgotten(
     await manager.change_topic_tier_config(topic_id, "orders", dict.fromkeys(expected))
     assert manager.topic_tier_config(topic_id) == {}
     assert manager.topics_with_tier_config() == []
+
+
+async def test_a_change_of_tier_settings_is_judged_by_what_is_there(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    topic_id = partition.topic_id
+    seen: list[Mapping[str, str]] = []
+
+    def refuse(before: Mapping[str, str]) -> None:
+        raise ValueError(dict(before))
+
+    await manager.change_topic_tier_config(topic_id, "orders", {"local.retention.ms": "1"}, seen.append)
+    with pytest.raises(ValueError, match=r"local\.retention\.ms"):
+        await manager.change_topic_tier_config(topic_id, "orders", {"local.retention.ms": "2"}, refuse)
+    await manager.change_topic_tier_config(topic_id, "orders", {"local.retention.bytes": "3"}, seen.append)
+    assert seen == [{}, {"local.retention.ms": "1"}]
+    assert manager.topic_tier_config(topic_id) == {"local.retention.ms": "1", "local.retention.bytes": "3"}
 
 
 async def test_a_clamp_cuts_what_is_finished_and_an_operator_has_it_deleted(

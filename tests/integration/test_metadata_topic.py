@@ -11,16 +11,20 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from confluent_kafka import Producer
 from kafka.protocol.admin import DescribeConfigsRequest, IncrementalAlterConfigsRequest
 
-from tests.contract.test_remote_log_metadata_manager import copied, segment, until
+from tests.contract.test_remote_log_metadata_manager import copied, segment, to, until
 from tests.servers.kafka import KafkaCluster
 from tiers.broker.client import BrokerClient
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError
 from tiers.metadata import topic_based
 from tiers.metadata.metadata_topic import MetadataTopicSettings, MetadataTopicUnfitError, open_metadata_topic
+from tiers.metadata.serde import encode_key, encode_value, key_of, segment_keys
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
 
 pytestmark = pytest.mark.integration
 TIMEOUT_MS = 20_000
@@ -115,6 +119,63 @@ async def test_a_policy_that_loses_records_stops_the_owner(
         await until(lambda: manager.alarm is None and manager.owns(partition))
         await copied(manager, segment(partition, 0, 9))
     finally:
+        await manager.close()
+        await client.close()
+
+
+async def test_records_of_strangers_harm_nothing(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bytes of any kind, and what only an owner may say, said by somebody else."""
+    client = BrokerClient(addresses(kafka), client_id="test")
+    partition, victim = TopicIdPartition(uuid4(), 0, "orders"), TopicIdPartition(uuid4(), 0, "victim")
+    forged = segment(victim, 0, 9)
+    finished = to(forged, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+
+    def foreign(mine: RemoteLogSegmentMetadata) -> list[tuple[bytes, bytes | None]]:
+        return [
+            (b"?", b"not a record of ours"),
+            (b"?", b""),
+            (b"?", None),
+            (encode_key(key_of(forged)), encode_value(forged)),
+            (encode_key(key_of(finished)), encode_value(finished)),
+            (encode_key(key_of(finished)), encode_value(finished)[:-1]),
+            (encode_key(segment_keys(mine.segment_id)[0]), None),
+        ]
+
+    def produce(records: list[tuple[bytes, bytes | None]], compression: str) -> None:
+        producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "compression.type": compression})
+        for number in range(3):
+            for key, value in [*records, (b"?", bytes.fromhex("01cf0f00"))]:
+                producer.produce(topic_name, value, key, partition=number)
+        producer.flush(TIMEOUT_MS / 1000)
+
+    manager = TopicBasedRemoteLogMetadataManager(client, settings(tmp_path / "one", topic_name))
+    fresh = TopicBasedRemoteLogMetadataManager(client, replace(settings(tmp_path / "two", topic_name), is_member=False))
+    try:
+        await manager.open()
+        await until(lambda: manager.owns(partition))
+        mine = await copied(manager, segment(partition, 0, 9))
+        records = foreign(mine)
+        for compression in ("none", "gzip"):
+            await asyncio.to_thread(produce, records, compression)
+        await copied(manager, segment(partition, 10, 19))
+        await manager.ensure_fresh(victim, 0, TIMEOUT_MS)
+        await until(lambda: manager.status().foreign_records_read == 3 * 2 * len(records))
+        caplog.clear()
+        await fresh.open()
+        await until(lambda: fresh.status().foreign_records_read == 3 * 2 * len(records))
+        lines = [line for line in caplog.records if "foreign records" in line.message]
+        assert len(lines) < len(records) * 2
+        assert sum(vars(line)["records"] for line in lines) == 3 * 2 * len(records)
+        await fresh.ensure_fresh(partition, 0, TIMEOUT_MS)
+        for each in (manager, fresh):
+            assert each.alarm is None
+            assert not each.is_tiered(victim.topic_id)
+            assert [held.end_offset for held in each.list_remote_log_segments(partition)] == [9, 19]
+        assert manager.owns(partition)
+    finally:
+        await fresh.close()
         await manager.close()
         await client.close()
 

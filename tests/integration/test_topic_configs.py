@@ -13,9 +13,12 @@ from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionTy
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource, ConfigSource
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from confluent_kafka.cimpl import KafkaError, NewPartitions, NewTopic
+from kafka.protocol.admin import DescribeConfigsRequest
 
+from tests.clients.kafka_tools import KafkaTools
 from tests.integration.strict_consumer import consumer_at, local_log_start, read, until_trimmed
-from tests.servers.kafka import CONFIG_COMMAND, TOPIC_COMMAND, KafkaCluster
+from tests.servers.kafka import KafkaCluster
+from tests.servers.peer import Peer
 from tests.servers.producing import create_topic, produce, random_values
 from tests.servers.tidegate import TidegateProcess, tidegate_over
 
@@ -23,6 +26,7 @@ pytestmark = pytest.mark.integration
 
 TIMEOUT_S = 60.0
 METADATA_TOPIC = "__remote_log_metadata_of_topic_configs"
+TOPICS, CONFIGS = "kafka-topics", "kafka-configs"
 RULE = """
 [[topics]]
 name = "*"
@@ -45,9 +49,16 @@ def proxy(kafka: KafkaCluster, tmp_path: Path) -> Iterator[TidegateProcess]:
         yield proxy
 
 
-def tool(kafka: KafkaCluster, main: str, bootstrap: str, *args: str) -> tuple[int, str]:
-    done = kafka.run_tool(main, "--bootstrap-server", bootstrap, *args, check=False)
-    return done.returncode, done.stdout + done.stderr
+@pytest.fixture(scope="module")
+def tools() -> Iterator[KafkaTools]:
+    made = KafkaTools()
+    yield made
+    made.stop()
+
+
+def tool(tools: KafkaTools, script: str, bootstrap: str, *args: str) -> tuple[int, str]:
+    done = tools.run(script, bootstrap, *args)
+    return done.exit_code, done.output + done.errors
 
 
 def described(bootstrap: str, topic: str) -> Mapping[str, ConfigEntry]:
@@ -87,20 +98,20 @@ def code_of(future: object) -> int:
 
 
 async def test_stock_tools_tier_a_topic_and_end_it(
-    kafka: KafkaCluster, proxy: TidegateProcess, tmp_path: Path, topic_name: str
+    kafka: KafkaCluster, tools: KafkaTools, proxy: TidegateProcess, tmp_path: Path, topic_name: str
 ) -> None:
     topic, bootstrap = topic_name, proxy.bootstrap_servers
 
     async def run(main: str, *args: str, at: str = bootstrap) -> tuple[int, str]:
-        return await asyncio.to_thread(tool, kafka, main, at, *args)
+        return await asyncio.to_thread(tool, tools, main, at, *args)
 
     code, output = await run(
-        TOPIC_COMMAND, "--create", "--topic", topic, "--config", "remote.storage.enable=true"
+        TOPICS, "--create", "--topic", topic, "--config", "remote.storage.enable=true"
     )  # fmt: skip
     assert code == 0, output
-    code, output = await run(CONFIG_COMMAND, "--alter", "--topic", topic, "--add-config", "local.retention.bytes=1")
+    code, output = await run(CONFIGS, "--alter", "--topic", topic, "--add-config", "local.retention.bytes=1")
     assert code == 0, output
-    code, output = await run(TOPIC_COMMAND, "--describe", "--topic", topic)
+    code, output = await run(TOPICS, "--describe", "--topic", topic)
     assert "remote.storage.enable=true" in output
     assert "local.retention.bytes=1" in output
     assert {"remote.storage.enable", "local.retention.bytes"} <= described(bootstrap, topic).keys()
@@ -114,11 +125,11 @@ async def test_stock_tools_tier_a_topic_and_end_it(
     with consumer_at(bootstrap, topic, 0) as consumer:
         assert await asyncio.to_thread(read, consumer, 500) == list(enumerate(values))
 
-    code, output = await run(CONFIG_COMMAND, "--alter", "--topic", topic, "--add-config", "remote.storage.enable=false")
+    code, output = await run(CONFIGS, "--alter", "--topic", topic, "--add-config", "remote.storage.enable=false")
     assert code != 0
     assert "It is invalid to disable remote storage without deleting remote data." in output
     disable = "remote.storage.enable=false,remote.log.delete.on.disable=true"
-    code, output = await run(CONFIG_COMMAND, "--alter", "--topic", topic, "--add-config", disable)
+    code, output = await run(CONFIGS, "--alter", "--topic", topic, "--add-config", disable)
     assert code == 0, output
     async with asyncio.timeout(TIMEOUT_S):
         while any((tmp_path / "tier").rglob("*.log")):  # noqa: ASYNC110 - another process deletes them
@@ -130,12 +141,77 @@ async def test_stock_tools_tier_a_topic_and_end_it(
         assert low == start
 
 
-async def test_stock_tools_are_told_that_a_compacted_topic_cannot_be_tiered(
+async def test_stock_tools_list_and_unset_what_a_topic_was_given(
+    tools: KafkaTools, proxy: TidegateProcess, topic_name: str
+) -> None:
+    bootstrap, shown = proxy.bootstrap_servers, f"Topic: {topic_name}\t"
+    config = {"remote.storage.enable": "true", "local.retention.ms": "5"}
+    create_topic(bootstrap, topic_name, config=config)
+
+    async def run(script: str, *args: str) -> str:
+        return (await asyncio.to_thread(tool, tools, script, bootstrap, *args))[1]
+
+    async def overrides() -> str:
+        output = await run(TOPICS, "--describe", "--topics-with-overrides")
+        return next(line for line in output.splitlines() if line.startswith(shown))
+
+    async def unset(keys: str, *more: str) -> str:
+        return await run(CONFIGS, "--alter", "--topic", topic_name, "--delete-config", keys, *more)
+
+    line = await overrides()
+    assert "remote.storage.enable=true" in line
+    assert "local.retention.ms=5" in line
+    described = await run(CONFIGS, "--describe", "--topic", topic_name)
+    assert "local.retention.ms=5 sensitive=false synonyms={DYNAMIC_TOPIC_CONFIG:local.retention.ms=5," in described
+    keys = "local.retention.ms,remote.storage.enable"
+    assert "It is invalid to disable remote storage without deleting remote data." in await unset(keys)
+    done = "Completed updating config"
+    assert done in await unset(keys, "--add-config", "remote.log.delete.on.disable=true")
+    assert done in await unset("remote.log.delete.on.disable")
+    line = await overrides()
+    assert "remote." not in line
+    assert "local.retention" not in line
+
+
+async def test_settings_are_shown_as_a_broker_shows_its_own(
     kafka: KafkaCluster, proxy: TidegateProcess, topic_name: str
+) -> None:
+    """Those that a broker takes without a tier, given to the one topic by the broker and to the other by the proxy."""
+    theirs, ours = f"{topic_name}-theirs", f"{topic_name}-ours"
+    config = {"local.retention.ms": "5", "local.retention.bytes": "7", "max.message.bytes": "5000"}
+    create_topic(kafka.bootstrap_servers, theirs, config=config)
+    create_topic(proxy.bootstrap_servers, ours, config=config)
+
+    def shown(address: tuple[str, int], topic: str, version: int, keys: list[str] | None) -> dict[str, object]:
+        request = DescribeConfigsRequest(
+            resources=[
+                DescribeConfigsRequest.DescribeConfigsResource(
+                    resource_type=2, resource_name=topic, configuration_keys=keys
+                )
+            ],
+            include_synonyms=True,
+            include_documentation=True,
+        )
+        with Peer(address) as peer:
+            (result,) = peer.ask(request, version).results
+        assert result.error_code == 0
+        return {entry.name: entry.to_dict() for entry in result.configs}
+
+    def compare() -> None:
+        for version in (1, 2, 3, 4):
+            for keys in (None, [], ["local.retention.ms", "remote.storage.enable"], ["max.message.bytes", "unknown"]):
+                expected = shown(kafka.address(), theirs, version, keys)
+                assert shown(proxy.address, ours, version, keys) == expected, (version, keys)
+
+    await asyncio.to_thread(compare)
+
+
+async def test_stock_tools_are_told_that_a_compacted_topic_cannot_be_tiered(
+    kafka: KafkaCluster, tools: KafkaTools, proxy: TidegateProcess, topic_name: str
 ) -> None:
     args = ["--create", "--topic", topic_name, "--config", "remote.storage.enable=true", "--config"]
     code, output = await asyncio.to_thread(
-        tool, kafka, TOPIC_COMMAND, proxy.bootstrap_servers, *args, "cleanup.policy=compact"
+        tool, tools, TOPICS, proxy.bootstrap_servers, *args, "cleanup.policy=compact"
     )
     assert code != 0
     assert "InvalidConfigurationException: Remote log storage only supports topics with cleanup.policy=delete" in output

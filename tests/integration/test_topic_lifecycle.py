@@ -11,15 +11,18 @@ import kafka as kafka_python
 import pytest
 from confluent_kafka.cimpl import NewPartitions
 
+from proxy.handlers.base import FetchSettings
 from tests.integration.strict_consumer import consumer_at, read
 from tests.integration.two_tiers_rig import TwoTiers, two_tiers
 from tests.servers.kafka import KafkaCluster
+from tests.servers.peer import Peer
 from tests.servers.producing import create_topic, delete_topic, produce, random_values
 
 pytestmark = pytest.mark.integration
 
 TIMEOUT_S = 60.0
 PATTERN = "tiered-*"
+EARLIEST, LATEST_TIERED = -2, -5
 
 
 @pytest.fixture
@@ -81,7 +84,7 @@ async def test_a_topic_made_again_serves_nothing_of_the_old_one(
             assert await asyncio.to_thread(read_old, tiers.bootstrap, topic, len(old)) == old
         old_partition = await tiers.partition(topic)
         await asyncio.to_thread(delete_topic, tiers.bootstrap, topic)
-        await until_created(tiers, topic)
+        await until_created(tiers.bootstrap, topic)
         assert tiers.rlmm.is_tiered(old_partition.topic_id)
 
         few = random_values(5)
@@ -94,12 +97,61 @@ async def test_a_topic_made_again_serves_nothing_of_the_old_one(
             assert await asyncio.to_thread(read_new, tiers.bootstrap, topic, len(new)) == new
 
 
-async def until_created(tiers: TwoTiers, topic: str) -> None:
+async def test_a_topic_made_again_is_asked_about_at_once(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
+    """By name, while the proxy still has the old topic's id in mind."""
+    settings = FetchSettings(topic_id_max_age_ms=600_000)
+    async with two_tiers(kafka, tmp_path, PATTERN, settings, metadata_max_age="600s") as tiers:
+        create_topic(kafka.bootstrap_servers, topic)
+        await filled(tiers, topic)
+        old = await tiers.partition(topic)
+
+        def ask(timestamp: int) -> int:
+            with Peer(tiers.address) as peer:
+                ((_, error_code, _, offset, _),) = peer.list_offsets(9, topic, [(0, timestamp)])
+            assert error_code == 0
+            return offset
+
+        assert await asyncio.to_thread(delete_before, tiers.bootstrap, topic, 20) == 20
+        assert await asyncio.to_thread(ask, EARLIEST) == 20
+        assert await asyncio.to_thread(ask, LATEST_TIERED) == 199
+        await asyncio.to_thread(delete_topic, kafka.bootstrap_servers, topic)
+        await until_created(kafka.bootstrap_servers, topic)
+        await asyncio.to_thread(produce, kafka.bootstrap_servers, topic, random_values(30))
+
+        assert await asyncio.to_thread(ask, EARLIEST) == 0
+        assert await asyncio.to_thread(ask, LATEST_TIERED) < 30
+        assert await asyncio.to_thread(ask, 0) == 0
+        assert await asyncio.to_thread(earliest_by_kafka_python, tiers.bootstrap, topic) == 0
+        assert await asyncio.to_thread(delete_before, tiers.bootstrap, topic, 25) == 25
+        assert await asyncio.to_thread(ask, EARLIEST) == 25
+        assert tiers.rlmm.log_start_offset(old) == 20
+
+
+def delete_before(bootstrap: str, topic: str, offset: int) -> int:
+    """By kafka-python; the low watermark."""
+    admin = kafka_python.KafkaAdminClient(bootstrap_servers=bootstrap)
+    partition = kafka_python.TopicPartition(topic, 0)
+    try:
+        return int(admin.delete_records({partition: offset})[partition]["low_watermark"])
+    finally:
+        admin.close()
+
+
+def earliest_by_kafka_python(bootstrap: str, topic: str) -> int:
+    consumer = kafka_python.KafkaConsumer(bootstrap_servers=bootstrap)
+    partition = kafka_python.TopicPartition(topic, 0)
+    try:
+        return int(consumer.beginning_offsets([partition])[partition])
+    finally:
+        consumer.close()
+
+
+async def until_created(bootstrap: str, topic: str) -> None:
     """The broker may still be deleting."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             try:
-                await asyncio.to_thread(create_topic, tiers.bootstrap, topic)
+                await asyncio.to_thread(create_topic, bootstrap, topic)
                 return
             except confluent_kafka.KafkaException:
                 await asyncio.sleep(0.2)

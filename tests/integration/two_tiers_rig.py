@@ -95,6 +95,7 @@ async def two_tiers(
     tiered: str,
     settings: FetchSettings | None = None,
     topic_deletion_delay_ms: int = 300_000,
+    metadata_max_age: str = "500ms",
 ) -> AsyncIterator[TwoTiers]:
     """`tiered` is a topic name or a shell pattern; the topics go in the end, for the next rig would copy them again."""
     port = consecutive_free_ports(1 + len(kafka.brokers))
@@ -102,7 +103,7 @@ async def two_tiers(
         f"""
 [upstream]
 bootstrap.servers = "{kafka.bootstrap_servers}"
-metadata.max.age.ms = "500ms"
+metadata.max.age.ms = "{metadata_max_age}"
 [listener]
 host = "127.0.0.1"
 advertised.host = "127.0.0.1"

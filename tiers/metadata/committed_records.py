@@ -19,13 +19,15 @@ from protocol.records.record_batch import RecordBatch, verify_batches
 from protocol.records.record_reader import Record, read_records
 from tiers.broker.fetch import FetchedPartition
 from tiers.errors import BrokerError, RemoteLogMetadataError
-from tiers.metadata.serde import decode_key, decode_value, key_of, nothing_key
+from tiers.metadata.serde import RecordKey, decode_key, decode_value, key_of, nothing_key
 from tiers.metadata.state_replay import MetadataEvent, PartitionRead
 from tiers.model.segment_metadata import LogStartOffsetUpdate, QuarantineDeletionUpdate
 
 log = logging.getLogger(__name__)
 
 _ABORT_MARKER = 0
+_MAX_NAME_BYTES = 255
+"""In a key: more than any writer's name has, and less than the state's own keys may."""
 _ANYBODYS = (LogStartOffsetUpdate, QuarantineDeletionUpdate)
 """Written without ownership, and so that neither order nor repetition matters: no transaction is needed."""
 
@@ -89,7 +91,7 @@ def _event(record: Record, in_transaction: bool) -> MetadataEvent | None:
     if record.value is None:
         if record.key is None:
             raise RemoteLogMetadataError("a record without key and value")
-        key = decode_key(record.key)
+        key = _checked(decode_key(record.key))
         if not in_transaction and key != nothing_key(key.topic_id_partition):
             raise RemoteLogMetadataError(f"a tombstone of api key {key.api_key} outside of a transaction")
         return MetadataEvent(record.offset, record.timestamp, key, None)
@@ -98,4 +100,10 @@ def _event(record: Record, in_transaction: bool) -> MetadataEvent | None:
         return None
     if not in_transaction and not isinstance(decoded, _ANYBODYS):
         raise RemoteLogMetadataError(f"a {type(decoded).__name__} outside of a transaction")
-    return MetadataEvent(record.offset, record.timestamp, key_of(decoded), decoded)
+    return MetadataEvent(record.offset, record.timestamp, _checked(key_of(decoded)), decoded)
+
+
+def _checked(key: RecordKey) -> RecordKey:
+    if len(key.name) > _MAX_NAME_BYTES:
+        raise RemoteLogMetadataError(f"a key of api key {key.api_key} with a name of {len(key.name)} bytes")
+    return key

@@ -234,7 +234,7 @@ def _read_metadata(buf: Buffer, pos: int) -> tuple[RemoteLogSegmentMetadata, int
     custom_metadata, pos = read_nullable_bytes(buf, pos)
     state, pos = read_int8(buf, pos)
     txn_index_empty, pos = _read_txn_index_empty(buf, pos)
-    if not epochs or start_offset > end_offset:
+    if not epochs or min(start_offset, *(entry.start_offset for entry in epochs)) < 0 or start_offset > end_offset:
         raise RemoteLogMetadataError(f"segment {segment_id.id} holds no offsets or no leader epoch")
     metadata = RemoteLogSegmentMetadata(
         segment_id=segment_id,

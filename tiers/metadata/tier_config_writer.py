@@ -51,7 +51,7 @@ class TierConfigWriter:
         self._prefix = prefix
         self._clock_ms = clock_ms
         self._jitter = jitter
-        self._writing = asyncio.Lock()
+        self._writing: dict[int, asyncio.Lock] = {}
 
     async def write(
         self,
@@ -66,7 +66,7 @@ class TierConfigWriter:
         `read_to_end` is given the milliseconds left. `record` may be called again; what it raises comes out, and None
         writes nothing. `RemoteLogMetadataError`: not written, or not known."""
         deadline_ms = self._clock_ms() + timeout_ms
-        async with self._writing:
+        async with self._writing.setdefault(metadata_partition, asyncio.Lock()):
             failures = 0
             while True:
                 producer = TransactionalProducer(

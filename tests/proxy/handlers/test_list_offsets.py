@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from struct import Struct
+from uuid import UUID
 
 import pytest
 
@@ -123,6 +124,22 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
 
 def found(answer: ListOffsetsResponsePartition) -> tuple[int, int, int, int]:
     return answer.error_code, answer.timestamp, answer.offset, answer.leader_epoch
+
+
+async def test_a_name_that_has_another_id_by_now_is_not_answered_for_by_the_old_tier(bench: Bench) -> None:
+    known_id = bench.cluster.topic_id
+    bench.cluster.topics["orders"] = UUID(int=99)
+    bench.cluster.topic_id = lambda name, max_age_ms=None: TOPIC_ID  # type: ignore[method-assign]  # what is remembered
+    for asked in (EARLIEST, -5, 100):
+        assert found(await bench.ask(9, asked, offset=4, timestamp=150)) == (0, 150, 4, 5)
+    bench.cluster.is_reachable = False
+    assert (await bench.ask(9, EARLIEST, offset=4)).error_code == ErrorCode.REPLICA_NOT_AVAILABLE
+    bench.cluster.is_reachable = True
+    del bench.cluster.topics["orders"]
+    assert (await bench.ask(9, EARLIEST, offset=4)).error_code == ErrorCode.REPLICA_NOT_AVAILABLE
+    bench.cluster.topics["orders"] = TOPIC_ID
+    bench.cluster.topic_id = known_id  # type: ignore[method-assign]  # as it was
+    assert (await bench.ask(9, EARLIEST, offset=4)).offset == 0
 
 
 @pytest.mark.parametrize("version", range(1, 12))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -27,7 +27,7 @@ from protocol.header import build_request_header, build_response_header, parse_r
 from proxy.broker_configs import BrokerValue
 from proxy.exchange import Forward, Prepare
 from proxy.handlers.alter_configs import UNKNOWN_KEY, AlterConfigsHandler
-from proxy.handlers.base import FetchSettings
+from proxy.handlers.base import FetchSettings, Spawn
 from proxy.handlers.describe_configs import DescribeConfigsHandler
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.topic_tier_configs import TopicTierConfigs
@@ -37,6 +37,7 @@ from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tiers.errors import BrokerError, RemoteLogMetadataError
 from tiers.manager.settings import TopicRule
 from tiers.manager.topic_tier_config import BROKER_DEFAULTS
+from tiers.model.ids import TopicIdPartition
 
 ORDERS, RULED = UUID(int=1), UUID(int=2)
 METADATA_TOPIC = "__remote_log_metadata"
@@ -64,14 +65,14 @@ class Configs:
 
 
 class Bench:
-    def __init__(self) -> None:
+    def __init__(self, spawn: Spawn) -> None:
         self.cluster = FakeCluster(topics={"orders": ORDERS, "ruled": RULED})
         self.metadata = InMemoryRemoteLogMetadataManager()
         self.brokers = Configs()
         rules = [TopicRule("ruled", local_retention_bytes=7)]
         settings = FetchSettings(metadata_timeout_ms=50)
         configs = TopicTierConfigs(self.cluster, self.brokers, self.metadata, settings, rules, METADATA_TOPIC)
-        self.alter = AlterConfigsHandler(configs)
+        self.alter = AlterConfigsHandler(configs, spawn)
         self.describe = DescribeConfigsHandler(configs)
 
     async def pass_through(self, handler: Any, request: Any, version: int, response_class: Any, answer: Any) -> Any:
@@ -98,8 +99,9 @@ class Bench:
 
 
 @pytest.fixture
-def bench() -> Bench:
-    return Bench()
+async def bench() -> AsyncIterator[Bench]:
+    async with asyncio.TaskGroup() as group:
+        yield Bench(group.create_task)
 
 
 def incremental(topics: Mapping[str, Sequence[tuple[str, int, str | None]]], *, validate_only: bool = False) -> Any:
@@ -296,7 +298,7 @@ async def test_a_created_topic_is_given_its_settings(bench: Bench, version: int)
 
 
 @pytest.mark.parametrize("version", range(1, 5))
-@pytest.mark.parametrize("keys", [None, [ENABLE, LOCAL_MS, "local.retention.bytes"], [OTHER]])
+@pytest.mark.parametrize("keys", [None, [], [ENABLE, LOCAL_MS, "local.retention.bytes"], [OTHER]])
 async def test_settings_are_shown_as_they_hold(bench: Bench, version: int, keys: list[str] | None) -> None:
     await bench.metadata.change_topic_tier_config(RULED, "ruled", {LOCAL_MS: "5"})
     asked = DescribeConfigsRequest.DescribeConfigsResource
@@ -314,7 +316,7 @@ async def test_settings_are_shown_as_they_hold(bench: Bench, version: int, keys:
         shown = [
             entry(name=name, value=value, read_only=False, config_source=5, is_sensitive=False,
                   synonyms=[default], config_type=5, documentation=None)
-            for name, value in broker.items() if keys is None or name in keys
+            for name, value in broker.items() if not keys or name in keys
         ]  # fmt: skip
         one = result(error_code=0, error_message=None, resource_type=2, resource_name="ruled", configs=shown)
         return DescribeConfigsResponse(throttle_time_ms=0, results=[one])
@@ -327,7 +329,7 @@ async def test_settings_are_shown_as_they_hold(bench: Bench, version: int, keys:
     assert shown[LOCAL_MS] == ("5", 1)
     assert shown[ENABLE] == ("true", 4)
     assert shown["local.retention.bytes"] == ("7", 4)
-    assert ("remote.log.copy.disable" in shown) == (keys is None)
+    assert ("remote.log.copy.disable" in shown) == (not keys)
     (local,) = [entry for entry in response.results[0].configs if entry.name == LOCAL_MS]
     assert [(one.name, one.value, one.source) for one in local.synonyms] == [
         (LOCAL_MS, "5", 1),
@@ -340,6 +342,72 @@ async def test_the_metadata_topic_cannot_be_altered_whatever_the_broker_says(ben
     seen, response = await alter(bench, request)
     assert sent(seen) == {METADATA_TOPIC: [UNKNOWN_KEY], "orders": [OTHER]}
     assert codes_of(response) == {METADATA_TOPIC: 29, "orders": 0}
+
+
+@pytest.mark.parametrize("version", range(2, 8))
+async def test_the_metadata_topic_cannot_be_created(bench: Bench, version: int) -> None:
+    """Not by a client, with settings that lose records, while it is missing."""
+    topic = CreateTopicsRequest.CreatableTopic
+    request = CreateTopicsRequest(
+        topics=[
+            topic(name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[])
+            for name in (METADATA_TOPIC, "new")
+        ],
+        timeout_ms=5,
+        validate_only=False,
+    )
+
+    def answer(seen: Any) -> Any:
+        assert [[config.name for config in one.configs] for one in seen.topics] == [[UNKNOWN_KEY], []]
+        one = CreateTopicsResponse.CreatableTopicResult
+        return CreateTopicsResponse(
+            throttle_time_ms=0,
+            topics=[
+                one(name=name, topic_id=UUID(int=0), error_code=code, error_message=None, topic_config_error_code=0,
+                    num_partitions=-1, replication_factor=-1, configs=None)
+                for name, code in ((METADATA_TOPIC, 36), ("new", 0))
+            ],
+        )  # fmt: skip
+
+    _, response = await bench.pass_through(bench.alter, request, version, CreateTopicsResponse, answer)
+    assert [(one.name, one.error_code) for one in response.topics] == [(METADATA_TOPIC, 29), ("new", 0)]
+
+
+async def test_a_change_that_another_one_made_impossible_is_refused(bench: Bench) -> None:
+    """It was allowed when it was planned; the other one was recorded while the broker had it."""
+    await bench.metadata.change_topic_tier_config(ORDERS, "orders", {ENABLE: "true"})
+
+    def answer(seen: Any) -> Any:
+        bench.metadata.tier_configs[TopicIdPartition(ORDERS, 0)] = {ENABLE: "true", "remote.log.copy.disable": "true"}
+        return altered(IncrementalAlterConfigsResponse, {})(seen)
+
+    request = incremental({"orders": [(LOCAL_MS, 0, "5")]})
+    response_class = IncrementalAlterConfigsResponse
+    _, response = await bench.pass_through(bench.alter, request, 1, response_class, answer)
+    assert codes_of(response) == {"orders": 40}
+    assert "remote.log.copy.disable" in response.responses[0].error_message
+    assert LOCAL_MS not in bench.own()
+
+
+async def test_a_client_that_goes_away_leaves_no_change_half_made(bench: Bench) -> None:
+    recording, goes_on, recorded = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    change = bench.metadata.change_topic_tier_config
+
+    async def slow(*args: Any) -> None:
+        recording.set()
+        await goes_on.wait()
+        await change(*args)
+        recorded.set()
+
+    bench.metadata.change_topic_tier_config = slow  # type: ignore[method-assign,assignment]  # as a slow broker
+    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+        client = group.create_task(alter(bench, incremental({"orders": [(ENABLE, 0, "true")]})))
+        await recording.wait()
+        client.cancel()
+        await asyncio.wait([client])
+        goes_on.set()
+        await recorded.wait()
+    assert bench.own() == {ENABLE: "true"}
 
 
 @pytest.mark.parametrize("version", range(1, 7))
