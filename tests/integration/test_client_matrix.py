@@ -9,16 +9,9 @@ import pytest
 
 from tests.clients.all_clients import CLIENTS, GROUP_MEMBERS
 from tests.clients.client import READ_COMMITTED, READ_UNCOMMITTED, OffsetOutOfRange
+from tests.clients.kafka_tools import KafkaTools
 from tests.integration.matrix_stage import HEAD, TAIL, Stage, matrix_stage, value, written
 from tests.integration.strict_consumer import local_log_start
-from tests.servers.kafka import (
-    CONFIG_COMMAND,
-    CONSOLE_CONSUMER,
-    CONSUMER_GROUP_COMMAND,
-    DELETE_RECORDS_COMMAND,
-    GET_OFFSET_SHELL,
-    TOPIC_COMMAND,
-)
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -30,6 +23,13 @@ IN_REMOTE = 100
 def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with matrix_stage(request.getfixturevalue(request.param), tmp_path_factory.mktemp("matrix")) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def tools() -> Iterator[KafkaTools]:
+    made = KafkaTools()
+    yield made
+    made.stop()
 
 
 @pytest.fixture
@@ -82,37 +82,38 @@ def test_above_the_end_is_out_of_range(stage: Stage, name: str) -> None:
         CLIENTS[name].read(stage.bootstrap, topic, written(HEAD + TAIL, topic).end + 1, 1, READ_UNCOMMITTED)
 
 
-def test_the_command_line_tools(stage: Stage, group: str) -> None:
+def test_the_command_line_tools(stage: Stage, tools: KafkaTools, group: str) -> None:
     """One transcript: consume in a group, look at topic, configuration, lag and offsets, delete, look again."""
     topic = stage.until_tools_topic()
     assert local_log_start(stage.kafka, topic) > 0
-    server = ("--bootstrap-server", stage.bootstrap)
 
-    def run(tool: str, *args: str) -> str:
-        return stage.kafka.run_tool(tool, *server, *args).stdout
+    def run(script: str, *args: str) -> str:
+        done = tools.run(script, stage.bootstrap, *args)
+        assert done.exit_code == 0, done
+        return done.output
 
     consumed = run(
-        CONSOLE_CONSUMER,
+        "kafka-console-consumer",
         *("--topic", topic, "--group", group, "--from-beginning", "--max-messages", "300", "--timeout-ms", "30000"),
         *("--property", "print.offset=true"),
     )
     lines = [line for line in consumed.splitlines() if line.startswith("Offset:")]
     assert lines == [f"Offset:{n}\t{value(topic, n).decode()}" for n in range(300)]
 
-    described = run(TOPIC_COMMAND, "--describe", "--topic", topic)
+    described = run("kafka-topics", "--describe", "--topic", topic)
     assert f"Topic: {topic}\tPartition: 0\tLeader: " in described
     replicas = described.partition("Replicas: ")[2].split()[0]
     assert sorted(map(int, replicas.split(","))) == sorted(stage.kafka.brokers)
-    configured = run(CONFIG_COMMAND, "--describe", "--all", "--entity-type", "topics", "--entity-name", topic)
+    configured = run("kafka-configs", "--describe", "--all", "--entity-type", "topics", "--entity-name", topic)
     assert "retention.ms=" in configured
 
-    lag = run(CONSUMER_GROUP_COMMAND, "--describe", "--group", group)
+    lag = run("kafka-consumer-groups", "--describe", "--group", group)
     assert [line.split()[:6] for line in lag.splitlines() if topic in line] == [[group, topic, "0", "300", "300", "0"]]
 
-    assert run(GET_OFFSET_SHELL, "--topic", topic, "--time", "latest").split() == [f"{topic}:0:300"]
-    assert run(GET_OFFSET_SHELL, "--topic", topic, "--time", "1").split() == [f"{topic}:0:0"]
+    assert run("kafka-get-offsets", "--topic", topic, "--time", "latest").split() == [f"{topic}:0:300"]
+    assert run("kafka-get-offsets", "--topic", topic, "--time", "1").split() == [f"{topic}:0:0"]
 
     deletion = stage.proxy.folder / "delete.json"
     deletion.write_text(f'{{"version": 1, "partitions": [{{"topic": "{topic}", "partition": 0, "offset": 42}}]}}')
-    assert "low_watermark: 42" in run(DELETE_RECORDS_COMMAND, "--offset-json-file", str(deletion))
-    assert run(GET_OFFSET_SHELL, "--topic", topic, "--time", "earliest").split() == [f"{topic}:0:42"]
+    assert "low_watermark: 42" in run("kafka-delete-records", "--offset-json-file", str(deletion))
+    assert run("kafka-get-offsets", "--topic", topic, "--time", "earliest").split() == [f"{topic}:0:42"]
