@@ -1,0 +1,146 @@
+"""Kafka Connect and MirrorMaker 2: a worker that has only the proxy, over topics whose head is remote."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.cimpl import TopicPartition
+
+from tests.integration.strict_consumer import consumer_at, local_log_start, read, until_trimmed
+from tests.servers.connect import ConnectWorker
+from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import create_topic, produce, random_values
+from tests.servers.tidegate import TidegateProcess, tidegate_over
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+TIMEOUT_S = 60.0
+SEGMENT_BYTES = 30_000
+
+
+@dataclass(frozen=True)
+class Stage:
+    kafka: KafkaCluster
+    proxy: TidegateProcess
+    worker: ConnectWorker
+    run: str
+    """Begins every topic's name."""
+
+    @property
+    def bootstrap(self) -> str:
+        return self.proxy.bootstrap_servers
+
+    def connect(self, name: str, connector: str, settings: Mapping[str, str]) -> None:
+        """Returns when the connector and its tasks run."""
+        self.worker.ask("PUT", f"/connectors/{name}/config", {"connector.class": connector, **settings})
+        self.until_running(name)
+
+    def until_running(self, name: str) -> None:
+        def is_running() -> bool:
+            states = self.worker.states(name)
+            assert "FAILED" not in states, self.worker.ask("GET", f"/connectors/{name}/status")
+            return len(states) > 1 and set(states) == {"RUNNING"}
+
+        until(is_running)
+
+
+@pytest.fixture(scope="module")
+def stage(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """The rule names the worker's own topics too; these are compacted."""
+    run = f"connect-{uuid.uuid4().hex[:8]}"
+    home = tmp_path_factory.mktemp("connect")
+    settings: dict[str, str | int] = {
+        "remote.log.metadata.topic.name": f"__metadata-{run}",
+        "remote.log.visible.after.ms": 1000,
+    }
+    patterns = [f"{run}-*", f"near.{run}-*"]
+    with (
+        tidegate_over(kafka, home, tiered=patterns, segment_bytes=SEGMENT_BYTES, settings=settings) as proxy,
+        ConnectWorker(proxy.bootstrap_servers, run, {"exactly.once.source.support": "enabled"}) as worker,
+    ):
+        yield Stage(kafka, proxy, worker, run)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def lines(first: int, count: int) -> str:
+    return "".join(f"{n}:".ljust(1000, "x") + "\n" for n in range(first, first + count))
+
+
+def test_a_file_goes_through_a_topic_and_is_read_again_from_its_start(stage: Stage, tmp_path: Path) -> None:
+    topic, source, sink = f"{stage.run}-lines", tmp_path / "source.txt", tmp_path / "sink.txt"
+    source.write_text(lines(0, 200))
+    settings = {"file": str(source), "topic": topic, "producer.override.batch.size": "4096", "tasks.max": "1"}
+    settings |= {"topic.creation.default.replication.factor": "1", "topic.creation.default.partitions": "1"}
+    stage.connect("source", "FileStreamSource", settings)
+    admin = AdminClient({"bootstrap.servers": stage.bootstrap})
+    until(lambda: topic in admin.list_topics(timeout=TIMEOUT_S).topics)
+    until_trimmed(stage.kafka, topic, 100)
+
+    stage.connect("sink", "FileStreamSink", {"file": str(sink), "topics": topic, "tasks.max": "1"})
+    until(lambda: sink.read_text() == source.read_text())
+
+    for name in ("source", "sink"):
+        stage.worker.ask("POST", f"/connectors/{name}/restart?includeTasks=true&onlyFailed=false")
+        stage.until_running(name)
+    with source.open("a") as more:
+        more.write(lines(200, 50))
+    until(lambda: sink.read_text() == source.read_text())
+
+    stage.worker.ask("PUT", "/connectors/sink/stop")
+    until(lambda: stage.worker.states("sink") == ["STOPPED"])
+    stage.worker.ask("DELETE", "/connectors/sink/offsets")
+    sink.unlink()
+    assert local_log_start(stage.kafka, topic) > 0
+    stage.worker.ask("PUT", "/connectors/sink/resume")
+    until(lambda: sink.exists() and sink.read_text() == source.read_text())
+
+
+def test_mirror_maker_copies_a_topic_that_is_remote_by_half(stage: Stage) -> None:
+    topic, deleted, count = f"{stage.run}-half", 7, 120
+    config = {"remote.storage.enable": "true", "local.retention.bytes": "1", "retention.ms": "7200000"}
+    create_topic(stage.bootstrap, topic, partitions=2, config=config)
+    values = [random_values(count), random_values(count)]
+    for n in range(2):
+        produce(stage.bootstrap, topic, values[n], partition=n)
+    until_trimmed(stage.kafka, topic, count // 2)
+    admin = AdminClient({"bootstrap.servers": stage.bootstrap})
+    (result,) = admin.delete_records([TopicPartition(topic, 1, deleted)]).values()
+    assert result.result(TIMEOUT_S).low_watermark == deleted
+
+    byte_array = "org.apache.kafka.connect.converters.ByteArrayConverter"
+    settings = {
+        "source.cluster.alias": "near",
+        "target.cluster.alias": "far",
+        "source.cluster.bootstrap.servers": stage.bootstrap,
+        "target.cluster.bootstrap.servers": stage.bootstrap,
+        "topics": f"{stage.run}-h.*",
+        "key.converter": byte_array,
+        "value.converter": byte_array,
+        "replication.factor": "1",
+        "offset-syncs.topic.replication.factor": "1",
+        "source.consumer.isolation.level": "read_committed",
+        "tasks.max": "2",
+    }
+    stage.connect("mirror", "org.apache.kafka.connect.mirror.MirrorSourceConnector", settings)
+
+    mirrored = f"near.{topic}"
+    until(lambda: mirrored in admin.list_topics(timeout=TIMEOUT_S).topics)
+    for n, expected in enumerate([values[0], values[1][deleted:]]):
+        with consumer_at(stage.bootstrap, mirrored, 0, n) as consumer:
+            assert [value for _, value in read(consumer, len(expected))] == expected
+    resource = ConfigResource(ConfigResource.Type.TOPIC, mirrored)
+    found = admin.describe_configs([resource])[resource].result(TIMEOUT_S)
+    assert {key: found[key].value for key in config} == config
