@@ -1,0 +1,101 @@
+"""A storage manager of a third party. After `pip install` of this package:
+
+    [storage]
+    implementation = "tape"
+    folder = "/mnt/tapes"
+
+It keeps each segment's two objects side by side in one file per segment, a tape, and says by custom metadata (KIP-917)
+where on the tape the indexes begin. A real one would also put its file work into threads, under deadlines of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject
+from tiers.storage.settings import read_settings
+
+
+class TapeRemoteStorageManager:
+    """Settings arrive as strings by dotted keys; `cluster.id` is given to every storage manager."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        values = read_settings("tape", settings, {"folder": None, "cluster.id": None})
+        self._folder = Path(values["folder"]) / values["cluster.id"]
+
+    async def open(self) -> None:
+        if not self._folder.parent.is_dir():
+            raise RemoteStorageError(f"{self._folder.parent} is not a directory: change `folder`")
+        self._folder.mkdir(exist_ok=True)
+
+    async def check(self) -> None:
+        await self.put_object("check", b"check")
+        if await self.get_object("check") != b"check":
+            raise RemoteStorageError(f"{self._folder}: an object does not read back as it was written")
+        (self._folder / "check").unlink()
+
+    async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+        log = data.log_segment.read_bytes()
+        self._write(self._tape(metadata), log + data.indexes)
+        return len(log).to_bytes(8, "big")
+
+    async def fetch_log_segment(
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+    ) -> memoryview:
+        log, _ = self._read(metadata)
+        return memoryview(bytearray(log[start_position : end_position + 1]))
+
+    async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
+        _, indexes = self._read(metadata)
+        return indexes
+
+    async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
+        """A copy that did not end has no custom metadata: nothing here may depend on it."""
+        self._tape(metadata).unlink(missing_ok=True)
+        return True
+
+    async def put_object(self, key: str, data: bytes) -> None:
+        self._write(self._folder / key.replace("/", "%2F"), data)
+
+    async def get_object(self, key: str) -> bytes:
+        try:
+            return (self._folder / key.replace("/", "%2F")).read_bytes()
+        except FileNotFoundError as error:
+            raise RemoteResourceNotFoundError(f"no such object: {key}") from error
+
+    async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
+        for path in sorted(self._folder.iterdir()):
+            key = path.name.replace("%2F", "/")
+            if key.startswith(prefix):
+                yield StoredObject(key, path.stat().st_size)
+
+    async def close(self) -> None:
+        pass
+
+    def _tape(self, metadata: RemoteLogSegmentMetadata) -> Path:
+        return self._folder / f"{metadata.segment_id.id}.tape"
+
+    def _read(self, metadata: RemoteLogSegmentMetadata) -> tuple[bytes, bytes]:
+        if metadata.custom_metadata is None:
+            raise RemoteResourceNotFoundError(f"segment {metadata.segment_id.id} was not copied to its end")
+        length = int.from_bytes(metadata.custom_metadata, "big")
+        try:
+            tape = self._tape(metadata).read_bytes()
+        except FileNotFoundError as error:
+            raise RemoteResourceNotFoundError(f"no such tape: {metadata.segment_id.id}") from error
+        return tape[:length], tape[length:]
+
+    def _write(self, path: Path, data: bytes) -> None:
+        try:
+            temporary = path.with_suffix(".partial")
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError as error:
+            raise RetriableRemoteStorageError(f"{path}: {error.strerror}") from error
