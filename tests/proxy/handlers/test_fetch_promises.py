@@ -11,6 +11,7 @@ import pytest
 
 from protocol.apis.fetch_response import FetchResponse
 from protocol.errors import ErrorCode
+from proxy.exchange import Forward
 from proxy.handlers.base import FetchSettings
 from proxy.local_log_bounds import Watermarks
 from tests.fakes.broker.cluster import LocalLog
@@ -73,6 +74,48 @@ async def test_a_name_that_means_another_topic_by_now_is_not_served_from_bounds_
     assert records(response) == b""
     bench.cluster.is_reachable = True
     assert records(await bench.fetch(12, ask(12, 25)))
+
+
+async def test_a_leader_that_was_deposed_does_not_say_what_lies_beyond_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its successor has trimmed what it itself has not even got."""
+
+    async def deposed(partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
+        return LocalLogBounds(0, 100, 100, 4)
+
+    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=50)) as bench:
+        bench.cluster.logs[P0].log_start_offset = 180
+        monkeypatch.setattr(bench.cluster, "bounds", deposed)
+        response = await bench.fetch(13, ask(13, 150, leader_epoch=5))
+        assert codes(response) == [ErrorCode.REPLICA_NOT_AVAILABLE]
+
+
+async def test_what_a_client_does_not_read_stays_held(tmp_path: Path) -> None:
+    """Of both tiers together; what was reserved beyond the answer is given back as soon as it is made."""
+    settings = FetchSettings(hold_budget_bytes=6 << 20, remote_fetch_max_wait_ms=2000)
+    async with bench_of(tmp_path, settings) as bench:
+        await bench.fetch(13, ask(13, 0))
+        assert bench.handler.held_bytes == 0
+        frame = fetch_frame(13, [ask(13, 0)])
+        exchange = FakeExchange(bench.cluster, frame)
+        action, state = bench.handler.on_request(exchange)
+        assert isinstance(action, Forward)
+        assert bench.handler.held_bytes > 1 << 20
+        assert state is not None
+        answer = state.on_response(memoryview(bench.cluster.answer(action.frame)))
+        assert isinstance(answer, Coroutine)
+        payload = await answer
+        assert bench.handler.held_bytes == sum(map(len, payload)) > 0
+        assert exchange.on_sent is not None
+        exchange.on_sent()
+        assert bench.handler.held_bytes == 0
+
+
+async def test_without_memory_one_batch_is_served_all_the_same(tmp_path: Path) -> None:
+    async with bench_of(tmp_path, FetchSettings(hold_budget_bytes=1, remote_fetch_max_wait_ms=2000)) as bench:
+        for _ in range(2):  # unforeseen and predicted
+            assert records(await bench.fetch(13, ask(13, 20))) == bench.batches[2]
 
 
 async def test_bounds_that_come_too_late_for_one_answer_serve_the_next(
