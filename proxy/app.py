@@ -32,6 +32,7 @@ from proxy.handlers.pass_through_fetch import PassThroughFetchHandler
 from proxy.handlers.produce import ProduceHandler
 from proxy.handlers.share_fetch import ShareFetchHandler
 from proxy.metrics import ProxyMetrics
+from proxy.own_rights import check_own_rights
 from proxy.remote_log import RETRY_MS, RemoteTierError, open_metadata, open_storage, run_remote_log_manager
 from proxy.remote_tier import ProxyParts, RemoteTier, alarms, remote_tier
 from proxy.router import Router
@@ -45,6 +46,7 @@ from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 logger = logging.getLogger(__name__)
 
 CLIENT_ID = "tidegate"
+RIGHTS_TIMEOUT_MS = 10_000
 
 
 def pass_through_handlers(address_of: AddressOf) -> dict[int, Handler]:
@@ -109,7 +111,7 @@ class Proxy:
             refresh_interval_ms=config.upstream.metadata_max_age_ms,
         )
         self.handlers = pass_through_handlers(self.topology.advertised_address)
-        limits: ConnectionLimits = config.limits.of_connections()
+        limits: ConnectionLimits = config.limits.of_connections(brokers_ask_for_sasl=config.upstream.sasl is not None)
         prefix_handlers: Mapping[int, ProduceHandler] = {
             ApiKey.PRODUCE: ProduceHandler(self.topology.advertised_address)
         }
@@ -146,6 +148,8 @@ class Proxy:
 
     async def open_tier(self, stack: AsyncExitStack) -> None:
         await self.topology.wait_for_cluster()
+        if self._worker is None:
+            await check_own_rights(self.client, self._config, RIGHTS_TIMEOUT_MS)
         parts = ProxyParts(self._config, self.client, self.topology, self.server.spawn, self._registry)
         tier = await stack.enter_async_context(remote_tier(parts, self._worker))
         self.handlers.update(tier.handlers)
@@ -191,7 +195,9 @@ class RemoteLogProcess:
 
     async def open_tier(self, stack: AsyncExitStack) -> None:
         config, client, registry = self._config, self._client, self._registry
-        storage = await open_storage(stack, config, await self._cluster_id(), registry)
+        cluster_id = await self._cluster_id()
+        await check_own_rights(client, config, RIGHTS_TIMEOUT_MS)
+        storage = await open_storage(stack, config, cluster_id, registry)
         metadata = await open_metadata(stack, config, client)
         await run_remote_log_manager(stack, config, client, storage, metadata, registry)
         self._metadata = metadata

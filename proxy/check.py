@@ -11,6 +11,7 @@ from kafka.protocol.metadata import MetadataRequest
 from proxy.app import broker_client, listener_addresses
 from proxy.config import TidegateConfig
 from proxy.context import Address
+from proxy.own_rights import missing_rights, principal_of
 from proxy.tls import listener_tls
 from proxy.topology import MAX_PORT
 from tiers.broker.client import BrokerClient
@@ -65,6 +66,8 @@ async def check(config: TidegateConfig) -> Report:
     else:
         try:
             await _check_brokers(config, client, report)
+            if config.is_tiered and report.cluster_id is not None:
+                await _check_rights(config, client, report)
         finally:
             await client.close()
     await _check_store(config, report)
@@ -91,6 +94,15 @@ async def _check_brokers(config: TidegateConfig, client: BrokerClient, report: R
             report.problems.append(f"broker {node_id} would need port {advertised[1]}: lower listener base.port")
         if advertised[1] == addresses.bootstrap_port:
             report.problems.append(f"broker {node_id} and the bootstrap port are both {advertised[1]}: move base.port")
+
+
+async def _check_rights(config: TidegateConfig, client: BrokerClient, report: Report) -> None:
+    try:
+        essential, others = await missing_rights(client, config, TIMEOUT_MS)
+    except BrokerError as error:
+        report.problems.append(f"the proxy's own rights cannot be read: {error}")
+        return
+    report.problems += [f"{principal_of(config)} lacks {right}" for right in (*essential, *others)]
 
 
 async def _reach(client: BrokerClient, node_id: int) -> str | None:

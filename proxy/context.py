@@ -27,6 +27,8 @@ class ConnectionLimits:
     handshake_timeout_ms: int = 10_000
     """Of TLS with a client."""
     max_request_bytes: int = MAX_REQUEST_BYTES
+    max_unauthenticated_request_bytes: int | None = None
+    """Where brokers ask for SASL: of a request before the first answer to an authentication."""
     max_held_request_bytes: int = 16 * 1024 * 1024
     """Of a request that is decoded; others are cut through and never held."""
     max_response_bytes: int = MAX_INT32

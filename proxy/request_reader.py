@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from protocol.api_keys import ApiKey
 from protocol.errors import FrameSizeError, TruncatedError
 from protocol.frame import LENGTH_BYTES, REQUEST_HEAD_BYTES, FramePart, FrameTracker, frame_length
-from protocol.header import parse_request_head
-from protocol.primitives import Buffer
+from protocol.header import parse_request_head, parse_request_header
+from protocol.primitives import Buffer, read_string
 from proxy.context import ConnectionContext
 from proxy.exchange import Answer, Forward, Handler, PrefixHandler, Prepare, Request
 from proxy.flow_control import owned_parts
@@ -23,6 +23,8 @@ from proxy.upstream import UpstreamConnection
 
 _HEAD = struct.Struct(">hhi")
 _AUTHENTICATION = frozenset((ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE))
+_RAW_TOKENS = {"PLAIN": 1, "OAUTHBEARER": 1, "SCRAM-SHA-256": 2, "SCRAM-SHA-512": 2}
+"""How often a client speaks, by mechanism, before a broker takes it for authenticated. GSSAPI knows no number."""
 MAX_PREFIX_BYTES = 128 * 1024
 """A client id and a transactional id, 32 KiB each at most, and what surrounds them."""
 
@@ -41,7 +43,11 @@ class RequestReader:
         self.upstream: UpstreamConnection | None = None
         self.is_mid_frame = False
         """A request has been begun and not ended."""
-        self.awaits_blind_relay = False
+        self.awaits_raw_tokens = False
+        self.is_authenticated = False
+        """An authentication was answered; a broker that refused it has closed the connection."""
+        self.raw_tokens = 0
+        """So many frames to come are raw tokens."""
         self.is_preparing = False
         """The last request has its place, and is yet to be sent."""
         self._context = context
@@ -97,6 +103,12 @@ class RequestReader:
         self._commit(aliases_pool=aliases_pool)
 
     def _begin(self, part: FramePart) -> None:
+        limit = self._context.limits.max_unauthenticated_request_bytes
+        if limit is not None and part.size > limit and not self.is_authenticated:
+            raise FrameSizeError(f"a request of {part.size} bytes before authentication; the limit is {limit}")
+        if self.raw_tokens:
+            self._begin_raw_token(part)
+            return
         if part.size < REQUEST_HEAD_BYTES:
             raise TruncatedError(f"a request of {part.size} bytes")
         api_key, api_version, correlation_id = _HEAD.unpack_from(part.data, LENGTH_BYTES)
@@ -108,7 +120,8 @@ class RequestReader:
             if api_key in _AUTHENTICATION:
                 self._owner.on_authentication()
                 if api_key == ApiKey.SASL_HANDSHAKE and api_version == 0:
-                    slot.relays_blindly_after = self.awaits_blind_relay = True
+                    slot.raw_tokens_after = _count_raw_tokens(part)
+                    self.awaits_raw_tokens = True
             self._queue.push_sent(slot)
             self._to_broker.append(part.data)
             return
@@ -117,6 +130,16 @@ class RequestReader:
         slot.request = Request(api_key, api_version, correlation_id, b"", context.clock_ms())
         self._slot = slot
         self._examine(part.data, part.remaining)
+
+    def _begin_raw_token(self, part: FramePart) -> None:
+        self.raw_tokens -= 1
+        self._context.metrics.requests[ApiKey.SASL_AUTHENTICATE] += 1
+        self._owner.on_authentication()
+        slot = Slot(self._owner, ApiKey.SASL_AUTHENTICATE, 0, 0, self._loop.time())
+        slot.is_raw_token = True
+        slot.hold_bytes = -1  # an answer may be empty
+        self._queue.push_sent(slot)
+        self._to_broker.append(part.data)
 
     def _examine(self, frame: memoryview | bytearray, remaining: int) -> None:
         """`frame` is what has come of it, length prefix included."""
@@ -201,6 +224,15 @@ class RequestReader:
         self._to_broker += (frame_length(frame), frame)
         self._commit(aliases_pool=False)
         return _result_of(ours.future)
+
+
+def _count_raw_tokens(handshake: FramePart) -> int | None:
+    """After this SaslHandshake v0. None: nobody can tell where they end."""
+    if handshake.remaining:
+        return None
+    frame = handshake.data[LENGTH_BYTES:]
+    mechanism, _ = read_string(frame, parse_request_header(frame).body_position, False)
+    return _RAW_TOKENS.get(mechanism or "")
 
 
 async def _result_of(future: asyncio.Future[memoryview]) -> memoryview:

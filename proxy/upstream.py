@@ -156,13 +156,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def _begin(self, part: FramePart) -> None:
         slot = self._client.queue.awaiting.popleft()
         self._slot = slot
-        if part.size < RESPONSE_HEAD_BYTES:
-            raise TruncatedError(f"a response of {part.size} bytes")
-        correlation_id = INT32.unpack_from(part.data, LENGTH_BYTES)[0]
-        if correlation_id != slot.upstream_correlation_id:
-            raise CorrelationMismatchError(
-                f"correlation id {correlation_id} where {slot.upstream_correlation_id} was due"
-            )
+        if not slot.is_raw_token:
+            _check_head(slot, part)
         if slot.answer is not None:
             return
         if slot.hold_bytes is None or part.size <= slot.hold_bytes:
@@ -202,6 +197,14 @@ class UpstreamConnection(asyncio.BufferedProtocol):
                 slot.future.set_result(response)
         elif slot.answer is None:
             self._client.on_held(slot, response)
+
+
+def _check_head(slot: Slot, part: FramePart) -> None:
+    if part.size < RESPONSE_HEAD_BYTES:
+        raise TruncatedError(f"a response of {part.size} bytes")
+    correlation_id = INT32.unpack_from(part.data, LENGTH_BYTES)[0]
+    if correlation_id != slot.upstream_correlation_id:
+        raise CorrelationMismatchError(f"correlation id {correlation_id} where {slot.upstream_correlation_id} was due")
 
 
 async def connect_upstream(

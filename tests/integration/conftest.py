@@ -29,5 +29,5 @@ def encrypted(
     more = sasl("OAUTHBEARER", home)
     more += section("upstream.tls", {"ca": authority.ca})
     more += section("listener.tls", {"certificate": authority.identity("proxy")})
-    with proxy_before(secured, home, "SASL_SSL", more) as proxy:
+    with proxy_before(secured, home, "SASL_SSL", more, ["sealed-*"]) as proxy:
         yield proxy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,18 +46,25 @@ def sasl(mechanism: str, home: Path) -> str:
 
 
 def proxy_before(
-    cluster: KafkaCluster, home: Path, protocol: str, more: str, tiered: list[str] | None = None
+    cluster: KafkaCluster,
+    home: Path,
+    listener: str,
+    more: str,
+    tiered: Sequence[str] = (),
+    settings: Mapping[str, str | int] | None = None,
 ) -> TidegateProcess:
+    """`listener` is a security protocol, or an address."""
     home.mkdir(parents=True, exist_ok=True)
     return tidegate_over(
         cluster,
         home,
-        tiered=tiered or [],
-        upstream=cluster.bootstrap_servers_of(protocol),
+        tiered=tiered,
+        upstream=listener if ":" in listener else cluster.bootstrap_servers_of(listener),
         settings={
             "remote.log.metadata.topic.name": f"__metadata-{home.name}",
             "remote.log.visible.after.ms": 2000,
             "remote.log.metadata.topic.num.partitions": 1,
+            **(settings or {}),
         },
         more=section("log", {"level": "debug"}) + more,
     )
@@ -104,11 +111,13 @@ def send(bootstrap: str, topic: str, values: list[bytes], settings: Mapping[str,
     assert failed == []
 
 
-def read_by_librdkafka(bootstrap: str, topic: str, count: int, settings: Mapping[str, Any]) -> list[RECORD]:
+def read_by_librdkafka(
+    bootstrap: str, topic: str, count: int, settings: Mapping[str, Any], offset: int = 0
+) -> list[RECORD]:
     consumer = confluent_kafka.Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "unused", "auto.offset.reset": "error", **settings}
     )
-    consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
+    consumer.assign([confluent_kafka.TopicPartition(topic, 0, offset)])
     found: list[RECORD] = []
     deadline = time.monotonic() + TIMEOUT_S
     try:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import confluent_kafka
 import pytest
@@ -20,13 +16,10 @@ from tests.integration.security_rig import (
     STORE_READS,
     TIMEOUT_S,
     WRITE,
-    eventually,
     for_kafka_python,
     for_librdkafka,
-    proxy_before,
     read_by_kafka_python,
     read_by_librdkafka,
-    section,
     send,
     total,
 )
@@ -34,7 +27,7 @@ from tests.integration.strict_consumer import local_log_start, until_trimmed
 from tests.servers.certificates import Authority
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic, produce, random_values
-from tests.servers.secure_kafka import MECHANISMS, PROXY, USERS, allow
+from tests.servers.secure_kafka import MECHANISMS, USERS, allow
 from tests.servers.tidegate import TidegateProcess
 
 pytestmark = pytest.mark.integration
@@ -108,75 +101,6 @@ def test_a_client_authenticates_again_on_the_connection_that_it_has(
     assert failed == []
     ours = for_kafka_python("alice", "PLAIN")
     assert len(read_by_kafka_python(plain.bootstrap_servers, topic_name, sent, ours)) == sent
-
-
-def test_certificates_on_both_sides_change_without_a_restart(
-    secured: KafkaCluster, authority: Authority, tmp_path: Path, topic_name: str
-) -> None:
-    create_topic(secured.bootstrap_servers, topic_name)
-    produce(secured.bootstrap_servers, topic_name, [b"hello"])
-    served = tmp_path / "served.pem"
-    served.write_bytes(authority.identity("proxy").read_bytes())
-    more = section("upstream.tls", {"ca": authority.ca, "certificate": authority.identity(PROXY)})
-    more += section("listener.tls", {"certificate": served, "client.ca": authority.ca, "client.auth": "required"})
-    known = {"security_protocol": "SSL", "ssl_certfile": str(authority.identity("client"))}
-    with proxy_before(secured, tmp_path / "mutual", "SSL", more) as proxy:
-        answers = read_by_kafka_python(
-            proxy.bootstrap_servers, topic_name, 1, {**known, "ssl_cafile": str(authority.ca)}
-        )
-        assert answers == [(0, b"hello")]
-        with pytest.raises(confluent_kafka.KafkaException):
-            confluent_kafka.Consumer(
-                {
-                    "bootstrap.servers": proxy.bootstrap_servers,
-                    "group.id": "unused",
-                    "security.protocol": "SSL",
-                    "ssl.ca.location": str(authority.ca),
-                }
-            ).list_topics(timeout=5)
-        assert "it shows no certificate" in proxy.output.read_text()
-        assert "every client has the rights of this certificate" in proxy.output.read_text()
-
-        successor = Authority(tmp_path / "successor")
-        served.write_bytes(successor.identity("proxy").read_bytes())
-        eventually(lambda: "changed certificates are in use" in touched(proxy))
-        answers = read_by_kafka_python(
-            proxy.bootstrap_servers, topic_name, 1, {**known, "ssl_cafile": str(successor.ca)}
-        )
-        assert answers == [(0, b"hello")]
-
-
-def touched(proxy: TidegateProcess) -> str:
-    """What it has said, after somebody knocked."""
-    asyncio.run(knock(*proxy.address))
-    return proxy.output.read_text()
-
-
-async def knock(host: str, port: int) -> None:
-    _, writer = await asyncio.open_connection(host, port)
-    writer.close()
-    await writer.wait_closed()
-
-
-def test_check_says_in_one_line_what_is_wrong(secured: KafkaCluster, authority: Authority, tmp_path: Path) -> None:
-    stranger = Authority(tmp_path / "stranger")
-    cases = (
-        ("SASL_PLAINTEXT", section("upstream.sasl", {"mechanism": "PLAIN", "username": PROXY, "password": "wr0ng"}),
-         "authentication failed"),
-        ("SASL_SSL", "", "speaks TLS"),
-        ("SASL_SSL", section("upstream.tls", {"ca": stranger.ca}), "its certificate is not accepted"),
-        ("SASL_SSL", section("listener.tls", {"certificate": tmp_path / "none"}), "No such file"),
-    )  # fmt: skip
-    for protocol, more, said in cases:
-        proxy = proxy_before(secured, tmp_path / "check", protocol, more)
-        command = [sys.executable, "-m", "proxy", "check", "--config", str(proxy.config)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-        proxy.stop()
-        assert done.returncode == 1
-        problems = [line for line in done.stdout.splitlines() if line.startswith("problem: ")]
-        assert any(said in line for line in problems), done.stdout
-        assert "wr0ng" not in done.stdout + done.stderr
-        assert done.stderr == ""
 
 
 def test_no_secret_was_said(plain: TidegateProcess, encrypted: TidegateProcess) -> None:

@@ -83,14 +83,14 @@ class TidegateProcess:
 
     def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         deadline = time.monotonic() + timeout_s
-        while not self._ready():
+        while not self.is_ready():
             if self._process is None or self._process.poll() is not None:
                 raise ServerUnavailable(f"tidegate ended: see {self.output}\n{self.last_output()}")
             if time.monotonic() > deadline:
                 raise ServerUnavailable(f"tidegate is not ready after {timeout_s:.0f} s: see {self.output}")
             time.sleep(0.1)
 
-    def _ready(self) -> bool:
+    def is_ready(self) -> bool:
         try:
             with urllib.request.urlopen(f"http://{self.admin[0]}:{self.admin[1]}/readyz", timeout=2) as answer:
                 return bool(answer.status == 200)

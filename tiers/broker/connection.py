@@ -90,7 +90,12 @@ class BrokerConnection(asyncio.BufferedProtocol):
         except OSError as error:
             if isinstance(error, ssl.SSLError):
                 raise BrokerRefusedError(f"{address}: {explain(error)}: {setting_to_change(error)}") from error
-            raise BrokerError(f"{address} is not reachable: {explain(error)}", retriable=True) from error
+            # A broker without TLS closes like one that goes away.
+            is_unsure = ssl_context is not None and isinstance(error, ConnectionResetError | ConnectionAbortedError)
+            said = explain(error)
+            if is_unsure:
+                said = "it closed the TLS handshake: see [upstream.tls], does it speak TLS?"
+            raise BrokerError(f"{address} is not reachable: {said}", retriable=True) from error
         finally:
             if connection is not None and not is_usable:
                 connection.abort("the connection was not negotiated")

@@ -6,6 +6,8 @@ package main
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -17,6 +19,9 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+	"github.com/twmb/franz-go/pkg/sasl/oauth"
+	"github.com/twmb/franz-go/pkg/sasl/plain"
+	"github.com/twmb/franz-go/pkg/sasl/scram"
 )
 
 const timeout = 60 * time.Second
@@ -56,7 +61,40 @@ func run(args []string, out *bufio.Writer) error {
 
 func connect(bootstrap string, options ...kgo.Opt) (*kgo.Client, error) {
 	options = append(options, kgo.SeedBrokers(bootstrap), kgo.ConsumeResetOffset(kgo.NoResetOffset()))
-	return kgo.NewClient(options...)
+	secured, err := security()
+	if err != nil {
+		return nil, err
+	}
+	return kgo.NewClient(append(options, secured...)...)
+}
+
+// Who the client is, and whom it trusts, as the environment says.
+func security() ([]kgo.Opt, error) {
+	var options []kgo.Opt
+	if file := os.Getenv("FRANZ_CA"); file != "" {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		trusted := x509.NewCertPool()
+		trusted.AppendCertsFromPEM(text)
+		options = append(options, kgo.DialTLSConfig(&tls.Config{RootCAs: trusted}))
+	}
+	user, secret := os.Getenv("FRANZ_USER"), os.Getenv("FRANZ_SECRET")
+	switch mechanism := os.Getenv("FRANZ_MECHANISM"); mechanism {
+	case "":
+		return options, nil
+	case "PLAIN":
+		return append(options, kgo.SASL(plain.Auth{User: user, Pass: secret}.AsMechanism())), nil
+	case "SCRAM-SHA-256":
+		return append(options, kgo.SASL(scram.Auth{User: user, Pass: secret}.AsSha256Mechanism())), nil
+	case "SCRAM-SHA-512":
+		return append(options, kgo.SASL(scram.Auth{User: user, Pass: secret}.AsSha512Mechanism())), nil
+	case "OAUTHBEARER":
+		return append(options, kgo.SASL(oauth.Auth{Token: secret}.AsMechanism())), nil
+	default:
+		return nil, fmt.Errorf("no mechanism %s", mechanism)
+	}
 }
 
 func isolation(level string) kgo.Opt {

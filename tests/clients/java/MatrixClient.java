@@ -1,6 +1,9 @@
 import java.io.BufferedReader;
+import java.io.FileReader;
+import java.io.IOException;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
+import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -89,6 +92,15 @@ public final class MatrixClient {
         settings.put("enable.auto.commit", "false");
         settings.put("isolation.level", isolation);
         settings.putAll(more);
+        // Who the client is: another one for every call, if the test says so.
+        String file = System.getProperty("client.settings");
+        if (file != null) {
+            try (var reader = new FileReader(file, StandardCharsets.UTF_8)) {
+                settings.load(reader);
+            } catch (IOException error) {
+                throw new UncheckedIOException(error);
+            }
+        }
         return new KafkaConsumer<>(settings, new ByteArrayDeserializer(), new ByteArrayDeserializer());
     }
 

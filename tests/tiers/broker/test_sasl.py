@@ -90,8 +90,6 @@ async def test_a_file_without_a_token_is_named(content: bytes | None, tmp_path: 
 async def test_a_mechanism_that_the_broker_has_not_is_named() -> None:
     said = await failure(Server("no-oauth"), SaslCredentials("OAUTHBEARER"))
     assert "[upstream.sasl]: the broker offers PLAIN: see mechanism" in said
-        Server("no-oauth"), SaslCredentials("OAUTHBEARER")
-    )
 
 
 async def test_scram_escapes_the_name_and_trusts_no_weak_or_false_server() -> None:

@@ -1,0 +1,115 @@
+"""What the proxy itself may not do with the brokers, and needs to: said before anything is tried.
+
+Brokers name the rights of whoever asks (KIP-430). A topic that the proxy may not even describe looks to it as if it did
+not exist, so rights on such a topic cannot be missed here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator
+from typing import Any, Final
+
+from kafka.protocol.admin import CreateTopicsRequest
+from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
+
+from protocol.errors import ErrorCode
+from proxy.config import TidegateConfig
+from proxy.remote_log import RemoteTierError, topic_rule
+from tiers.broker.client import BrokerClient
+from tiers.errors import BrokerError
+from tiers.metadata.topic_based_settings import metadata_group_id
+
+logger = logging.getLogger(__name__)
+
+# Kafka's numbers of operations: bits of `authorized operations`.
+_READ, _WRITE, _DELETE, _DESCRIBE_CONFIGS = 3, 4, 6, 10
+_NAMES: Final = {_READ: "READ", _WRITE: "WRITE", _DELETE: "DELETE", _DESCRIBE_CONFIGS: "DESCRIBE_CONFIGS"}
+_OF_METADATA_TOPIC: Final = (_READ, _WRITE, _DESCRIBE_CONFIGS)
+_OF_TIERED_TOPICS: Final = (_READ, _DELETE, _DESCRIBE_CONFIGS)
+_MIN_METADATA_VERSION = 8
+_GROUP, _TRANSACTION = 0, 1
+
+
+def principal_of(config: TidegateConfig) -> str:
+    """Who the proxy is to the brokers, in the words of the settings."""
+    if config.upstream.sasl is not None:
+        return f"the user {config.upstream.sasl.username or 'of the token'} of [upstream.sasl]"
+    if config.upstream.tls is not None and config.upstream.tls.certificate is not None:
+        return "the certificate of [upstream.tls]"
+    return "the proxy, without [upstream.sasl],"
+
+
+async def check_own_rights(client: BrokerClient, config: TidegateConfig, timeout_ms: int) -> None:
+    """At the start of whoever keeps the metadata. Raises `RemoteTierError`; what cannot be read now is let pass."""
+    try:
+        essential, others = await missing_rights(client, config, timeout_ms)
+    except BrokerError as error:
+        logger.warning("the proxy's own rights cannot be read: %s", error)
+        return
+    if essential:
+        raise RemoteTierError(f"{principal_of(config)} lacks {'; '.join(essential)}")
+    for right in others:
+        logger.error("%s lacks %s", principal_of(config), right)
+
+
+async def missing_rights(client: BrokerClient, config: TidegateConfig, timeout_ms: int) -> tuple[list[str], list[str]]:
+    """What the remote tier cannot live without, and what topics cannot be tiered without: a line per right.
+
+    Raises `BrokerError`."""
+    message = MetadataRequest(topics=None, allow_auto_topic_creation=False, include_topic_authorized_operations=True)
+    response: Any = await client.request(None, message, timeout_ms, min_version=_MIN_METADATA_VERSION)
+    rights = {topic.name: topic.authorized_operations for topic in response.topics}
+    name = config.remote_log.metadata_topic
+    essential = (
+        list(_lacking(name, rights[name], _OF_METADATA_TOPIC))
+        if name in rights
+        else await _may_create(client, name, timeout_ms)
+    )
+    key = metadata_group_id(name)
+    essential += await _may_coordinate(client, key, _GROUP, f"READ on group {key}", timeout_ms)
+    essential += await _may_coordinate(
+        client, key, _TRANSACTION, f"WRITE on transactional ids that begin with {key}", timeout_ms
+    )
+    rules = [topic_rule(topic) for topic in config.topics]
+    others = [
+        line
+        for topic, granted in sorted(rights.items())
+        if not topic.startswith("__") and any(rule.matches(topic) for rule in rules)
+        for line in _lacking(topic, granted, _OF_TIERED_TOPICS)
+    ]
+    return essential, others
+
+
+def _lacking(topic: str, granted: Collection[int] | None, needed: tuple[int, ...]) -> Iterator[str]:
+    """`granted` None: the broker does not say."""
+    if granted is not None:
+        yield from (f"{_NAMES[each]} on topic {topic}" for each in needed if each not in granted)
+
+
+async def _may_create(client: BrokerClient, topic: str, timeout_ms: int) -> list[str]:
+    asked = CreateTopicsRequest.CreatableTopic(
+        name=topic, num_partitions=1, replication_factor=1, assignments=[], configs=[]
+    )
+    message = CreateTopicsRequest(topics=[asked], timeout_ms=timeout_ms, validate_only=True)
+    response: Any = await client.request(None, message, timeout_ms, min_version=1)
+    match response.topics[0].error_code:
+        case ErrorCode.TOPIC_AUTHORIZATION_FAILED | ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+            return [f"CREATE, {', '.join(_NAMES[each] for each in _OF_METADATA_TOPIC)} on topic {topic}"]
+        case ErrorCode.TOPIC_ALREADY_EXISTS:
+            return [f"DESCRIBE on topic {topic}"]
+    return []
+
+
+async def _may_coordinate(client: BrokerClient, key: str, key_type: int, right: str, timeout_ms: int) -> list[str]:
+    message = FindCoordinatorRequest(key=key, key_type=key_type)
+    try:
+        # From version 4 on, keys are asked for in lists.
+        response: Any = await client.request(None, message, timeout_ms, min_version=1, max_version=3)
+    except BrokerError as error:
+        if error.retriable:
+            return []
+        raise
+    code = response.error_code
+    refused = (ErrorCode.GROUP_AUTHORIZATION_FAILED, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    return [right] if code in refused else []

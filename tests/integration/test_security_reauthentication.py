@@ -1,0 +1,248 @@
+"""Sessions end while remote data is read (KIP-368), and what one principal was allowed is not another's.
+
+The broker here ends sessions of its plain listener after a few seconds: it closes a connection that sends anything but
+an authentication after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import confluent_kafka
+import pytest
+from kafka.protocol.metadata import MetadataRequest, MetadataResponse
+from kafka.protocol.sasl import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
+
+from protocol.api_keys import ApiKey
+from protocol.apis.fetch_response import FetchResponse, parse_fetch_response
+from protocol.errors import ErrorCode
+from protocol.header import response_body_position
+from protocol.primitives import INT32
+from tests.fakes.broker.fetch_frames import Ask, fetch_frame
+from tests.integration.security_rig import (
+    READ,
+    RECORDS,
+    STORE_READS,
+    TIMEOUT_S,
+    HalfTrimmed,
+    for_librdkafka,
+    half_trimmed,
+    total,
+)
+from tests.servers.kafka import KafkaCluster
+from tests.servers.secure_kafka import USERS, allow
+from tests.servers.tidegate import TidegateProcess
+
+pytestmark = pytest.mark.integration
+
+FETCH_VERSION = 12
+SOONEST_S = 1.1
+"""After an authentication: brokers take no other one within a second."""
+SASL_HANDSHAKES = r'tidegate_requests_total\{.*api="SaslHandshake"'
+
+
+@pytest.fixture(scope="module")
+def topic(secured: KafkaCluster, plain: TidegateProcess) -> HalfTrimmed:
+    trimmed = half_trimmed(secured, "tiered-reauthenticated")
+    allow(secured, "alice", trimmed.topic, READ)
+    return trimmed
+
+
+class Wire:
+    """One connection, frame by frame: what is sent, and when, is the test's."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    def send(self, *payloads: bytes) -> None:
+        self._writer.write(b"".join(INT32.pack(len(payload)) + payload for payload in payloads))
+
+    async def receive(self) -> bytes:
+        async with asyncio.timeout(TIMEOUT_S):
+            (size,) = INT32.unpack(await self._reader.readexactly(4))
+            return await self._reader.readexactly(size)
+
+    async def is_closed(self) -> bool:
+        async with asyncio.timeout(TIMEOUT_S):
+            try:
+                return await self._reader.read(1) == b""
+            except ConnectionResetError:
+                return True
+
+    async def authenticate(self, user: str) -> int:
+        """The broker's error code."""
+        self.send(handshake(1), token(user))
+        assert SaslHandshakeResponse.decode((await self.receive())[4:], version=1).error_code == 0
+        return await self.authenticated()
+
+    async def authenticated(self) -> int:
+        return int(SaslAuthenticateResponse.decode((await self.receive())[4:], version=1).error_code)
+
+    async def fetched(self) -> FetchResponse:
+        payload = await self.receive()
+        return parse_fetch_response(
+            payload, response_body_position(ApiKey.FETCH, FETCH_VERSION, payload), FETCH_VERSION
+        )
+
+
+def handshake(version: int) -> bytes:
+    request = SaslHandshakeRequest(mechanism="PLAIN")
+    request.API_VERSION = version
+    request.with_header(correlation_id=1, client_id="test")
+    return bytes(request.encode(header=True))
+
+
+def raw_token(user: str) -> bytes:
+    return f"\0{user}\0{USERS[user]}".encode()
+
+
+def token(user: str) -> bytes:
+    request = SaslAuthenticateRequest(auth_bytes=raw_token(user))
+    request.API_VERSION = 1
+    request.with_header(correlation_id=2, client_id="test")
+    return bytes(request.encode(header=True))
+
+
+def fetch(topic: str, offset: int, max_wait_ms: int = 5_000) -> bytes:
+    return fetch_frame(FETCH_VERSION, [Ask(topic, 0, offset)], max_wait_ms=max_wait_ms)
+
+
+def records_of(response: FetchResponse) -> bytes:
+    (partition,) = response.partitions
+    return bytes(response.records(partition))
+
+
+@asynccontextmanager
+async def wire_to(proxy: TidegateProcess) -> AsyncIterator[Wire]:
+    reader, writer = await asyncio.open_connection(*proxy.address)
+    try:
+        yield Wire(reader, writer)
+    finally:
+        writer.close()
+
+
+def error_of(response: FetchResponse) -> int:
+    (partition,) = response.partitions
+    return partition.error_code
+
+
+async def test_fetches_in_flight_around_an_authentication_are_answered_in_order(
+    plain: TidegateProcess, topic: HalfTrimmed
+) -> None:
+    async with wire_to(plain) as wire:
+        assert await wire.authenticate("alice") == 0
+        for _ in range(2):  # the first is not predicted, the second is
+            wire.send(fetch(topic.topic, 0))
+            assert error_of(await wire.fetched()) == 0
+        await asyncio.sleep(SOONEST_S)
+        # All at once: remote, authenticate again, remote and local.
+        wire.send(
+            fetch(topic.topic, 100), handshake(1), token("alice"), fetch(topic.topic, 100),
+            fetch(topic.topic, topic.local_log_start),
+        )  # fmt: skip
+        first = await wire.fetched()
+        assert error_of(first) == 0
+        assert SaslHandshakeResponse.decode((await wire.receive())[4:], version=1).error_code == 0
+        assert await wire.authenticated() == 0
+        second = await wire.fetched()
+        assert records_of(second) == records_of(first) != b""
+        assert error_of(await wire.fetched()) == 0
+
+
+async def test_another_principal_is_served_nothing_of_what_the_first_was_allowed(
+    plain: TidegateProcess, topic: HalfTrimmed
+) -> None:
+    """Brokers take no other principal on a connection: what was asked for by then is answered by nobody."""
+    async with wire_to(plain) as wire:
+        assert await wire.authenticate("alice") == 0
+        for _ in range(2):
+            wire.send(fetch(topic.topic, 0))
+            assert error_of(await wire.fetched()) == 0
+        await asyncio.sleep(SOONEST_S)
+        reads = total(plain, STORE_READS)
+        wire.send(handshake(1), token("bob"), fetch(topic.topic, 2_000))
+        assert SaslHandshakeResponse.decode((await wire.receive())[4:], version=1).error_code == 0
+        assert await wire.is_closed()
+        assert total(plain, STORE_READS) == reads
+    async with wire_to(plain) as wire:
+        assert await wire.authenticate("bob") == 0
+        wire.send(fetch(topic.topic, 2_000))
+        assert error_of(await wire.fetched()) == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        assert total(plain, STORE_READS) == reads
+
+
+async def test_a_session_that_ended_gets_no_remote_byte(plain: TidegateProcess, topic: HalfTrimmed) -> None:
+    async with wire_to(plain) as wire, asyncio.timeout(TIMEOUT_S):
+        assert await wire.authenticate("alice") == 0
+        served = 0
+        while True:
+            wire.send(fetch(topic.topic, 0))
+            try:
+                response = await wire.fetched()
+            except (asyncio.IncompleteReadError, ConnectionResetError):
+                break
+            assert error_of(response) == 0
+            served += 1
+        assert served > 0
+
+
+async def test_after_raw_tokens_both_tiers_are_there(plain: TidegateProcess, topic: HalfTrimmed) -> None:
+    """SaslHandshake v0, which Kafka 4.3 still takes: addresses are the proxy's, and the tier is served."""
+    async with wire_to(plain) as wire:
+        request = MetadataRequest(topics=[], allow_auto_topic_creation=False)
+        request.API_VERSION = 5
+        request.with_header(correlation_id=3, client_id="test")
+        wire.send(handshake(0), raw_token("alice"), bytes(request.encode(header=True)))
+        assert SaslHandshakeResponse.decode((await wire.receive())[4:], version=0).error_code == 0
+        assert await wire.receive() == b""
+        (broker,) = MetadataResponse.decode((await wire.receive())[4:], version=5).brokers
+        assert broker.host == "127.0.0.1"
+        for offset in (0, topic.local_log_start):
+            wire.send(fetch(topic.topic, offset))
+            assert error_of(await wire.fetched()) == 0
+
+
+def test_a_consumer_authenticates_again_and_again_while_it_reads_remote_data(
+    plain: TidegateProcess, topic: HalfTrimmed
+) -> None:
+    """Slowly, so that several sessions end under way."""
+    failed: list[object] = []
+    settings = for_librdkafka("alice", "SCRAM-SHA-256")
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": plain.bootstrap_servers,
+            "group.id": "unused",
+            "auto.offset.reset": "error",
+            "check.crcs": True,
+            "fetch.message.max.bytes": 20_000,
+            "queued.max.messages.kbytes": 20,
+            "error_cb": failed.append,
+            **settings,
+        }
+    )
+    consumer.assign([confluent_kafka.TopicPartition(topic.topic, 0, 0)])
+    handshakes = total(plain, SASL_HANDSHAKES)
+    found: list[tuple[int | None, bytes | None]] = []
+    deadline = time.monotonic() + TIMEOUT_S
+    try:
+        while len(found) < RECORDS:
+            assert time.monotonic() < deadline
+            enough = total(plain, SASL_HANDSHAKES) >= handshakes + 6
+            for message in consumer.consume(RECORDS if enough else 20, 0.2):
+                assert message.error() is None, str(message.error())
+                value = message.value()
+                assert isinstance(value, bytes)
+                found.append((message.offset(), value))
+    finally:
+        consumer.close()
+    assert found == list(enumerate(topic.values))
+    assert failed == []

@@ -1,0 +1,183 @@
+"""Mutual TLS on both sides with several workers: every file may change under way, and reaches every process."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import socket
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+from kafka.errors import TopicAuthorizationFailedError
+
+from tests.integration.security_rig import (
+    RECORDS,
+    HalfTrimmed,
+    eventually,
+    half_trimmed,
+    proxy_before,
+    read_by_kafka_python,
+    section,
+)
+from tests.servers.certificates import Authority
+from tests.servers.kafka import KafkaCluster
+from tests.servers.secure_kafka import allow_all
+from tests.servers.tidegate import TidegateProcess
+
+pytestmark = pytest.mark.integration
+
+WORKERS = 2
+FIRST, SECOND = "first-proxy", "second-proxy"
+"""Principals of the proxy's certificates: the first may do everything, the second nothing."""
+
+
+@dataclass(frozen=True)
+class Mutual:
+    proxy: TidegateProcess
+    topic: HalfTrimmed
+    served: Path
+    shown: Path
+    trusted: Path
+
+    def read(self, ca: Path, identity: Path, offset: int = 0, count: int = RECORDS) -> list[tuple[int, bytes]]:
+        settings = {"security_protocol": "SSL", "ssl_cafile": str(ca), "ssl_certfile": str(identity)}
+        return read_by_kafka_python(self.proxy.bootstrap_servers, self.topic.topic, count, settings, offset)
+
+    def replace(self, file: Path, by: Path) -> None:
+        """At once, as who rotates files does."""
+        shutil.copy(by, file.with_suffix(".new"))
+        file.with_suffix(".new").rename(file)
+
+
+@pytest.fixture(scope="module")
+def mutual(secured: KafkaCluster, authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mutual]:
+    home = tmp_path_factory.mktemp("mutual")
+    served, shown, trusted = home / "served.pem", home / "shown.pem", home / "trusted.pem"
+    shutil.copy(authority.identity("served"), served)
+    shutil.copy(authority.identity(FIRST), shown)
+    shutil.copy(authority.ca, trusted)
+    allow_all(secured, f"CN={FIRST}")
+    more = section("upstream.tls", {"ca": trusted, "certificate": shown})
+    more += section("listener.tls", {"certificate": served, "client.ca": authority.ca, "client.auth": "required"})
+    with proxy_before(secured, home, "SSL", more, ["mutual-*"], {"workers": WORKERS}) as proxy:
+        yield Mutual(proxy, half_trimmed(secured, "mutual-topic"), served, shown, trusted)
+
+
+async def knock(host: str, port: int) -> None:
+    _, writer = await asyncio.open_connection(host, port)
+    writer.close()
+    await writer.wait_closed()
+
+
+def issuer_of(proxy: TidegateProcess, identity: Path) -> bytes:
+    """Of the certificate that is shown to whoever comes now."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.load_cert_chain(identity)
+    with (
+        socket.create_connection(proxy.address, timeout=10) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as tls,
+    ):
+        return tls.getpeercert(binary_form=True) or b""
+
+
+def workers_that_said(proxy: TidegateProcess, text: str) -> set[str]:
+    lines = [line for line in proxy.output.read_text().splitlines() if text in line]
+    return {found[0] for line in lines if (found := re.search(r"worker-\d", line))}
+
+
+def test_both_tiers_by_mutual_tls_through_any_worker(mutual: Mutual, authority: Authority) -> None:
+    client = authority.identity("client")
+    assert mutual.read(authority.ca, client) == list(enumerate(mutual.topic.values))
+    nameless = {"bootstrap.servers": mutual.proxy.bootstrap_servers, "group.id": "unused", "security.protocol": "SSL"}
+    with pytest.raises(confluent_kafka.KafkaException):
+        confluent_kafka.Consumer({**nameless, "ssl.ca.location": str(authority.ca)}).list_topics(timeout=5)
+    said = mutual.proxy.output.read_text()
+    assert "it shows no certificate" in said
+    assert "every client has the rights of this certificate" in said
+
+
+def test_a_new_certificate_for_clients_reaches_every_worker(
+    mutual: Mutual, authority: Authority, tmp_path: Path
+) -> None:
+    client, successor = authority.identity("client"), Authority(tmp_path / "successor")
+    before = issuer_of(mutual.proxy, client)
+    mutual.replace(mutual.served, successor.identity("served"))
+    names = {f"worker-{number}" for number in range(1, WORKERS + 1)}
+
+    def is_everywhere() -> bool:
+        asyncio.run(knock(*mutual.proxy.address))
+        return workers_that_said(mutual.proxy, "changed certificates are in use") == names
+
+    eventually(is_everywhere)
+    # Whoever comes now, by whatever worker, is shown the new one.
+    assert before not in {issuer_of(mutual.proxy, client) for _ in range(20)}
+    assert mutual.read(successor.ca, client, count=1) == [(0, mutual.topic.values[0])]
+    mutual.replace(mutual.served, authority.identity("served"))
+    eventually(lambda: not served_by_stranger(mutual, client, successor))
+
+
+def served_by_stranger(mutual: Mutual, client: Path, stranger: Authority) -> bool:
+    context = ssl.create_default_context(cafile=str(stranger.ca))
+    context.load_cert_chain(client)
+    try:
+        with (
+            socket.create_connection(mutual.proxy.address, timeout=10) as plain,
+            context.wrap_socket(plain, server_hostname="localhost"),
+        ):
+            return True
+    except ssl.SSLCertVerificationError:
+        return False
+
+
+def test_the_proxys_own_certificate_and_authority_change_under_way(
+    mutual: Mutual, authority: Authority, tmp_path: Path
+) -> None:
+    client = authority.identity("client")
+    start = mutual.topic.local_log_start
+    assert mutual.read(authority.ca, client, start, 1) == [(start, mutual.topic.values[start])]
+    mutual.replace(mutual.shown, authority.identity(SECOND))
+    with pytest.raises(TopicAuthorizationFailedError):
+        until_refused(mutual, authority.ca, client)
+    mutual.replace(mutual.shown, authority.identity(FIRST))
+    eventually(lambda: reads_again(mutual, authority.ca, client))
+
+    mutual.replace(mutual.trusted, Authority(tmp_path / "stranger").ca)
+
+    def is_turned_down() -> bool:
+        asyncio.run(first_byte(mutual.proxy, authority, client))
+        return workers_that_said(mutual.proxy, "its certificate is not accepted") != set()
+
+    eventually(is_turned_down)
+    mutual.replace(mutual.trusted, authority.ca)
+    eventually(lambda: reads_again(mutual, authority.ca, client))
+
+
+def until_refused(mutual: Mutual, ca: Path, client: Path) -> None:
+    """New connections are of the new principal, at the latest a second after the change."""
+    while True:
+        mutual.read(ca, client, mutual.topic.local_log_start, 1)
+
+
+def reads_again(mutual: Mutual, ca: Path, client: Path) -> bool:
+    try:
+        return len(mutual.read(ca, client, 0, 1)) == 1
+    except TopicAuthorizationFailedError:
+        return False
+
+
+async def first_byte(proxy: TidegateProcess, authority: Authority, identity: Path) -> None:
+    """Enough of a request for the proxy to look for a broker."""
+    context = ssl.create_default_context(cafile=str(authority.ca))
+    context.load_cert_chain(identity)
+    host, port = proxy.address
+    reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname="localhost")
+    writer.write(bytes((0, 0, 0, 10, 0, 18, 0, 0, 0, 0, 0, 1, 255, 255)))
+    await reader.read(1)
+    writer.close()
