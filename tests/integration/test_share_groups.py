@@ -1,0 +1,146 @@
+"""Share groups (KIP-932) through the proxy: the broker reads for them, so that they see its local tier and no more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.clients.kafka_tools import KafkaTools
+from tests.clients.share_member import ShareMember, start_at_earliest
+from tests.integration.two_tiers_rig import TwoTiers, two_tiers
+from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import create_topic, produce, random_values
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def tools() -> Iterator[KafkaTools]:
+    tools = KafkaTools()
+    yield tools
+    tools.stop()
+
+
+@pytest.fixture(scope="module")
+def member() -> Iterator[ShareMember]:
+    with ShareMember() as member:
+        yield member
+
+
+@pytest.fixture
+async def tiers(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[TwoTiers]:
+    async with two_tiers(kafka, tmp_path, "tiered-*") as made:
+        yield made
+
+
+@pytest.fixture
+def topic(topic_name: str) -> str:
+    return f"tiered-{topic_name}"
+
+
+async def run(tools: KafkaTools, tiers: TwoTiers, script: str, *args: str) -> str:
+    """Through the proxy."""
+    done = await asyncio.to_thread(tools.run, script, tiers.bootstrap, *args)
+    assert done.exit_code == 0, (done.output, done.errors)
+    return done.output
+
+
+def column(table: str, name: str, topic: str) -> list[str]:
+    """Of the lines about a topic in what `kafka-share-groups` prints."""
+    header, *lines = [line.split() for line in table.splitlines() if line.strip()]
+    return [line[header.index(name)] for line in lines if topic in line]
+
+
+async def filled(tiers: TwoTiers, topic: str, values: Sequence[bytes]) -> int:
+    """A new topic whose head is remote; returns its local log start."""
+    await asyncio.to_thread(create_topic, tiers.kafka.bootstrap_servers, topic)
+    await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
+    return await tiers.settled(topic)
+
+
+async def trimmed_to(tiers: TwoTiers, topic: str, offset: int) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            if await tiers.local_log_start(topic) == offset:
+                return
+            await asyncio.sleep(0.1)
+
+
+async def test_a_share_group_sees_the_local_tier_and_trims_wait_for_it(
+    tiers: TwoTiers, tools: KafkaTools, member: ShareMember, topic: str
+) -> None:
+    of_group = ("--group", topic)
+    await asyncio.to_thread(start_at_earliest, tiers.bootstrap, topic)
+    values = random_values(150)
+    local_start = await filled(tiers, topic, values)
+    assert 0 < local_start < 150
+
+    await asyncio.to_thread(member.join, tiers.bootstrap, topic, topic)
+    taken = await asyncio.to_thread(member.take, 150 - local_start)
+    assert [one.offset for one in taken] == list(range(local_start, 150)), "what is remote alone is never seen"
+    assert [one.value for one in taken] == values[local_start:]
+    # A group's start offset is written down as it was before an acknowledgement: this one brings it to 150.
+    await asyncio.to_thread(produce, tiers.bootstrap, topic, values[:1])
+    await asyncio.to_thread(member.take, 1)
+    members = await run(tools, tiers, "kafka-share-groups", *of_group, "--describe", "--members")
+    assert len(members.strip().splitlines()) == 2, "a header and one member"
+
+    await asyncio.to_thread(member.leave)
+    more = random_values(100)
+    await asyncio.to_thread(produce, tiers.bootstrap, topic, more)
+    await trimmed_to(tiers, topic, 150)
+    assert await filled(tiers, f"{topic}-other", random_values(150)) > 0, "without a share group all is trimmed"
+    assert await tiers.local_log_start(topic) == 150, "not past where the group stands"
+    described = await run(tools, tiers, "kafka-share-groups", *of_group, "--describe", "--offsets")
+    assert column(described, "START-OFFSET", topic) == ["150"]
+
+    await asyncio.to_thread(member.join, tiers.bootstrap, topic, topic)
+    taken = await asyncio.to_thread(member.take, 100)
+    assert [one.value for one in taken] == more
+    await asyncio.to_thread(produce, tiers.bootstrap, topic, values[:1])
+    await asyncio.to_thread(member.take, 1)
+    settled = await tiers.settled(topic)
+    assert settled > 150, "it caught up, and trims go on"
+
+    await asyncio.to_thread(member.leave)
+    reset = await run(
+        tools, tiers, "kafka-share-groups", *of_group, "--reset-offsets", "--to-earliest", "--topic", topic, "--execute"
+    )
+    assert column(reset, "NEW-OFFSET", topic) == ["0"], "the log starts there: in the remote tier"
+    await asyncio.to_thread(member.join, tiers.bootstrap, topic, topic)
+    taken = await asyncio.to_thread(member.take, 1)
+    assert taken[0].offset == settled, "and the broker moves the group to its own first offset"
+    await asyncio.to_thread(member.leave)
+
+
+async def test_every_way_to_acknowledge(tiers: TwoTiers, member: ShareMember, topic: str) -> None:
+    await asyncio.to_thread(start_at_earliest, tiers.bootstrap, topic)
+    await asyncio.to_thread(create_topic, tiers.kafka.bootstrap_servers, topic)
+    values = random_values(10)
+    await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
+
+    def acknowledged() -> None:
+        member.join(tiers.bootstrap, topic, topic)
+        first = member.acquire()
+        assert [(one.value, one.delivery_count) for one in first] == [(value, 1) for value in values]
+        member.acknowledge("RELEASE")
+        again = member.acquire()
+        assert [(one.value, one.delivery_count) for one in again] == [(value, 2) for value in values]
+        member.acknowledge("REJECT")
+        produce(tiers.bootstrap, topic, values[:1])
+        assert [one.offset for one in member.acquire()] == [10], "what was rejected never comes again"
+        member.leave()
+
+        member.join(tiers.bootstrap, topic, topic, "implicit")
+        assert [(one.offset, one.delivery_count) for one in member.acquire()] == [(10, 2)], "released by leaving"
+        produce(tiers.bootstrap, topic, values[1:2])
+        assert [(one.offset, one.delivery_count) for one in member.acquire()] == [(11, 1)]
+        member.leave()
+        member.join(tiers.bootstrap, topic, topic)
+        assert [(one.offset, one.delivery_count) for one in member.acquire()] == [(11, 2)], "10 was accepted by polling"
+        member.leave()
+
+    await asyncio.to_thread(acknowledged)
