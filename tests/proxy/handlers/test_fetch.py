@@ -90,6 +90,16 @@ async def test_a_session_without_a_remote_partition_is_the_brokers_own(bench: Be
     assert b"".join(answer) == broker_answer
 
 
+@pytest.mark.parametrize("session_epoch", [1, 2**31 - 1])
+async def test_the_epochs_of_a_session_are_the_brokers_to_count(bench: Bench, session_epoch: int) -> None:
+    """Also on a connection that was sent to the remote tier before; the greatest epoch is followed by 1."""
+    await bench.fetch(17, ask(17, 0))
+    frame = fetch_frame(17, [ask_local(17, 0)], session_id=77, session_epoch=session_epoch)
+    action, _ = bench.handler.on_request(FakeExchange(bench.cluster, frame))
+    assert isinstance(action, Forward)
+    assert action.frame == frame
+
+
 @pytest.mark.parametrize("version", [7, 12, 13, 18])
 async def test_a_session_that_touches_the_remote_tier_is_dropped_and_closed_at_the_broker(
     bench: Bench, version: int

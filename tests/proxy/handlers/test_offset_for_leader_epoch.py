@@ -14,7 +14,7 @@ from protocol.api_keys import ApiKey
 from protocol.apis.offset_for_leader_epoch import parse_offset_for_leader_epoch_response
 from protocol.header import build_request_header, build_response_header, response_body_position
 from protocol.primitives import INT16, INT32, INT64, write_array_length, write_string
-from proxy.exchange import Forward
+from proxy.exchange import Forward, HandlerState
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.leader_epochs import contains, end_offset_for
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
@@ -32,24 +32,37 @@ P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 VERSIONS = (2, 3, 4)
 
 
+def head_of(version: int) -> bytes:
+    compact = version >= 4
+    return write_array_length(1, compact) + write_string("orders", compact) + write_array_length(1, compact)
+
+
+def tags_of(version: int) -> bytes:
+    """Of the partition, the topic and the message, all empty."""
+    return b"\x00" * 3 if version >= 4 else b""
+
+
 class Bench:
     def __init__(self, tier: RemoteTier, cluster: FakeCluster, tools: HandlerTools) -> None:
         self.tier = tier
         self.cluster = cluster
         self.handler = OffsetForLeaderEpochHandler(tools)
 
-    async def ask(self, version: int, epoch: int, broker: tuple[int, int], error_code: int = 0) -> tuple[int, int, int]:
-        compact = version >= 4
-        tags = b"\x00" if compact else b""
-        head = write_array_length(1, compact) + write_string("orders", compact) + write_array_length(1, compact)
+    def send(self, version: int, epoch: int, replica_id: int = -1) -> HandlerState | None:
         frame = build_request_header(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, 9, "test")
-        frame += (INT32.pack(-1) if version >= 3 else b"") + head
-        frame += INT32.pack(0) + INT32.pack(-1) + INT32.pack(epoch) + tags * 3
+        frame += (INT32.pack(replica_id) if version >= 3 else b"") + head_of(version)
+        frame += INT32.pack(0) + INT32.pack(-1) + INT32.pack(epoch) + tags_of(version)
         action, state = self.handler.on_request(FakeExchange(self.cluster, frame))
         assert isinstance(action, Forward)
+        assert action.frame == frame
+        return state
+
+    async def ask(self, version: int, epoch: int, broker: tuple[int, int], error_code: int = 0) -> tuple[int, int, int]:
+        head, tags = head_of(version), tags_of(version)
+        state = self.send(version, epoch)
         assert state is not None
         payload = build_response_header(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, 9) + INT32.pack(0) + head
-        payload += INT16.pack(error_code) + INT32.pack(0) + INT32.pack(broker[0]) + INT64.pack(broker[1]) + tags * 3
+        payload += INT16.pack(error_code) + INT32.pack(0) + INT32.pack(broker[0]) + INT64.pack(broker[1]) + tags
         answer = state.on_response(memoryview(payload))
         assert asyncio.iscoroutine(answer)
         payload = b"".join(await answer)
@@ -92,6 +105,12 @@ async def test_from_the_last_remote_epoch_on_the_broker_knows(bench: Bench, vers
     # Newer than all remote ones, older than all local ones: it wrote nothing.
     assert await bench.ask(version, 7, (7, 30)) == (0, 6, 30)
     assert await bench.ask(version, 1, (-1, -1), error_code=74) == (74, -1, -1)
+
+
+@pytest.mark.parametrize("version", [3, 4])
+async def test_followers_are_left_to_the_broker_and_debug_consumers_are_consumers(bench: Bench, version: int) -> None:
+    assert bench.send(version, 1, replica_id=2) is None
+    assert bench.send(version, 1, replica_id=-2) is not None
 
 
 async def test_without_the_remote_epochs_the_brokers_answer_is_safe(bench: Bench) -> None:
