@@ -245,7 +245,7 @@ class LimitsConfig(Section):
         64 * MIB,
         alias="held.remote.responses.max.bytes",
         gt=0,
-        description="What the responses that wait for the remote tier may take together.",
+        description="What responses with a part of the remote tier may take together, until clients have taken them.",
     )
     max_in_flight: int = Field(
         256, alias="max.in.flight.requests", gt=0, description="Unanswered requests of one connection."
