@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Callable
@@ -178,7 +179,6 @@ class MetadataFollower:
             while True:
                 self._leaders_changed.clear()
                 try:
-                    await self._client.metadata(0 if failures else _BROKERS_MAX_AGE_MS, _LEADERS_TIMEOUT_MS)
                     await self._leadership.confirm(_LEADERS_TIMEOUT_MS)
                     failures = 0
                 except BrokerError as error:
@@ -187,13 +187,14 @@ class MetadataFollower:
                 for node_id in self._leadership.nodes() - self._readers:
                     self._readers.add(node_id)
                     readers.create_task(self._read_from(node_id), name=f"remote-log-metadata-{node_id}")
+                with contextlib.suppress(BrokerError):  # where brokers are may be known of a while ago
+                    await self._client.metadata(0 if failures else _BROKERS_MAX_AGE_MS, _LEADERS_TIMEOUT_MS)
                 try:
                     async with asyncio.timeout(_LEADERS_INTERVAL_MS / 1000):
                         await self._leaders_changed.wait()
-                    await self._back_off(0)
-                    failures = max(failures, 1)
                 except TimeoutError:
                     continue
+                await self._back_off(0)
 
     async def _read_from(self, node_id: int) -> None:
         failures = 0
