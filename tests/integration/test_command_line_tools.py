@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import pytest
 from protocol.api_keys import HIDDEN_APIS
 from tests.clients.kafka_tools import KafkaTools, ToolResult
 from tests.integration.strict_consumer import local_log_start, until_trimmed
+from tests.integration.waiting import until
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic, produce, produce_transaction
 from tests.servers.tidegate import TidegateProcess, tidegate_over
@@ -230,10 +230,7 @@ def test_offsets_of_both_tiers(stage: Stage) -> None:
     before = local_log_start(stage.kafka, stage.tiered)
     (local,) = offset("earliest-local")
     assert 0 < before <= int(local.rpartition(":")[2]) <= local_log_start(stage.kafka, stage.tiered)
-    deadline = time.monotonic() + 60
-    while offset("latest-tiered") != [f"{stage.tiered}:0:{COUNT - 1}"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    until(lambda: offset("latest-tiered") == [f"{stage.tiered}:0:{COUNT - 1}"])
     assert offset("-5") == [f"{stage.tiered}:0:{COUNT - 1}"]
     assert offset("earliest-pending-upload") == offset("-6") == [f"{stage.tiered}:0:{COUNT}"]
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import TopicPartition
 
 from tests.integration.strict_consumer import consumer_at, local_log_start, read, until_trimmed
+from tests.integration.waiting import TIMEOUT_S, until
 from tests.servers.connect import ConnectWorker
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic, produce, random_values
@@ -21,7 +21,6 @@ from tests.servers.tidegate import TidegateProcess, tidegate_over
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
-TIMEOUT_S = 60.0
 SEGMENT_BYTES = 30_000
 
 
@@ -66,13 +65,6 @@ def stage(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
         ConnectWorker(proxy.bootstrap_servers, run, {"exactly.once.source.support": "enabled"}) as worker,
     ):
         yield Stage(kafka, proxy, worker, run)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def lines(first: int, count: int) -> str:

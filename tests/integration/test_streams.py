@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from confluent_kafka.cimpl import TopicPartition
 from tests.clients.java_process import JavaProcess
 from tests.clients.kafka_tools import KafkaTools
 from tests.integration.strict_consumer import local_log_start, until_trimmed
+from tests.integration.waiting import TIMEOUT_S, until
 from tests.servers.frameworks import framework_libs
 from tests.servers.kafka import SHRINKS_SOON, KafkaCluster
 from tests.servers.producing import create_topic
@@ -24,7 +24,6 @@ from tests.servers.tidegate import TidegateProcess, tidegate_over
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
-TIMEOUT_S = 60.0
 KEYS = 200
 VALUE_BYTES = 1000
 SEGMENT_BYTES = 30_000
@@ -109,13 +108,6 @@ def produce_pairs(bootstrap: str, topic: str, pairs: list[tuple[str, str]]) -> N
     for key, value in pairs:
         producer.produce(topic, value, key)
     assert producer.flush(TIMEOUT_S) == 0
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def watermarks(bootstrap: str, topic: str) -> tuple[int, int]:
