@@ -5,6 +5,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 CACHE := .cache
+STORES := $(CACHE)/bin/versitygw $(CACHE)/bin/fake-gcs-server $(CACHE)/azurite/installed
+FAKE_GCS_VERSION := $(shell sed -n 's/^FAKE_GCS_VERSION = "\(.*\)"/\1/p' tests/servers/object_stores.py)
 VERSITYGW_VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' tests/servers/versitygw.py)
 
 # Nothing of the caller's own environment reaches ours.
@@ -76,6 +78,15 @@ clean: ## remove what was made here
 $(CACHE)/bin/versitygw:
 	$(NEEDS_GO)
 	GOBIN=$(CURDIR)/$(CACHE)/bin go install github.com/versity/versitygw/cmd/versitygw@$(VERSITYGW_VERSION)
+
+$(CACHE)/bin/fake-gcs-server:
+	$(NEEDS_GO)
+	GOBIN=$(CURDIR)/$(CACHE)/bin go install github.com/fsouza/fake-gcs-server@$(FAKE_GCS_VERSION)
+
+$(CACHE)/azurite/installed: tests/servers/azurite/package.json tests/servers/azurite/package-lock.json
+	@command -v npm >/dev/null || { echo "npm is missing: install it, it fetches the Azure server of the tests"; exit 1; }
+	mkdir -p $(@D) && cp $^ $(@D)/ && cd $(@D) && npm ci --ignore-scripts --no-audit --no-fund
+	@touch $@
 
 $(CACHE)/bin/franz: $(wildcard tests/clients/franz/*)
 	$(NEEDS_GO)

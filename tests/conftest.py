@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import uuid
 from collections.abc import Iterator
@@ -10,8 +11,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.servers.certificates import Authority
+from tests.servers.hdfs import SUPERUSER, HdfsCluster
 from tests.servers.jars import ServerUnavailable
 from tests.servers.kafka import SHRINKS_SOON, KafkaCluster
+from tests.servers.object_stores import Azurite, FakeGcs
 from tests.servers.secure_kafka import add_users, secure_kafka
 from tests.servers.versitygw import VersityGateway
 
@@ -81,6 +84,66 @@ def s3() -> Iterator[VersityGateway]:
         pytest.fail(str(missing), pytrace=False)
     with gateway:
         yield gateway
+
+
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[FakeGcs]:
+    """A server of Google Cloud Storage's interface; a test makes a bucket of its own."""
+    try:
+        server = FakeGcs()
+    except ServerUnavailable as missing:
+        pytest.fail(str(missing), pytrace=False)
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def azure() -> Iterator[Azurite]:
+    """A server of Azure Blob Storage's interface; a test makes a container of its own."""
+    try:
+        server = Azurite()
+    except ServerUnavailable as missing:
+        pytest.fail(str(missing), pytrace=False)
+    with server:
+        yield server
+
+
+_HDFS = pytest.StashKey[HdfsCluster]()
+
+
+def _uses_hdfs(item: pytest.Item) -> bool:
+    parameters = (
+        item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
+    )
+    return "hdfs" in getattr(item, "fixturenames", ()) or "hdfs" in [one for one in parameters if isinstance(one, str)]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """HDFS takes half a minute to start: within each file, the tests that do not need it come first."""
+    files = {item.path: position for position, item in reversed(list(enumerate(items)))}
+    items.sort(key=lambda item: (files[item.path], _uses_hdfs(item)))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """It starts with the run, in the background; what is missing is told to the test that asks for it."""
+    if not session.config.option.collectonly and any(map(_uses_hdfs, session.items)):
+        with contextlib.suppress(ServerUnavailable):
+            session.stash[_HDFS] = HdfsCluster()
+            session.stash[_HDFS].start()
+
+
+@pytest.fixture(scope="session")
+def hdfs(request: pytest.FixtureRequest) -> Iterator[HdfsCluster]:
+    """A real HDFS; a test makes a folder of its own, and starts again what it kills."""
+    try:
+        cluster = request.session.stash.get(_HDFS, None) or HdfsCluster()
+        cluster.wait()
+    except ServerUnavailable as missing:
+        pytest.fail(str(missing), pytrace=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HADOOP_USER_NAME", SUPERUSER)
+        yield cluster
+    cluster.stop()
 
 
 @pytest.fixture

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.fakes.record_batches import batch_of
 from tests.fakes.segments import build_segment, metadata_of
+from tests.servers.hdfs import HdfsCluster
+from tests.servers.object_stores import Azurite, FakeGcs
 from tests.servers.versitygw import VersityGateway
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage import file_system
+from tiers.storage.file_system import FileSystemRemoteStorageManager
 from tiers.storage.object_key import partition_manifest_key, partition_prefix
 from tiers.storage.registry import create_remote_storage_manager
 from tiers.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager
@@ -24,29 +31,69 @@ CLUSTER_ID = "cluster-1"
 PART_BYTES = 5 << 20
 
 
-@pytest.fixture(params=["local", "s3"])
-async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RemoteStorageManager]:
-    if request.param == "local":
-        settings = {"path": str(tmp_path / "store")}
-        (tmp_path / "store").mkdir()
-    else:
-        server: VersityGateway = request.getfixturevalue("s3")
-        await server.create_bucket("contract")
-        settings = server.settings("contract") | {"prefix": f"tiered/{uuid.uuid4()}", "part.size": str(PART_BYTES)}
-    manager = create_remote_storage_manager(request.param, settings | {"cluster.id": CLUSTER_ID})
-    await manager.open()
-    yield manager
-    await manager.close()
-    await manager.close()
+STORES = ["local", "s3", "gcs", "azure", "arrow", "hdfs"]
+LONG_LISTING = {"local": 1005, "s3": 1005, "hdfs": 45}
+"""More than a page of what the store answers; pyarrow pages by itself."""
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+async def storage(store: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RemoteStorageManager]:
+    async with opened(store, await settings_of(store, request, tmp_path)) as manager:
+        yield manager
+        await manager.close()
+
+
+@asynccontextmanager
+async def opened(store: str, settings: Mapping[str, str]) -> AsyncIterator[RemoteStorageManager]:
+    implementation = "arrow" if store in ("gcs", "azure") else store
+    manager = create_remote_storage_manager(implementation, {**settings, "cluster.id": CLUSTER_ID})
+    try:
+        await manager.open()
+        yield manager
+    finally:
+        await manager.close()
+
+
+async def settings_of(store: str, request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """A place of this test's own in a real store."""
+    prefix = f"tiered/{uuid.uuid4()}"
+    folder = tmp_path / "store"
+    match store:
+        case "s3":
+            s3: VersityGateway = request.getfixturevalue("s3")
+            await s3.create_bucket("contract")
+            return s3.settings("contract") | {"prefix": prefix, "part.size": str(PART_BYTES)}
+        case "hdfs":
+            hdfs: HdfsCluster = request.getfixturevalue("hdfs")
+            return hdfs.settings(f"/{prefix}")
+        case "gcs":
+            gcs: FakeGcs = request.getfixturevalue("gcs")
+            gcs.create_bucket("contract")
+            return gcs.settings("contract", prefix)
+        case "azure":
+            azure: Azurite = request.getfixturevalue("azure")
+            azure.create_container("contract")
+            return azure.settings("contract", prefix)
+        case "arrow":
+            folder.mkdir()
+            return {"uri": folder.as_uri()}
+    folder.mkdir()
+    return {"path": str(folder)}
 
 
 Copied = tuple[RemoteLogSegmentMetadata, LogSegmentData]
 
 
-@pytest.fixture(params=[1000, 11 << 20], ids=["small", "several parts"])
-def segment(request: pytest.FixtureRequest, tmp_path: Path) -> Copied:
-    """Big enough for three parts of a multipart upload, or for none."""
-    value_bytes: int = request.param
+@pytest.fixture(params=["small", "several parts"])
+def segment(request: pytest.FixtureRequest, store: str, tmp_path: Path) -> Copied:
+    """Big enough for three parts of a multipart upload or three pieces of a file, or for less than one."""
+    value_bytes = 1000 if request.param == "small" else 11 << 20 if store == "s3" else 5 << 19
     built = build_segment(tmp_path / "log", [batch_of(0, 5), batch_of(5, 1, value_bytes=value_bytes)])
     metadata = metadata_of(built)
     return metadata, built.log_segment_data(metadata)
@@ -54,6 +101,11 @@ def segment(request: pytest.FixtureRequest, tmp_path: Path) -> Copied:
 
 def other_attempt(metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
     return replace(metadata, segment_id=RemoteLogSegmentId(metadata.topic_id_partition, uuid.uuid4()))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110  # what a thread or a peer does sets no event here
+        await asyncio.sleep(0.01)
 
 
 async def keys(storage: RemoteStorageManager, prefix: str = "") -> list[str]:
@@ -191,11 +243,12 @@ async def test_a_listing_names_all_below_a_prefix_in_order(storage: RemoteStorag
     assert await keys(storage, "no/such/prefix/") == []
 
 
-async def test_a_listing_of_more_than_a_page(storage: RemoteStorageManager) -> None:
+async def test_a_listing_of_more_than_a_page(store: str, storage: RemoteStorageManager) -> None:
+    count = LONG_LISTING.get(store, 25)
     async with asyncio.TaskGroup() as group:
-        for number in range(1005):
+        for number in range(count):
             group.create_task(storage.put_object(f"many/{number:04d}", b""))
-    assert await keys(storage, "many/") == [f"many/{number:04d}" for number in range(1005)]
+    assert await keys(storage, "many/") == [f"many/{number:04d}" for number in range(count)]
 
 
 async def test_many_reads_at_once(storage: RemoteStorageManager, segment: Copied) -> None:
@@ -207,3 +260,67 @@ async def test_many_reads_at_once(storage: RemoteStorageManager, segment: Copied
             group.create_task(storage.fetch_log_segment(metadata, start, start + 99)) for start in range(0, 1000, 10)
         ]
     assert [bytes(task.result()) for task in tasks] == [log[start : start + 100] for start in range(0, 1000, 10)]
+
+
+@pytest.mark.parametrize(
+    ("store", "overrides", "named"),
+    [
+        ("local", {"path": "/no/such/folder"}, "change `path`"),
+        ("arrow", {"uri": "file:///no/such/folder"}, "change `uri`"),
+        ("s3", {"secret.access.key": "wrong"}, "change `access.key.id` and `secret.access.key`"),
+        ("s3", {"bucket": "no-such-bucket"}, "change `bucket`"),
+        ("gcs", {"uri": "gs://no-such-bucket/prefix"}, "change `uri`"),
+        ("azure", {"account.key": "d3Jvbmc="}, "change `account.key`"),
+        ("azure", {"uri": "az://no-such-container/prefix"}, "change `uri`"),
+        ("hdfs", {"path": "/root/of/another"}, r"\$HADOOP_USER_NAME, or the rights on `path`"),
+    ],
+)
+async def test_what_is_refused_names_the_setting_to_change(
+    store: str,
+    overrides: dict[str, str],
+    named: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = await settings_of(store, request, tmp_path)
+    monkeypatch.setenv("HADOOP_USER_NAME", "nobody")
+    with pytest.raises(RemoteStorageError, match=named) as raised:
+        async with opened(store, settings | overrides) as manager:
+            await manager.check()
+    assert not raised.value.retriable
+    assert "wrong" not in str(raised.value)
+    assert "d3Jvbmc" not in str(raised.value)
+
+
+@pytest.mark.parametrize("store", ["gcs", "azure", "arrow", "hdfs"])
+async def test_a_copy_that_is_cancelled_takes_back_what_it_wrote(
+    store: str, storage: RemoteStorageManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a thread, which cannot be stopped. `local` and `s3` have tests of their own."""
+    built = build_segment(tmp_path / "log", [batch_of(0, 1, value_bytes=5 << 19)])
+    metadata = metadata_of(built)
+    data = built.log_segment_data(metadata)
+    halfway, resumed = asyncio.Event(), threading.Event()
+    pieces_of, loop = file_system._pieces_of, asyncio.get_running_loop()
+
+    def held(*args: Any) -> Iterator[bytes]:
+        pieces = pieces_of(*args)
+        yield next(pieces)
+        loop.call_soon_threadsafe(halfway.set)
+        resumed.wait()
+        yield from pieces
+
+    monkeypatch.setattr(file_system, "_pieces_of", held)
+    async with asyncio.TaskGroup() as group:
+        copying = group.create_task(storage.copy_log_segment_data(metadata, data))
+        await halfway.wait()
+        copying.cancel()
+    assert isinstance(storage, FileSystemRemoteStorageManager)
+    assert storage.abandoned_calls == 1
+    resumed.set()
+    await until(lambda: storage.abandoned_calls == 0)
+    assert await keys(storage) == []
+    monkeypatch.undo()
+    await storage.copy_log_segment_data(metadata, data)
+    assert await storage.fetch_log_segment(metadata, 0, 1 << 40) == data.log_segment.read_bytes()

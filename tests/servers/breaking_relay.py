@@ -4,8 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from enum import Enum
 from types import TracebackType
 from typing import Self
+
+
+class Fault(Enum):
+    """What goes wrong with every connection, old and new, until `heal`."""
+
+    UNAVAILABLE = "every request is answered with 503"
+    STALLS = "nothing passes"
+    TRUNCATES = "every answer ends in its middle"
+    RESETS = "every connection is reset when it is used"
+    SLOW = "one byte passes at a time, a hundred in a second"
+
+
+_SLOW_S = 0.01
+_UNAVAILABLE = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 class BreakingRelay:
@@ -17,13 +32,15 @@ class BreakingRelay:
         self._refuses = False
         self._holds = False
         self._holds_all = False
+        self._fault: Fault | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self.reached = asyncio.Event()
         self.url = ""
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self.port = int(self._server.sockets[0].getsockname()[1])
+        self.url = f"http://127.0.0.1:{self.port}"
         return self
 
     async def __aexit__(
@@ -45,6 +62,19 @@ class BreakingRelay:
         """From now on nothing passes to the server, on no connection."""
         self._holds_all = True
 
+    def break_with(self, fault: Fault) -> None:
+        self._fault = fault
+
+    def heal(self) -> None:
+        """What was on its way is lost with its connections."""
+        self._fault = None
+        self._close_all()
+
+    @property
+    def connections(self) -> int:
+        """How many clients hold open."""
+        return len(self._writers) // 2
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._refuses:
             writer.close()
@@ -57,16 +87,20 @@ class BreakingRelay:
         self._writers |= {writer, server_writer}
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pass("up", reader, server_writer))
-                group.create_task(self._pass("down", server_reader, writer))
+                group.create_task(self._pass("up", reader, server_writer, writer))
+                group.create_task(self._pass("down", server_reader, writer, writer))
         finally:
             for one in (writer, server_writer):
                 one.close()
                 self._writers.discard(one)
 
-    async def _pass(self, direction: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass(
+        self, direction: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, client: asyncio.StreamWriter
+    ) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(1 << 16):
+                if await self._breaks(direction, reader, writer, client, data):
+                    return
                 if self._holds_all:
                     await self._until_closed(reader)
                     return
@@ -86,6 +120,35 @@ class BreakingRelay:
                 writer.write(data)
                 await writer.drain()
         writer.close()
+
+    async def _breaks(
+        self,
+        direction: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        client: asyncio.StreamWriter,
+        data: bytes,
+    ) -> bool:
+        """True when this direction of the connection is done with."""
+        match self._fault:
+            case Fault.STALLS:
+                await self._until_closed(reader)
+            case Fault.RESETS:
+                client.transport.abort()
+            case Fault.UNAVAILABLE:
+                client.write(_UNAVAILABLE)
+                client.close()
+            case Fault.TRUNCATES if direction == "down":
+                writer.write(data[: len(data) // 2])
+                writer.close()
+            case Fault.SLOW:
+                for position in range(len(data)):
+                    writer.write(data[position : position + 1])
+                    await writer.drain()
+                    await asyncio.sleep(_SLOW_S)
+            case _:
+                return False
+        return True
 
     @staticmethod
     async def _until_closed(reader: asyncio.StreamReader) -> None:

@@ -1,0 +1,107 @@
+"""Every store behind a server that fails: each call ends with an error that says to try again, nothing is left behind,
+and all works again when the server does."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.contract.test_remote_storage_manager import opened, settings_of, until
+from tests.fakes.record_batches import batch_of
+from tests.fakes.segments import build_segment, metadata_of
+from tests.servers.breaking_relay import BreakingRelay, Fault
+from tests.servers.hdfs import HdfsCluster
+from tiers.errors import RetriableRemoteStorageError
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager
+
+Calls = dict[str, Callable[[], Awaitable[object]]]
+DEADLINE_MS = 700
+
+
+def calls_of(storage: RemoteStorageManager, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> Calls:
+    other = replace(metadata, segment_id=RemoteLogSegmentId(metadata.topic_id_partition, uuid.uuid4()))
+
+    async def listed() -> list[str]:
+        return [stored.key async for stored in storage.list_objects("")]
+
+    return {
+        "copy": lambda: storage.copy_log_segment_data(metadata, data),
+        "read": lambda: storage.fetch_log_segment(metadata, 0, 999),
+        "indexes": lambda: storage.fetch_indexes(metadata),
+        # Of another attempt: a library may go on trying after its caller has given up.
+        "delete": lambda: storage.delete_log_segment_data(other),
+        "put": lambda: storage.put_object("manifest.json", b"{}"),
+        "get": lambda: storage.get_object("manifest.json"),
+        "list": listed,
+    }
+
+
+async def until_it_works(call: Callable[[], Awaitable[object]]) -> None:
+    while True:
+        try:
+            await call()
+        except RetriableRemoteStorageError:
+            continue
+        return
+
+
+# Not gcs: pyarrow holds the interpreter's lock while that answers nothing (docs/storage.md).
+@pytest.mark.parametrize("store", ["s3", "azure", "hdfs"])
+async def test_every_call_ends_and_works_again(store: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    settings = await settings_of(store, request, tmp_path)
+    settings |= {"timeout.ms": str(DEADLINE_MS)} | ({} if store == "s3" else {"copy.timeout.ms": str(DEADLINE_MS)})
+    built = build_segment(tmp_path / "log", [batch_of(0, 5, value_bytes=5000)])
+    metadata = metadata_of(built)
+    data = built.log_segment_data(metadata)
+    threads_before = threading.active_count()
+    port = int((settings["url"] if store == "hdfs" else settings["endpoint.url"]).rpartition(":")[2])
+    async with BreakingRelay(port) as relay:
+        relayed = {"url": f"hdfs://127.0.0.1:{relay.port}"} if store == "hdfs" else {"endpoint.url": relay.url}
+        async with opened(store, settings | relayed) as storage:
+            calls = calls_of(storage, metadata, data)
+            for name in ("copy", "put"):
+                await until_it_works(calls[name])
+            for fault in Fault:
+                relay.break_with(fault)
+                outcomes = await asyncio.gather(*(call() for call in calls.values()), return_exceptions=True)
+                failed = dict(zip(calls, outcomes, strict=True))
+                assert {name: type(outcome) for name, outcome in failed.items()} == dict.fromkeys(
+                    calls, RetriableRemoteStorageError
+                ), (fault, failed)
+                relay.heal()
+                for name in calls:
+                    await until_it_works(calls[name])
+        assert threading.active_count() <= threads_before + 5 * 16
+        await until(lambda: relay.connections == 0)
+    assert data.log_segment.is_file()
+
+
+async def test_a_data_node_that_dies_and_comes_back(
+    hdfs: HdfsCluster, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """A write to it would fail only after half a minute: our own deadline ends it."""
+    built = build_segment(tmp_path / "log", [batch_of(0, 5)])
+    metadata = metadata_of(built)
+    data = built.log_segment_data(metadata)
+    settings = await settings_of("hdfs", request, tmp_path)
+    async with opened("hdfs", settings | {"timeout.ms": "2000", "copy.timeout.ms": "2000"}) as storage:
+        calls = calls_of(storage, metadata, data)
+        await until_it_works(calls["copy"])
+        hdfs.kill_data_node()
+        try:
+            for name in ("read", "indexes", "put"):
+                with pytest.raises(RetriableRemoteStorageError):
+                    await calls[name]()
+        finally:
+            hdfs.start_data_node()
+            hdfs.wait()
+        for name in ("read", "indexes", "put", "get"):
+            await until_it_works(calls[name])
