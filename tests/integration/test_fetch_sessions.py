@@ -139,9 +139,9 @@ async def test_a_session_is_the_brokers_until_a_partition_turns_remote_and_again
         assert left[0].session_id == old_id, "the forgotten session is closed"
 
         everything[-1] = Ask(tiered_id, 0, local_start)
-        forwarded.changed.clear()
         response = await session.full(everything)
         assert response.session_id not in (0, old_id)
+        forwarded.changed.clear()  # that one may have closed a session that the client never heard of
         assert with_records(response) == [(tiered_id, 0)]
         everything[-1] = Ask(tiered_id, 0, len(values))
         assert not with_records(await session.incremental(everything[-1:]))
@@ -169,6 +169,34 @@ async def test_forgotten_partitions_are_not_answered_and_a_remote_one_that_is_fo
         response = await session.incremental(forgotten=[(wide_id, [0, 2])], wait_ms=0)
         assert (response.session_id, response.partitions) == (0, []), "a session without partitions is gone"
         assert not forwarded.changed
+
+
+async def test_a_session_whose_answer_had_to_be_streamed_past_a_remote_partition_is_ended_by_the_next(
+    tiers: TwoTiers, topic: str, wide: str
+) -> None:
+    """The session id had left before the remote partition was seen: the client is made to ask in full."""
+    tiered_id, wide_id = await create(tiers, topic), await create(tiers, wide)
+    values, others = random_values(200), random_values(400)
+    await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
+    await asyncio.to_thread(produce, tiers.bootstrap, wide, others)
+    await tiers.settled(topic)
+    everything = [Ask(wide_id, 0, 0), Ask(tiered_id, 0, 0)]
+    async with raw_client(tiers.bootstrap) as client, raw_client(tiers.kafka.bootstrap_servers) as direct:
+        session = Session(client)
+        response = await session.full(everything)
+        assert [one.error_code for one in response.partitions] == [0, 0]
+        assert response.partitions[0].records_bytes > 300_000
+        assert response.partitions[1].records_bytes == 0
+        assert session.id > 0
+        refused = await session.incremental([Ask(wide_id, 0, len(others))])
+        assert (refused.error_code, refused.session_id) == (ErrorCode.FETCH_SESSION_ID_NOT_FOUND, 0)
+        old_id, session.id = session.id, 0
+        response = await session.full([Ask(wide_id, 0, len(others)), Ask(tiered_id, 0, 0)], WAIT_MS)
+        assert response.session_id == 0
+        assert with_records(response) == [(tiered_id, 0)]
+        assert values[0] in bytes(response.records(response.partitions[1]))
+        gone = await direct.fetch(VERSION, session_id=old_id, session_epoch=1)
+        assert gone.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND, "nobody would ever close it"
 
 
 async def test_a_client_seeks_between_the_tiers_within_its_sessions(tiers: TwoTiers, topic: str) -> None:

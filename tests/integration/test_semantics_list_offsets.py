@@ -117,6 +117,22 @@ def ask_densely(address: tuple[str, int], topic: str) -> list[list[Answer]]:
         ]
 
 
+async def test_the_greatest_timestamp_stands_in_both_tiers(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
+    """The earlier one of them is the answer, as of the broker while it had both."""
+    create_topic(kafka.bootstrap_servers, topic, config=KEEP)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "acks": "all", "batch.num.messages": 10})
+    for number, value in enumerate(random_values(COUNT)):
+        newest_ms = 10_000 if number in (30, 33, 145) else 0
+        producer.produce(topic, value, partition=0, timestamp=BEGINNING_MS + newest_ms)
+    assert await asyncio.to_thread(producer.flush, TIMEOUT_S) == 0
+    asked = [MAX_TIMESTAMP, BEGINNING_MS + 1, BEGINNING_MS + 10_000]
+    before = await asyncio.to_thread(ask_of_one, kafka.address(), topic, asked)
+    assert before == [[(0, 0, BEGINNING_MS + 10_000, 30, 0)]] * 3
+    async with two_tiers(kafka, tmp_path, PATTERN) as tiers:
+        assert 33 < await tiers.settled(topic) <= 145
+        assert await asyncio.to_thread(ask_of_one, tiers.address, topic, asked) == before
+
+
 async def test_log_append_time(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
     """Every record of a batch has one timestamp: the first of them is the answer."""
     config = {"message.timestamp.type": "LogAppendTime"}
