@@ -20,7 +20,7 @@ help: ## what can be made
 demo: jars .venv/installed ## watch an unmodified consumer read what the broker has no more (ARGS=--keep leaves it running)
 	$(BIN)/python -m bench.demo $(ARGS)
 
-test: jars frameworks $(CACHE)/bin/versitygw $(CACHE)/bin/franz check ## check, then every test, on real servers
+test: jars frameworks $(STORES) $(CACHE)/bin/franz check ## check, then every test, on real servers
 	$(BIN)/pytest $(ARGS)
 
 # The newest patch of each that Maven Central has whole.
