@@ -91,6 +91,24 @@ async def test_a_leader_that_was_deposed_does_not_say_what_lies_beyond_the_end(
         assert codes(response) == [ErrorCode.REPLICA_NOT_AVAILABLE]
 
 
+@pytest.mark.parametrize(("follower_start", "follower_end", "offset"), [(100, 150, 180), (130, 200, 120)])
+async def test_a_follower_whose_bounds_are_not_the_leaders_makes_no_consumer_jump(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, follower_start: int, follower_end: int, offset: int
+) -> None:
+    """It may have less, at either end: an error sends its consumer back to the leader (KIP-392)."""
+
+    async def of_the_leader(partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
+        return LocalLogBounds(100, 200, 200, 5)
+
+    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=50)) as bench:
+        bench.cluster.logs[P0] = LocalLog(bench.batches[: follower_end // 10], follower_start)
+        monkeypatch.setattr(bench.cluster, "bounds", of_the_leader)
+        for version in (12, 13):
+            response = await bench.fetch(version, ask(version, offset, leader_epoch=5))
+            assert codes(response) == [ErrorCode.REPLICA_NOT_AVAILABLE]
+        assert records(await bench.fetch(13, ask(13, 60, leader_epoch=5))).startswith(bench.batches[6])
+
+
 async def test_what_a_client_does_not_read_stays_held(tmp_path: Path) -> None:
     """Of both tiers together; what was reserved beyond the answer is given back as soon as it is made."""
     settings = FetchSettings(hold_budget_bytes=6 << 20, remote_fetch_max_wait_ms=2000)
