@@ -6,7 +6,7 @@ Groups that we may not describe are not listed to us (DESCRIBE on groups is need
 A group that has members and no start offset yet acquires records that no start offset tells of: the broker writes one
 down with the first that is acknowledged or released. Until then its partitions stay as they are. Without members it
 holds nothing: it begins again at what its share.auto.offset.reset finds then, in the local tier. A start offset is
-written down as it was before the records that are just acknowledged, so it is one acknowledgement behind: never too high.
+written down as it was before the records that are just acknowledged, so it is one behind: never too high.
 """
 
 from __future__ import annotations
