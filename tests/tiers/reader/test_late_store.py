@@ -1,0 +1,53 @@
+"""A store that shows late what is FINISHED (safety rule 7): the read waits for it, and never says that it is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.errors import RemoteReadTimeoutError, RemoteResourceNotFoundError
+from tiers.model.ids import TopicIdPartition
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, RemoteRead, monotonic_ms
+
+P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
+
+
+async def read(reader: RemoteLogReader, timeout_ms: int) -> RemoteRead:
+    return await reader.read(
+        P0,
+        0,
+        100_000,
+        min_one_message=True,
+        isolation_level=0,
+        deadline_ms=monotonic_ms() + timeout_ms,
+        connection_id=1,
+    )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110  # what the reader asks the store sets no event each time
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("suffix", [".log", ".indexes"])
+async def test_what_the_store_shows_late_is_read_when_it_does(tmp_path: Path, suffix: str) -> None:
+    tier = RemoteTier(tmp_path)
+    batches = await tier.fill(P0, segments=1, batches=1)
+    (shown,) = (tmp_path / "store").rglob(f"*{suffix}")
+    hidden = shown.rename(tmp_path / "hidden")
+    settings = RemoteLogReaderSettings(chunk_cache_bytes=1 << 20)
+    async with RemoteLogReader(tier.rlmm, tier.storage, settings, jitter=lambda: 0.0) as reader:
+        with pytest.raises(RemoteReadTimeoutError) as raised:
+            await read(reader, 200)
+        assert isinstance(raised.value.cause, RemoteResourceNotFoundError)
+        assert raised.value.retriable
+        asked = len(tier.storage.gets) + tier.storage.index_gets
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(read(reader, 20_000))
+            await until(lambda: len(tier.storage.gets) + tier.storage.index_gets > asked + 1)
+            hidden.rename(shown)
+        assert bytes(reading.result().records[0]) == batches[0]

@@ -1,0 +1,135 @@
+"""Threads that may be stuck: how many, what their callers see, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from tiers.storage.blocking_calls import MAX_ABANDONED, Abandoned, BlockingCalls, Call
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110  # threads end without an event
+        await asyncio.sleep(0.001)
+
+
+def threads_of(name: str) -> int:
+    return sum(thread.name == name for thread in threading.enumerate())
+
+
+async def test_results_and_errors_come_back_and_one_thread_serves_one_call_after_the_other() -> None:
+    calls = BlockingCalls("one-after-another", 2)
+    for number in range(5):
+        assert await calls.run(lambda _, number=number: number, 10.0) == number  # type: ignore[misc]
+
+    def fails(_: Call[None]) -> None:
+        raise OSError("broken")
+
+    with pytest.raises(OSError, match="broken"):
+        await calls.run(fails, 10.0)
+    assert threads_of("one-after-another") == 1
+    calls.close()
+    await until(lambda: threads_of("one-after-another") == 0)
+
+
+async def test_no_more_run_at_once_than_there_are_threads() -> None:
+    calls = BlockingCalls("at-once", 3)
+    both = threading.Lock()
+    running, most = 0, 0
+
+    def work(_: Call[None]) -> None:
+        nonlocal running, most
+        with both:
+            running += 1
+            most = max(most, running)
+        threading.Event().wait(0.001)
+        with both:
+            running -= 1
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(30):
+            group.create_task(calls.run(work, 30.0))
+    assert most <= 3
+    assert threads_of("at-once") <= 3
+    calls.close()
+
+
+async def test_a_panic_is_an_error_like_any_other() -> None:
+    class PanicException(BaseException):
+        pass
+
+    def panics(_: Call[None]) -> None:
+        raise PanicException("read past the end")
+
+    calls = BlockingCalls("panics", 1)
+    with pytest.raises(RuntimeError, match="read past the end"):
+        await calls.run(panics, 10.0)
+    assert await calls.run(lambda _: 1, 10.0) == 1
+    calls.close()
+
+
+async def test_stuck_calls_meet_their_deadlines_others_take_their_places_and_all_end_with_the_fault() -> None:
+    calls = BlockingCalls("stuck", 2)
+    healed = threading.Event()
+    seen: list[bool] = []
+
+    def stuck(call: Call[None]) -> None:
+        healed.wait()
+        seen.append(call.is_abandoned)
+        call.check()
+
+    for stuck_now in range(1, 2 * MAX_ABANDONED + 1):
+        with pytest.raises(TimeoutError):
+            await calls.run(stuck, 0.01)
+        assert calls.abandoned == stuck_now
+    assert await calls.run(lambda _: "works", 10.0) == "works"
+
+    for _ in range(2):  # the last two places: now nothing can run
+        with pytest.raises(TimeoutError):
+            await calls.run(stuck, 0.01)
+    with pytest.raises(TimeoutError):
+        await calls.run(lambda _: "never", 0.01)
+    assert threads_of("stuck") == 2 * MAX_ABANDONED + 2
+
+    healed.set()
+    assert await calls.run(lambda _: "works again", 30.0) == "works again"
+    await until(lambda: calls.abandoned == 0)
+    assert all(seen)
+    await until(lambda: threads_of("stuck") <= 2)
+    calls.close()
+    await until(lambda: threads_of("stuck") == 0)
+
+
+async def test_a_call_whose_caller_is_cancelled_is_told() -> None:
+    calls = BlockingCalls("cancelled", 1)
+    started, go_on, ended = asyncio.Event(), threading.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def work(call: Call[None]) -> None:
+        loop.call_soon_threadsafe(started.set)
+        go_on.wait()
+        try:
+            call.check()
+        except Abandoned:
+            ended.set()
+            raise
+
+    async with asyncio.TaskGroup() as group:
+        caller = group.create_task(calls.run(work, 30.0))
+        await started.wait()
+        caller.cancel()
+    go_on.set()
+    await until(ended.is_set)
+    await until(lambda: calls.abandoned == 0)
+    calls.close()
+
+
+async def test_nothing_runs_after_close() -> None:
+    calls = BlockingCalls("closed", 1)
+    calls.close()
+    calls.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await calls.run(lambda _: None, 10.0)
