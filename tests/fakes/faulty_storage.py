@@ -19,6 +19,8 @@ class FaultyStorage:
         self.failures: deque[Exception] = deque()
         self.index_failures: deque[Exception] = deque()
         self.is_down = False
+        self.refusals = asyncio.Semaphore(0)
+        """One for every read that found the store down."""
         self.gate: asyncio.Event | None = None
         """Reads of a log wait for it."""
         self.damage: Callable[[bytes], bytes] | None = None
@@ -33,6 +35,11 @@ class FaultyStorage:
     def fail(self, times: int) -> None:
         self.failures.extend(RetriableRemoteStorageError("slow down") for _ in range(times))
 
+    def _refuse_when_down(self) -> None:
+        if self.is_down:
+            self.refusals.release()
+            raise RetriableRemoteStorageError("the store is down")
+
     async def fetch_log_segment(
         self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
     ) -> memoryview:
@@ -43,8 +50,7 @@ class FaultyStorage:
         try:
             if self.gate is not None:
                 await self.gate.wait()
-            if self.is_down:
-                raise RetriableRemoteStorageError("the store is down")
+            self._refuse_when_down()
             if self.failures:
                 raise self.failures.popleft()
             data = await self.inner.fetch_log_segment(metadata, start_position, end_position)
@@ -54,8 +60,7 @@ class FaultyStorage:
 
     async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
         self.index_gets += 1
-        if self.is_down:
-            raise RetriableRemoteStorageError("the store is down")
+        self._refuse_when_down()
         if self.index_failures:
             raise self.index_failures.popleft()
         return await self.inner.fetch_indexes(metadata)

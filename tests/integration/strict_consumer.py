@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
@@ -19,7 +19,9 @@ _PASSING = {KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._RES
 
 
 @contextmanager
-def consumer_at(bootstrap: str, topic: str, offset: int, partition: int = 0) -> Iterator[Consumer]:
+def consumer_at(
+    bootstrap: str, topic: str, offset: int, partition: int = 0, settings: Mapping[str, int] | None = None
+) -> Iterator[Consumer]:
     """Unmodified, and told to fail rather than to jump."""
     consumer = Consumer(
         {
@@ -29,6 +31,7 @@ def consumer_at(bootstrap: str, topic: str, offset: int, partition: int = 0) -> 
             "check.crcs": True,
             "fetch.queue.backoff.ms": 10,
             "queued.max.messages.kbytes": 1024,
+            **(settings or {}),
         }
     )
     consumer.assign([TopicPartition(topic, partition, offset)])

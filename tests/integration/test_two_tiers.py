@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import confluent_kafka
@@ -13,7 +11,8 @@ import kafka as kafka_python
 import pytest
 
 from tests.clients.all_clients import CLIENTS
-from tests.clients.client import READ_UNCOMMITTED, Client, ClientRecord, OffsetOutOfRange
+from tests.clients.client import READ_UNCOMMITTED, ClientRecord, OffsetOutOfRange
+from tests.integration.strict_consumer import consumer_at, read
 from tests.integration.two_tiers_rig import TwoTiers, two_tiers
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic, produce, random_values
@@ -41,8 +40,7 @@ def offsets_and_values(records: Sequence[ClientRecord]) -> list[tuple[int, bytes
     return [(each.offset, each.value) for each in records]
 
 
-@pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS)
-async def test_every_record_comes_once_across_the_seam(tiers: TwoTiers, topic: str, client: Client) -> None:
+async def test_every_record_comes_once_across_the_seam(tiers: TwoTiers, topic: str) -> None:
     create_topic(tiers.kafka.bootstrap_servers, topic)
     values = random_values(400)
     await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
@@ -50,8 +48,9 @@ async def test_every_record_comes_once_across_the_seam(tiers: TwoTiers, topic: s
     later = random_values(20)
     await asyncio.to_thread(produce, tiers.bootstrap, topic, later)
     assert 0 < local_start < len(values)
-    found = await asyncio.to_thread(client.read, tiers.bootstrap, topic, 0, 420, READ_UNCOMMITTED)
-    assert offsets_and_values(found) == list(enumerate(values + later))
+    for name, client in CLIENTS.items():
+        found = await asyncio.to_thread(client.read, tiers.bootstrap, topic, 0, 420, READ_UNCOMMITTED)
+        assert offsets_and_values(found) == list(enumerate(values + later)), name
     assert tiers.storage.gets
 
 
@@ -59,9 +58,9 @@ async def test_the_broker_alone_has_lost_what_the_proxy_serves(tiers: TwoTiers, 
     create_topic(tiers.kafka.bootstrap_servers, topic)
     await asyncio.to_thread(produce, tiers.bootstrap, topic, random_values(200))
     await tiers.settled(topic)
-    read = CLIENTS["kafka-python"].read
+    client = CLIENTS["kafka-python"]
     with pytest.raises(OffsetOutOfRange):
-        await asyncio.to_thread(read, tiers.kafka.bootstrap_servers, topic, 0, 1, READ_UNCOMMITTED)
+        await asyncio.to_thread(client.read, tiers.kafka.bootstrap_servers, topic, 0, 1, READ_UNCOMMITTED)
 
 
 async def test_offsets_by_name_and_by_timestamp(tiers: TwoTiers, topic: str) -> None:
@@ -87,12 +86,12 @@ async def test_deleted_records_do_not_reappear(tiers: TwoTiers, topic: str) -> N
         (result,) = admin.delete_records([at]).values()
         return int(result.result(TIMEOUT_S).low_watermark)
 
-    read = CLIENTS["kafka-python"].read
+    client = CLIENTS["kafka-python"]
     assert await asyncio.to_thread(delete) == 77
-    (record,) = await asyncio.to_thread(read, tiers.bootstrap, topic, 77, 1, READ_UNCOMMITTED)
+    (record,) = await asyncio.to_thread(client.read, tiers.bootstrap, topic, 77, 1, READ_UNCOMMITTED)
     assert record.value == values[77]
     with pytest.raises(OffsetOutOfRange):
-        await asyncio.to_thread(read, tiers.bootstrap, topic, 76, 1, READ_UNCOMMITTED)
+        await asyncio.to_thread(client.read, tiers.bootstrap, topic, 76, 1, READ_UNCOMMITTED)
 
 
 async def test_a_busy_local_partition_and_a_remote_one_in_one_fetch(tiers: TwoTiers, topic: str) -> None:
@@ -138,29 +137,30 @@ async def test_a_busy_local_partition_and_a_remote_one_in_one_fetch(tiers: TwoTi
     assert 20 <= others <= writing.result()
 
 
-@pytest.mark.parametrize("client", CLIENTS.values(), ids=CLIENTS)
-async def test_a_remote_tier_that_goes_away_and_comes_back_costs_time_only(
-    tiers: TwoTiers, topic: str, client: Client
-) -> None:
-    create_topic(tiers.kafka.bootstrap_servers, topic)
+async def test_a_remote_tier_that_goes_away_and_comes_back_costs_time_only(tiers: TwoTiers, topic: str) -> None:
+    """Each client has a topic of its own, of which nothing is cached yet."""
+    topics = {name: f"{topic}-{name}" for name in CLIENTS}
     values = random_values(400)
-    await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
-    await tiers.settled(topic)
+    for each in topics.values():
+        create_topic(tiers.kafka.bootstrap_servers, each)
+        await asyncio.to_thread(produce, tiers.bootstrap, each, values)
+    for each in topics.values():
+        await tiers.settled(each)
 
     async def interrupt() -> None:
         await tiers.storage.asked.wait()
         tiers.storage.is_down = True
         async with asyncio.timeout(TIMEOUT_S):
             for _ in range(5):
-                tiers.storage.asked.clear()
-                await tiers.storage.asked.wait()
+                await tiers.storage.refusals.acquire()
         tiers.storage.is_down = False
 
-    tiers.storage.asked.clear()
-    async with asyncio.TaskGroup() as group:
-        group.create_task(interrupt())
-        found = await asyncio.to_thread(client.read, tiers.bootstrap, topic, 0, 400, READ_UNCOMMITTED)
-    assert offsets_and_values(found) == list(enumerate(values))
+    for name, client in CLIENTS.items():
+        tiers.storage.asked.clear()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(interrupt())
+            found = await asyncio.to_thread(client.read, tiers.bootstrap, topics[name], 0, 400, READ_UNCOMMITTED)
+        assert offsets_and_values(found) == list(enumerate(values)), name
 
 
 async def test_a_leader_that_moves_during_a_backfill_is_followed(
@@ -170,51 +170,20 @@ async def test_a_leader_that_moves_during_a_backfill_is_followed(
         create_topic(kafka_of_three.bootstrap_servers, topic, replicas=3)
         values = random_values(500)
         await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
-        await tiers.settled(topic)
+        assert await tiers.settled(topic) > 100
         partition = await tiers.partition(topic)
         leader = (await tiers.client.leader_of(partition)).node_id
 
-        async def move() -> None:
-            await tiers.storage.asked.wait()
-            await asyncio.to_thread(kafka_of_three.stop_broker, leader)
+        def read_meanwhile() -> list[tuple[int, bytes]]:
+            few_at_a_time = {"fetch.message.max.bytes": 11_000, "queued.min.messages": 10}
+            with consumer_at(tiers.bootstrap, topic, 0, settings=few_at_a_time) as consumer:
+                found = read(consumer, 50)
+                kafka_of_three.stop_broker(leader)
+                return found + read(consumer, len(values) - 50)
 
-        tiers.storage.asked.clear()
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(move())
-                read = partial(read_slowly, tiers.bootstrap, topic, len(values))
-                found = await asyncio.to_thread(read)
+            found = await asyncio.to_thread(read_meanwhile)
         finally:
             await asyncio.to_thread(kafka_of_three.start_broker, leader)
         assert found == list(enumerate(values))
         assert (await tiers.client.leader_of(partition, max_age_ms=0)).node_id != leader
-
-
-def read_slowly(bootstrap: str, topic: str, count: int) -> list[RECORD]:
-    """Ten records at a time, so that a broker has the time to go."""
-    consumer = confluent_kafka.Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "unused",
-            "auto.offset.reset": "error",
-            "fetch.message.max.bytes": 11_000,
-            "queued.min.messages": 10,
-            "fetch.queue.backoff.ms": 20,
-        }
-    )
-    consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
-    found: list[RECORD] = []
-    deadline = time.monotonic() + TIMEOUT_S
-    while len(found) < count and time.monotonic() < deadline:
-        for message in consumer.consume(10, 1.0):
-            error = message.error()
-            if error is not None:
-                assert error.code() != confluent_kafka.KafkaError._AUTO_OFFSET_RESET
-                continue
-            offset, value = message.offset(), message.value()
-            assert offset is not None
-            assert isinstance(value, bytes)
-            found.append((offset, value))
-        time.sleep(0.05)
-    consumer.close()
-    return found
