@@ -1,45 +1,60 @@
-"""Where share groups stand, asked of a real broker that has one."""
+"""Where share groups stand, asked of a real broker that has some."""
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+
 import pytest
 
-from tests.servers.kafka import CONFIG_COMMAND, KafkaCluster
-from tests.servers.producing import create_topic, produce, topic_id_partition
+from tests.clients.share_member import ShareMember, start_at_earliest
+from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import create_topic, delete_topic, produce, topic_id_partition
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 
 pytestmark = pytest.mark.integration
-CONSOLE_SHARE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleShareConsumer"
-SHARE_GROUP_COMMAND = "org.apache.kafka.tools.consumer.group.ShareGroupCommand"
+
 TIMEOUT_MS = 20_000
+WAIT_S = 60
 
 
 async def test_the_lowest_start_offset_of_any_share_group_is_found(kafka: KafkaCluster, topic_name: str) -> None:
-    bootstrap = ["--bootstrap-server", kafka.bootstrap_servers]
-    create_topic(kafka.bootstrap_servers, topic_name, partitions=2)
-    produce(kafka.bootstrap_servers, topic_name, [b"%d" % n for n in range(50)])
+    bootstrap = kafka.bootstrap_servers
+    create_topic(bootstrap, topic_name, partitions=2)
+    produce(bootstrap, topic_name, [b"%d" % n for n in range(50)])
+    ahead, behind = f"{topic_name}-ahead", f"{topic_name}-behind"
     client = BrokerClient([kafka.address()], client_id="test")
     await client.open()
     partition = await topic_id_partition(client, topic_name)
     groups = ClusterShareGroups(client)
 
-    before = await groups.lowest_start(partition, TIMEOUT_MS)
-    group = ["--entity-type", "groups", "--entity-name", topic_name]
-    kafka.run_tool(CONFIG_COMMAND, *bootstrap, *group, "--alter", "--add-config", "share.auto.offset.reset=earliest")
-    kafka.run_tool(
-        CONSOLE_SHARE_CONSUMER, *bootstrap, "--topic", topic_name, "--group", topic_name, "--max-messages", "50"
-    )
-    after = await groups.lowest_start(partition, TIMEOUT_MS)
+    async def until(wanted: int | None) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                if await groups.lowest_start(partition, TIMEOUT_MS) == wanted:
+                    return
+                await asyncio.sleep(0.1)
+
+    assert await groups.lowest_start(partition, TIMEOUT_MS) is None
+    with ShareMember() as first, ShareMember() as second:
+        for group in (ahead, behind):
+            await asyncio.to_thread(start_at_earliest, bootstrap, group)
+        await asyncio.to_thread(first.join, bootstrap, ahead, topic_name)
+        assert len(await asyncio.to_thread(first.acquire)) == 50
+        assert await groups.lowest_start(partition, TIMEOUT_MS) == 0, "acquired, and nothing of it acknowledged"
+        await asyncio.to_thread(first.acknowledge, "ACCEPT")
+        await asyncio.to_thread(partial(produce, bootstrap, topic_name, [b"more"]))
+        await asyncio.to_thread(first.take, 1)
+        await until(50)
+
+        await asyncio.to_thread(second.join, bootstrap, behind, topic_name)
+        await asyncio.to_thread(second.acquire)
+        assert await groups.lowest_start(partition, TIMEOUT_MS) == 0, "the other group has acknowledged nothing"
+        await asyncio.to_thread(second.leave)
+        await asyncio.to_thread(first.leave)
+    assert await groups.lowest_start(partition, TIMEOUT_MS) == 0, "released by leaving: there it stands, memberless"
+
+    await asyncio.to_thread(delete_topic, bootstrap, topic_name)
+    await until(None)
     await client.close()
-    described = kafka.run_tool(SHARE_GROUP_COMMAND, *bootstrap, "--describe", "--offsets", "--group", topic_name).stdout
-
-    assert before is None
-    assert str(after) == start_offset_in(described, topic_name)
-
-
-def start_offset_in(described: str, topic: str) -> str:
-    """Of partition 0, from the table that Kafka's own tool prints."""
-    header, *lines = [line.split() for line in described.splitlines() if line.strip()]
-    rows = [dict(zip(header, line, strict=False)) for line in lines]
-    return next(row["START-OFFSET"] for row in rows if row["TOPIC"] == topic and row["PARTITION"] == "0")
