@@ -12,21 +12,18 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from proxy.context import Address, ConnectionLimits
+from proxy.context import Address
+from proxy.limits_config import LimitsConfig
 from tiers.broker.sasl import Mechanism, SaslCredentials
 from tiers.config import (
     DurationMs,
     EncryptionConfig,
     RemoteLogConfig,
     Section,
-    SizeBytes,
     StorageConfig,
     StorageLocationConfig,
     TopicConfig,
 )
-
-KIB = 1024
-MIB = 1024 * KIB
 
 
 class ConfigError(Exception):
@@ -214,74 +211,6 @@ class LogConfig(Section):
 
     level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least important to write.")
     format: Literal["text", "json"] = Field("text", description="For people, or one JSON object per line.")
-
-
-class LimitsConfig(Section):
-    """What one client, and all of them together, may take."""
-
-    max_connections: int = Field(10_000, alias="max.connections", ge=0, description="Client connections; 0: no limit.")
-    max_connections_per_address: int = Field(
-        0, alias="max.connections.per.address", ge=0, description="Of them, those from one IP address; 0: no limit."
-    )
-    handshake_timeout_ms: DurationMs = Field(
-        10_000, alias="handshake.timeout.ms", gt=0, description="How long a TLS handshake with a client may take."
-    )
-    max_request_bytes: SizeBytes = Field(
-        100 * MIB, alias="socket.request.max.bytes", gt=0, description="The largest request, as on a broker."
-    )
-    max_unauthenticated_request_bytes: SizeBytes = Field(
-        512 * KIB,
-        alias="sasl.server.max.receive.size",
-        gt=0,
-        description="The largest request of a client that has not authenticated, if there is an `[upstream.sasl]`.",
-    )
-    max_held_request_bytes: SizeBytes = Field(
-        16 * MIB, alias="held.request.max.bytes", gt=0, description="The largest request of an API that is decoded."
-    )
-    max_held_response_bytes: SizeBytes = Field(
-        128 * MIB, alias="held.response.max.bytes", gt=0, description="The largest response that is decoded as a whole."
-    )
-    max_held_remote_bytes: SizeBytes = Field(
-        64 * MIB,
-        alias="held.remote.responses.max.bytes",
-        gt=0,
-        description="What responses with a part of the remote tier may take together, until clients have taken them.",
-    )
-    max_in_flight: int = Field(
-        256, alias="max.in.flight.requests", gt=0, description="Unanswered requests of one connection."
-    )
-    connect_timeout_ms: DurationMs = Field(
-        5_000, alias="connect.timeout.ms", gt=0, description="One attempt to reach a broker."
-    )
-    connect_deadline_ms: DurationMs = Field(
-        20_000, alias="connect.deadline.ms", gt=0, description="All attempts, while the client waits."
-    )
-    idle_timeout_ms: DurationMs = Field(
-        0, alias="connections.max.idle.ms", ge=0, description="0 leaves it to the brokers to close idle connections."
-    )
-    half_close_timeout_ms: DurationMs = Field(
-        5_000, alias="half.close.timeout.ms", gt=0, description="How long a client that stopped sending is answered."
-    )
-    drain_timeout_ms: DurationMs = Field(
-        30_000, alias="drain.timeout.ms", gt=0, description="How long a stop waits for what is under way."
-    )
-
-    def of_connections(self, *, brokers_ask_for_sasl: bool) -> ConnectionLimits:
-        return ConnectionLimits(
-            max_unauthenticated_request_bytes=self.max_unauthenticated_request_bytes if brokers_ask_for_sasl else None,
-            max_connections=self.max_connections,
-            max_connections_per_address=self.max_connections_per_address,
-            handshake_timeout_ms=self.handshake_timeout_ms,
-            max_request_bytes=self.max_request_bytes,
-            max_held_request_bytes=self.max_held_request_bytes,
-            max_held_response_bytes=self.max_held_response_bytes,
-            max_in_flight=self.max_in_flight,
-            connect_timeout_ms=self.connect_timeout_ms,
-            connect_deadline_ms=self.connect_deadline_ms,
-            idle_timeout_ms=self.idle_timeout_ms,
-            half_close_timeout_ms=self.half_close_timeout_ms,
-            drain_timeout_ms=self.drain_timeout_ms,
-        )
 
 
 SECTIONS = ("upstream", "listener", "admin", "state", "storage", "encryption", "topics", "log", "limits")

@@ -272,7 +272,7 @@ async def test_many_reads_at_once(storage: RemoteStorageManager, segment: Copied
         ("gcs", {"uri": "gs://no-such-bucket/prefix"}, "change `uri`"),
         ("azure", {"account.key": "d3Jvbmc="}, "change `account.key`"),
         ("azure", {"uri": "az://no-such-container/prefix"}, "change `uri`"),
-        ("hdfs", {"path": "/root/of/another"}, r"\$HADOOP_USER_NAME, or the rights on `path`"),
+        ("hdfs", {"path": "/of/another"}, r"\$HADOOP_USER_NAME, or the rights on `path`"),
     ],
 )
 async def test_what_is_refused_names_the_setting_to_change(
