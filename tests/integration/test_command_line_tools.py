@@ -136,10 +136,10 @@ class Stage:
         proxied = self.tools.run(script, self.proxy.bootstrap_servers, *args)
         direct = self.tools.run(script, self.kafka.bootstrap_servers, *args)
         broker_host, broker_port = self.kafka.address()
-        time_of_day = r"|^\d\d:\d\d:\d\d\.\d{3}"
+        time_and_echo = r"|^\d\d:\d\d:\d\d\.\d{3}|(?<=--bootstrap-server )\S+"
         return (
-            _with(proxied, rf"{re.escape(host)}( +|:){port + 1}\b{time_of_day}", "BROKER"),
-            _with(direct, rf"{re.escape(broker_host)}( +|:){broker_port}\b{time_of_day}", "BROKER"),
+            _with(proxied, rf"{re.escape(host)}( +|:){port + 1}\b{time_and_echo}", "BROKER"),
+            _with(direct, rf"{re.escape(broker_host)}( +|:){broker_port}\b{time_and_echo}", "BROKER"),
         )
 
 
