@@ -13,7 +13,6 @@ from tests.fakes.record_batches import batch_of, build_batch, record
 from tests.tiers.manager.workbench import PARTITION, POLICY, ProcessEnded, Workbench
 from tiers.errors import (
     CorruptSegmentError,
-    CustomMetadataTooLargeError,
     LogDivergedError,
     OwnershipLostError,
     RetriableRemoteStorageError,
@@ -259,61 +258,6 @@ async def test_a_full_disk_costs_a_segment_its_beginning_again_and_nothing_else(
     await bench.copy()
     assert bench.finished == [(0, 29)]
     assert await bench.remote_bytes() == bench.log.bytes_of(0, 29)
-
-
-async def test_custom_metadata_above_the_limit_ends_the_copy_and_its_objects(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = bench.store.copy_log_segment_data
-
-    async def talkative(*args: object) -> bytes:
-        await copy(*args)  # type: ignore[arg-type]  # handed through
-        return b"x" * 129
-
-    bench.log.append(*batches(0, 4))
-    monkeypatch.setattr(bench.store, "copy_log_segment_data", talkative)
-    with pytest.raises(CustomMetadataTooLargeError):
-        await bench.copy()
-    assert bench.segments == []
-    assert await bench.objects() == []
-
-
-async def test_the_store_alone_is_told_what_is_too_long_to_be_recorded_and_its_failure_changes_nothing(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may need it to find the objects (KIP-917)."""
-    copy, told = bench.store.copy_log_segment_data, []
-
-    async def talkative(*args: object) -> bytes:
-        await copy(*args)  # type: ignore[arg-type]  # handed through
-        return b"x" * 129
-
-    async def deaf(segment: RemoteLogSegmentMetadata) -> bool:
-        told.append(segment.custom_metadata)
-        raise RetriableRemoteStorageError("slow down")
-
-    bench.log.append(*batches(0, 4))
-    monkeypatch.setattr(bench.store, "copy_log_segment_data", talkative)
-    monkeypatch.setattr(bench.store, "delete_log_segment_data", deaf)
-    with pytest.raises(CustomMetadataTooLargeError):
-        await bench.copy()
-    assert told == [b"x" * 129]
-    assert [(one.state.name, one.custom_metadata) for one in bench.segments] == [("DELETE_SEGMENT_STARTED", None)]
-
-
-async def test_custom_metadata_is_kept_with_the_finished_segment(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = bench.store.copy_log_segment_data
-
-    async def talkative(*args: object) -> bytes:
-        await copy(*args)  # type: ignore[arg-type]  # handed through
-        return b"etag"
-
-    bench.log.append(*batches(0, 4))
-    monkeypatch.setattr(bench.store, "copy_log_segment_data", talkative)
-    await bench.copy()
-    assert bench.segments[0].custom_metadata == b"etag"
 
 
 @pytest.mark.parametrize("answer", [EpochEndOffset(0, 0), EpochEndOffset(0, 29), EpochEndOffset(-1, -1)])
