@@ -1,4 +1,4 @@
-"""Proxies that several files of tests ask for; each file gets its own."""
+"""Proxies that several files of tests ask for; each file gets its own, and whatever happened, it said no secret."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.security_rig import proxy_before, sasl, section
+from tests.integration.security_rig import assert_nothing_secret_was_said, proxy_before, sasl, section
 from tests.servers.certificates import Authority
 from tests.servers.kafka import KafkaCluster
 from tests.servers.tidegate import TidegateProcess
@@ -18,6 +18,7 @@ def plain(secured: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> It
     home = tmp_path_factory.mktemp("plain")
     with proxy_before(secured, home, "SASL_PLAINTEXT", sasl("SCRAM-SHA-512", home), ["tiered-*"]) as proxy:
         yield proxy
+        assert_nothing_secret_was_said(proxy)
 
 
 @pytest.fixture(scope="module")
@@ -31,3 +32,4 @@ def encrypted(
     more += section("listener.tls", {"certificate": authority.identity("proxy")})
     with proxy_before(secured, home, "SASL_SSL", more, ["sealed-*"]) as proxy:
         yield proxy
+        assert_nothing_secret_was_said(proxy)

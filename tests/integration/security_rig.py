@@ -181,3 +181,14 @@ async def as_user(proxy: TidegateProcess, user: str, mechanism: Mechanism = "PLA
         yield client
     finally:
         await client.close()
+
+
+SECRETS = (*USERS.values(), "eyJ", "PRIVATE KEY")
+"""Every token begins so, and every key's file has that in it."""
+
+
+def assert_nothing_secret_was_said(proxy: TidegateProcess) -> None:
+    said = proxy.output.read_text() + proxy.metrics()
+    assert "serving" in said
+    leaked = [line for line in said.splitlines() if any(secret in line for secret in SECRETS)]
+    assert leaked == [], leaked

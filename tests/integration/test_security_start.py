@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin._acl import AclOperation
 
 from tests.integration.security_rig import (
     READ,
@@ -22,7 +23,7 @@ from tests.integration.security_rig import (
 from tests.servers.certificates import Authority
 from tests.servers.kafka import KafkaCluster, free_ports
 from tests.servers.producing import create_topic, produce
-from tests.servers.secure_kafka import PROXY, USERS, allow
+from tests.servers.secure_kafka import PROXY, USERS, allow, allow_all, deny
 
 pytestmark = pytest.mark.integration
 
@@ -109,6 +110,21 @@ def test_a_broker_without_tls_closes_as_one_that_goes_away(
     proxy.stop()
     assert code == 1
     assert "see [upstream.tls], does it speak TLS?" in out
+
+
+def test_rights_that_tiered_topics_need_are_missed(secured: KafkaCluster, tmp_path: Path, topic_name: str) -> None:
+    user = "odd=na,me"
+    create_topic(secured.bootstrap_servers, topic_name)
+    allow_all(secured, user)
+    deny(secured, user, topic_name, [AclOperation.READ, AclOperation.DELETE])
+    more = own("SCRAM-SHA-256", user, USERS[user])
+    proxy = proxy_before(secured, tmp_path / topic_name[-8:], "SASL_PLAINTEXT", more, [topic_name])
+    code, out, _ = run("check", proxy.config)
+    proxy.stop()
+    assert code == 1
+    who = f"the user {user} of [upstream.sasl]"
+    problems = [line for line in out.splitlines() if line.startswith("problem: ")]
+    assert problems == [f"problem: {who} lacks {right} on topic {topic_name}" for right in ("READ", "DELETE")]
 
 
 def test_workers_end_as_one_process_does(secured: KafkaCluster, tmp_path: Path) -> None:
