@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import multiprocessing
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -200,6 +201,34 @@ async def test_an_old_producer_epoch_is_refused(cluster: Cluster) -> None:
             await producer.initialize(TIMEOUT_MS)
         with pytest.raises(OwnershipLostError):
             await producers[0].commit(records_of(segment(partition, 0, 9)), GroupMember("any", -1, ""), 0, TIMEOUT_MS)
+
+
+async def test_a_change_of_tier_settings_is_judged_anew_when_another_one_comes_between(cluster: Cluster) -> None:
+    topic_id = uuid4()
+    settings = replace(cluster.settings("one"), is_member=False, write_timeout_ms=60_000)
+    judged: list[Mapping[str, str]] = []
+
+    async def change_in_another_process() -> None:
+        async with cluster.manager("two", is_member=False) as other:
+            await other.change_topic_tier_config(topic_id, "orders", {"local.retention.bytes": "7"})
+
+    def check(before: Mapping[str, str]) -> None:
+        """Called when all is read and nothing is written."""
+        judged.append(before)
+        if len(judged) == 1:
+            other = threading.Thread(target=lambda: asyncio.run(change_in_another_process()))
+            other.start()
+            other.join()
+
+    async with cluster.client() as client:
+        manager = TopicBasedRemoteLogMetadataManager(client, settings)
+        try:
+            await manager.open()
+            await manager.change_topic_tier_config(topic_id, "orders", {"local.retention.ms": "5"}, check)
+            assert judged == [{}, {"local.retention.bytes": "7"}]
+            assert manager.topic_tier_config(topic_id) == {"local.retention.bytes": "7", "local.retention.ms": "5"}
+        finally:
+            await manager.close()
 
 
 async def test_freshness_is_the_high_watermark_not_the_last_stable_offset(cluster: Cluster) -> None:

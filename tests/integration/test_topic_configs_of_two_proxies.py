@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 TIMEOUT_S = 60.0
 ENABLE, COPY_DISABLE = "remote.storage.enable", "remote.log.copy.disable"
 LOCAL_MS, LOCAL_BYTES, RETENTION_MS = "local.retention.ms", "local.retention.bytes", "retention.ms"
-ROUNDS = 4
+ROUNDS = 2
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +48,13 @@ def values(bootstrap: str, topic: str) -> dict[str, str]:
 
 async def until_shown(bootstraps: tuple[str, str], topic: str, expected: Mapping[str, str]) -> None:
     """By either proxy; the one that was not asked hears of a change as every follower does."""
+
+    async def is_shown(bootstrap: str) -> bool:
+        return not expected.items() - (await asyncio.to_thread(values, bootstrap, topic)).items()
+
     async with asyncio.timeout(TIMEOUT_S):
         for bootstrap in bootstraps:
-            while (
-                expected.items()
-                - (  # noqa: ASYNC110 - another process reads them
-                    await asyncio.to_thread(values, bootstrap, topic)
-                ).items()
-            ):
+            while not await is_shown(bootstrap):  # noqa: ASYNC110 - another process reads them
                 await asyncio.sleep(0.1)
 
 
