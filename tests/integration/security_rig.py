@@ -183,7 +183,7 @@ async def as_user(proxy: TidegateProcess, user: str, mechanism: Mechanism = "PLA
         await client.close()
 
 
-SECRETS = (*USERS.values(), "eyJ", "PRIVATE KEY")
+SECRETS = (*USERS.values(), "eyJhbGciO", "PRIVATE KEY")
 """Every token begins so, and every key's file has that in it."""
 
 
