@@ -18,7 +18,6 @@ from uuid import UUID
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import (
     BrokerError,
-    InvalidTransitionError,
     RemoteLogMetadataError,
     RemoteLogMetadataNotReadyError,
 )
@@ -34,16 +33,7 @@ from tiers.metadata.metadata_topic import (
 )
 from tiers.metadata.ownership import MetadataPartitionOwnership
 from tiers.metadata.serde import (
-    LOG_START_OFFSET_API_KEY,
-    MetadataRecord,
-    RecordKey,
-    clamp_key,
-    encode_key,
-    encode_value,
-    key_of,
     nothing_key,
-    quarantine_deletion_key,
-    segment_keys,
 )
 from tiers.metadata.state import RemoteLogMetadataState
 from tiers.metadata.state_backed_reader import StateBackedReader
@@ -51,6 +41,13 @@ from tiers.metadata.state_layout import StateIdentity
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
 from tiers.metadata.tier_config_writer import CheckTierConfig, TierConfigWriter, changed_tier_config
 from tiers.metadata.topic_based_settings import MetadataStatus, TopicBasedSettings
+from tiers.metadata.written_records import (
+    key_and_value,
+    records_of_deletion,
+    records_of_new_segment,
+    records_of_update,
+    tombstone,
+)
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LogStartOffsetUpdate,
@@ -63,9 +60,6 @@ from tiers.model.segment_metadata import (
 )
 from tiers.model.segment_state import (
     RemoteLogSegmentState,
-    RemotePartitionDeleteState,
-    is_valid_partition_transition,
-    is_valid_transition,
 )
 
 __all__ = ["MetadataStatus", "TopicBasedRemoteLogMetadataManager", "TopicBasedSettings", "wall_clock_ms"]
@@ -244,63 +238,18 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             del self._seen_at_ms[next(iter(self._seen_at_ms))]
 
     async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
-        if metadata.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
-            raise InvalidTransitionError(f"a new segment cannot be {metadata.state.name}")
-
-        def records() -> Sequence[KeyAndValue]:
-            known = self.remote_log_segment_metadata_by_id(metadata.segment_id)
-            if known is not None and known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
-                raise InvalidTransitionError(f"segment {metadata.segment_id.id} is {known.state.name} already")
-            return [_record(metadata)]
-
-        await self._write(metadata.topic_id_partition, records)
+        await self._write(metadata.topic_id_partition, lambda: records_of_new_segment(self._state, metadata))
 
     async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
-        if update.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED:
-            raise InvalidTransitionError("COPY_SEGMENT_STARTED is written by adding a segment")
-
-        def records() -> Sequence[KeyAndValue]:
-            known = self.remote_log_segment_metadata_by_id(update.segment_id)
-            if known is None or not is_valid_transition(known.state, update.state):
-                source = "an unknown segment" if known is None else known.state.name
-                raise InvalidTransitionError(f"{update.segment_id.id}: from {source} to {update.state.name}")
-            custom_metadata = known.custom_metadata if update.custom_metadata is None else update.custom_metadata
-            written = [_record(replace(update, custom_metadata=custom_metadata))]
-            if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
-                written += [_tombstone(key) for key in self._keys_of(update.segment_id)]
-            return written
-
-        await self._write(update.segment_id.topic_id_partition, records)
+        partition = update.segment_id.topic_id_partition
+        await self._write(partition, lambda: records_of_update(self._state, update))
 
     async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
-        partition = metadata.topic_id_partition
-
-        def records() -> Sequence[KeyAndValue]:
-            known = self.remote_partition_delete_state(partition)
-            if not is_valid_partition_transition(known, metadata.state):
-                source = "no deletion" if known is None else known.name
-                raise InvalidTransitionError(f"{partition}: from {source} to {metadata.state.name}")
-            written = [_record(metadata)]
-            if metadata.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
-                for segment in self.list_remote_log_segments(partition):
-                    written += [_tombstone(key) for key in self._keys_of(segment.segment_id)]
-                written += [_tombstone(clamp_key(partition, end)) for end in self._state.clamp_offsets(partition)]
-                written += [
-                    _tombstone(RecordKey(LOG_START_OFFSET_API_KEY, partition, writer.encode()))
-                    for writer, _ in self._state.log_starts(partition)
-                ]
-                written.append(_tombstone(key_of(metadata)))
-            return written
-
-        await self._write(partition, records)
-
-    def _keys_of(self, segment_id: RemoteLogSegmentId) -> list[RecordKey]:
-        asked = self.is_quarantine_deletion_asked(segment_id)
-        return [*segment_keys(segment_id), *([quarantine_deletion_key(segment_id)] if asked else [])]
+        await self._write(metadata.topic_id_partition, lambda: records_of_deletion(self._state, metadata))
 
     async def put_remote_log_clamp(self, clamp: RemoteLogClampUpdate) -> None:
         record = replace(clamp, writer=self._writer)
-        await self._write(clamp.topic_id_partition, lambda: [_record(record)])
+        await self._write(clamp.topic_id_partition, lambda: [key_and_value(record)])
 
     async def ask_for_quarantine_deletion(self, segment_id: RemoteLogSegmentId) -> None:
         if self._producer is None:
@@ -308,7 +257,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         metadata_partition = self.metadata_partition(segment_id.topic_id_partition)
         timeout_ms = self._settings.write_timeout_ms
         asked = QuarantineDeletionUpdate(segment_id, self._writer, self._wall_clock_ms())
-        written = await self._producer.send(metadata_partition, [_record(asked)], timeout_ms)
+        written = await self._producer.send(metadata_partition, [key_and_value(asked)], timeout_ms)
         await self.follower.read_past(metadata_partition, written, timeout_ms)
 
     async def _write(self, partition: TopicIdPartition, records: Callable[[], Sequence[KeyAndValue]]) -> None:
@@ -327,7 +276,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             if max((known for _, known in self._state.log_starts(partition)), default=-1) >= offset:
                 return
             update = LogStartOffsetUpdate(partition, self._writer, self._wall_clock_ms(), offset)
-            written = await self._producer.send(metadata_partition, [_record(update)], timeout_ms)
+            written = await self._producer.send(metadata_partition, [key_and_value(update)], timeout_ms)
             await self.follower.read_past(metadata_partition, written, timeout_ms)
 
     async def change_topic_tier_config(
@@ -360,7 +309,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         if skew_ms is None:
             if self._producer is None:
                 raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
-            nothing = _tombstone(nothing_key(partition))
+            nothing = tombstone(nothing_key(partition))
             await self._producer.send(self.metadata_partition(partition), [nothing], self._settings.write_timeout_ms)
             skew_ms = self._clock_skew.skew_ms()
         if skew_ms is None:
@@ -395,11 +344,3 @@ def _close(follower: MetadataFollower | None, state: RemoteLogMetadataState | No
     finally:
         if state is not None:
             state.close()
-
-
-def _record(record: MetadataRecord) -> KeyAndValue:
-    return encode_key(key_of(record)), encode_value(record)
-
-
-def _tombstone(key: RecordKey) -> KeyAndValue:
-    return encode_key(key), None
