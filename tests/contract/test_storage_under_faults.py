@@ -80,7 +80,8 @@ async def test_every_call_ends_and_works_again(store: str, request: pytest.Fixtu
                 for name in calls:
                     await until_it_works(calls[name])
         assert threading.active_count() <= threads_before + 5 * 16
-        await until(lambda: relay.connections == 0)
+        if store != "hdfs":  # its library keeps its connection to the NameNode
+            await until(lambda: relay.connections == 0)
     assert data.log_segment.is_file()
 
 

@@ -97,6 +97,9 @@ class ArrowFiles:
             # Not created: what is not mounted must not be mistaken for an empty store.
             raise RemoteStorageError(f"{self.name} does not exist: create it, or change `uri`")
 
+    def disconnect(self) -> None:
+        vars(self).pop("_files", None)
+
     def _file_system(self) -> tuple[Any, str]:
         endpoint = urlsplit(self._values["endpoint.url"])
         if self._uri.scheme in _GCS:

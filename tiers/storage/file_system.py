@@ -44,6 +44,9 @@ class BlockingFileSystem(Protocol):
     def connect(self) -> None:
         """Called once, before all else."""
 
+    def disconnect(self) -> None:
+        """Called last, perhaps twice or without `connect`. Calls that are stuck keep their connections."""
+
     def size(self, path: str) -> int | None:
         """In bytes; None when there is no such file."""
 
@@ -169,6 +172,7 @@ class FileSystemRemoteStorageManager:
     async def close(self) -> None:
         if self._calls is not None:
             self._calls.close()
+        self._files.disconnect()
 
     def _paths(self, metadata: RemoteLogSegmentMetadata) -> tuple[str, str]:
         return log_key(self._cluster_id, metadata), indexes_key(self._cluster_id, metadata)
@@ -185,9 +189,7 @@ class FileSystemRemoteStorageManager:
             raise RetriableRemoteStorageError(f"{self._files.name}: no answer in {timeout_s} s") from error
         except FileNotFoundError as error:
             if writes:
-                raise RemoteStorageError(
-                    f"{self._files.name} does not exist: create it, or change the settings"
-                ) from error
+                raise RemoteStorageError(f"{self._files.name} does not exist: create it, or change `uri`") from error
             raise RemoteResourceNotFoundError(f"{self._files.name}: no such object") from error
         except Exception as error:
             raise self._files.error_of(error) from error
