@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
 
@@ -11,146 +11,35 @@ import pytest
 from kafka.protocol.admin import (
     AlterConfigsRequest,
     AlterConfigsResponse,
-    CreatePartitionsRequest,
-    CreatePartitionsResponse,
     CreateTopicsRequest,
     CreateTopicsResponse,
-    DeleteTopicsRequest,
-    DeleteTopicsResponse,
     DescribeConfigsRequest,
     DescribeConfigsResponse,
-    IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
 
-from protocol.header import build_request_header, build_response_header, parse_request_header, response_body_position
-from proxy.broker_configs import BrokerValue
-from proxy.exchange import Forward, Prepare
-from proxy.handlers.alter_configs import UNKNOWN_KEY, AlterConfigsHandler
-from proxy.handlers.base import FetchSettings, Spawn
-from proxy.handlers.describe_configs import DescribeConfigsHandler
-from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
-from proxy.topic_tier_configs import TopicTierConfigs
-from tests.fakes.broker.cluster import FakeCluster
-from tests.fakes.broker.exchange import FakeExchange
-from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
-from tiers.errors import BrokerError, RemoteLogMetadataError
-from tiers.manager.settings import TopicRule
-from tiers.manager.topic_tier_config import BROKER_DEFAULTS
+from proxy.handlers.alter_configs import UNKNOWN_KEY
+from tests.proxy.handlers.topic_configs_bench import (
+    ENABLE,
+    LOCAL_MS,
+    ORDERS,
+    OTHER,
+    RULED,
+    Bench,
+    alter,
+    altered,
+    codes_of,
+    incremental,
+    sent,
+)
+from tiers.errors import RemoteLogMetadataError
 from tiers.model.ids import TopicIdPartition
-
-ORDERS, RULED = UUID(int=1), UUID(int=2)
-METADATA_TOPIC = "__remote_log_metadata"
-ENABLE, LOCAL_MS, OTHER = "remote.storage.enable", "local.retention.ms", "max.message.bytes"
-Answers = Mapping[str, int]
-"""The broker's error codes by topic."""
-
-
-class Configs:
-    """The brokers' side of a topic's configuration."""
-
-    def __init__(self) -> None:
-        self.values = dict(BROKER_DEFAULTS)
-        self.is_reachable = True
-
-    async def of_topics(self, topics: Sequence[str], timeout_ms: int) -> Mapping[str, Mapping[str, BrokerValue]]:
-        defaults = await self.defaults(timeout_ms)
-        values = {key: BrokerValue(value, BROKER_DEFAULTS[key]) for key, value in defaults.items()}
-        return dict.fromkeys(topics, values)
-
-    async def defaults(self, timeout_ms: int) -> Mapping[str, str]:
-        if not self.is_reachable:
-            raise BrokerError("no broker answers", retriable=True)
-        return self.values
-
-
-class Bench:
-    def __init__(self, spawn: Spawn) -> None:
-        self.cluster = FakeCluster(topics={"orders": ORDERS, "ruled": RULED})
-        self.metadata = InMemoryRemoteLogMetadataManager()
-        self.brokers = Configs()
-        rules = [TopicRule("ruled", local_retention_bytes=7)]
-        settings = FetchSettings(metadata_timeout_ms=50)
-        configs = TopicTierConfigs(self.cluster, self.brokers, self.metadata, settings, rules, METADATA_TOPIC)
-        self.alter = AlterConfigsHandler(configs, spawn)
-        self.describe = DescribeConfigsHandler(configs)
-
-    async def pass_through(self, handler: Any, request: Any, version: int, response_class: Any, answer: Any) -> Any:
-        """`answer` makes the broker's response of the request as it came to it. Both are kafka-python's objects."""
-        api_key = request.API_KEY
-        frame = build_request_header(api_key, version, 9, "test") + request.encode(version=version)
-        action, state = handler.on_request(FakeExchange(self.cluster, frame))
-        if isinstance(action, Prepare):
-            action = await action.forward()
-        assert isinstance(action, Forward)
-        body = bytes(action.frame[parse_request_header(action.frame).body_position :])
-        seen = type(request).decode(body, version=version)
-        payload = build_response_header(api_key, version, 9) + answer(seen).encode(version=version)
-        if state is None:
-            return seen, response_class.decode(
-                payload[response_body_position(api_key, version, payload) :], version=version
-            )
-        result = state.on_response(memoryview(payload))
-        out = b"".join(await result if asyncio.iscoroutine(result) else result)
-        return seen, response_class.decode(out[response_body_position(api_key, version, out) :], version=version)
-
-    def own(self, topic_id: UUID = ORDERS) -> Mapping[str, str]:
-        return self.metadata.topic_tier_config(topic_id)
 
 
 @pytest.fixture
 async def bench() -> AsyncIterator[Bench]:
     async with asyncio.TaskGroup() as group:
         yield Bench(group.create_task)
-
-
-def incremental(topics: Mapping[str, Sequence[tuple[str, int, str | None]]], *, validate_only: bool = False) -> Any:
-    resource = IncrementalAlterConfigsRequest.AlterConfigsResource
-    return IncrementalAlterConfigsRequest(
-        resources=[
-            resource(
-                resource_type=2,
-                resource_name=topic,
-                configs=[
-                    resource.AlterableConfig(name=key, config_operation=operation, value=value)
-                    for key, operation, value in changes
-                ],
-            )
-            for topic, changes in topics.items()
-        ],
-        validate_only=validate_only,
-    )
-
-
-def altered(response_class: Any, codes: Answers) -> Any:
-    """Answers every resource; what is refused upstream by the key that nobody knows is INVALID_CONFIG."""
-
-    def answer(seen: Any) -> Any:
-        one = response_class.AlterConfigsResourceResponse
-        responses = []
-        for resource in seen.resources:
-            poisoned = any(config.name == UNKNOWN_KEY for config in resource.configs)
-            code = codes.get(resource.resource_name, 40 if poisoned else 0)
-            responses.append(
-                one(error_code=code, error_message=None, resource_type=2, resource_name=resource.resource_name)
-            )
-        return response_class(throttle_time_ms=0, responses=responses)
-
-    return answer
-
-
-def sent(seen: Any) -> dict[str, list[str]]:
-    return {one.resource_name: [config.name for config in one.configs] for one in seen.resources}
-
-
-def codes_of(response: Any) -> dict[str, int]:
-    return {one.resource_name: one.error_code for one in response.responses}
-
-
-async def alter(bench: Bench, request: Any, version: int = 1, codes: Answers | None = None) -> tuple[Any, Any]:
-    response = IncrementalAlterConfigsResponse
-    seen, answer = await bench.pass_through(bench.alter, request, version, response, altered(response, codes or {}))
-    return seen, answer
 
 
 @pytest.mark.parametrize("version", [0, 1])
@@ -337,42 +226,6 @@ async def test_settings_are_shown_as_they_hold(bench: Bench, version: int, keys:
     ]
 
 
-async def test_the_metadata_topic_cannot_be_altered_whatever_the_broker_says(bench: Bench) -> None:
-    request = incremental({METADATA_TOPIC: [("retention.ms", 0, "1")], "orders": [(OTHER, 0, "1")]})
-    seen, response = await alter(bench, request)
-    assert sent(seen) == {METADATA_TOPIC: [UNKNOWN_KEY], "orders": [OTHER]}
-    assert codes_of(response) == {METADATA_TOPIC: 29, "orders": 0}
-
-
-@pytest.mark.parametrize("version", range(2, 8))
-async def test_the_metadata_topic_cannot_be_created(bench: Bench, version: int) -> None:
-    """Not by a client, with settings that lose records, while it is missing."""
-    topic = CreateTopicsRequest.CreatableTopic
-    request = CreateTopicsRequest(
-        topics=[
-            topic(name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[])
-            for name in (METADATA_TOPIC, "new")
-        ],
-        timeout_ms=5,
-        validate_only=False,
-    )
-
-    def answer(seen: Any) -> Any:
-        assert [[config.name for config in one.configs] for one in seen.topics] == [[UNKNOWN_KEY], []]
-        one = CreateTopicsResponse.CreatableTopicResult
-        return CreateTopicsResponse(
-            throttle_time_ms=0,
-            topics=[
-                one(name=name, topic_id=UUID(int=0), error_code=code, error_message=None, topic_config_error_code=0,
-                    num_partitions=-1, replication_factor=-1, configs=None)
-                for name, code in ((METADATA_TOPIC, 36), ("new", 0))
-            ],
-        )  # fmt: skip
-
-    _, response = await bench.pass_through(bench.alter, request, version, CreateTopicsResponse, answer)
-    assert [(one.name, one.error_code) for one in response.topics] == [(METADATA_TOPIC, 29), ("new", 0)]
-
-
 async def test_a_change_that_another_one_made_impossible_is_refused(bench: Bench) -> None:
     """It was allowed when it was planned; the other one was recorded while the broker had it."""
     await bench.metadata.change_topic_tier_config(ORDERS, "orders", {ENABLE: "true"})
@@ -408,52 +261,3 @@ async def test_a_client_that_goes_away_leaves_no_change_half_made(bench: Bench) 
         goes_on.set()
         await recorded.wait()
     assert bench.own() == {ENABLE: "true"}
-
-
-@pytest.mark.parametrize("version", range(1, 7))
-async def test_the_metadata_topic_cannot_be_deleted(bench: Bench, version: int) -> None:
-    metadata_id = UUID(int=77)
-    guard = MetadataTopicGuard(METADATA_TOPIC, {metadata_id: METADATA_TOPIC}.get)
-    named = DeleteTopicsRequest.DeleteTopicState
-    by_id = [named(name=None, topic_id=metadata_id), named(name="orders", topic_id=UUID(int=0))]
-    names = {"topic_names": [METADATA_TOPIC, "orders"]} if version < 6 else {"topics": by_id}
-    request = DeleteTopicsRequest(timeout_ms=5, **names)
-
-    def answer(seen: Any) -> Any:
-        asked = seen.topic_names if version < 6 else [one.name for one in seen.topics]
-        assert METADATA_TOPIC not in asked
-        one = DeleteTopicsResponse.DeletableTopicResult
-        return DeleteTopicsResponse(
-            throttle_time_ms=0,
-            responses=[
-                one(name=name, topic_id=UUID(int=0), error_code=0 if name == "orders" else 3, error_message=None)
-                for name in reversed(asked)
-            ],
-        )
-
-    _, response = await bench.pass_through(guard, request, version, DeleteTopicsResponse, answer)
-    first, second = response.responses
-    assert (first.name, first.error_code) == ("orders", 0)
-    assert (second.name, second.error_code) == (METADATA_TOPIC if version < 6 else None, 29)
-    if version >= 6:
-        assert second.topic_id == metadata_id
-
-
-@pytest.mark.parametrize("version", range(4))
-async def test_the_metadata_topic_cannot_be_widened(bench: Bench, version: int) -> None:
-    guard = MetadataTopicGuard(METADATA_TOPIC, bench.cluster.topic_name)
-    topic = CreatePartitionsRequest.CreatePartitionsTopic
-    request = CreatePartitionsRequest(
-        topics=[topic(name=name, count=9, assignments=None) for name in (METADATA_TOPIC, "orders")],
-        timeout_ms=5,
-        validate_only=False,
-    )
-
-    def answer(seen: Any) -> Any:
-        one = CreatePartitionsResponse.CreatePartitionsTopicResult
-        results = [one(name=each.name, error_code=0, error_message=None) for each in seen.topics]
-        assert METADATA_TOPIC not in [each.name for each in results]
-        return CreatePartitionsResponse(throttle_time_ms=0, results=results)
-
-    _, response = await bench.pass_through(guard, request, version, CreatePartitionsResponse, answer)
-    assert [(one.name, one.error_code) for one in response.results] == [(METADATA_TOPIC, 29), ("orders", 0)]

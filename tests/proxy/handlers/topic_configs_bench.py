@@ -1,0 +1,134 @@
+"""The handlers of topic settings over a fake cluster: what the broker saw of a request, and what the client got."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from kafka.protocol.admin import (
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+
+from protocol.header import build_request_header, build_response_header, parse_request_header, response_body_position
+from proxy.broker_configs import BrokerValue
+from proxy.exchange import Forward, Prepare
+from proxy.handlers.alter_configs import UNKNOWN_KEY, AlterConfigsHandler
+from proxy.handlers.base import FetchSettings, Spawn
+from proxy.handlers.describe_configs import DescribeConfigsHandler
+from proxy.topic_tier_configs import TopicTierConfigs
+from tests.fakes.broker.cluster import FakeCluster
+from tests.fakes.broker.exchange import FakeExchange
+from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tiers.errors import BrokerError
+from tiers.manager.settings import TopicRule
+from tiers.manager.topic_tier_config import BROKER_DEFAULTS
+
+ORDERS, RULED = UUID(int=1), UUID(int=2)
+METADATA_TOPIC = "__remote_log_metadata"
+ENABLE, LOCAL_MS, OTHER = "remote.storage.enable", "local.retention.ms", "max.message.bytes"
+Answers = Mapping[str, int]
+"""The broker's error codes by topic."""
+
+
+class Configs:
+    """The brokers' side of a topic's configuration."""
+
+    def __init__(self) -> None:
+        self.values = dict(BROKER_DEFAULTS)
+        self.is_reachable = True
+
+    async def of_topics(self, topics: Sequence[str], timeout_ms: int) -> Mapping[str, Mapping[str, BrokerValue]]:
+        defaults = await self.defaults(timeout_ms)
+        values = {key: BrokerValue(value, BROKER_DEFAULTS[key]) for key, value in defaults.items()}
+        return dict.fromkeys(topics, values)
+
+    async def defaults(self, timeout_ms: int) -> Mapping[str, str]:
+        if not self.is_reachable:
+            raise BrokerError("no broker answers", retriable=True)
+        return self.values
+
+
+class Bench:
+    def __init__(self, spawn: Spawn) -> None:
+        self.cluster = FakeCluster(topics={"orders": ORDERS, "ruled": RULED})
+        self.metadata = InMemoryRemoteLogMetadataManager()
+        self.brokers = Configs()
+        rules = [TopicRule("ruled", local_retention_bytes=7)]
+        settings = FetchSettings(metadata_timeout_ms=50)
+        configs = TopicTierConfigs(self.cluster, self.brokers, self.metadata, settings, rules, METADATA_TOPIC)
+        self.alter = AlterConfigsHandler(configs, spawn)
+        self.describe = DescribeConfigsHandler(configs)
+
+    async def pass_through(self, handler: Any, request: Any, version: int, response_class: Any, answer: Any) -> Any:
+        """`answer` makes the broker's response of the request as it came to it. Both are kafka-python's objects."""
+        api_key = request.API_KEY
+        frame = build_request_header(api_key, version, 9, "test") + request.encode(version=version)
+        action, state = handler.on_request(FakeExchange(self.cluster, frame))
+        if isinstance(action, Prepare):
+            action = await action.forward()
+        assert isinstance(action, Forward)
+        body = bytes(action.frame[parse_request_header(action.frame).body_position :])
+        seen = type(request).decode(body, version=version)
+        payload = build_response_header(api_key, version, 9) + answer(seen).encode(version=version)
+        if state is None:
+            return seen, response_class.decode(
+                payload[response_body_position(api_key, version, payload) :], version=version
+            )
+        result = state.on_response(memoryview(payload))
+        out = b"".join(await result if asyncio.iscoroutine(result) else result)
+        return seen, response_class.decode(out[response_body_position(api_key, version, out) :], version=version)
+
+    def own(self, topic_id: UUID = ORDERS) -> Mapping[str, str]:
+        return self.metadata.topic_tier_config(topic_id)
+
+
+def incremental(topics: Mapping[str, Sequence[tuple[str, int, str | None]]], *, validate_only: bool = False) -> Any:
+    resource = IncrementalAlterConfigsRequest.AlterConfigsResource
+    return IncrementalAlterConfigsRequest(
+        resources=[
+            resource(
+                resource_type=2,
+                resource_name=topic,
+                configs=[
+                    resource.AlterableConfig(name=key, config_operation=operation, value=value)
+                    for key, operation, value in changes
+                ],
+            )
+            for topic, changes in topics.items()
+        ],
+        validate_only=validate_only,
+    )
+
+
+def altered(response_class: Any, codes: Answers) -> Any:
+    """Answers every resource; what is refused upstream by the key that nobody knows is INVALID_CONFIG."""
+
+    def answer(seen: Any) -> Any:
+        one = response_class.AlterConfigsResourceResponse
+        responses = []
+        for resource in seen.resources:
+            poisoned = any(config.name == UNKNOWN_KEY for config in resource.configs)
+            code = codes.get(resource.resource_name, 40 if poisoned else 0)
+            responses.append(
+                one(error_code=code, error_message=None, resource_type=2, resource_name=resource.resource_name)
+            )
+        return response_class(throttle_time_ms=0, responses=responses)
+
+    return answer
+
+
+def sent(seen: Any) -> dict[str, list[str]]:
+    return {one.resource_name: [config.name for config in one.configs] for one in seen.resources}
+
+
+def codes_of(response: Any) -> dict[str, int]:
+    return {one.resource_name: one.error_code for one in response.responses}
+
+
+async def alter(bench: Bench, request: Any, version: int = 1, codes: Answers | None = None) -> tuple[Any, Any]:
+    response = IncrementalAlterConfigsResponse
+    seen, answer = await bench.pass_through(bench.alter, request, version, response, altered(response, codes or {}))
+    return seen, answer
