@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import shutil
 import socket
@@ -177,5 +178,8 @@ async def first_byte(proxy: TidegateProcess, authority: Authority, identity: Pat
     host, port = proxy.address
     reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname="localhost")
     writer.write(bytes((0, 0, 0, 10, 0, 18, 0, 0, 0, 0, 0, 1, 255, 255)))
-    await reader.read(1)
+    with contextlib.suppress(OSError):
+        await reader.read(1)
     writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
