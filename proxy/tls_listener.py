@@ -45,26 +45,35 @@ class TlsListener:
         self._spawn = spawn
         self._handshakes: dict[asyncio.Task[None], socket.socket | None] = {}
         """With what only a task's first step takes charge of: one that is cancelled before that closes nothing."""
-        self._accepting = spawn(self._accept())
-        self._accepting.add_done_callback(lambda _: listener.close())
+        self._loop = asyncio.get_running_loop()
+        self._again: asyncio.TimerHandle | None = None
+        listener.setblocking(False)
+        self._loop.add_reader(listener, self._accept)
 
     def close(self) -> None:
         """Ends handshakes too; connections that were made go on."""
-        for task in (self._accepting, *self._handshakes):
+        if self._again is not None:
+            self._again.cancel()
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        for task in self._handshakes:
             task.cancel()
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                peer, address = await loop.sock_accept(self._listener)
-            except OSError as error:
-                logger.error("no connection can be accepted: %s", error.strerror or error)
-                await asyncio.sleep(_RETRY_S)
-                continue
-            task = self._spawn(self._shake_hands(peer, address))
-            self._handshakes[task] = peer
-            task.add_done_callback(self._on_end)
+    def _accept(self) -> None:
+        """Not awaited: a connection that was accepted for a task that is being cancelled would be nobody's."""
+        try:
+            peer, address = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            logger.error("no connection can be accepted: %s", error.strerror or error)
+            self._loop.remove_reader(self._listener)
+            self._again = self._loop.call_later(_RETRY_S, self._loop.add_reader, self._listener, self._accept)
+            return
+        peer.setblocking(False)
+        task = self._spawn(self._shake_hands(peer, address))
+        self._handshakes[task] = peer
+        task.add_done_callback(self._on_end)
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         if (peer := self._handshakes.pop(task)) is not None:
@@ -84,7 +93,7 @@ class TlsListener:
         is_made = False
         try:
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await asyncio.get_running_loop().connect_accepted_socket(
+            await self._loop.connect_accepted_socket(
                 lambda: self._make_protocol(admission),
                 peer,
                 ssl=self._tls.current(),
