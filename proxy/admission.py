@@ -45,3 +45,8 @@ class Admissions:
         self._by_address[address] -= 1
         if not self._by_address[address]:
             del self._by_address[address]
+
+
+def address_of(peername: object) -> str:
+    """The peer's IP address; all whose address is not known any more count as one."""
+    return str(peername[0]) if isinstance(peername, tuple) else ""

@@ -19,7 +19,7 @@ from protocol.api_keys import ApiKey
 from protocol.errors import ProtocolError
 from protocol.frame import frame_length
 from protocol.primitives import Buffer
-from proxy.admission import Admission
+from proxy.admission import Admission, address_of
 from proxy.connection_failure import log_failure
 from proxy.context import ConnectionContext, ConnectionRegistry, Endpoint
 from proxy.exchange import Buffers, Prepare
@@ -31,11 +31,6 @@ from proxy.upstream import UpstreamConnection, UpstreamUnavailableError, connect
 logger = logging.getLogger(__name__)
 
 _connection_ids = itertools.count(1)
-
-
-def address_of(peername: object) -> str:
-    """The peer's IP address; all whose address is not known any more count as one."""
-    return str(peername[0]) if isinstance(peername, tuple) else ""
 
 
 class ClientConnection(asyncio.BufferedProtocol):

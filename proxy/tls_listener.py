@@ -13,8 +13,7 @@ import socket
 import ssl
 from collections.abc import Callable, Coroutine
 
-from proxy.admission import Admission, Admissions
-from proxy.connection import address_of
+from proxy.admission import Admission, Admissions, address_of
 from proxy.context import ConnectionLimits
 from proxy.metrics import ProxyMetrics
 from tiers.broker.tls import TlsContext, explain, is_plain_text
