@@ -246,6 +246,20 @@ async def test_a_change_of_tier_settings_is_judged_by_what_is_there(
     assert manager.topic_tier_config(topic_id) == {"local.retention.ms": "1", "local.retention.bytes": "3"}
 
 
+async def test_the_end_of_a_trim_is_never_lowered_and_goes_with_the_partition(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    await copied(manager, segment(partition, 0, 99))
+    assert manager.local_log_start_offset(partition) is None
+    for offset in (40, 70, 50):
+        await manager.raise_local_log_start_offset(partition, offset)
+    assert manager.local_log_start_offset(partition) == 70
+    for state in DeleteState:
+        await manager.put_remote_partition_delete_metadata(RemotePartitionDeleteMetadata(partition, 1, 0, state))
+    assert manager.local_log_start_offset(partition) is None
+    assert partition not in manager.partitions()
+
+
 async def test_a_clamp_cuts_what_is_finished_and_an_operator_has_it_deleted(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:

@@ -44,6 +44,7 @@ class InMemoryRemoteLogMetadataManager:
     clamps: list[tuple[int, RemoteLogClampUpdate]] = field(default_factory=list)
     deletions_asked: set[RemoteLogSegmentId] = field(default_factory=set)
     log_starts: dict[TopicIdPartition, int] = field(default_factory=dict)
+    local_log_starts: dict[TopicIdPartition, int] = field(default_factory=dict)
     deletions: dict[TopicIdPartition, RemotePartitionDeleteState] = field(default_factory=dict)
     seen: dict[RemoteLogSegmentId, int] = field(default_factory=dict)
     tier_configs: dict[TopicIdPartition, Mapping[str, str]] = field(default_factory=dict)
@@ -121,6 +122,9 @@ class InMemoryRemoteLogMetadataManager:
         recorded = self.log_starts.get(partition)
         return self.earliest_offset(partition) if recorded is None else recorded
 
+    def local_log_start_offset(self, partition: TopicIdPartition) -> int | None:
+        return self.local_log_starts.get(partition)
+
     def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
         return self.deletions.get(partition)
 
@@ -134,7 +138,8 @@ class InMemoryRemoteLogMetadataManager:
         return any(partition.topic_id == topic_id for partition in self.partitions())
 
     def partitions(self) -> list[TopicIdPartition]:
-        known = {segment.topic_id_partition for segment in self.segments.values()} | set(self.log_starts)
+        known = {segment.topic_id_partition for segment in self.segments.values()}
+        known |= set(self.log_starts) | set(self.local_log_starts)
         known |= {
             partition
             for partition, state in self.deletions.items()
@@ -207,6 +212,12 @@ class InMemoryRemoteLogMetadataManager:
             self.epoch_bounds = {key: each for key, each in self.epoch_bounds.items() if key[0] != partition}
             self.clamps = [each for each in self.clamps if each[1].topic_id_partition != partition]
             self.log_starts.pop(partition, None)
+            self.local_log_starts.pop(partition, None)
+
+    async def raise_local_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
+        if offset > self.local_log_starts.get(partition, -1):
+            self._write(partition)
+            self.local_log_starts[partition] = offset
 
     async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
         if self.fail_writes is not None:

@@ -54,6 +54,10 @@ class JournaledRemoteLogMetadataManager(InMemoryRemoteLogMetadataManager):
         await super().put_remote_log_clamp(clamp)
         self._append("put_remote_log_clamp", clamp)
 
+    async def raise_local_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
+        await super().raise_local_log_start_offset(partition, offset)
+        self._append("raise_local_log_start_offset", partition, offset)
+
     async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
         await super().raise_log_start_offset(partition, offset)
         self._append("raise_log_start_offset", partition, offset)

@@ -42,6 +42,11 @@ class RLMClampTask:
         """The leader confirmed that its log starts there."""
         self._local_log_start = local_log_start
 
+    def _confirmed_start(self) -> int | None:
+        """Where the local log started at least: as seen by this task, or recorded by whoever trimmed before it."""
+        recorded = self._services.metadata.local_log_start_offset(self._partition)
+        return max((one for one in (self._local_log_start, recorded) if one is not None), default=None)
+
     async def _clamp(self) -> None:
         services, partition = self._services, self._partition
         remote_end = services.metadata.remote_end_offset(partition)
@@ -49,7 +54,7 @@ class RLMClampTask:
             services.source,
             services.metadata,
             partition,
-            self._local_log_start,
+            self._confirmed_start(),
             services.settings.request_timeout_ms,
         )
         if not services.metadata.owns(partition):

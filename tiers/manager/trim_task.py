@@ -2,6 +2,7 @@
 
 * Only a prefix of the local log that the remote tier covers without a gap is trimmed, of segments that this process's
   own reader saw finished T_vis ago. The newest segment always stays local.
+* Where a trim will end is recorded before it begins: an emptied or restored broker is known by it after any restart.
 * Nothing above the LSO is touched, nor above the start of a share group: share groups read from the broker alone.
 """
 
@@ -44,6 +45,7 @@ class TrimTask:
             if target <= bounds.log_start_offset:
                 return None
         await check_remote_lineage(services.source, services.metadata, partition, timeout_ms)
+        await services.metadata.raise_local_log_start_offset(partition, target)
         services.checkpoint("trim-decided")
         low_watermark = await services.source.delete_records(
             partition, target, bounds.leader_epoch, timeout_ms, self._check_ownership

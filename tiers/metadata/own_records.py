@@ -23,6 +23,7 @@ from tiers.metadata.record_parts import (
     write_segment_id,
 )
 from tiers.model.segment_metadata import (
+    LocalLogStartUpdate,
     LogStartOffsetUpdate,
     QuarantineDeletionUpdate,
     RemoteLogClampUpdate,
@@ -116,3 +117,22 @@ def read_quarantine_deletion(buf: Buffer, pos: int) -> tuple[QuarantineDeletionU
     writer, pos = read_string(buf, pos, compact=True)
     event_timestamp_ms, pos = read_int64(buf, pos)
     return QuarantineDeletionUpdate(segment_id, writer or "", event_timestamp_ms), skip_tagged_section(buf, pos)
+
+
+def write_local_log_start(update: LocalLogStartUpdate) -> bytes:
+    return (
+        write_partition(update.topic_id_partition)
+        + write_string(update.writer, compact=True)
+        + INT64.pack(update.event_timestamp_ms)
+        + INT64.pack(update.local_log_start)
+        + EMPTY_TAGGED_SECTION
+    )
+
+
+def read_local_log_start(buf: Buffer, pos: int) -> tuple[LocalLogStartUpdate, int]:
+    partition, pos = read_partition(buf, pos)
+    writer, pos = read_string(buf, pos, compact=True)
+    event_timestamp_ms, pos = read_int64(buf, pos)
+    local_log_start, pos = read_int64(buf, pos)
+    update = LocalLogStartUpdate(partition, writer or "", event_timestamp_ms, local_log_start)
+    return update, skip_tagged_section(buf, pos)

@@ -66,6 +66,9 @@ class RemoteLogMetadataReader(Protocol):
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
         """The tier's log start offset: the maximum of what was recorded; when nothing was, `earliest_offset`."""
 
+    def local_log_start_offset(self, partition: TopicIdPartition) -> int | None:
+        """The highest end of a trim that was ever begun; None before the first. The local log may start below it."""
+
     def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
         """How far the deletion of the whole partition has come, None when it was never asked for."""
 
@@ -104,6 +107,9 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
 
     async def ask_for_quarantine_deletion(self, segment_id: RemoteLogSegmentId) -> None:
         """Tells the owner to delete a segment that was cut off. Needs no ownership."""
+
+    async def raise_local_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
+        """Records that the local log is about to be trimmed to `offset`; never lowers."""
 
     async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
         """Records that nothing below `offset` exists for clients; never lowers. Needs no ownership."""

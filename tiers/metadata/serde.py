@@ -33,10 +33,12 @@ from protocol.primitives import (
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.own_records import (
     read_clamp,
+    read_local_log_start,
     read_log_start,
     read_quarantine_deletion,
     read_tier_config,
     write_clamp,
+    write_local_log_start,
     write_log_start,
     write_quarantine_deletion,
     write_tier_config,
@@ -52,6 +54,7 @@ from tiers.metadata.record_parts import (
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
+    LocalLogStartUpdate,
     LogStartOffsetUpdate,
     QuarantineDeletionUpdate,
     RemoteLogClampUpdate,
@@ -69,6 +72,7 @@ LOG_START_OFFSET_API_KEY = 1000
 TOPIC_TIER_CONFIG_API_KEY = 1001
 CLAMP_API_KEY = 1002
 QUARANTINE_DELETION_API_KEY = 1003
+LOCAL_LOG_START_API_KEY = 1004
 
 _FRAME_VERSION = 1
 _MESSAGE_VERSION = 0
@@ -82,6 +86,7 @@ MetadataRecord = (
     | TopicTierConfigUpdate
     | RemoteLogClampUpdate
     | QuarantineDeletionUpdate
+    | LocalLogStartUpdate
 )
 
 
@@ -112,6 +117,9 @@ def key_of(record: MetadataRecord) -> RecordKey:
             return clamp_key(record.topic_id_partition, record.valid_end_offset)
         case QuarantineDeletionUpdate():
             return quarantine_deletion_key(record.segment_id)
+        case LocalLogStartUpdate():
+            # Only owners write it, one after the other, and never a lower one: the last record is the highest.
+            return local_log_start_key(record.topic_id_partition)
 
 
 def segment_keys(segment_id: RemoteLogSegmentId) -> tuple[RecordKey, RecordKey]:
@@ -136,6 +144,10 @@ def nothing_key(partition: TopicIdPartition) -> RecordKey:
 
 def clamp_key(partition: TopicIdPartition, valid_end_offset: int) -> RecordKey:
     return RecordKey(CLAMP_API_KEY, partition, INT64.pack(valid_end_offset))
+
+
+def local_log_start_key(partition: TopicIdPartition) -> RecordKey:
+    return RecordKey(LOCAL_LOG_START_API_KEY, partition)
 
 
 def encode_key(key: RecordKey) -> bytes:
@@ -170,6 +182,8 @@ def encode_value(record: MetadataRecord) -> bytes:
             api_key, message = CLAMP_API_KEY, write_clamp(record)
         case QuarantineDeletionUpdate():
             api_key, message = QUARANTINE_DELETION_API_KEY, write_quarantine_deletion(record)
+        case LocalLogStartUpdate():
+            api_key, message = LOCAL_LOG_START_API_KEY, write_local_log_start(record)
     return write_uvarint(_FRAME_VERSION) + write_uvarint(api_key) + write_uvarint(_MESSAGE_VERSION) + message
 
 
@@ -318,4 +332,5 @@ _READERS: dict[int, Callable[[Buffer, int], tuple[MetadataRecord, int]]] = {
     TOPIC_TIER_CONFIG_API_KEY: read_tier_config,
     CLAMP_API_KEY: read_clamp,
     QUARANTINE_DELETION_API_KEY: read_quarantine_deletion,
+    LOCAL_LOG_START_API_KEY: read_local_log_start,
 }

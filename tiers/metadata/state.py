@@ -278,6 +278,11 @@ class RemoteLogMetadataState:
                 found = cursor.next()
         return recorded
 
+    def local_log_start_offset(self, partition: TopicIdPartition) -> int | None:
+        with self._env.begin() as txn:
+            raw = txn.get(partition_key(partition), db=self._db.local_log_starts)
+        return None if raw is None else int(I64.unpack(raw)[0])
+
     def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
         with self._env.begin() as txn:
             raw = txn.get(partition_key(partition), db=self._db.deletions)

@@ -52,6 +52,9 @@ class StateBackedReader:
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
         return self._state.log_start_offset(partition)
 
+    def local_log_start_offset(self, partition: TopicIdPartition) -> int | None:
+        return self._state.local_log_start_offset(partition)
+
     def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
         return self._state.remote_partition_delete_state(partition)
 

@@ -11,6 +11,7 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
     clamps       partition, valid end      -> offset of the record: cuts what finished below it
     quarantine_deletions partition, uuid   -> empty: an operator wants the segment deleted
     log_starts   partition, writer         -> log start offset
+    local_log_starts partition             -> where the last trim was to end
     deletions    partition                 -> RemotePartitionDeleteState
     tier_configs partition 0 of a topic    -> the record as `serde` writes it
     consumed     metadata partition        -> next offset to read
@@ -36,7 +37,7 @@ from tiers.metadata.serde import decode_value
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import TopicTierConfigUpdate
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 STATE_FILE = "remote-log-metadata.mdb"
 FRESHNESS_FILE = "freshness.mdb"
 LOCK_FILE = "writer.lock"
@@ -51,6 +52,7 @@ DATABASES = (
     "tier_configs",
     "clamps",
     "quarantine_deletions",
+    "local_log_starts",
     "consumed",
     "meta",
 )
@@ -102,6 +104,7 @@ class Databases:
     tier_configs: lmdb._Database
     clamps: lmdb._Database
     quarantine_deletions: lmdb._Database
+    local_log_starts: lmdb._Database
     consumed: lmdb._Database
     meta: lmdb._Database
 

@@ -13,6 +13,7 @@ import lmdb
 
 from tiers.metadata.serde import (
     CLAMP_API_KEY,
+    LOCAL_LOG_START_API_KEY,
     LOG_START_OFFSET_API_KEY,
     PARTITION_DELETE_API_KEY,
     QUARANTINE_DELETION_API_KEY,
@@ -41,6 +42,7 @@ from tiers.metadata.state_layout import (
 from tiers.metadata.stored_segment import decode_stored_segment, encode_stored_segment
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
+    LocalLogStartUpdate,
     LogStartOffsetUpdate,
     QuarantineDeletionUpdate,
     RemoteLogClampUpdate,
@@ -107,6 +109,8 @@ class Replay:
                 self._clamp(clamp, event.offset)
             case QuarantineDeletionUpdate() as deletion:
                 self._ask_for_deletion(deletion.segment_id)
+            case LocalLogStartUpdate() as update:
+                self._raise_local_log_start(update)
             case None:
                 self._bury(event.key)
 
@@ -194,7 +198,7 @@ class Replay:
         self._forget_if_empty(key)
 
     def _forget_if_empty(self, key: bytes) -> None:
-        for database in (self._db.starts, self._db.log_starts):
+        for database in (self._db.starts, self._db.log_starts, self._db.local_log_starts):
             cursor = self._txn.cursor(db=database)
             if cursor.set_range(key) and cursor.key()[:PARTITION_KEY_BYTES] == key:
                 return
@@ -220,6 +224,7 @@ class Replay:
                 self._db.log_starts,
                 self._db.clamps,
                 self._db.quarantine_deletions,
+                self._db.local_log_starts,
                 self._db.partitions,
             ):
                 self._delete_prefix(database, key)
@@ -240,6 +245,13 @@ class Replay:
         if raw is None or I64.unpack(raw)[0] < update.log_start_offset:
             self._txn.put(writer_key, I64.pack(update.log_start_offset), db=self._db.log_starts)
 
+    def _raise_local_log_start(self, update: LocalLogStartUpdate) -> None:
+        key = partition_key(update.topic_id_partition)
+        self._know(key, update.topic_id_partition.topic)
+        raw = self._txn.get(key, db=self._db.local_log_starts)
+        if raw is None or I64.unpack(raw)[0] < update.local_log_start:
+            self._txn.put(key, I64.pack(update.local_log_start), db=self._db.local_log_starts)
+
     def _bury(self, named: RecordKey) -> None:
         key = partition_key(named.topic_id_partition)
         if named.api_key in (SEGMENT_METADATA_API_KEY, SEGMENT_METADATA_UPDATE_API_KEY):
@@ -255,6 +267,9 @@ class Replay:
             self._txn.delete(key + named.name, db=self._db.quarantine_deletions)
         elif named.api_key == TOPIC_TIER_CONFIG_API_KEY:
             self._txn.delete(key, db=self._db.tier_configs)
+        elif named.api_key == LOCAL_LOG_START_API_KEY:
+            if self._txn.delete(key, db=self._db.local_log_starts):
+                self._forget_if_empty(key)
         elif named.api_key == LOG_START_OFFSET_API_KEY and self._txn.delete(key + named.name, db=self._db.log_starts):
             self._forget_if_empty(key)
 

@@ -45,11 +45,13 @@ from tiers.metadata.written_records import (
     key_and_value,
     records_of_deletion,
     records_of_new_segment,
+    records_of_trim,
     records_of_update,
     tombstone,
 )
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
+    LocalLogStartUpdate,
     LogStartOffsetUpdate,
     QuarantineDeletionUpdate,
     RemoteLogClampUpdate,
@@ -264,6 +266,12 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         if self._ownership is None:
             raise RemoteLogMetadataError("this process is no member of the group that owns metadata partitions")
         await self._ownership.write(self.metadata_partition(partition), records, self._settings.write_timeout_ms)
+
+    async def raise_local_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
+        known = self.local_log_start_offset(partition)
+        if known is None or known < offset:
+            update = LocalLogStartUpdate(partition, self._writer, self._wall_clock_ms(), offset)
+            await self._write(partition, lambda: records_of_trim(self._state, update))
 
     async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
         metadata_partition = self.metadata_partition(partition)

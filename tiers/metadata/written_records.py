@@ -18,12 +18,14 @@ from tiers.metadata.serde import (
     encode_key,
     encode_value,
     key_of,
+    local_log_start_key,
     quarantine_deletion_key,
     segment_keys,
 )
 from tiers.metadata.state import RemoteLogMetadataState
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import (
+    LocalLogStartUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
@@ -82,8 +84,16 @@ def records_of_deletion(state: RemoteLogMetadataState, metadata: RemotePartition
             tombstone(RecordKey(LOG_START_OFFSET_API_KEY, partition, writer.encode()))
             for writer, _ in state.log_starts(partition)
         ]
+        if state.local_log_start_offset(partition) is not None:
+            written.append(tombstone(local_log_start_key(partition)))
         written.append(tombstone(key_of(metadata)))
     return written
+
+
+def records_of_trim(state: RemoteLogMetadataState, update: LocalLogStartUpdate) -> list[KeyAndValue]:
+    """Compaction keeps the last record, which must be the highest."""
+    known = state.local_log_start_offset(update.topic_id_partition) or 0
+    return [key_and_value(replace(update, local_log_start=max(known, update.local_log_start)))]
 
 
 def _tombstones_of_segment(state: RemoteLogMetadataState, segment_id: RemoteLogSegmentId) -> list[KeyAndValue]:

@@ -121,6 +121,17 @@ class RemoteLogClampUpdate:
 
 
 @dataclass(frozen=True, slots=True)
+class LocalLogStartUpdate:
+    """Our own record type, by the owner before each trim: the local log starts at `local_log_start` or is about to.
+    Folded by maximum. A leader whose log ends below it was emptied or restored (DESIGN, safety rule 2)."""
+
+    topic_id_partition: TopicIdPartition
+    writer: str
+    event_timestamp_ms: int
+    local_log_start: int
+
+
+@dataclass(frozen=True, slots=True)
 class QuarantineDeletionUpdate:
     """Our own record type: an operator wants a segment that was cut off deleted. The owner does it."""
 

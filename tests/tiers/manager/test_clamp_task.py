@@ -144,6 +144,31 @@ async def test_an_answer_below_the_confirmed_local_start_stops_the_partition(ben
     assert bench.metadata.clamps == []
 
 
+async def test_a_trim_is_remembered_over_a_restart_and_by_the_next_owner(bench: Workbench) -> None:
+    await copied(bench, 20)
+    bench.now_ms += 60_000
+    start = await bench.trim(with_retention(local_retention_bytes=300))
+    assert start is not None
+    assert bench.metadata.local_log_start_offset(PARTITION) == start
+    bench.log.log_start_offset = 0
+    bench.log.elect_unclean(start - 10)
+    bench.restart()
+    with pytest.raises(LogDivergedError, match="emptied or restored"):
+        await bench.copy(AT_ONCE)
+    assert bench.metadata.clamps == []
+
+
+async def test_what_an_unclean_election_cut_above_the_last_trim_is_still_only_a_clamp(bench: Workbench) -> None:
+    await copied(bench, 20)
+    bench.now_ms += 60_000
+    start = await bench.trim(with_retention(local_retention_bytes=300))
+    assert start is not None
+    bench.log.elect_unclean(start + 10)
+    bench.restart()
+    await bench.copy_all(AT_ONCE)
+    assert [clamp.valid_end_offset for _, clamp in bench.metadata.clamps] == [start + 9]
+
+
 async def test_who_lost_the_partition_does_not_clamp(bench: Workbench) -> None:
     await copied(bench, 10)
     bench.log.elect_unclean(50)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fakes.record_batches import batch_of
-from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
+from tests.tiers.manager.workbench import PARTITION, POLICY, ProcessEnded, Workbench
 from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError
 from tiers.log.log_source import EpochEndOffset
 from tiers.manager.segment_deletion import delete_segment
@@ -28,6 +28,19 @@ async def test_all_but_the_newest_segment_may_go(copied: Workbench) -> None:
     assert await copied.trim(KEEP_NOTHING) == 60
     assert copied.log.trims == [60]
     assert copied.steps == ["trim-decided", "trimmed"]
+
+
+async def test_where_a_trim_ends_is_recorded_before_it_begins(copied: Workbench) -> None:
+    copied.metadata.fail_writes = OwnershipLostError("fenced")
+    with pytest.raises(OwnershipLostError):
+        await copied.trim(KEEP_NOTHING)
+    assert copied.log.trims == []
+    copied.metadata.fail_writes = None
+    copied.end_after = "trim-decided"
+    with pytest.raises(ProcessEnded):
+        await copied.trim(KEEP_NOTHING)
+    assert copied.log.trims == []
+    assert copied.metadata.local_log_start_offset(PARTITION) == 60
 
 
 async def test_without_local_retention_nothing_is_trimmed(copied: Workbench) -> None:

@@ -15,6 +15,7 @@ from tiers.metadata.serde import RecordKey, key_of, segment_keys
 from tiers.metadata.state_replay import MetadataEvent, PartitionRead
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
 from tiers.model.segment_metadata import (
+    LocalLogStartUpdate,
     LogStartOffsetUpdate,
     RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
@@ -44,6 +45,8 @@ def topics(draw: st.DrawFn) -> list[MetadataEvent]:
         raised = sorted(draw(st.lists(st.integers(0, 40), max_size=3)))
         updates = [LogStartOffsetUpdate(PARTITION, writer, NOW_MS, offset) for offset in raised]
         lives.append([[(key_of(update), update)] for update in updates])
+    trims = [LocalLogStartUpdate(PARTITION, "a", NOW_MS, end) for end in sorted(draw(st.lists(st.integers(0, 40))))]
+    lives.append([[(key_of(trim), trim)] for trim in trims])
     lives.append([[(key_of(clamp(end)), clamp(end))] for end in draw(st.lists(st.integers(0, 20), max_size=4))])
     turns = draw(st.permutations([index for index, each in enumerate(lives) for _ in each]))
     pairs = [pair for index in turns for pair in lives[index].pop(0)]
@@ -51,7 +54,11 @@ def topics(draw: st.DrawFn) -> list[MetadataEvent]:
     for offset, (key, record) in enumerate(pairs):
         assert record is None or isinstance(
             record,
-            RemoteLogSegmentMetadata | RemoteLogSegmentMetadataUpdate | LogStartOffsetUpdate | RemoteLogClampUpdate,
+            RemoteLogSegmentMetadata
+            | RemoteLogSegmentMetadataUpdate
+            | LogStartOffsetUpdate
+            | RemoteLogClampUpdate
+            | LocalLogStartUpdate,
         )
         events.append(MetadataEvent(offset, NOW_MS, key, record))
     return events
@@ -73,6 +80,7 @@ def answers(state: RemoteLogMetadataStateWriter) -> list[object]:
         list(state.list_remote_log_segments(PARTITION)),
         [state.remote_log_segment_metadata(PARTITION, offset) for offset in range(45)],
         state.log_start_offset(PARTITION),
+        state.local_log_start_offset(PARTITION),
         state.partitions(),
         state.next_offset(0),
     ]

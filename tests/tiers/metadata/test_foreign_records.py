@@ -16,6 +16,7 @@ from tiers.metadata.serde import MetadataRecord, RecordKey, encode_key, encode_v
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
+    LocalLogStartUpdate,
     LogStartOffsetUpdate,
     QuarantineDeletionUpdate,
     RemoteLogClampUpdate,
@@ -47,10 +48,11 @@ RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
     st.builds(TopicTierConfigUpdate, PARTITIONS, NAMES, INT64, st.dictionaries(NAMES, NAMES, max_size=2)),
     st.builds(RemoteLogClampUpdate, PARTITIONS, NAMES, INT64, INT32, INT64),
     st.builds(QuarantineDeletionUpdate, SEGMENTS, NAMES, INT64),
+    st.builds(LocalLogStartUpdate, PARTITIONS, NAMES, INT64, INT64),
 )
 KEYS = st.builds(
     RecordKey,
-    st.sampled_from([0, 1, 2, 3, 1000, 1001, 1002, 1003]),
+    st.sampled_from([0, 1, 2, 3, 1000, 1001, 1002, 1003, 1004]),
     PARTITIONS,
     st.sampled_from([UUID(int=2).bytes, b"", b"a", b"x" * 600]) | st.binary(max_size=20),
 )

@@ -23,6 +23,7 @@ from tiers.metadata.serde import (
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
+    LocalLogStartUpdate,
     LogStartOffsetUpdate,
     QuarantineDeletionUpdate,
     RemoteLogClampUpdate,
@@ -104,6 +105,16 @@ def test_the_tier_settings_of_a_topic_keep_their_bytes() -> None:
     expected = (
         "01e90700076f7264657273123456789abcdef0123456789abcdef00000000700"
         "0870726f78792d310000018bcfe56cd202136c6f63616c2e726574656e74696f6e2e6d730331300000"
+    )
+    assert encode_value(update).hex() == expected
+    assert decode_value(bytes.fromhex(expected)) == update
+
+
+def test_the_end_of_a_trim_keeps_its_bytes() -> None:
+    update = LocalLogStartUpdate(PARTITION, "proxy-1", 1700000001234, 4096)
+    expected = (
+        "01ec0700076f7264657273123456789abcdef0123456789abcdef00000000700"
+        "0870726f78792d310000018bcfe56cd2000000000000100000"
     )
     assert encode_value(update).hex() == expected
     assert decode_value(bytes.fromhex(expected)) == update
