@@ -189,6 +189,10 @@ def _stored(folder: Path) -> Iterator[tuple[str, str, bytes]]:
             build_batch(0, [record(0)], producer_id=9, producer_epoch=1, transactional=True),
             control_batch(1, commit=False, producer_id=9, producer_epoch=1),
         ],
+        "producers": [
+            build_batch(offset, [record(offset)], producer_id=offset % 7 * (1 << offset), producer_epoch=0)
+            for offset in range(20)
+        ],
     }
     for number, (name, batches) in enumerate(logs.items()):
         built = build_segment(folder / name, [b"".join(batches)], chunk_bytes=1000)
@@ -196,6 +200,8 @@ def _stored(folder: Path) -> Iterator[tuple[str, str, bytes]]:
         content = built.log_segment_data(metadata).indexes
         for flag in (0, 1):
             yield "indexes_object", f"{name}-{flag}", bytes((flag,)) + content
+            if built.producers:
+                yield "producer_snapshot", f"{name}-{flag}", bytes((flag,)) + bytes(built.indexes.producer_snapshot)
         yield "metadata_record", f"{name}-started", encode_value(metadata)
         segment_id = metadata.segment_id
         for state in RemoteLogSegmentState:

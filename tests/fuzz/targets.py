@@ -22,5 +22,6 @@ TARGETS: dict[str, Target] = {
         stored_targets.record_batches,
         stored_targets.metadata_record,
         stored_targets.indexes_object,
+        stored_targets.producer_snapshot,
     )
 }

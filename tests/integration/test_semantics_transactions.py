@@ -31,7 +31,7 @@ from tests.integration.two_tiers_rig import TwoTiers, two_tiers
 from tests.servers.kafka import KafkaCluster
 from tests.servers.peer import Peer, topic_id_of
 from tests.servers.producing import create_topic
-from tiers.segment.transaction_tracker import ABORT, control_record_type
+from tiers.segment.control_record import end_transaction_marker
 
 pytestmark = pytest.mark.integration
 
@@ -134,7 +134,8 @@ def batches_of(response: FetchResponse) -> tuple[memoryview, list[RecordBatch]]:
 
 
 def is_abort(records: memoryview, batch: RecordBatch) -> bool:
-    return batch.is_control and control_record_type(records, batch) == ABORT
+    marker = end_transaction_marker(records, batch) if batch.is_control else None
+    return marker is not None and marker.aborts
 
 
 def visible_to_a_set(

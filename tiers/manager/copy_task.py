@@ -39,6 +39,7 @@ from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes_object import decode_indexes_object
+from tiers.segment.producer_snapshot import ProducerStateEntry, decode_producer_snapshot
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder, SegmentOverflowError
 from tiers.segment.segment_encryption import seal_segment
 from tiers.segment.transaction_tracker import OpenTransactions
@@ -53,6 +54,7 @@ class _Continuation:
     next_offset: int
     leader_epochs: tuple[LeaderEpochEntry, ...] = ()
     open_transactions: OpenTransactions | None = None
+    producers: tuple[ProducerStateEntry, ...] = ()
 
 
 class RLMCopyTask:
@@ -200,14 +202,20 @@ class RLMCopyTask:
         def make() -> SegmentBuilder:
             # Known at once, or a cancelled caller could not discard it.
             self._builder = SegmentBuilder(
-                path, start, services.clock_ms, continuation.leader_epochs, continuation.open_transactions
+                path,
+                start,
+                services.clock_ms,
+                continuation.leader_epochs,
+                continuation.open_transactions,
+                continuation.producers,
             )
             return self._builder
 
         return await services.spool.run(make)
 
     async def _continuation_at(self, start: int) -> _Continuation:
-        """The leader epochs that earlier segments know: from the last one's stored indexes, else from the metadata."""
+        """What the last segment's stored indexes hand on: leader epochs, else known from the metadata, and the state of
+        the producers, which is not known where a clamp cuts a segment."""
         metadata, partition = self._services.metadata, self._partition
         previous = metadata.remote_log_segment_metadata(partition, start - 1)
         if previous is None:
@@ -216,7 +224,9 @@ class RLMCopyTask:
             stored = decode_indexes_object(await self._services.storage.fetch_indexes(previous), previous)
             # A segment that a clamp cuts also knows epochs of what was cut off.
             kept = tuple(entry for entry in stored.indexes.leader_epochs if entry.start_offset < start)
-            return _Continuation(start, kept)
+            is_whole = previous.end_offset == start - 1
+            producers = decode_producer_snapshot(stored.indexes.producer_snapshot) if is_whole else ()
+            return _Continuation(start, kept, producers=producers)
         except (RemoteResourceNotFoundError, CorruptSegmentError) as error:
             # Expired segments' epochs are not in it, but a lost object must not hold up the copying for ever.
             _LOG.error(
@@ -239,7 +249,9 @@ class RLMCopyTask:
             raise
         finally:
             self.discard()
-        self._continuation = _Continuation(built.end_offset + 1, built.leader_epochs, built.open_transactions)
+        self._continuation = _Continuation(
+            built.end_offset + 1, built.leader_epochs, built.open_transactions, built.producers
+        )
         self._copied_bytes += built.size_bytes
         self._copied_offsets += built.end_offset - built.start_offset + 1
         return built.end_offset + 1

@@ -49,6 +49,7 @@ class Section(IntEnum):
     REMOTE_LOG_INDEX = 7
     ENCRYPTION = 8
     """Only where chunks are encrypted."""
+    PRODUCER_SNAPSHOT = 9
 
 
 class SegmentCiphers(Protocol):
@@ -67,6 +68,8 @@ class SegmentIndexes:
     transaction_index: bytes | memoryview
     leader_epochs: tuple[LeaderEpochEntry, ...]
     remote_log_index: bytes | memoryview
+    producer_snapshot: bytes | memoryview
+    """The producers' state at the segment's end."""
     encryption: bytes | memoryview | None = None
     """The segment's wrapped key; None: the stored bytes are the log's."""
 
@@ -125,6 +128,7 @@ def encode_indexes_object(metadata: RemoteLogSegmentMetadata, indexes: SegmentIn
     }
     if indexes.encryption is not None:
         sections[Section.ENCRYPTION] = bytes(indexes.encryption)
+    sections[Section.PRODUCER_SNAPSHOT] = bytes(indexes.producer_snapshot)
     return encode_sections(sections)
 
 
@@ -143,6 +147,7 @@ def decode_indexes_object(data: bytes | memoryview, expected: RemoteLogSegmentMe
             sections[Section.TRANSACTION_INDEX],
             decode_leader_epoch_checkpoint(sections[Section.LEADER_EPOCH_CHECKPOINT]),
             sections[Section.REMOTE_LOG_INDEX],
+            sections[Section.PRODUCER_SNAPSHOT],
             sections.get(Section.ENCRYPTION),
         ),
     )

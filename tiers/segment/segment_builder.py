@@ -23,8 +23,11 @@ from protocol.records.record_batch import CODEC_NONE, NO_LEADER_EPOCH, RecordBat
 from tiers.errors import LogDivergedError, RemoteLogError
 from tiers.log.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.segment.control_record import EndTransactionMarker, end_transaction_marker
 from tiers.segment.indexes_object import SegmentIndexes, encode_indexes_object
 from tiers.segment.offset_index import MAX_RELATIVE, OffsetPosition, encode_offset_index
+from tiers.segment.producer_snapshot import ProducerStateEntry, encode_producer_snapshot
+from tiers.segment.producer_state import ProducerState
 from tiers.segment.remote_log_index import encode_remote_log_index
 from tiers.segment.segment_index import Chunk
 from tiers.segment.time_index import TimestampOffset, encode_time_index
@@ -44,8 +47,8 @@ class SegmentOverflowError(RemoteLogError):
 class BuiltSegment:
     """A finished segment. `end_offset` is inclusive.
 
-    `leader_epochs` is cumulative, `segment_leader_epochs` clipped to the segment; the next builder takes the former
-    and `open_transactions`. `missing_offsets` counts offsets in the range that the log did not hold.
+    `leader_epochs` is cumulative, `segment_leader_epochs` clipped to the segment; the next builder takes the former,
+    `open_transactions` and `producers`. `missing_offsets` counts offsets in the range that the log did not hold.
     """
 
     log_segment: Path
@@ -57,6 +60,7 @@ class BuiltSegment:
     leader_epochs: tuple[LeaderEpochEntry, ...]
     txn_index_empty: bool
     open_transactions: OpenTransactions
+    producers: tuple[ProducerStateEntry, ...]
     missing_offsets: int
     chunks: tuple[Chunk, ...]
     indexes: SegmentIndexes
@@ -74,9 +78,10 @@ class SegmentBuilder:
         clock_ms: Callable[[], int],
         leader_epochs: tuple[LeaderEpochEntry, ...] = (),
         open_transactions: OpenTransactions | None = None,
+        producers: tuple[ProducerStateEntry, ...] = (),
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """Creates `path`, which must not exist. The last two are the previous segment's `BuiltSegment` fields.
+        """Creates `path`, which must not exist. What has a default is a field of the previous `BuiltSegment`.
 
         `base_offset` is where the previous segment ended plus one. Only the very first batch may begin below it.
         """
@@ -92,6 +97,7 @@ class SegmentBuilder:
         self._leader_epochs = list(leader_epochs)
         self._segment_epochs: list[LeaderEpochEntry] = []
         self._transactions = TransactionTracker(base_offset, open_transactions)
+        self._producers = ProducerState(producers)
         self._offset_index: list[OffsetPosition] = []
         self._time_index: list[TimestampOffset] = []
         self._max_timestamp_offset = base_offset
@@ -124,11 +130,11 @@ class SegmentBuilder:
         self._file.write(records)
         self._transactions.on_report(aborted_transactions)
         run_start = 0
-        for batch in batches:
+        for batch, marker in batches:
             first_offset = self._first_offset(batch, self.next_offset)
             self.missing_offsets += max(0, first_offset - self.next_offset)
             self._learn_epoch(batch, first_offset)
-            self._transactions.on_batch(records, batch)
+            self._track(batch, marker)
             self._index(batch)
             chunk = self._chunk
             if chunk is not None and chunk.size_bytes + batch.size_bytes > self._chunk_bytes:
@@ -157,6 +163,7 @@ class SegmentBuilder:
         self._close_chunk(self._chunk)
         self._offer_time_entry()
         ranges = self._transactions.ranges(self.end_offset)
+        producers = self._producers.entries(self.max_timestamp_ms)
         leader_epochs = tuple(self._leader_epochs)
         chunks = tuple(self._chunks)
         return BuiltSegment(
@@ -169,6 +176,7 @@ class SegmentBuilder:
             leader_epochs=leader_epochs,
             txn_index_empty=not ranges,
             open_transactions=self._transactions.open_transactions(),
+            producers=producers,
             missing_offsets=self.missing_offsets,
             chunks=chunks,
             indexes=SegmentIndexes(
@@ -178,6 +186,7 @@ class SegmentBuilder:
                 transaction_index=encode_transaction_index(self._transactions.transaction_index()),
                 leader_epochs=leader_epochs,
                 remote_log_index=encode_remote_log_index(chunks),
+                producer_snapshot=encode_producer_snapshot(producers),
             ),
         )
 
@@ -187,7 +196,7 @@ class SegmentBuilder:
             self._file.close()
         self._path.unlink(missing_ok=True)
 
-    def _checked(self, records: bytes) -> list[RecordBatch]:
+    def _checked(self, records: bytes) -> list[tuple[RecordBatch, EndTransactionMarker | None]]:
         batches = list(iterate_batches(records))
         if (batches[-1].end if batches else 0) != len(records):
             raise CorruptBatchError(f"{len(records)} bytes of records end in a batch that is cut short")
@@ -209,7 +218,15 @@ class SegmentBuilder:
             raise SegmentOverflowError(
                 f"{self.size_bytes} + {len(records)} bytes, offsets {self.base_offset} to {next_offset - 1}"
             )
-        return batches
+        return [(batch, end_transaction_marker(records, batch) if batch.is_control else None) for batch in batches]
+
+    def _track(self, batch: RecordBatch, marker: EndTransactionMarker | None) -> None:
+        if marker is not None:
+            self._transactions.on_marker(marker)
+            self._producers.on_marker(batch, marker)
+        elif not batch.is_control:
+            self._transactions.on_data_batch(batch)
+            self._producers.on_data_batch(batch)
 
     @staticmethod
     def _first_offset(batch: RecordBatch, next_offset: int) -> int:

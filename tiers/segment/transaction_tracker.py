@@ -13,14 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from protocol.errors import CorruptBatchError
-from protocol.primitives import INT16, Buffer
-from protocol.records.record_batch import BATCH_HEADER_BYTES, CODEC_NONE, RecordBatch
+from protocol.records.record_batch import RecordBatch
 from tiers.log.log_source import AbortedTransaction
+from tiers.segment.control_record import EndTransactionMarker
 from tiers.segment.segment_index import AbortedTransactionRange
 from tiers.segment.transaction_index import MARKER_NOT_COPIED, AbortedTxn
-
-ABORT, COMMIT = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +59,20 @@ class TransactionTracker:
         seen = self._history_from is not None and self._history_from <= one.first_offset < self._base_offset
         return seen and self._ongoing.get(one.producer_id) != one.first_offset
 
-    def on_batch(self, buf: Buffer, batch: RecordBatch) -> None:
-        if not batch.is_transactional:
-            return
-        if not batch.is_control:
+    def on_data_batch(self, batch: RecordBatch) -> None:
+        """To be called for every batch that is not a control batch, in order."""
+        if batch.is_transactional:
             self._ongoing.setdefault(batch.producer_id, batch.base_offset)
-            return
-        marker = control_record_type(buf, batch)
-        if marker in (ABORT, COMMIT):
-            self._on_marker(batch.producer_id, batch.base_offset, aborts=marker == ABORT)
 
-    def _on_marker(self, producer_id: int, offset: int, aborts: bool) -> None:
+    def on_marker(self, marker: EndTransactionMarker) -> None:
+        producer_id, offset = marker.producer_id, marker.offset
         reported = self._aborted.pop(producer_id, set())
         begun = {first for first in reported if first < offset}
         if later := reported - begun:
             self._aborted[producer_id] = later
         seen = self._ongoing.pop(producer_id, None)
         self._last_marker[producer_id] = offset
-        if not aborts:
+        if not marker.aborts:
             return
         first_offset = max(begun, default=seen)
         if first_offset is not None:  # None: a transaction without data, which nobody needs to filter
@@ -113,32 +106,6 @@ class TransactionTracker:
             tuple(sorted(ongoing, key=_first_offset_then_producer)),
             self._history_from,
         )
-
-
-def control_record_type(buf: Buffer, batch: RecordBatch) -> int | None:
-    """The type of a control batch's record (key: int16 version, int16 type); None when the batch was emptied.
-
-    Control batches are never compressed (semantics 4.1).
-    """
-    if batch.records_count == 0:
-        return None
-    if batch.codec != CODEC_NONE:
-        raise CorruptBatchError(f"control batch at offset {batch.base_offset}: compressed")
-    try:
-        pos = _after_varint(buf, batch.start + BATCH_HEADER_BYTES) + 1  # record length, attributes
-        for _ in range(3):  # timestamp delta, offset delta, key length
-            pos = _after_varint(buf, pos)
-        if pos + 4 > batch.end:
-            raise CorruptBatchError(f"control batch at offset {batch.base_offset}: key cut short")
-        return int(INT16.unpack_from(buf, pos + 2)[0])
-    except IndexError as error:
-        raise CorruptBatchError(f"control batch at offset {batch.base_offset}: record cut short") from error
-
-
-def _after_varint(buf: Buffer, pos: int) -> int:
-    while buf[pos] & 0x80:
-        pos += 1
-    return pos + 1
 
 
 def _first_offset_then_producer(one: AbortedTransaction | AbortedTransactionRange) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.record_batches import batch_of
+from tests.fakes.record_batches import batch_of, build_batch, record
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench, with_retention, workbench
 from tiers.errors import LogDivergedError, OwnershipLostError
 from tiers.log.log_source import EpochEndOffset
@@ -16,6 +16,7 @@ from tiers.manager.lineage import find_common_end
 from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 from tiers.segment.indexes_object import decode_indexes_object
+from tiers.segment.producer_snapshot import decode_producer_snapshot
 
 AT_ONCE = replace(POLICY, segment_ms=0)
 
@@ -99,6 +100,23 @@ async def test_a_segment_that_is_cut_before_its_last_epoch_does_not_hand_that_on
     assert last is not None
     stored = decode_indexes_object(await bench.store.fetch_indexes(last), last)
     assert stored.indexes.leader_epochs == (LeaderEpochEntry(0, 0), LeaderEpochEntry(2, 10))
+
+
+async def test_a_segment_that_is_cut_hands_on_no_state_of_producers(bench: Workbench) -> None:
+    """It would tell of what was cut off."""
+    for first in range(0, 40, 10):
+        records = [record(first, value=b"x" * 300)]
+        bench.log.append(build_batch(first, records, last_offset=first + 9, producer_id=first, producer_epoch=0))
+    await bench.copy_all()
+    assert bench.finished == [(0, 19)]
+    bench.log.elect_unclean(10)
+    assert not await bench.copy()
+    bench.restart()
+    await copied(bench, 2)
+    last = bench.metadata.remote_log_segment_metadata(PARTITION, 29)
+    assert last is not None
+    stored = decode_indexes_object(await bench.store.fetch_indexes(last), last)
+    assert decode_producer_snapshot(stored.indexes.producer_snapshot) == ()
 
 
 async def test_epochs_that_the_leader_never_saw_are_walked_over(bench: Workbench) -> None:

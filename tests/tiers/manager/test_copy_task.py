@@ -23,6 +23,7 @@ from tiers.manager.spool import SpoolError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes_object import decode_indexes_object, encode_indexes_object
+from tiers.segment.producer_snapshot import decode_producer_snapshot
 from tiers.segment.segment_builder import SegmentBuilder
 from tiers.segment.segment_index import AbortedTransactionRange
 
@@ -308,6 +309,34 @@ async def test_leader_epochs_are_carried_over_segments_and_restarts(bench: Workb
     last = bench.segments[-1]
     cumulative = decode_indexes_object(await bench.store.fetch_indexes(last)).indexes.leader_epochs
     assert [(one.epoch, one.start_offset) for one in cumulative] == [(1, 0), (4, 20), (7, 70)]
+
+
+async def test_the_state_of_producers_is_carried_over_segments_and_restarts(bench: Workbench) -> None:
+    def data(offset: int, producer_id: int, *, transactional: bool = False) -> bytes:
+        value = b"x" * 350
+        return build_batch(
+            offset,
+            [record(offset, value=value)],
+            producer_id=producer_id,
+            producer_epoch=0,
+            transactional=transactional,
+        )
+
+    async def known(segment: RemoteLogSegmentMetadata) -> list[tuple[int, int, int]]:
+        indexes = decode_indexes_object(await bench.store.fetch_indexes(segment)).indexes
+        return [
+            (one.producer_id, one.last_offset, one.current_txn_first_offset)
+            for one in decode_producer_snapshot(indexes.producer_snapshot)
+        ]
+
+    bench.log.append(data(0, 8), data(1, 9, transactional=True), data(2, 7), data(3, 7), data(4, 7))
+    await bench.copy_all(replace(POLICY, segment_bytes=900))
+    assert await known(bench.segments[-1]) == [(7, 3, -1), (8, 0, -1), (9, 1, 1)]
+    bench.restart()
+    bench.log.append(*(data(offset, 7) for offset in range(5, 9)))
+    await bench.copy_all(replace(POLICY, segment_bytes=900))
+    assert await known(bench.segments[-1]) == [(7, bench.segments[-1].end_offset, -1), (8, 0, -1), (9, 1, 1)]
+    assert len(bench.segments) > 3
 
 
 async def test_lost_indexes_of_the_newest_segment_do_not_hold_up_the_copying(bench: Workbench) -> None:

@@ -48,9 +48,10 @@ INDEXES = SegmentIndexes(
     transaction_index=b"",
     leader_epochs=(LeaderEpochEntry(0, 0), LeaderEpochEntry(2, 50)),
     remote_log_index=encode_remote_log_index([CHUNK]),
+    producer_snapshot=bytes.fromhex("000148674bc700000000"),
 )
 GOLDEN_TABLE = bytes.fromhex(
-    "54474958 0001 0007"  # magic, version, seven sections; then type, position, length, CRC-32C of each
+    "54474958 0001 0008"  # magic, version, eight sections; then type, position, length, CRC-32C of each
 )
 
 

@@ -16,6 +16,7 @@ from tiers.log.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.segment.indexes_object import decode_indexes_object
 from tiers.segment.offset_index import decode_offset_index
+from tiers.segment.producer_snapshot import encode_producer_snapshot
 from tiers.segment.segment_builder import SegmentBuilder, SegmentOverflowError
 from tiers.segment.segment_index import AbortedTransactionRange
 from tiers.segment.time_index import decode_time_index
@@ -131,6 +132,30 @@ def test_batches_that_overlap_or_are_cut_short_change_nothing(path: Path) -> Non
     builder.append(batch_of(10, 1), ())
     assert builder.finish().end_offset == 10
     assert path.read_bytes() == batch_of(0, 10) + batch_of(10, 1)
+
+
+def test_a_marker_that_cannot_be_read_changes_nothing(path: Path) -> None:
+    builder = SegmentBuilder(path, 0, no_time)
+    torn = build_batch(1, [record(1, key=b"\x00", value=None)], producer_id=9, transactional=True, control=True)
+    with pytest.raises(CorruptBatchError):
+        builder.append(batch_of(0, 1) + torn, ())
+    builder.append(batch_of(0, 1), ())
+    assert builder.finish().size_bytes == path.stat().st_size == len(batch_of(0, 1))
+
+
+def test_the_state_of_producers_is_handed_on(path: Path) -> None:
+    def data(offset: int, producer_id: int) -> bytes:
+        return build_batch(offset, [record(offset)], producer_id=producer_id, producer_epoch=0, transactional=True)
+
+    first = SegmentBuilder(path, 0, no_time)
+    first.append(data(0, 8) + data(1, 9), ())
+    built = first.finish()
+    assert [(one.producer_id, one.current_txn_first_offset) for one in built.producers] == [(8, 0), (9, 1)]
+    assert built.indexes.producer_snapshot == encode_producer_snapshot(built.producers)
+
+    second = SegmentBuilder(path.with_name("second"), 2, no_time, producers=built.producers)
+    second.append(control_batch(2, commit=True, producer_id=8, producer_epoch=1) + data(3, 9), ())
+    assert [one[:4] + one[6:] for one in second.finish().producers] == [(8, 1, -1, -1, 7, -1), (9, 0, -1, 3, -1, 1)]
 
 
 def test_a_falling_leader_epoch_is_divergence(path: Path) -> None:

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import pytest
-
-from protocol.errors import CorruptBatchError
 from protocol.records.record_batch import iterate_batches
 from tests.fakes.record_batches import build_batch, control_batch, record
 from tiers.log.log_source import AbortedTransaction
+from tiers.segment.control_record import end_transaction_marker
 from tiers.segment.segment_index import AbortedTransactionRange
 from tiers.segment.transaction_index import MARKER_NOT_COPIED, AbortedTxn
-from tiers.segment.transaction_tracker import ABORT, COMMIT, OpenTransactions, TransactionTracker, control_record_type
+from tiers.segment.transaction_tracker import OpenTransactions, TransactionTracker
 
 A, B = 4000, 4001
 
@@ -28,7 +26,10 @@ def commit(pid: int, offset: int) -> bytes:
 def feed(tracker: TransactionTracker, *batches: bytes) -> TransactionTracker:
     log = b"".join(batches)
     for batch in iterate_batches(log):
-        tracker.on_batch(log, batch)
+        if not batch.is_control:
+            tracker.on_data_batch(batch)
+        elif marker := end_transaction_marker(log, batch):
+            tracker.on_marker(marker)
     return tracker
 
 
@@ -133,30 +134,3 @@ def test_a_copier_that_began_in_the_middle_claims_no_last_stable_offset_above_it
     feed(tracker, abort(A, 120))
     assert tracker.transaction_index() == [AbortedTxn(A, 90, 120, 100)]
     assert tracker.open_transactions().history_from == 100
-
-
-def test_control_record_types() -> None:
-    for log, expected in ((abort(A, 25), ABORT), (commit(A, 25), COMMIT)):
-        assert [control_record_type(log, batch) for batch in iterate_batches(log)] == [expected]
-    emptied = build_batch(25, [], producer_id=A, transactional=True, control=True)
-    assert [control_record_type(emptied, batch) for batch in iterate_batches(emptied)] == [None]
-
-
-def test_the_marker_of_the_specification() -> None:
-    marker = bytes.fromhex(
-        "00000000000000190000004200000005020d18561a00300000000000000174876e800000000174876e80000000000000000fa00003"
-        "ffffffff000000012000000008000000000c00000000000700"
-    )
-    (batch,) = iterate_batches(marker)
-    assert control_record_type(marker, batch) == ABORT
-    feed(tracker := TransactionTracker(0, None), data(A, 10, 19), marker)
-    assert tracker.ranges(25) == (AbortedTransactionRange(A, 10, 25),)
-
-
-@pytest.mark.parametrize("body", [b"", b"\x10", b"\x10\x00\x00\x00\x08", b"\xff\xff\xff\xff\xff\xff\xff"])
-def test_a_control_record_that_is_cut_short_is_corrupt(body: bytes) -> None:
-    whole = abort(A, 25)
-    header = whole[:8] + (49 + len(body)).to_bytes(4, "big") + whole[12:61]
-    (batch,) = iterate_batches(header + body)
-    with pytest.raises(CorruptBatchError):
-        control_record_type(header + body, batch)
