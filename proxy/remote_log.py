@@ -69,6 +69,11 @@ async def open_storage(
     return storage
 
 
+def storage_cluster_id(config: TidegateConfig, cluster_id: str) -> str:
+    """As object keys have it: the settings of the store may name another than the cluster's own."""
+    return cluster_id if config.storage is None else config.storage.plain_settings().get("cluster.id", cluster_id)
+
+
 def open_key_ring(config: TidegateConfig) -> KeyRing:
     """Raises `RemoteTierError`."""
     try:
@@ -168,6 +173,7 @@ def _task_services(
         metrics=RemoteLogManagerMetrics(registry),
         spool=Spool(settings.spool_dir, settings.spool_max_bytes, settings.spool_threads),
         key_ring=open_key_ring(config),
+        cluster_id=storage_cluster_id(config, metadata.topic.cluster_id),
     )
 
 

@@ -23,6 +23,7 @@ from tiers.manager.bounds import violated_bounds
 from tiers.manager.clamp_task import RLMClampTask
 from tiers.manager.copy_task import RLMCopyTask
 from tiers.manager.expiration_task import RLMExpirationTask
+from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.remote_disable import RemoteDisableTask
 from tiers.manager.segment_deletion import collect_leftovers
 from tiers.manager.task_services import TaskServices
@@ -57,6 +58,7 @@ class _Managed:
     copy: RLMCopyTask
     trim: TrimTask
     expiration: RLMExpirationTask
+    manifest: PartitionManifestTask
     due_ms: int = 0
     failures: int = 0
     copy_stopped: bool = False
@@ -190,6 +192,7 @@ class RemoteLogManager:
                 RLMCopyTask(self._services, partition),
                 TrimTask(self._services, partition),
                 RLMExpirationTask(self._services, partition),
+                PartitionManifestTask(self._services, partition),
             )
         self._services.metrics.owned_partitions.set(len(self._managed))
 
@@ -293,6 +296,7 @@ class RemoteLogManager:
             managed.clamp.trimmed(trimmed)
         await managed.expiration.run(policy, bounds, managed.copy.local_only_bytes)
         self._measure(partition)
+        await managed.manifest.run()
         return more
 
     def _check_bounds(self, partition: TopicIdPartition, bounds: LocalLogBounds) -> None:

@@ -45,6 +45,8 @@ class TaskServices:
     spool: Spool
     key_ring: KeyRing = field(default_factory=KeyRing)
     """What new segments are encrypted with, if with anything."""
+    cluster_id: str = ""
+    """As the store's keys have it; empty: no partition manifests are kept."""
     clock_ms: Callable[[], int] = monotonic_ms
     wall_clock_ms: Callable[[], int] = wall_clock_ms
     checkpoint: Callable[[str], None] = _no_checkpoint

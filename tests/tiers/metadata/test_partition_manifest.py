@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiers.errors import RemoteLogMetadataError
+from tiers.metadata.partition_manifest import (
+    ManifestSegment,
+    PartitionManifest,
+    decode_partition_manifest,
+    encode_partition_manifest,
+)
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import LeaderEpochEntry
+
+int64s = st.integers(0, (1 << 63) - 1)
+int32s = st.integers(0, (1 << 31) - 1)
+segments = st.builds(
+    ManifestSegment,
+    st.uuids(),
+    int64s,
+    int64s,
+    int32s,
+    st.lists(st.builds(LeaderEpochEntry, int32s, int64s), min_size=1, max_size=3).map(tuple),
+    st.none() | st.binary(max_size=128),
+    st.none() | int64s,
+)
+manifests = st.builds(
+    PartitionManifest,
+    cluster_id=st.text(max_size=20),
+    topic_id_partition=st.builds(TopicIdPartition, st.uuids(), int32s, st.text(max_size=20)),
+    log_start_offset=st.none() | int64s,
+    local_log_start_offset=st.none() | int64s,
+    segments=st.lists(segments, max_size=4).map(tuple),
+    dead=st.lists(st.uuids(), max_size=3, unique=True).map(lambda ids: tuple(sorted(ids, key=str))),
+    tier_config=st.dictionaries(st.text(max_size=10), st.text(max_size=10), max_size=3),
+)
+ONE = PartitionManifest("c", TopicIdPartition(UUID(int=1), 0, "orders"), 5, None)
+
+
+@given(manifests)
+def test_a_manifest_survives_its_bytes(manifest: PartitionManifest) -> None:
+    decoded = decode_partition_manifest(encode_partition_manifest(manifest))
+    assert decoded == manifest
+    assert decoded.topic_id_partition.topic == manifest.topic_id_partition.topic
+
+
+@given(st.data())
+def test_what_was_cut_or_changed_is_not_believed(data: st.DataObject) -> None:
+    whole = encode_partition_manifest(ONE)
+    at = data.draw(st.integers(0, len(whole) - 1))
+    for torn in (whole[:at], whole[:at] + bytes((whole[at] ^ 1 << data.draw(st.integers(0, 7)),)) + whole[at + 1 :]):
+        with pytest.raises(RemoteLogMetadataError):
+            decode_partition_manifest(torn)
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"checksum":"0","manifest":{}}', b"[" * 100_000])
+def test_anything_else_is_refused(data: bytes) -> None:
+    with pytest.raises(RemoteLogMetadataError):
+        decode_partition_manifest(data)

@@ -1,0 +1,97 @@
+"""`PartitionManifestTask`: rewrites one partition's manifest after a round that changed what it says.
+
+It is the last step of a round, when no copy of the partition is under way: whatever is not finished by then never will
+be. A store that fails is an alarm and holds up nothing; the next round tries again. What is written already is read
+once per ownership, so that a restart costs a GET and no PUT.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
+from tiers.manager.task_services import TaskServices
+from tiers.metadata.partition_manifest import ManifestSegment, PartitionManifest, encode_partition_manifest
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.storage.object_key import partition_manifest_key
+
+_LOG = logging.getLogger(__name__)
+
+
+def manifest_of(metadata: RemoteLogMetadataReader, cluster_id: str, partition: TopicIdPartition) -> PartitionManifest:
+    segments = list(metadata.list_remote_log_segments(partition))
+    return PartitionManifest(
+        cluster_id=cluster_id,
+        topic_id_partition=partition,
+        log_start_offset=metadata.log_start_offset(partition),
+        local_log_start_offset=metadata.local_log_start_offset(partition),
+        segments=tuple(
+            ManifestSegment(
+                id=each.segment_id.id,
+                start_offset=each.start_offset,
+                end_offset=each.end_offset,
+                size_bytes=each.segment_size_bytes,
+                leader_epochs=each.segment_leader_epochs,
+                custom_metadata=each.custom_metadata,
+                clamped_to=each.clamped_to,
+            )
+            for each in segments
+            if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+        ),
+        dead=tuple(
+            each.segment_id.id for each in segments if each.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+        ),
+        tier_config=dict(metadata.topic_tier_config(partition.topic_id)),
+    )
+
+
+class PartitionManifestTask:
+    """Lives as long as the ownership: somebody else's manifest is never taken for this one's."""
+
+    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
+        self._services = services
+        self._partition = topic_id_partition
+        self._written: int | None = None
+        """The hash of what the store has."""
+        self._failing = False
+
+    async def run(self) -> None:
+        """Never raises what the store raises."""
+        services = self._services
+        if not services.cluster_id:
+            return
+        manifest = manifest_of(services.metadata, services.cluster_id, self._partition)
+        known = hash((manifest.log_start_offset, manifest.local_log_start_offset, manifest.segments, manifest.dead))
+        known ^= hash(tuple(sorted(manifest.tier_config.items())))
+        if known == self._written:
+            return
+        if self._written is None and not manifest.segments and not manifest.dead:
+            return  # nothing was ever tiered: there is nothing to rebuild
+        key = partition_manifest_key(services.cluster_id, self._partition)
+        try:
+            await self._put(key, encode_partition_manifest(manifest), known)
+        except RemoteStorageError as error:
+            if not self._failing:
+                services.metrics.alarms.labels(self._partition.topic, "manifest").inc()
+                _LOG.error(
+                    "a partition manifest cannot be written: `rebuild` would not know what happened since",
+                    extra={"partition": str(self._partition), "error": str(error)},
+                )
+            self._failing = True
+        else:
+            self._failing = False
+
+    async def _put(self, key: str, content: bytes, known: int) -> None:
+        if self._written is None:
+            try:
+                if await self._services.storage.get_object(key) == content:
+                    self._written = known
+                    return
+            except RemoteResourceNotFoundError:
+                pass
+        if self._services.metadata.owns(self._partition):
+            await self._services.storage.put_object(key, content)
+            self._written = known
+            self._services.checkpoint("manifest-written")

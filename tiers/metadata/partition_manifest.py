@@ -1,0 +1,127 @@
+"""The partition manifest: what `rebuild` cannot see in the objects of a partition, in one small object beside them.
+
+    {"checksum": CRC-32C of the rest, "manifest": {"version": 1, ...}}    JSON, in the store, beside the segments
+
+* It names the segments that were accepted (COPY_SEGMENT_FINISHED), how far each may be read when a clamp cuts it, and
+  those that are dead already although their objects may still be there. What it does not name came after it.
+* It is written after the fact, by whoever owns the partition: it may be older than the metadata topic, never newer.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from protocol.records.record_batch import crc32c
+from tiers.errors import RemoteLogMetadataError
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import LeaderEpochEntry
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestSegment:
+    """An accepted segment. `end_offset` is inclusive; `clamped_to` as in `RemoteLogSegmentMetadata`."""
+
+    id: UUID
+    start_offset: int
+    end_offset: int
+    size_bytes: int
+    leader_epochs: tuple[LeaderEpochEntry, ...]
+    custom_metadata: bytes | None = None
+    clamped_to: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionManifest:
+    """`dead`: segments whose deletion began, or whose copy ended without being finished."""
+
+    cluster_id: str
+    topic_id_partition: TopicIdPartition
+    log_start_offset: int | None
+    local_log_start_offset: int | None
+    segments: tuple[ManifestSegment, ...] = ()
+    dead: tuple[UUID, ...] = ()
+    tier_config: Mapping[str, str] = field(default_factory=dict)
+    """What the whole topic was given through a proxy."""
+
+
+def encode_partition_manifest(manifest: PartitionManifest) -> bytes:
+    partition = manifest.topic_id_partition
+    document = {
+        "version": VERSION,
+        "clusterId": manifest.cluster_id,
+        "topic": partition.topic,
+        "topicId": str(partition.topic_id),
+        "partition": partition.partition,
+        "logStartOffset": manifest.log_start_offset,
+        "localLogStartOffset": manifest.local_log_start_offset,
+        "tierConfig": dict(sorted(manifest.tier_config.items())),
+        "dead": sorted(map(str, manifest.dead)),
+        "segments": [_encode_segment(each) for each in manifest.segments],
+    }
+    return json.dumps({"checksum": _checksum(document), "manifest": document}, separators=(",", ":")).encode()
+
+
+def decode_partition_manifest(data: bytes) -> PartitionManifest:
+    """Raises `RemoteLogMetadataError` for anything but a whole manifest of this version."""
+    try:
+        whole = json.loads(data)
+        document = whole["manifest"]
+        if whole["checksum"] != _checksum(document):
+            raise RemoteLogMetadataError("a partition manifest with a wrong checksum")
+        if document["version"] != VERSION:
+            raise RemoteLogMetadataError(f"a partition manifest of version {document['version']!r}")
+        return PartitionManifest(
+            cluster_id=str(document["clusterId"]),
+            topic_id_partition=TopicIdPartition(
+                UUID(document["topicId"]), int(document["partition"]), str(document["topic"])
+            ),
+            log_start_offset=_optional_int(document["logStartOffset"]),
+            local_log_start_offset=_optional_int(document["localLogStartOffset"]),
+            segments=tuple(_decode_segment(each) for each in document["segments"]),
+            dead=tuple(UUID(each) for each in document["dead"]),
+            tier_config={str(key): str(value) for key, value in document["tierConfig"].items()},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise RemoteLogMetadataError(f"a partition manifest cannot be read: {error!r}") from error
+
+
+def _encode_segment(segment: ManifestSegment) -> dict[str, Any]:
+    custom = segment.custom_metadata
+    return {
+        "id": str(segment.id),
+        "startOffset": segment.start_offset,
+        "endOffset": segment.end_offset,
+        "clampedTo": segment.clamped_to,
+        "sizeInBytes": segment.size_bytes,
+        "leaderEpochs": [[entry.epoch, entry.start_offset] for entry in segment.leader_epochs],
+        "customMetadata": None if custom is None else base64.b64encode(custom).decode(),
+    }
+
+
+def _decode_segment(each: Mapping[str, Any]) -> ManifestSegment:
+    custom = each["customMetadata"]
+    return ManifestSegment(
+        id=UUID(each["id"]),
+        start_offset=int(each["startOffset"]),
+        end_offset=int(each["endOffset"]),
+        size_bytes=int(each["sizeInBytes"]),
+        leader_epochs=tuple(LeaderEpochEntry(int(epoch), int(start)) for epoch, start in each["leaderEpochs"]),
+        custom_metadata=None if custom is None else base64.b64decode(custom, validate=True),
+        clamped_to=_optional_int(each["clampedTo"]),
+    )
+
+
+def _optional_int(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def _checksum(document: object) -> str:
+    canonical = json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
+    return f"{crc32c(canonical, 0, len(canonical)):08x}"
