@@ -11,18 +11,16 @@ import asyncio
 import logging
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from protocol.errors import FrameSizeError, ProtocolError, TruncatedError
 from protocol.frame import LENGTH_BYTES, RESPONSE_HEAD_BYTES, FramePart, FrameTracker
 from protocol.primitives import INT32, Buffer
 from proxy.context import ConnectionContext, Endpoint
+from proxy.exchange import Buffers
 from proxy.flow_control import OUT_OF_TURN, Outlet, ReadGate, owned_parts
-from proxy.response_queue import Slot
+from proxy.response_queue import ResponseQueue, Slot
 from tiers.broker.tls import explain
-
-if TYPE_CHECKING:
-    from proxy.connection import ClientConnection
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +36,41 @@ class CorrelationMismatchError(ProtocolError):
     """A response that answers another request than the next one in order."""
 
 
+class ClientSide(Protocol):
+    """The other half: whose requests these answers belong to."""
+
+    queue: ResponseQueue
+    relays_blindly: bool
+    is_full: bool
+    last_active_s: float
+
+    def emit(self, buffers: Buffers) -> None:
+        """Bytes of the response whose turn it is."""
+
+    def on_held(self, slot: Slot, response: memoryview) -> None:
+        """The head slot's response is complete and was not emitted; the buffer changes hands."""
+
+    def on_streamed(self, slot: Slot) -> None:
+        """The last byte of the head slot's response was emitted."""
+
+    def commit_answers(self, *, aliases_pool: bool) -> None:
+        """What was emitted may leave; with `aliases_pool` before the next read."""
+
+    def advance(self) -> None: ...
+
+    def relay(self, data: memoryview) -> None: ...
+
+    def pause_requests(self) -> None: ...
+
+    def resume_requests(self) -> None: ...
+
+    def on_upstream_gone(self) -> None: ...
+
+    def fail(self, peer: str, error: Exception) -> None: ...
+
+
 class UpstreamConnection(asyncio.BufferedProtocol):
-    def __init__(self, context: ConnectionContext, client: ClientConnection) -> None:
+    def __init__(self, context: ConnectionContext, client: ClientSide) -> None:
         self.gate = ReadGate()
         self.streaming_slot: Slot | None = None
         """The response that has left in part."""
@@ -208,7 +239,7 @@ def _check_head(slot: Slot, part: FramePart) -> None:
 
 
 async def connect_upstream(
-    context: ConnectionContext, endpoint: Endpoint, client: ClientConnection
+    context: ConnectionContext, endpoint: Endpoint, client: ClientSide
 ) -> UpstreamConnection:
     """Tries the endpoint's addresses in turn, with backoff, until the deadline."""
     loop = asyncio.get_running_loop()
