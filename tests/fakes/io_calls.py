@@ -1,0 +1,163 @@
+"""`IoCalls`: all that a process asks of others and of its disk, counted; at one of these calls something happens.
+
+A process that ended does nothing any more: every later call of it, those of its clean-up too, raises `ProcessEnded`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import inspect
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from io import IOBase
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+T = TypeVar("T")
+
+_FILE_CALLS = ("unlink", "replace", "hardlink_to", "mkdir")
+
+
+class ProcessEnded(Exception):
+    """The process is gone at this point."""
+
+
+class Event(Enum):
+    """What happens at a call: before it is made, or after it was made and before its answer is known."""
+
+    KILLED_BEFORE = "killed before"
+    KILLED_AFTER = "killed after"
+    FAILED_BEFORE = "failed before"
+    FAILED_AFTER = "failed after"
+    CANCELLED_AFTER = "cancelled after"
+    FROZEN_BEFORE = "frozen before"
+    FROZEN_AFTER = "frozen after"
+
+    @property
+    def is_before(self) -> bool:
+        return self.value.endswith("before")
+
+
+class IoCalls:
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.is_gone = False
+        self.frozen = asyncio.Event()
+        self.thawed = asyncio.Event()
+        self._at = -1
+        self._event = Event.KILLED_BEFORE
+
+    def arm(self, at: int, event: Event) -> None:
+        """The call number `at` from here on, counted from 0."""
+        self.names.clear()
+        self._at, self._event = at, event
+        self.frozen.clear()
+        self.thawed.clear()
+
+    def disarm(self) -> None:
+        self._at = -1
+
+    def of(self, inner: T, name: str, failure: Callable[[], Exception]) -> T:
+        """`inner`, whose coroutines are calls; `failure` makes what a failed one raises."""
+        return _Counted(self, inner, name, failure)  # type: ignore[return-value]  # it has all that `inner` has
+
+    @contextmanager
+    def with_files_below(self, folder: Path) -> Iterator[None]:
+        """Changes of files there, from any thread, are calls too."""
+
+        def counted(name: str, change: Callable[..., Any]) -> Callable[..., Any]:
+            def method(path: Path, *arguments: Any, **options: Any) -> Any:
+                if folder not in path.parents:
+                    return change(path, *arguments, **options)
+                return self.blocking(name, lambda: change(path, *arguments, **options))
+
+            return method
+
+        def opened(path: Path, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+            if folder not in path.parents or "r" in mode:
+                return open_path(path, mode, *arguments, **options)
+            return self.blocking("open", lambda: open_path(path, mode, *arguments, **options))
+
+        def synced(descriptor: int) -> None:
+            self.blocking("fsync", lambda: fsync(descriptor))
+
+        open_path, fsync = Path.open, os.fsync
+        with patch.object(Path, "open", opened), patch.object(os, "fsync", synced):
+            patches = [patch.object(Path, name, counted(name, getattr(Path, name))) for name in _FILE_CALLS]
+            for one in patches:
+                one.start()
+            try:
+                yield
+            finally:
+                for one in patches:
+                    one.stop()
+
+    async def awaited(self, name: str, call: Callable[[], Awaitable[T]], failure: Callable[[], Exception]) -> T:
+        is_due = self._count(name)
+        if is_due and self._event.is_before:
+            await self._happen(failure)
+        answer = await call()
+        if is_due and not self._event.is_before:
+            await self._happen(failure)
+        if self.is_gone:
+            raise ProcessEnded(name)
+        return answer
+
+    async def _happen(self, failure: Callable[[], Exception]) -> None:
+        if self._event in (Event.FROZEN_BEFORE, Event.FROZEN_AFTER):
+            self.frozen.set()
+            await self.thawed.wait()
+        elif self._event is Event.CANCELLED_AFTER:
+            raise asyncio.CancelledError
+        else:
+            self._end(failure)
+
+    def blocking(self, name: str, call: Callable[[], T]) -> T:
+        """A thread can neither be frozen nor cancelled."""
+        is_due = self._count(name)
+        ends = self._event.value.startswith(("killed", "failed"))
+        if is_due and ends and self._event.is_before:
+            self._end(_disk_failure)
+        answer = call()
+        if is_due and ends and not self._event.is_before:
+            if isinstance(answer, IOBase):
+                answer.close()
+            self._end(_disk_failure)
+        return answer
+
+    def _end(self, failure: Callable[[], Exception]) -> None:
+        if self._event in (Event.FAILED_BEFORE, Event.FAILED_AFTER):
+            raise failure()
+        self.is_gone = True
+        raise ProcessEnded(self.names[-1])
+
+    def _count(self, name: str) -> bool:
+        if self.is_gone:
+            raise ProcessEnded(name)
+        self.names.append(name)
+        return len(self.names) - 1 == self._at
+
+
+def _disk_failure() -> Exception:
+    return OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+class _Counted:
+    def __init__(self, calls: IoCalls, inner: object, name: str, failure: Callable[[], Exception]) -> None:
+        self._calls, self._inner, self._name, self._failure = calls, inner, name, failure
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._inner, name)
+        if not inspect.iscoroutinefunction(value):
+            return value
+
+        async def call(*arguments: Any, **options: Any) -> Any:
+            return await self._calls.awaited(
+                f"{self._name}.{name}", lambda: value(*arguments, **options), self._failure
+            )
+
+        return call

@@ -1,0 +1,164 @@
+"""`RemoteLogMetadataManager` of several processes over one list of records: real records, real state, no brokers.
+
+`MetadataLog` is the metadata topic, with one partition and one owner at a time. Each process follows it into an LMDB
+file of its own, as far as it has read: `follow` says when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from uuid import UUID
+
+from tiers.errors import OwnershipLostError
+from tiers.metadata.metadata_producer import KeyAndValue
+from tiers.metadata.serde import decode_key, decode_value, key_of
+from tiers.metadata.state_backed_reader import StateBackedReader
+from tiers.metadata.state_layout import StateIdentity
+from tiers.metadata.state_replay import MetadataEvent, PartitionRead
+from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
+from tiers.metadata.written_records import (
+    key_and_value,
+    records_of_deletion,
+    records_of_new_segment,
+    records_of_trim,
+    records_of_update,
+)
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import (
+    LocalLogStartUpdate,
+    LogStartOffsetUpdate,
+    QuarantineDeletionUpdate,
+    RemoteLogClampUpdate,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    RemotePartitionDeleteMetadata,
+)
+from tiers.model.segment_state import RemoteLogSegmentState
+
+_IDENTITY = StateIdentity("cluster", UUID(int=9), 1)
+
+
+@dataclass
+class MetadataLog:
+    wall_clock_ms: Callable[[], int]
+    owner: str = ""
+    """The only process whose segment records are taken."""
+    records: list[tuple[int, int, KeyAndValue]] = field(default_factory=list)
+    """Offset, LogAppendTime, key and value."""
+    next_offset: int = 0
+
+    def append(self, records: Sequence[KeyAndValue]) -> None:
+        for one in records:
+            self.records.append((self.next_offset, self.wall_clock_ms(), one))
+            self.next_offset += 1
+
+    def compact(self) -> None:
+        """What the cleaner leaves: the last record of each key, tombstones included."""
+        last = {one[0]: offset for offset, _, one in self.records}
+        self.records = [each for each in self.records if last[each[2][0]] == each[0]]
+
+    def events_from(self, offset: int) -> list[MetadataEvent]:
+        events = []
+        for at, timestamp_ms, (key, value) in self.records:
+            if at >= offset:
+                record = None if value is None else decode_value(value)
+                named = decode_key(key) if record is None else key_of(record)
+                events.append(MetadataEvent(at, timestamp_ms, named, record))
+        return events
+
+
+class FollowingMetadataManager(StateBackedReader):
+    def __init__(self, log: MetadataLog, name: str, folder: Path, clock_ms: Callable[[], int]) -> None:
+        super().__init__()
+        self._log, self._name, self._folder, self._clock_ms = log, name, folder, clock_ms
+        self._seen_at_ms: dict[RemoteLogSegmentId, int] = {}
+        self._opened_at_ms = 0
+        self._writer: RemoteLogMetadataStateWriter | None = None
+        self.fresh_at_ms = 0
+        """When the log was last read to its end."""
+
+    async def open(self) -> None:
+        self._writer = self._opened_state = RemoteLogMetadataStateWriter.open(
+            self._folder, _IDENTITY, wall_clock_ms=self._log.wall_clock_ms, map_size_bytes=1 << 22
+        )
+        self._opened_at_ms = self._clock_ms()
+        self.follow()
+
+    async def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = self._opened_state = None
+
+    def follow(self) -> None:
+        assert self._writer is not None
+        events = self._log.events_from(self._writer.next_offset(0))
+        now_ms = self._clock_ms()
+        if events:
+            for finished in self._writer.apply([PartitionRead(0, events, self._log.next_offset)]):
+                self._seen_at_ms.setdefault(finished, now_ms)
+        self.fresh_at_ms = now_ms
+
+    async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
+        if not self.is_fresh(partition, max_age_ms):
+            self.follow()
+
+    def is_fresh(self, partition: TopicIdPartition, max_age_ms: int) -> bool:
+        return max_age_ms > 0 and self._clock_ms() - self.fresh_at_ms < max_age_ms
+
+    def owns(self, partition: TopicIdPartition) -> bool:
+        return self._log.owner == self._name
+
+    def seen_at_ms(self, segment_id: RemoteLogSegmentId) -> int | None:
+        known = self.remote_log_segment_metadata_by_id(segment_id)
+        if known is None or known.state < RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+            return None
+        return self._seen_at_ms.get(segment_id, self._opened_at_ms)
+
+    async def clock_skew_ms(self, partition: TopicIdPartition) -> int:
+        return 0
+
+    async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
+        self._write(lambda: records_of_new_segment(self._state, metadata))
+
+    async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
+        self._write(lambda: records_of_update(self._state, update))
+
+    async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
+        self._write(lambda: records_of_deletion(self._state, metadata))
+
+    async def put_remote_log_clamp(self, clamp: RemoteLogClampUpdate) -> None:
+        self._write(lambda: [key_and_value(replace(clamp, writer=self._name))])
+
+    async def raise_local_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
+        update = LocalLogStartUpdate(partition, self._name, self._log.wall_clock_ms(), offset)
+        self._write(lambda: records_of_trim(self._state, update))
+
+    async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
+        self.follow()
+        if max((known for _, known in self._state.log_starts(partition)), default=-1) < offset:
+            update = LogStartOffsetUpdate(partition, self._name, self._log.wall_clock_ms(), offset)
+            self._log.append([key_and_value(update)])
+            self.follow()
+
+    async def ask_for_quarantine_deletion(self, segment_id: RemoteLogSegmentId) -> None:
+        asked = QuarantineDeletionUpdate(segment_id, self._name, self._log.wall_clock_ms())
+        self._log.append([key_and_value(asked)])
+        self.follow()
+
+    async def change_topic_tier_config(
+        self,
+        topic_id: UUID,
+        topic: str,
+        changes: Mapping[str, str | None],
+        check: Callable[[Mapping[str, str]], None] = lambda before: None,
+    ) -> None:
+        raise NotImplementedError("the topic's settings are the test's")
+
+    def _write(self, records: Callable[[], Sequence[KeyAndValue]]) -> None:
+        """As the owner's transaction: fenced, decided by what is known, read back."""
+        if self._log.owner != self._name:
+            raise OwnershipLostError(f"{self._name} does not own the metadata partition")
+        self._log.append(records())
+        self.follow()

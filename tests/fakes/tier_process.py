@@ -1,0 +1,145 @@
+"""One process of the remote log on fakes: the real manager's rounds, a folder as the store, and its calls counted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from uuid import UUID
+
+from prometheus_client import CollectorRegistry
+
+from tests.fakes.in_memory_log import InMemoryLog
+from tests.fakes.io_calls import IoCalls, ProcessEnded
+from tests.fakes.metadata_log import FollowingMetadataManager, MetadataLog
+from tiers.errors import BrokerError, OwnershipLostError, RemoteLogMetadataNotReadyError, RetriableRemoteStorageError
+from tiers.manager.metrics import RemoteLogManagerMetrics
+from tiers.manager.remote_log_manager import RemoteLogManager
+from tiers.manager.settings import RemoteLogManagerSettings
+from tiers.manager.spool import Spool
+from tiers.manager.task_services import TaskServices
+from tiers.manager.topic_policy import TopicPolicy
+from tiers.model.ids import TopicIdPartition
+from tiers.reader.remote_log_reader import RemoteLogReader
+from tiers.storage.local import LocalRemoteStorageManager
+from tiers.storage.remote_storage_manager import RemoteStorageManager
+
+PARTITION = TopicIdPartition(UUID(int=1), 0, "orders")
+VISIBLE_AFTER_MS = 10_000
+POLICY = TopicPolicy(
+    topic="orders",
+    topic_id=PARTITION.topic_id,
+    partition_count=1,
+    retention_ms=-1,
+    retention_bytes=-1,
+    local_retention_ms=None,
+    local_retention_bytes=None,
+    segment_bytes=1000,
+    segment_ms=60_000,
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = 1_000_000
+        self.wall_ms = 1_700_000_000_000
+
+    def advance(self, by_ms: int) -> None:
+        self.now_ms += by_ms
+        self.wall_ms += by_ms
+
+
+class OneTopic:
+    """The topics of a manager, as the test wants them."""
+
+    def __init__(self, policy: TopicPolicy) -> None:
+        self.policy = policy
+
+    @property
+    def policies(self) -> Mapping[UUID, TopicPolicy]:
+        return {self.policy.topic_id: self.policy}
+
+    async def refresh(self, timeout_ms: int) -> object:
+        return None
+
+
+class SteppedManager(RemoteLogManager):
+    """Does a round when it is told to."""
+
+    async def round(self) -> bool:
+        """True when more is ready to be copied."""
+        self._assign()
+        managed = self._managed.get(PARTITION)
+        if managed is None:
+            raise OwnershipLostError(f"{PARTITION} is owned by another member")
+        return await self._process(managed)
+
+    def give_up(self) -> None:
+        self._give_up(PARTITION)
+
+
+class _NoShareGroups:
+    async def lowest_start(self, partition: TopicIdPartition, timeout_ms: int) -> int | None:
+        return None
+
+
+class TierProcess:
+    """`open` it, `end` it; the same folder may be opened again, as after a restart."""
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        log: InMemoryLog,
+        metadata_log: MetadataLog,
+        topics: OneTopic,
+        clock: Clock,
+        wrap_store: Callable[[RemoteStorageManager], RemoteStorageManager] = lambda store: store,
+    ) -> None:
+        """The store is `folder/remote`, which is there; the rest of `folder` that it uses has its name."""
+        self.name = name
+        self.calls = IoCalls()
+        self.metadata = FollowingMetadataManager(metadata_log, name, folder / f"{name}-state", lambda: clock.now_ms)
+        local = LocalRemoteStorageManager({"path": str(folder / "remote"), "cluster.id": "cluster"})
+        self.store = wrap_store(local)
+        settings = RemoteLogManagerSettings(
+            spool_dir=folder / f"{name}-spool", fetch_bytes=500, verify_bytes=600, visible_after_ms=VISIBLE_AFTER_MS
+        )
+        self.settings = settings
+        self._spool = Spool(settings.spool_dir, settings.spool_max_bytes, 1)
+        services = TaskServices(
+            source=self.calls.of(log, "broker", lambda: BrokerError("no answer", retriable=True)),
+            share_groups=_NoShareGroups(),
+            storage=self.calls.of(self.store, "store", lambda: RetriableRemoteStorageError("no answer")),
+            metadata=self.calls.of(self.metadata, "metadata", lambda: RemoteLogMetadataNotReadyError("no answer")),
+            settings=settings,
+            metrics=RemoteLogManagerMetrics(CollectorRegistry()),
+            spool=self._spool,
+            clock_ms=lambda: clock.now_ms,
+            wall_clock_ms=lambda: clock.wall_ms,
+        )
+        self.manager = SteppedManager(services, topics)
+
+    async def open(self) -> None:
+        await self.store.open()
+        await self.metadata.open()
+        await self._spool.open()
+
+    async def end(self) -> None:
+        """As a crash does: what it was making stays in the spool."""
+        self.calls.is_gone = True
+        with contextlib.suppress(ProcessEnded):
+            self.manager.give_up()
+        await self.metadata.close()
+        await self.store.close()
+        self._spool.close()
+
+    def spooled(self) -> list[Path]:
+        return list(self.settings.spool_dir.iterdir())
+
+    @asynccontextmanager
+    async def reader(self) -> AsyncIterator[RemoteLogReader]:
+        """With nothing cached."""
+        async with RemoteLogReader(self.metadata, self.store, jitter=lambda: 0.0) as reader:
+            yield reader

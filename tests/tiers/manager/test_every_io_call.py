@@ -1,0 +1,160 @@
+"""A copy, a trim and an expiry, ended at each of their calls to broker, store, metadata and disk, one after the other.
+
+Whatever the call and whatever happens there, before it or after it: every offset is in one of the tiers while it lasts,
+and in the end all is as if nothing had happened, with nothing left over in the store or the spool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.in_memory_log import InMemoryLog
+from tests.fakes.io_calls import Event, ProcessEnded
+from tests.fakes.metadata_log import MetadataLog
+from tests.fakes.tier_oracle import TierOracle
+from tests.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
+from tiers.errors import RemoteLogError
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.storage.object_key import indexes_key, log_key
+
+TRIMMED = replace(POLICY, local_retention_bytes=900)
+EXPIRED = replace(TRIMMED, retention_bytes=1900)
+STEPS = (POLICY, TRIMMED, EXPIRED)
+RETRIED_AFTER_MS = 3_600_000
+CALLS = {
+    "broker.bounds",
+    "broker.delete_records",
+    "broker.end_offset_for_epoch",
+    "broker.read",
+    "fsync",
+    "hardlink_to",
+    "metadata.add_remote_log_segment_metadata",
+    "metadata.ensure_fresh",
+    "metadata.raise_local_log_start_offset",
+    "metadata.raise_log_start_offset",
+    "metadata.update_remote_log_segment_metadata",
+    "open",
+    "replace",
+    "store.copy_log_segment_data",
+    "store.delete_log_segment_data",
+    "store.fetch_indexes",
+    "store.fetch_log_segment",
+    "unlink",
+}
+"""At which something happened, at the least."""
+
+
+class Life:
+    """One partition from its first copy to its first expiry, by one process and, after a crash, by its successor."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "remote").mkdir(parents=True)
+        self.folder = folder
+        self.clock = Clock()
+        self.model = TierOracle()
+        self.log = InMemoryLog()
+        self.metadata_log = MetadataLog(lambda: self.clock.wall_ms, owner="a")
+        self.topics = OneTopic(POLICY)
+        self.process = self._process()
+        for number in range(9):
+            producer_id = 7 if number in (2, 4) else -1
+            self.log.append(self.model.append(10, self.clock.wall_ms, producer_id))
+        self.log.append(self.model.end_transaction(7, self.clock.wall_ms, commit=False))
+        self.log.append(self.model.append(10, self.clock.wall_ms))
+        self.log.aborted = self.model.aborted()
+
+    def _process(self) -> TierProcess:
+        return TierProcess("a", self.folder, self.log, self.metadata_log, self.topics, self.clock)
+
+    async def live(self) -> None:
+        """Copies everything, trims, expires: each in a round of its own, repeated until nothing more happens."""
+        for policy in STEPS:
+            self.topics.policy = policy
+            while await self.process.manager.round():
+                pass
+            self.clock.advance(VISIBLE_AFTER_MS)
+
+    async def restart(self) -> None:
+        await self.process.end()
+        self.process = self._process()
+        await self.process.open()
+
+    async def check_what_is_readable(self) -> None:
+        self.process.metadata.follow()
+        metadata = self.process.metadata
+        start = metadata.log_start_offset(PARTITION) or 0
+        async with self.process.reader() as reader:
+            await self.model.read_all(reader, start, max(start, self.log.log_start_offset))
+
+    async def check_the_end(self) -> None:
+        """All is remote but what expired, by segments that are finished, with their objects and no others."""
+        metadata = self.process.metadata
+        start = metadata.log_start_offset(PARTITION)
+        assert start is not None
+        segments = list(metadata.list_remote_log_segments(PARTITION))
+        assert {one.state for one in segments} == {RemoteLogSegmentState.COPY_SEGMENT_FINISHED}
+        async with self.process.reader() as reader:
+            end = segments[-1].end_offset
+            await self.model.read_all(reader, start, end + 1)
+            await self.model.find_nothing_outside(reader, start, end)
+        assert 0 < start < self.log.log_start_offset <= end
+        kept_bytes = self.model.size_bytes_from(start)
+        assert kept_bytes >= EXPIRED.retention_bytes
+        named = {key("cluster", one) for one in segments for key in (log_key, indexes_key)}
+        stored = {str(path.relative_to(self.folder / "remote")) for path in (self.folder / "remote").rglob("*.*")}
+        found = {name for name in stored if name.endswith((".log", ".indexes")) or name.startswith(".tmp/")}
+        assert found == named
+        await self.restart()
+        assert self.process.spooled() == []
+
+
+@contextmanager
+def happening(life: Life, at: int, event: Event) -> Iterator[None]:
+    life.process.calls.arm(at, event)
+    try:
+        with life.process.calls.with_files_below(life.folder):
+            yield
+    finally:
+        life.process.calls.disarm()
+
+
+EVENTS = [Event.KILLED_BEFORE, Event.KILLED_AFTER, Event.FAILED_BEFORE, Event.FAILED_AFTER, Event.CANCELLED_AFTER]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda each: each.value)
+async def test_it_ends_as_if_nothing_had_happened(event: Event, tmp_path: Path) -> None:
+    """A failed call's process goes on; a cancelled one's lost the partition, and gets it again."""
+    at, has_happened = 0, True
+    while has_happened:
+        life = Life(tmp_path / str(at))
+        await life.process.open()
+        with contextlib.suppress(ProcessEnded, RemoteLogError, OSError), happening(life, at, event):
+            try:
+                await life.live()
+            except asyncio.CancelledError:
+                life.process.manager.give_up()
+                assert life.process.spooled() == []
+        calls = list(life.process.calls.names)
+        has_happened = at < len(calls)
+        try:
+            if life.process.calls.is_gone:
+                await life.restart()
+            await life.check_what_is_readable()
+            for _ in range(2):  # what the first finds left over, the second is rid of
+                life.clock.advance(RETRIED_AFTER_MS)
+                await life.live()
+            await life.check_the_end()
+        except BaseException as error:
+            error.add_note(f"{event.value} call {at}: {calls[at] if has_happened else 'none'}")
+            raise
+        finally:
+            await life.process.end()
+        at += 1
+    assert set(calls) >= CALLS
