@@ -12,7 +12,7 @@ VERSITYGW_VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' tests/servers/v
 # Nothing of the caller's own environment reaches ours.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
-.PHONY: help demo test matrix check fuzz bench lock jars frameworks clean
+.PHONY: help demo test matrix check fuzz drill bench lock jars frameworks clean
 
 help: ## what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -42,6 +42,9 @@ fuzz: .venv/installed ## atheris on every target for a while (SECONDS_EACH=60, T
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[fuzz]'
 	for target in $(or $(TARGETS),$(notdir $(wildcard tests/fuzz/corpus/*))); do \
 	  $(BIN)/python -W ignore -m tests.fuzz.run_atheris $$target -max_total_time=$(or $(SECONDS_EACH),60) || exit 1; done
+
+drill: jars .venv/installed $(CACHE)/bin/versitygw ## kill and stop proxies, store and broker under load (SECONDS=600, SEED=7, PROXIES=5)
+	$(BIN)/python -m tests.drill --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED)) $(if $(PROXIES),--proxies $(PROXIES))
 
 bench: jars .venv/installed ## one table: through the proxy against direct (ARGS=--quick for a small run)
 	$(BIN)/python -m bench.run $(ARGS)

@@ -29,10 +29,14 @@ CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class TidegateProcess:
     """A context manager, or `start()` and `stop()`. `config` is the text of the TOML file.
 
-    `admin` and `address` are what that file says: the admin listener and the bootstrap listener.
+    `admin` and `address` are what that file says: the admin listener and the bootstrap listener. `command` is the
+    module that is run, with its arguments before `serve`.
     """
 
-    def __init__(self, config: str, *, address: tuple[str, int], admin: tuple[str, int]) -> None:
+    def __init__(
+        self, config: str, *, address: tuple[str, int], admin: tuple[str, int], command: Sequence[str] = ("proxy",)
+    ) -> None:
+        self._command = command
         self.address = address
         self.admin = admin
         self.folder = Path(tempfile.mkdtemp(prefix="tidegate-"))
@@ -67,7 +71,7 @@ class TidegateProcess:
         atexit.register(self.stop)
         with self.output.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "proxy", "serve", "--config", str(self.config)],
+                [sys.executable, "-m", *self._command, "serve", "--config", str(self.config)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -107,9 +111,9 @@ class TidegateProcess:
             raise RuntimeError("tidegate was not started")
         return self._process.wait(timeout_s)
 
-    def metrics(self) -> str:
+    def metrics(self, timeout_s: float = 10.0) -> str:
         """What `/metrics` says now, in Prometheus's text format."""
-        with urllib.request.urlopen(f"http://{self.admin[0]}:{self.admin[1]}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{self.admin[0]}:{self.admin[1]}/metrics", timeout=timeout_s) as answer:
             return str(answer.read().decode())
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
@@ -149,6 +153,7 @@ def tidegate_over(
     settings: Mapping[str, str | int] | None = None,
     upstream: str | None = None,
     more: str = "",
+    command: Sequence[str] = ("proxy",),
 ) -> TidegateProcess:
     """A proxy before `cluster` that tiers the topics `tiered`, soon and eagerly; not started yet.
 
@@ -189,7 +194,10 @@ def tidegate_over(
         }
         lines += ["[[topics]]", *_pairs(rule)]
     return TidegateProcess(
-        "\n".join([*lines, more, ""]), address=("127.0.0.1", bootstrap_port), admin=("127.0.0.1", admin_port)
+        "\n".join([*lines, more, ""]),
+        address=("127.0.0.1", bootstrap_port),
+        admin=("127.0.0.1", admin_port),
+        command=command,
     )
 
 

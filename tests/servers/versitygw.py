@@ -13,6 +13,7 @@ import atexit
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -103,9 +104,21 @@ class VersityGateway:
             self._process.wait()
             self._process = None
 
+    def pause(self) -> None:
+        """The process stands still, its connections stay open; `resume` lets it go on."""
+        self._send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._send(signal.SIGCONT)
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
     def stop(self) -> None:
         """Ends the process and removes its folder; safe to call twice."""
         if self._process is not None:
+            self.resume()
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_TIMEOUT_S)

@@ -46,8 +46,10 @@ _BACKOFF_CAP_MS = 1_000
 @dataclass(frozen=True, slots=True)
 class MembershipSettings:
     group_id: str
-    session_timeout_ms: int = 10_000
-    rebalance_timeout_ms: int = 10_000
+    session_timeout_ms: int = 6_000
+    """The shortest that brokers take by default. For so long a dead owner's partitions have none; a group that waits
+    for a second dead member may take twice as long, and ownership is to be back within 15 s."""
+    rebalance_timeout_ms: int = 6_000
     heartbeat_interval_ms: int = 1_000
     claims: frozenset[int] | None = None
 

@@ -1,0 +1,106 @@
+"""`python -m tests.drill`: a drill of its own servers. Exits with 1 when something did not hold or too little was done.
+
+--seconds 600 --seed 7 --proxies 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.drill.engine import Drill, DrillError, DrillResult, DrillSettings
+from tests.drill.report import show
+from tests.drill.rig import RETENTION_BYTES, DrillRig
+from tests.servers.jars import ServerUnavailable
+from tests.servers.kafka import SHRINKS_SOON, KafkaCluster
+from tests.servers.producing import create_topic
+from tests.servers.versitygw import VersityGateway
+
+BUCKET = "drill"
+FAULTS_PER_S = 1 / 25
+RECORDS_PER_S = 50.0
+
+
+def create_topics(rig: DrillRig) -> None:
+    topics = rig.topics
+    bootstrap = rig.cluster.bootstrap_servers
+    create_topic(bootstrap, topics.kept, partitions=topics.partitions, config={"retention.ms": "-1"})
+    config = {"retention.ms": "-1", "retention.bytes": str(RETENTION_BYTES)}
+    create_topic(bootstrap, topics.expiring, partitions=topics.partitions, config=config)
+
+
+def too_little(result: DrillResult, seconds: float) -> list[str]:
+    """What a drill of so many seconds must have done to mean anything."""
+    wanted = {
+        "faults": (result.faults.total(), int(seconds * FAULTS_PER_S)),
+        "acknowledged records": (result.certain, int(seconds * RECORDS_PER_S)),
+        "checked records": (result.checked, int(2 * seconds * RECORDS_PER_S)),
+        "trimmed offsets": (result.trimmed_offsets, int(seconds * RECORDS_PER_S / 4)),
+    }
+    return [f"{done:,} {what}, at least {least:,} wanted" for what, (done, least) in wanted.items() if done < least]
+
+
+@contextmanager
+def rig_of_its_own(console: Console, proxies: int) -> Iterator[DrillRig]:
+    home = Path(tempfile.mkdtemp(prefix="tidegate-drill-"))
+    rig = None
+    try:
+        with KafkaCluster(settings=SHRINKS_SOON) as cluster, VersityGateway() as gateway:
+            asyncio.run(gateway.create_bucket(BUCKET))
+            rig = DrillRig(cluster, gateway, home, proxies=proxies, bucket=BUCKET)
+            create_topics(rig)
+            try:
+                rig.start()
+                yield rig
+            finally:
+                rig.stop()
+    except BaseException:
+        if rig is not None:
+            console.print("what the proxies said: " + ", ".join(str(each.process.output) for each in rig.proxies))
+        raise
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(prog="python -m tests.drill")
+    arguments.add_argument("--seconds", type=float, default=600.0)
+    arguments.add_argument("--seed", type=int, default=None, help="of an earlier drill, to repeat its plan")
+    arguments.add_argument("--proxies", type=int, default=None, help="2 to 9; by default 2 or 5, as the seed says")
+    given = arguments.parse_args()
+    seed = random.randrange(1_000_000) if given.seed is None else given.seed
+    proxies = given.proxies or (5 if seed % 2 else 2)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True)
+
+    say(f"seed {seed}: {given.seconds:.0f} s, {proxies} proxies (SEED={seed} repeats it)")
+    try:
+        with rig_of_its_own(console, proxies) as rig:
+            result = Drill(rig, DrillSettings(seed, given.seconds), say).run()
+    except (ServerUnavailable, DrillError) as error:
+        console.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
+        return 1
+    show(console, result)
+    missing = too_little(result, given.seconds)
+    for one in missing:
+        console.print(f"too little was done: {one}", style="red", highlight=False)
+    if result.has_held:
+        rig.remove_folders()
+    else:
+        say("what the proxies said: " + ", ".join(str(each.process.output) for each in rig.proxies))
+    return 0 if result.has_held and not missing else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

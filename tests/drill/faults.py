@@ -1,0 +1,72 @@
+"""The plan of a drill: which fault begins when, whom it hits and how long it lasts. The same for the same seed.
+
+Faults come in bursts with calm between, for what must be back in time has to be given the time: a burst never hits all
+proxies, and the calm is longer than an owner may be missed.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FaultKind(StrEnum):
+    PROXY_KILL = "proxy killed, started again"
+    PROXY_STALL = "proxy stopped, shorter than its session"
+    PROXY_FREEZE = "proxy stopped, longer than its session"
+    STORE_FREEZE = "store stopped"
+    STORE_KILL = "store killed, started again"
+    BROKER_STALL = "broker stopped"
+
+
+_PROXY_FAULTS = (FaultKind.PROXY_KILL, FaultKind.PROXY_FREEZE, FaultKind.PROXY_FREEZE, FaultKind.PROXY_STALL)
+_OTHER_FAULTS = (FaultKind.STORE_FREEZE, FaultKind.STORE_KILL, FaultKind.BROKER_STALL)
+_DURATIONS_S = {
+    FaultKind.PROXY_KILL: (0.0, 12.0),
+    FaultKind.PROXY_STALL: (0.5, 4.0),
+    FaultKind.PROXY_FREEZE: (9.0, 16.0),
+    FaultKind.STORE_FREEZE: (2.0, 15.0),
+    FaultKind.STORE_KILL: (1.0, 15.0),
+    FaultKind.BROKER_STALL: (0.5, 3.0),
+}
+_CALM_S = (12.0, 18.0)
+_WITHIN_A_BURST_S = 6.0
+WARM_UP_S = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    at_s: float
+    """Since the drill began."""
+    kind: FaultKind
+    proxy: int
+    """-1: it hits no proxy."""
+    duration_s: float
+
+    def __str__(self) -> str:
+        whom = "" if self.proxy < 0 else f" (proxy {self.proxy})"
+        return f"{self.kind}{whom}, {self.duration_s:.1f} s"
+
+
+def plan(seed: int, seconds: float, proxies: int, *, with_broker: bool = True) -> list[Fault]:
+    """In order of time. `with_broker` False leaves the broker alone, which others may use."""
+    chance = random.Random(seed)
+    others = [kind for kind in _OTHER_FAULTS if with_broker or kind is not FaultKind.BROKER_STALL]
+    faults: list[Fault] = []
+    at_s = WARM_UP_S
+    while True:
+        burst: list[Fault] = []
+        for proxy in chance.sample(range(proxies), chance.randint(1, max(1, proxies - 1))):
+            kind = chance.choice(_PROXY_FAULTS)
+            begin_s = at_s + chance.uniform(0, _WITHIN_A_BURST_S)
+            burst.append(Fault(begin_s, kind, proxy, chance.uniform(*_DURATIONS_S[kind])))
+        if chance.random() < 0.6:
+            kind = chance.choice(others)
+            begin_s = at_s + chance.uniform(0, _WITHIN_A_BURST_S)
+            burst.append(Fault(begin_s, kind, -1, chance.uniform(*_DURATIONS_S[kind])))
+        end_s = max(fault.at_s + fault.duration_s for fault in burst)
+        if end_s > seconds and faults:
+            return sorted(faults, key=lambda fault: fault.at_s)
+        faults += burst
+        at_s = end_s + chance.uniform(*_CALM_S)

@@ -1,0 +1,147 @@
+"""`MetadataAudit`: the metadata topic as any read_committed consumer sees it, and who proved what when writing it.
+
+Beside the committed events it counts, per producer id and epoch, the transactions that brought them, and the
+transactions in which the same producer committed an offset of the group: both must be as many (KIP-447).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from uuid import UUID
+
+from protocol.primitives import INT16, Buffer
+from protocol.records.record_batch import RecordBatch, iterate_batches
+from protocol.records.record_reader import read_records
+from tests.drill.violations import FENCED, Violations
+from tiers.broker.client import BrokerClient
+from tiers.broker.fetch import FetchedPartition, FetchPosition, fetch_raw
+from tiers.errors import BrokerError
+from tiers.metadata.committed_records import read_committed
+from tiers.metadata.state_replay import MetadataEvent
+
+OFFSETS_TOPIC = "__consumer_offsets"
+_TIMEOUT_MS = 20_000
+_COMMIT_MARKER = 1
+_LANE = "drill-audit"
+
+Producer = tuple[int, int]
+"""Id and epoch."""
+
+
+class _Transactions:
+    """Of one topic: who committed how many transactions that hold a record of it."""
+
+    def __init__(self) -> None:
+        self.committed: Counter[Producer] = Counter()
+        self._open: dict[tuple[int, int], int] = {}
+
+    def read(self, partition: int, records: Buffer, position: int) -> Iterator[RecordBatch]:
+        """The data batches of transactions."""
+        for batch in iterate_batches(records):
+            if batch.base_offset < position or not batch.is_transactional:
+                continue
+            of = partition, batch.producer_id
+            if not batch.is_control:
+                yield batch
+                self._open[of] = batch.producer_epoch
+                continue
+            epoch = self._open.pop(of, None)
+            key = next(read_records(records, batch)).key
+            if epoch is not None and key is not None and INT16.unpack_from(key, 2)[0] == _COMMIT_MARKER:
+                self.committed[batch.producer_id, epoch] += 1
+
+
+class MetadataAudit:
+    """Lives in one event loop. The client stays the caller's."""
+
+    def __init__(self, client: BrokerClient, topic: str, violations: Violations) -> None:
+        self._client = client
+        self._topic = topic
+        self._violations = violations
+        self._positions: dict[tuple[str, int], int] = {}
+        self._brought = {topic: _Transactions(), OFFSETS_TOPIC: _Transactions()}
+        self._epochs: dict[tuple[int, int], int] = {}
+        self.transactions = 0
+
+    async def open(self) -> None:
+        """The metadata is read from its beginning, the group's offsets from their end: others may have written them."""
+        metadata = await self._client.metadata(0, _TIMEOUT_MS)
+        for topic in (self._topic, OFFSETS_TOPIC):
+            if topic in metadata.topics:
+                self._positions |= {(topic, number): 0 for number in metadata.topics[topic].partitions}
+        if OFFSETS_TOPIC in metadata.topics:
+            await self._read(OFFSETS_TOPIC)
+            self._brought[OFFSETS_TOPIC] = _Transactions()
+
+    async def events(self) -> list[MetadataEvent]:
+        """What was committed since the last call, up to the last stable offset as of now."""
+        return await self._read(self._topic)
+
+    async def check_proofs(self) -> None:
+        """Every transaction of the metadata so far must have committed an offset as a member of the group."""
+        brought = self._brought[self._topic].committed.copy()
+        await self._read(OFFSETS_TOPIC)
+        proofs = self._brought[OFFSETS_TOPIC].committed
+        for producer, count in brought.items():
+            if proofs[producer] < count:
+                self._violations.add(
+                    FENCED, f"producer {producer[0]} epoch {producer[1]} proved {proofs[producer]} of {count} commits"
+                )
+        self.transactions = sum(brought.values())
+
+    async def _read(self, topic: str) -> list[MetadataEvent]:
+        events: list[MetadataEvent] = []
+        behind = {number for name, number in self._positions if name == topic}
+        metadata = await self._client.metadata(5_000, _TIMEOUT_MS)
+        leaders = {
+            number: said.leader_id for number, said in metadata.topics[topic].partitions.items() if number in behind
+        }
+        topic_id = metadata.topics[topic].topic_id
+        while behind:
+            node_id = leaders[next(iter(behind))]
+            asked = sorted(number for number in behind if leaders[number] == node_id)
+            for fetched in await self._fetch(node_id, topic_id, [(n, self._positions[topic, n]) for n in asked]):
+                number = fetched.partition
+                position = self._positions[topic, number]
+                events += self._take(topic, fetched, position)
+                if self._positions[topic, number] >= fetched.last_stable_offset:
+                    behind.discard(number)
+        return events
+
+    async def _fetch(self, node_id: int, topic_id: UUID, asked: list[tuple[int, int]]) -> list[FetchedPartition]:
+        positions = [FetchPosition(topic_id, number, offset) for number, offset in asked]
+        answers = await fetch_raw(
+            self._client, node_id, positions, max_bytes=8 << 20, timeout_ms=_TIMEOUT_MS, lane=_LANE
+        )
+        for answer in answers:
+            if answer.error:
+                raise BrokerError("the audit cannot read", answer.error, retriable=True)
+        return answers
+
+    def _take(self, topic: str, fetched: FetchedPartition, position: int) -> list[MetadataEvent]:
+        number = fetched.partition
+        for batch in self._brought[topic].read(number, fetched.records, position):
+            if topic == self._topic:
+                self._check_epoch(number, batch)
+        if topic != self._topic:
+            ends = [batch.next_offset for batch in iterate_batches(fetched.records)]
+            self._positions[topic, number] = max([position, *ends])
+            return []
+        read = read_committed(fetched, position)
+        if read.foreign_records:
+            self._violations.add(
+                FENCED, f"metadata partition {number}: {read.foreign_records} records from {position} on are nobody's"
+            )
+        self._positions[topic, number] = read.next_offset
+        return list(read.events)
+
+    def _check_epoch(self, number: int, batch: RecordBatch) -> None:
+        """Of one transactional id: a later producer has a higher epoch, and an earlier one writes no more."""
+        of = number, batch.producer_id
+        newest = max(self._epochs.get(of, -1), batch.producer_epoch)
+        self._epochs[of] = newest
+        if batch.producer_epoch < newest:
+            self._violations.add(
+                FENCED, f"metadata partition {number} {batch.base_offset}: epoch {batch.producer_epoch} after {newest}"
+            )

@@ -1,0 +1,64 @@
+"""`tidegate` with a bug in it, to show that a drill finds it: `python -m tests.drill.planted BUG serve --config FILE`.
+
+The bugs are planted here, in this process, and nowhere in the product.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from protocol.records.record_batch import iterate_batches
+from proxy.cli import run
+from tiers.log.log_source import AbortedTransaction
+from tiers.metadata.metadata_producer import GroupMember, TransactionalProducer
+from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.segment.segment_builder import SegmentBuilder
+
+
+def trim_before_visibility() -> None:
+    """Whatever is finished counts as seen for ever, so nobody waits for the other proxies."""
+
+    def seen_at_ms(self: TopicBasedRemoteLogMetadataManager, segment_id: RemoteLogSegmentId) -> int | None:
+        return -(1 << 40)
+
+    TopicBasedRemoteLogMetadataManager.seen_at_ms = seen_at_ms  # type: ignore[method-assign]  # a bug is planted
+
+
+def commit_without_fencing() -> None:
+    """A transaction that says nothing of the member that writes it: one whose generation is over may commit too."""
+
+    async def commit_offset(
+        self: TransactionalProducer, member: GroupMember, consumed_offset: int, deadline_ms: int
+    ) -> None:
+        return
+
+    TransactionalProducer._commit_offset = commit_offset  # type: ignore[method-assign]  # a bug is planted
+
+
+def dropped_chunk() -> None:
+    """Of every fifth answer of the broker, the first batches never come into the segment."""
+    append, count = SegmentBuilder.append, 0
+
+    def append_less(self: SegmentBuilder, records: bytes, aborted_transactions: Sequence[AbortedTransaction]) -> None:
+        nonlocal count
+        count += 1
+        batches = list(iterate_batches(records))
+        if count % 5 == 0 and len(batches) > 1:
+            records = records[batches[len(batches) // 2].start :]
+        append(self, records, aborted_transactions)
+
+    SegmentBuilder.append = append_less  # type: ignore[method-assign]  # a bug is planted
+
+
+BUGS: dict[str, Callable[[], None]] = {
+    "trim-before-visibility": trim_before_visibility,
+    "commit-without-fencing": commit_without_fencing,
+    "dropped-chunk": dropped_chunk,
+}
+
+
+if __name__ == "__main__":
+    BUGS[sys.argv[1]]()
+    sys.exit(run(sys.argv[2:]))

@@ -1,0 +1,94 @@
+"""`ProxyWatch`: who owns what, by the proxies' own metrics; and what they count that should never be.
+
+A metadata partition is without an owner for as long as no proxy that answers says that it may write. That may be no
+longer than `OWNER_BACK_S` after the last proxy or broker went away or came back.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import threading
+import time
+from http.client import HTTPException
+
+from bench.offsets import EARLIEST, list_offsets
+from tests.drill.oracle import Place
+from tests.drill.rig import METADATA_PARTITIONS, DrillProxy, DrillRig
+from tests.drill.violations import BOUNDS, LOG_START, OWNER, Violations
+
+OWNER_BACK_S = 15.0
+_INTERVAL_S = 0.25
+_OWNED = re.compile(r'^tidegate_remote_log_metadata_owned\{[^}]*metadata_partition="(\d+)"[^}]*\} 1\.0$', re.MULTILINE)
+_BROKEN_BOUNDS = re.compile(r"^tidegate_bounds_violations_total\{([^}]*)\} ([1-9][\d.]*)$", re.MULTILINE)
+_ALARMS = re.compile(
+    r'^tidegate_remote_log_alarms_total\{([^}]*reason="(?:hole|diverged|custom-metadata)"[^}]*)\} ([1-9][\d.]*)$',
+    re.MULTILINE,
+)
+
+
+class ProxyWatch:
+    """`run` in a thread of its own, until `stop`."""
+
+    def __init__(self, rig: DrillRig, violations: Violations) -> None:
+        self._rig = rig
+        self._violations = violations
+        self._stopping = threading.Event()
+        now_s = time.monotonic()
+        self._owned_at_s = dict.fromkeys(range(METADATA_PARTITIONS), now_s)
+        self._starts: dict[tuple[int, Place], int] = {}
+        self.longest_s = dict.fromkeys(range(METADATA_PARTITIONS), 0.0)
+        """Without an owner, by metadata partition; disruptions may overlap in it."""
+        self.longest_quiet_s = dict.fromkeys(range(METADATA_PARTITIONS), 0.0)
+        """The same since the last disruption."""
+        self.looks = 0
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self) -> None:
+        while not self._stopping.wait(_INTERVAL_S):
+            owned: set[int] = set()
+            for proxy in self._rig.surviving():
+                owned |= self._ask(proxy)
+            self._note(owned, time.monotonic())
+            self.looks += 1
+
+    @property
+    def is_all_owned(self) -> bool:
+        return all(time.monotonic() - at_s < 1.0 for at_s in self._owned_at_s.values())
+
+    def _ask(self, proxy: DrillProxy) -> set[int]:
+        try:
+            text = proxy.process.metrics(timeout_s=1.0)
+            if self.looks % 8 == proxy.number % 8:
+                self._check_log_starts(proxy)
+        except (OSError, HTTPException, ValueError, struct.error):  # on its way down or up
+            return set()
+        for labels, _ in _BROKEN_BOUNDS.findall(text):
+            self._violations.add(BOUNDS, f"{proxy.name}: {labels}")
+        for labels, _ in _ALARMS.findall(text):
+            self._violations.add(BOUNDS, f"{proxy.name}: an alarm: {labels}")
+        return {int(number) for number in _OWNED.findall(text)}
+
+    def _note(self, owned: set[int], now_s: float) -> None:
+        for number in self._owned_at_s:
+            gone_s = now_s - self._owned_at_s[number]
+            quiet_s = min(gone_s, now_s - self._rig.disrupted_at_s)
+            self.longest_s[number] = max(self.longest_s[number], gone_s)
+            self.longest_quiet_s[number] = max(self.longest_quiet_s[number], quiet_s)
+            if number in owned:
+                self._owned_at_s[number] = now_s
+            elif quiet_s > OWNER_BACK_S:
+                since = f"{self._owned_at_s[number]:.0f}"
+                self._violations.add(OWNER, f"metadata partition {number}: no owner since {since} (monotonic)")
+
+    def _check_log_starts(self, proxy: DrillProxy) -> None:
+        for topic in self._rig.topics.names:
+            asked = range(self._rig.topics.partitions)
+            for partition, start in list_offsets(proxy.process.address, topic, asked, EARLIEST, 2.0).items():
+                of = proxy.number, (topic, partition)
+                before = self._starts.get(of, 0)
+                self._starts[of] = max(before, start)
+                if start < before:
+                    self._violations.add(LOG_START, f"{of[1]} through {proxy.name}: {start} after {before}")

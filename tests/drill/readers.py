@@ -1,0 +1,146 @@
+"""`Reader`: one thread that reads partitions from somewhere to their end, through one proxy after the other.
+
+The consumer is unmodified, and told to fail rather than to jump. What was certain before a pass began must be in it,
+unless it lies below a log start that was raised meanwhile.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+
+from tests.drill.oracle import Oracle, Place
+from tests.drill.rig import DrillProxy, DrillRig
+from tests.drill.tier_model import TierModel
+from tests.drill.violations import DELETED, READ, Violations
+
+PASS_TIMEOUT_S = 40.0
+_POLL_S = 0.3
+_FROM_THE_START = 0.4
+_LOG_NOTHING = 0
+_PASSING = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+    }
+)
+"""What librdkafka says of a broker that went away; it goes on by itself."""
+
+
+class Reader:
+    def __init__(self, rig: DrillRig, oracle: Oracle, model: TierModel, violations: Violations, seed: int) -> None:
+        self._rig = rig
+        self._oracle = oracle
+        self._model = model
+        self._violations = violations
+        self._chance = random.Random(seed)
+        self._stopping = threading.Event()
+        self.checked = 0
+        self.passes = 0
+        self.unfinished = 0
+        """Passes that a fault has kept from their end; what they did read was checked."""
+        self.error: str | None = None
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                up = self._rig.surviving()
+                if not up:
+                    self._stopping.wait(0.2)
+                    continue
+                self._read_some(self._chance.choice(up), self._chance.choice(self._rig.topics.places))
+                self._stopping.wait(0.05)
+        except Exception as error:
+            self.error = f"a reader ended: {error!r}"
+            raise
+
+    def _log_start(self, place: Place) -> int:
+        """Below it, records may be gone, or go."""
+        return max(self._oracle[place].asked_start, self._model.partitions[place].log_start)
+
+    def _read_some(self, proxy: DrillProxy, place: Place) -> None:
+        certain = self._oracle[place].certain_from(self._log_start(place))
+        if not certain:
+            return
+        from_start = self._chance.random() < _FROM_THE_START
+        start = OFFSET_BEGINNING if from_start else self._chance.choice(certain)
+        self.read(proxy, place, start, certain, PASS_TIMEOUT_S)
+
+    def read(self, proxy: DrillProxy, place: Place, start: int, certain: Sequence[int], timeout_s: float) -> bool:
+        """From `start` past the last of `certain`; whether it came so far."""
+        partition = self._oracle[place]
+        deleted_start = partition.deleted_start
+        seen: set[int] = set()
+        next_offset, target = max(0, start), certain[-1] + 1
+        deadline_s = time.monotonic() + timeout_s
+        with consumer(proxy.bootstrap, place, start) as reading:
+            while next_offset < target and time.monotonic() < deadline_s and not self._stopping.is_set():
+                for message in reading.consume(500, _POLL_S):
+                    error, offset, value = message.error(), message.offset(), message.value()
+                    if error is not None:
+                        if not self._bear(error, place, next_offset, proxy):
+                            return True
+                        continue
+                    assert offset is not None
+                    assert isinstance(value, bytes)
+                    if offset < next_offset and (seen or start >= 0):
+                        self._violations.add(READ, f"{place} {offset} through {proxy.name}: after {next_offset - 1}")
+                    if not seen and start < 0 and offset < deleted_start:
+                        self._violations.add(DELETED, f"{place} {offset} through {proxy.name}: below {deleted_start}")
+                    partition.check(offset, value, proxy.name)
+                    if place[1] == 0 and seen and offset != next_offset:
+                        self._violations.add(
+                            READ,
+                            f"{place} through {proxy.name}: {offset} follows {next_offset - 1}, without transactions",
+                        )
+                    seen.add(offset)
+                    next_offset = offset + 1
+        self.checked += len(seen)
+        self.passes += 1
+        self.unfinished += next_offset < target
+        # What is asked for from the start begins where the log does now.
+        first = max(self._log_start(place), start)
+        partition.check_complete(certain, seen, first, next_offset, proxy.name)
+        return next_offset >= target
+
+    def _bear(self, error: KafkaError, place: Place, next_offset: int, proxy: DrillProxy) -> bool:
+        """False: the pass is over, for the log start went past it."""
+        if error.code() in _PASSING or error.retriable():
+            return True
+        if next_offset < self._log_start(place):
+            return False
+        self._violations.add(READ, f"{place} {next_offset} through {proxy.name}: {error.name()}")
+        return False
+
+
+@contextmanager
+def consumer(bootstrap: str, place: Place, start: int) -> Iterator[Consumer]:
+    reading = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "unused",
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "error",
+            "enable.auto.commit": False,
+            "check.crcs": True,
+            "fetch.queue.backoff.ms": 10,
+            "reconnect.backoff.max.ms": 1_000,
+            "log_level": _LOG_NOTHING,
+        }
+    )
+    reading.assign([TopicPartition(*place, start)])
+    try:
+        yield reading
+    finally:
+        reading.close()

@@ -1,0 +1,176 @@
+"""The processes of a drill: a Kafka, an S3, several proxies that share a metadata topic; and what is done to them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.drill.faults import Fault, FaultKind
+from tests.servers.kafka import KafkaCluster
+from tests.servers.tidegate import TidegateProcess, tidegate_over
+from tests.servers.versitygw import VersityGateway
+
+VISIBLE_AFTER_MS = 3_000
+SEGMENT_BYTES = 96 * 1024
+RETENTION_BYTES = 3 * 1024 * 1024
+METADATA_PARTITIONS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class DrillTopics:
+    """`kept` loses nothing; `expiring` has a retention by size, and clients delete from it."""
+
+    kept: str
+    expiring: str
+    partitions: int = 3
+
+    @property
+    def names(self) -> tuple[str, str]:
+        return self.kept, self.expiring
+
+    @property
+    def places(self) -> list[tuple[str, int]]:
+        return [(topic, partition) for topic in self.names for partition in range(self.partitions)]
+
+
+@dataclass(eq=False)
+class DrillProxy:
+    number: int
+    process: TidegateProcess
+    is_up: bool = False
+    """Neither stopped nor killed, nor on its way back."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def name(self) -> str:
+        return f"proxy {self.number}"
+
+    @property
+    def bootstrap(self) -> str:
+        return self.process.bootstrap_servers
+
+
+class DrillRig:
+    """A context manager. The cluster and the store are the caller's; the proxies and their folder are its own."""
+
+    def __init__(
+        self,
+        cluster: KafkaCluster,
+        gateway: VersityGateway,
+        home: Path,
+        *,
+        proxies: int,
+        bucket: str,
+        command: Sequence[str] = ("proxy",),
+    ) -> None:
+        tag = uuid.uuid4().hex[:8]
+        self.cluster = cluster
+        self.gateway = gateway
+        self.home = home
+        self.bucket = bucket
+        self.topics = DrillTopics(f"drill-kept-{tag}", f"drill-expiring-{tag}")
+        self.metadata_topic = f"__drill-metadata-{tag}"
+        self.proxies = [DrillProxy(number, self._process(number, command)) for number in range(proxies)]
+        self._disruptions = threading.Lock()
+        self.disrupted_at_s = time.monotonic()
+        """When a proxy, or the broker, last went away or came back."""
+
+    def _process(self, number: int, command: Sequence[str]) -> TidegateProcess:
+        home = self.home / f"proxy-{number}"
+        home.mkdir()
+        process = tidegate_over(
+            self.cluster,
+            home,
+            tiered=self.topics.names,
+            segment_bytes=SEGMENT_BYTES,
+            storage={"implementation": "s3", "timeout.ms": "3000", **self.gateway.settings(self.bucket)},
+            settings={
+                "remote.log.metadata.topic.name": self.metadata_topic,
+                "remote.log.metadata.topic.num.partitions": METADATA_PARTITIONS,
+                "remote.log.visible.after.ms": VISIBLE_AFTER_MS,
+                "remote.log.manager.task.interval.ms": 400,
+                "remote.log.manager.task.retry.backoff.ms": 200,
+                # Reads go to the store, not to what was read before.
+                "remote.log.chunk.cache.total.size.bytes": 1 << 20,
+            },
+            command=command,
+        )
+        process.keep()
+        return process
+
+    def start(self) -> None:
+        """One after the other: each finds the metadata topic that the first has made."""
+        for proxy in self.proxies:
+            proxy.process.start()
+            proxy.is_up = True
+        self._disrupted()
+
+    def stop(self) -> None:
+        for proxy in self.proxies:
+            if proxy.is_up:
+                proxy.process.stop()
+            else:
+                proxy.process.stop(signal.SIGKILL)
+
+    def remove_folders(self) -> None:
+        """Settings and logs of the proxies; they are kept when something did not hold."""
+        for proxy in self.proxies:
+            shutil.rmtree(proxy.process.folder, ignore_errors=True)
+
+    def surviving(self) -> list[DrillProxy]:
+        return [proxy for proxy in self.proxies if proxy.is_up]
+
+    def _disrupted(self) -> None:
+        with self._disruptions:
+            self.disrupted_at_s = time.monotonic()
+
+    def apply(self, fault: Fault, heal_early: threading.Event) -> None:
+        """Begins the fault, waits for as long as it lasts, and ends it."""
+        match fault.kind:
+            case FaultKind.PROXY_KILL:
+                self._kill_proxy(self.proxies[fault.proxy], fault.duration_s, heal_early)
+            case FaultKind.PROXY_STALL | FaultKind.PROXY_FREEZE:
+                self._freeze_proxy(self.proxies[fault.proxy], fault.duration_s, heal_early)
+            case FaultKind.STORE_KILL:
+                self.gateway.kill()
+                heal_early.wait(fault.duration_s)
+                self.gateway.start()
+            case FaultKind.STORE_FREEZE:
+                self.gateway.pause()
+                heal_early.wait(fault.duration_s)
+                self.gateway.resume()
+            case FaultKind.BROKER_STALL:
+                self.cluster.pause_broker(1)
+                self._disrupted()
+                heal_early.wait(fault.duration_s)
+                self.cluster.resume_broker(1)
+                self._disrupted()
+
+    def _kill_proxy(self, proxy: DrillProxy, duration_s: float, heal_early: threading.Event) -> None:
+        with proxy.lock:
+            proxy.is_up = False
+            proxy.process.stop(signal.SIGKILL)
+            self._disrupted()
+            heal_early.wait(duration_s)
+            proxy.process.start()
+            self._disrupted()
+            proxy.is_up = True
+
+    def _freeze_proxy(self, proxy: DrillProxy, duration_s: float, heal_early: threading.Event) -> None:
+        with proxy.lock:
+            proxy.is_up = False
+            os.killpg(proxy.process.pid, signal.SIGSTOP)
+            self._disrupted()
+            try:
+                heal_early.wait(duration_s)
+            finally:
+                os.killpg(proxy.process.pid, signal.SIGCONT)
+            self._disrupted()
+            proxy.is_up = True

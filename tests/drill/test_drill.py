@@ -1,0 +1,75 @@
+"""A short drill, on real servers; and three more with a bug planted in the proxies, which it must find."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.drill.__main__ import BUCKET, create_topics
+from tests.drill.engine import Drill, DrillSettings
+from tests.drill.faults import Fault, FaultKind
+from tests.drill.rig import DrillRig
+from tests.drill.violations import FENCED, READ, SEGMENT, TRIM
+from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import delete_topic
+from tests.servers.versitygw import VersityGateway
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+
+SEED = 1
+FAULTS = (
+    Fault(4, FaultKind.PROXY_FREEZE, 0, 11),
+    Fault(6, FaultKind.STORE_FREEZE, -1, 4),
+    Fault(24, FaultKind.PROXY_KILL, 1, 2),
+    Fault(25, FaultKind.STORE_KILL, -1, 3),
+)
+
+
+@contextmanager
+def drill(
+    kafka: KafkaCluster, s3: VersityGateway, home: Path, settings: DrillSettings, *bug: str, proxies: int = 2
+) -> Iterator[Drill]:
+    asyncio.run(s3.create_bucket(BUCKET))
+    command = ("tests.drill.planted", *bug) if bug else ("proxy",)
+    rig = DrillRig(kafka, s3, home, proxies=proxies, bucket=BUCKET, command=command)
+    create_topics(rig)
+    try:
+        rig.start()
+        yield Drill(rig, settings)
+    finally:
+        rig.stop()
+        rig.remove_folders()
+        for topic in rig.topics.names:
+            delete_topic(kafka.bootstrap_servers, topic)
+
+
+def test_two_proxies_survive_a_short_drill(kafka: KafkaCluster, s3: VersityGateway, tmp_path: Path) -> None:
+    with drill(kafka, s3, tmp_path, DrillSettings(SEED, 40, faults=FAULTS)) as running:
+        result = running.run()
+    assert result.violations == []
+    assert result.faults.total() == len(FAULTS)
+    assert result.checked > result.certain > 2_000
+    assert result.trimmed_offsets > 500
+    assert result.transactions > 50
+    assert result.aborted > 0
+
+
+@pytest.mark.parametrize(
+    ("bug", "broken"),
+    [
+        ("trim-before-visibility", {TRIM}),
+        ("commit-without-fencing", {FENCED}),
+        ("dropped-chunk", {READ, SEGMENT}),
+    ],
+)
+def test_a_planted_bug_is_found(
+    kafka: KafkaCluster, s3: VersityGateway, tmp_path: Path, bug: str, broken: set[str]
+) -> None:
+    settings = DrillSettings(SEED, 40, faults=(), stop_at_first=True)
+    with drill(kafka, s3, tmp_path, settings, bug, proxies=1) as running:
+        result = running.run()
+    assert broken & set(result.rules)

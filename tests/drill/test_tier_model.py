@@ -1,0 +1,97 @@
+"""What the drill calls a violation in the records of the metadata topic."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from tests.drill.oracle import Oracle
+from tests.drill.tier_model import TierModel
+from tests.drill.violations import EXPIRY, STATES, Violations
+from tiers.metadata.serde import MetadataRecord, key_of
+from tiers.metadata.state_replay import MetadataEvent
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import (
+    LeaderEpochEntry,
+    LogStartOffsetUpdate,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+)
+from tiers.model.segment_state import RemoteLogSegmentState as State
+
+PLACE = ("orders", 0)
+PARTITION = TopicIdPartition(UUID(int=1), 0, "orders")
+
+
+@pytest.fixture
+def violations() -> Violations:
+    return Violations()
+
+
+@pytest.fixture
+def model(violations: Violations) -> TierModel:
+    return TierModel(
+        Oracle([PLACE], violations), violations, retained_bytes=lambda place: 100, on_finished=lambda place, one: None
+    )
+
+
+def take(model: TierModel, *records: MetadataRecord, timestamp_ms: int = 0) -> None:
+    model.take([MetadataEvent(offset, timestamp_ms, key_of(record), record) for offset, record in enumerate(records)])
+
+
+def segment(number: int, start: int, end: int) -> RemoteLogSegmentMetadata:
+    return RemoteLogSegmentMetadata(
+        RemoteLogSegmentId(PARTITION, UUID(int=number)), start, end, -1, 0, 0, (LeaderEpochEntry(0, start),), 60,
+        State.COPY_SEGMENT_STARTED,
+    )  # fmt: skip
+
+
+def to(one: RemoteLogSegmentMetadata, state: State) -> RemoteLogSegmentMetadataUpdate:
+    return RemoteLogSegmentMetadataUpdate(one.segment_id, -1, 0, state)
+
+
+def test_what_is_visible_ends_at_a_gap_and_at_what_was_finished_later(model: TierModel) -> None:
+    one, two, after_a_gap = segment(1, 0, 9), segment(2, 10, 19), segment(3, 25, 29)
+    take(model, one, to(one, State.COPY_SEGMENT_FINISHED), timestamp_ms=1_000)
+    take(model, two, to(two, State.COPY_SEGMENT_FINISHED), timestamp_ms=2_000)
+    take(model, after_a_gap, to(after_a_gap, State.COPY_SEGMENT_FINISHED), timestamp_ms=2_000)
+    take(model, segment(4, 20, 24), timestamp_ms=2_000)
+    partition = model.partitions[PLACE]
+    assert [partition.covered_to(0, at_ms) for at_ms in (999, 1_000, 1_999, 2_000)] == [0, 10, 10, 20]
+    assert partition.covered_to(25, 2_000) == 30
+
+
+@pytest.mark.parametrize(
+    "states",
+    [
+        (State.DELETE_SEGMENT_STARTED, State.COPY_SEGMENT_FINISHED),
+        (State.COPY_SEGMENT_FINISHED, State.DELETE_SEGMENT_FINISHED),
+    ],
+)
+def test_a_state_out_of_order_is_noticed(model: TierModel, violations: Violations, states: tuple[State, State]) -> None:
+    one = segment(1, 0, 9)
+    take(model, LogStartOffsetUpdate(PARTITION, "w", 0, 0), one, *(to(one, state) for state in states))
+    assert violations.count == {STATES: 1}
+
+
+def test_what_is_in_the_log_may_not_be_deleted(model: TierModel, violations: Violations) -> None:
+    one = segment(1, 0, 9)
+    take(model, one, to(one, State.COPY_SEGMENT_FINISHED), to(one, State.DELETE_SEGMENT_STARTED))
+    assert violations.count == {EXPIRY: 1}
+
+
+def test_retention_may_take_what_is_too_much_and_no_more(model: TierModel, violations: Violations) -> None:
+    segments = [segment(number, number * 10, number * 10 + 9) for number in range(4)]
+    for one in segments:
+        take(model, one, to(one, State.COPY_SEGMENT_FINISHED))
+    take(model, LogStartOffsetUpdate(PARTITION, "w", 0, 20))
+    assert violations.total == 0
+    take(model, LogStartOffsetUpdate(PARTITION, "w", 0, 30))
+    assert violations.count == {EXPIRY: 1}
+
+
+def test_what_clients_asked_for_may_go(model: TierModel, violations: Violations) -> None:
+    model._oracle[PLACE].ask_to_delete(30)
+    take(model, LogStartOffsetUpdate(PARTITION, "w", 0, 30))
+    assert violations.total == 0

@@ -1,0 +1,138 @@
+"""`TierModel`: the remote tier as the committed metadata describes it; judges every record that it is given."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from tests.drill.oracle import Oracle, Place
+from tests.drill.violations import EXPIRY, STATES, Violations
+from tiers.metadata.state_replay import MetadataEvent
+from tiers.model.segment_metadata import (
+    LocalLogStartUpdate,
+    LogStartOffsetUpdate,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+)
+from tiers.model.segment_state import RemoteLogSegmentState as State
+from tiers.model.segment_state import is_valid_transition
+
+
+@dataclass(slots=True)
+class Segment:
+    """One segment's life so far."""
+
+    metadata: RemoteLogSegmentMetadata
+    state: State
+    finished_at_ms: int | None = None
+    """By the broker's clock."""
+
+    @property
+    def is_readable(self) -> bool:
+        return self.state is State.COPY_SEGMENT_FINISHED
+
+
+@dataclass(slots=True)
+class PartitionModel:
+    segments: dict[UUID, Segment] = field(default_factory=dict)
+    log_start: int = 0
+    announced_start: int = 0
+    """The highest local log start that an owner has committed before a trim."""
+
+    def readable(self) -> Iterator[Segment]:
+        return (segment for segment in self.segments.values() if segment.is_readable)
+
+    def covered_to(self, start: int, finished_by_ms: int) -> int:
+        """How far segments that were finished by then hold every offset from `start` on; exclusive."""
+        spans = sorted(
+            (segment.metadata.start_offset, segment.metadata.end_offset)
+            for segment in self.segments.values()
+            if segment.finished_at_ms is not None and segment.finished_at_ms <= finished_by_ms
+        )
+        for first, last in spans:
+            if first > start:
+                return start
+            start = max(start, last + 1)
+        return start
+
+
+class TierModel:
+    def __init__(
+        self,
+        oracle: Oracle,
+        violations: Violations,
+        *,
+        retained_bytes: Callable[[Place], int | None],
+        on_finished: Callable[[Place, Segment], None],
+    ) -> None:
+        """`retained_bytes`: what must stay in the tier when retention takes something; None: it may take nothing."""
+        self._oracle = oracle
+        self._violations = violations
+        self._retained_bytes = retained_bytes
+        self._on_finished = on_finished
+        self.partitions = {place: PartitionModel() for place in oracle.partitions}
+        self.counts: Counter[State] = Counter()
+
+    def take(self, events: Iterable[MetadataEvent]) -> None:
+        for event in events:
+            match event.record:
+                case RemoteLogSegmentMetadata() as added:
+                    self._add(added)
+                case RemoteLogSegmentMetadataUpdate() as update:
+                    self._update(update, event.timestamp_ms)
+                case LogStartOffsetUpdate() as raised:
+                    self._raise_log_start(raised)
+                case LocalLogStartUpdate() as announced:
+                    place = announced.topic_id_partition.topic, announced.topic_id_partition.partition
+                    model = self.partitions[place]
+                    if announced.local_log_start < model.announced_start:
+                        self._violations.add(STATES, f"{place}: a trim was announced below an earlier one")
+                    model.announced_start = max(model.announced_start, announced.local_log_start)
+                case _:
+                    continue
+
+    def _add(self, added: RemoteLogSegmentMetadata) -> None:
+        place = added.topic_id_partition.topic, added.topic_id_partition.partition
+        segments = self.partitions[place].segments
+        if added.segment_id.id not in segments:
+            segments[added.segment_id.id] = Segment(added, State.COPY_SEGMENT_STARTED)
+            self.counts[State.COPY_SEGMENT_STARTED] += 1
+
+    def _update(self, update: RemoteLogSegmentMetadataUpdate, timestamp_ms: int) -> None:
+        partition = update.segment_id.topic_id_partition
+        place = partition.topic, partition.partition
+        segment = self.partitions[place].segments.get(update.segment_id.id)
+        if segment is None or not is_valid_transition(segment.state, update.state):
+            before = "nothing" if segment is None else segment.state.name
+            self._violations.add(STATES, f"{place} {update.segment_id.id}: {update.state.name} after {before}")
+            return
+        if segment.state is update.state:
+            return
+        segment.state = update.state
+        self.counts[update.state] += 1
+        if update.state is State.COPY_SEGMENT_FINISHED:
+            segment.finished_at_ms = timestamp_ms
+            self._on_finished(place, segment)
+        elif update.state is State.DELETE_SEGMENT_STARTED and self._is_in_the_log(place, segment):
+            self._violations.add(EXPIRY, f"{place}: a segment that is still in the log is deleted")
+
+    def _is_in_the_log(self, place: Place, segment: Segment) -> bool:
+        return segment.finished_at_ms is not None and segment.metadata.end_offset >= self.partitions[place].log_start
+
+    def _raise_log_start(self, raised: LogStartOffsetUpdate) -> None:
+        place = raised.topic_id_partition.topic, raised.topic_id_partition.partition
+        model, offset = self.partitions[place], raised.log_start_offset
+        if offset > max(model.log_start, self._oracle[place].asked_start):
+            retained = self._retained_bytes(place)
+            left = sum(
+                segment.metadata.segment_size_bytes
+                for segment in model.readable()
+                if segment.metadata.start_offset >= offset
+            )
+            if retained is None or left < retained:
+                self._violations.add(
+                    EXPIRY, f"{place}: the log start was raised to {offset}, which leaves {left} of {retained} bytes"
+                )
+        model.log_start = max(model.log_start, offset)

@@ -1,0 +1,70 @@
+"""`Violations`: what did not hold, each with the moment at which it was noticed. Safe to use from any thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+KEPT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    rule: str
+    """The name of an invariant; one of `RULES`."""
+    what: str
+    at_s: float
+    """Since the drill began."""
+
+
+READ = "every acknowledged record is readable once and in order"
+BYTES = "what is read is what was written"
+ABORTED = "nothing aborted is read"
+DELETED = "nothing deleted comes back"
+LOG_START = "log starts never go back"
+TRIM = "nothing is trimmed before every proxy can read it"
+TRIM_OWNER = "nothing is trimmed that an owner did not announce"
+FENCED = "every commit proves the writer's membership"
+SEGMENT = "a finished segment is what the log held"
+CHOICE = "no two finished segments say different things"
+STATES = "segments go through their states in order"
+OBJECTS = "objects come after COPY_SEGMENT_STARTED and go after DELETE_SEGMENT_STARTED"
+EXPIRY = "retention takes no more than it was told"
+OWNER = "ownership is back in time"
+BOUNDS = "the bounds between the tiers hold"
+OUTAGE = "an outage of the store is not felt by the local tier"
+RULES = (
+    READ, BYTES, ABORTED, DELETED, LOG_START, TRIM, TRIM_OWNER, FENCED, SEGMENT, CHOICE, STATES, OBJECTS, EXPIRY,
+    OWNER, BOUNDS, OUTAGE,
+)  # fmt: skip
+
+
+class Violations:
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._began_s = clock_s()
+        self._lock = threading.Lock()
+        self._first: list[Violation] = []
+        self._seen: set[tuple[str, str]] = set()
+        self.count: Counter[str] = Counter()
+
+    def add(self, rule: str, what: str) -> None:
+        """The same thing said again does not count again."""
+        with self._lock:
+            if (rule, what) in self._seen:
+                return
+            self._seen.add((rule, what))
+            self.count[rule] += 1
+            if len(self._first) < KEPT:
+                self._first.append(Violation(rule, what, self._clock_s() - self._began_s))
+
+    @property
+    def total(self) -> int:
+        return sum(self.count.values())
+
+    def first(self) -> list[Violation]:
+        with self._lock:
+            return list(self._first)
