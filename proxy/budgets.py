@@ -17,20 +17,29 @@ def share_of(config: TidegateConfig) -> TidegateConfig:
         """Rounded up: never nothing."""
         return -(-total // workers)
 
+    def part_of_limit(total: int | None) -> int | None:
+        return None if total is None else part(total)
+
     limits, remote_log = config.limits, config.remote_log
     return config.model_copy(
         update={
             "workers": 0,
             "listener": config.listener.model_copy(update={"reuse_port": True}),
+            "topics": tuple(
+                topic.model_copy(update={"fetch_max_bytes_per_second": part_of_limit(topic.fetch_max_bytes_per_second)})
+                for topic in config.topics
+            ),
             "limits": limits.model_copy(
                 update={
                     "max_connections": part(limits.max_connections),
                     "max_connections_per_address": part(limits.max_connections_per_address),
                     "max_held_remote_bytes": part(limits.max_held_remote_bytes),
+                    "remote_fetch_max_bytes_per_second": part_of_limit(limits.remote_fetch_max_bytes_per_second),
                 }
             ),
             "remote_log": remote_log.model_copy(
                 update={
+                    "fetch_max_bytes_per_second": part_of_limit(remote_log.fetch_max_bytes_per_second),
                     "reader_threads": part(remote_log.reader_threads),
                     "reader_max_pending_tasks": part(remote_log.reader_max_pending_tasks),
                     "reader_max_bytes_in_flight": part(remote_log.reader_max_bytes_in_flight),

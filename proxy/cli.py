@@ -15,6 +15,7 @@ import uvloop
 from proxy.app import serve as serve_forever
 from proxy.check import check as check_everything
 from proxy.config import ConfigError, load_config
+from proxy.failed_deletes_command import failed_deletes
 from proxy.logging_setup import set_up_logging
 from proxy.processes import serve_processes
 from proxy.quarantine_commands import quarantine
@@ -37,6 +38,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 tier.add_typer(quarantine)
+tier.command("failed-deletes")(failed_deletes)
 app.add_typer(tier)
 ConfigFile = Annotated[Path, typer.Option("--config", help="The TOML file; docs/configuration.md names every key.")]
 

@@ -37,6 +37,7 @@ class RemotePartitionRead:
         isolation_level: int,
         deadline_ms: int,
         connection_id: int,
+        client_id: str,
     ) -> None:
         self.partition = partition
         self.offset = offset
@@ -49,7 +50,7 @@ class RemotePartitionRead:
         self._lapse: asyncio.TimerHandle | None = None
         if max_bytes > 0 or min_one_message:
             self._task = spawn(
-                self._run(reader, min_one_message, isolation_level, deadline_ms, connection_id),
+                self._run(reader, min_one_message, isolation_level, deadline_ms, connection_id, client_id),
             )
             self._task.add_done_callback(self._done)
 
@@ -99,6 +100,7 @@ class RemotePartitionRead:
         isolation_level: int,
         deadline_ms: int,
         connection_id: int,
+        client_id: str,
     ) -> None:
         try:
             self.result = await reader.read(
@@ -109,6 +111,7 @@ class RemotePartitionRead:
                 isolation_level=isolation_level,
                 deadline_ms=deadline_ms,
                 connection_id=connection_id,
+                client_id=client_id,
             )
         except RemoteLogError as error:
             self.error = error

@@ -42,6 +42,12 @@ class LimitsConfig(Section):
         gt=0,
         description="What responses with a part of the remote tier may take together, until clients have taken them.",
     )
+    remote_fetch_max_bytes_per_second: SizeBytes | None = Field(
+        None,
+        alias="remote.fetch.max.bytes.per.second",
+        gt=0,
+        description="What the clients of one client id may read from the remote tier. Workers share it equally.",
+    )
     max_in_flight: int = Field(
         256, alias="max.in.flight.requests", gt=0, description="Unanswered requests of one connection."
     )

@@ -16,11 +16,12 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from proxy.config import TidegateConfig
-from tiers.broker.client import BrokerClient
+from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.share_groups import ClusterShareGroups
-from tiers.config import TopicConfig
+from tiers.config import RemoteLogConfig, TopicConfig
 from tiers.errors import RemoteLogError
 from tiers.log.broker_log import BrokerLogSource
+from tiers.manager.failed_deletions import FailedDeletions
 from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.remote_disable import RemoteDisableTask
 from tiers.manager.remote_log_manager import RemoteLogManager
@@ -29,9 +30,11 @@ from tiers.manager.spool import Spool
 from tiers.manager.task_services import TaskServices
 from tiers.manager.tiered_topics import TieredTopics
 from tiers.manager.topic_deletion import ClusterTopicExistence, TopicDeletionTask
+from tiers.metadata.failed_deletions_topic import FailedDeletionsTopic
 from tiers.metadata.metadata_topic import MetadataTopicSettings
 from tiers.metadata.metrics import RemoteLogMetadataMetrics
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.quota import QuotaWindow, RateQuota
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
 from tiers.storage.registry import create_storage
@@ -173,8 +176,24 @@ def _task_services(
         metrics=RemoteLogManagerMetrics(registry),
         spool=Spool(settings.spool_dir, settings.spool_max_bytes, settings.spool_threads),
         key_ring=open_key_ring(config),
+        failed_deletions=FailedDeletions(
+            FailedDeletionsTopic(
+                client,
+                config.upstream.request_timeout_ms,
+                replication_factor=remote_log.metadata_topic_replication_factor,
+            ),
+            publish_after=remote_log.delete_attempts,
+        ),
+        copy_quota=_copy_quota(remote_log),
         cluster_id=storage_cluster_id(config, metadata.topic.cluster_id),
     )
+
+
+def _copy_quota(remote_log: RemoteLogConfig) -> RateQuota | None:
+    if remote_log.copy_max_bytes_per_second is None:
+        return None
+    window = QuotaWindow(remote_log.copy_quota_window_num, remote_log.copy_quota_window_size_seconds * 1000)
+    return RateQuota(remote_log.copy_max_bytes_per_second, window, monotonic_ms)
 
 
 def topic_rule(topic: TopicConfig) -> TopicRule:

@@ -44,6 +44,7 @@ from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.shared_reader import SharedRemoteLogMetadataReader
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, wall_clock_ms
+from tiers.quota import QuotaWindow, RemoteFetchQuotas
 from tiers.reader.metrics import RemoteLogReaderMetrics
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager
@@ -111,7 +112,13 @@ async def _handlers(
     settings = _fetch_settings(proxy.config)
     decode = partial(decode_index, ciphers=open_key_ring(proxy.config))
     reader = await stack.enter_async_context(
-        RemoteLogReader(metadata, storage, _reader_settings(proxy.config), decode_indexes=decode)
+        RemoteLogReader(
+            metadata,
+            storage,
+            _reader_settings(proxy.config),
+            decode_indexes=decode,
+            quotas=_fetch_quotas(proxy.config),
+        )
     )
     tools = HandlerTools(
         topology=proxy.topology,
@@ -142,6 +149,17 @@ async def _handlers(
         ApiKey.INCREMENTAL_ALTER_CONFIGS: alter_configs,
         ApiKey.DESCRIBE_CONFIGS: DescribeConfigsHandler(configs),
     }
+
+
+def _fetch_quotas(config: TidegateConfig) -> RemoteFetchQuotas:
+    remote_log = config.remote_log
+    return RemoteFetchQuotas(
+        monotonic_ms,
+        window=QuotaWindow(remote_log.fetch_quota_window_num, remote_log.fetch_quota_window_size_seconds * 1000),
+        bytes_per_second=remote_log.fetch_max_bytes_per_second,
+        per_client=config.limits.remote_fetch_max_bytes_per_second,
+        per_topic=[(topic.pattern, topic.fetch_max_bytes_per_second) for topic in config.topics],
+    )
 
 
 def _reader_settings(config: TidegateConfig) -> RemoteLogReaderSettings:

@@ -104,6 +104,42 @@ class RemoteLogConfig(Section):
     copier_threads: int = Field(
         10, alias="remote.log.manager.copier.thread.pool.size", gt=0, description="Partitions copied at the same time."
     )
+    copy_max_bytes_per_second: SizeBytes | None = Field(
+        None,
+        alias="remote.log.manager.copy.max.bytes.per.second",
+        gt=0,
+        description="What all copying of this process may move (KIP-956); without it there is no limit.",
+    )
+    copy_quota_window_num: int = Field(
+        11, alias="remote.log.manager.copy.quota.window.num", gt=0, description="Samples that the copy quota keeps."
+    )
+    copy_quota_window_size_seconds: int = Field(
+        1, alias="remote.log.manager.copy.quota.window.size.seconds", gt=0, description="How long each sample is."
+    )
+    fetch_max_bytes_per_second: SizeBytes | None = Field(
+        None,
+        alias="remote.log.manager.fetch.max.bytes.per.second",
+        gt=0,
+        description=(
+            "What clients may read from the remote tier, all together (KIP-956); a partition above it is answered "
+            "empty. Without it there is no limit. Workers share it equally."
+        ),
+    )
+    fetch_quota_window_num: int = Field(
+        11, alias="remote.log.manager.fetch.quota.window.num", gt=0, description="Samples that fetch quotas keep."
+    )
+    fetch_quota_window_size_seconds: int = Field(
+        1, alias="remote.log.manager.fetch.quota.window.size.seconds", gt=0, description="How long each sample is."
+    )
+    delete_attempts: int = Field(
+        5,
+        alias="remote.log.delete.publish.after.attempts",
+        gt=0,
+        description=(
+            "After how many attempts a segment that the store does not delete is published to "
+            "`__delete_failed_remote_log_segments`; it is tried further, ever more rarely."
+        ),
+    )
     reader_threads: int = Field(
         10, alias="remote.log.reader.threads", gt=0, description="Downloads from the remote tier at the same time."
     )
@@ -199,6 +235,12 @@ class TopicConfig(Section):
     )
     segment_ms: DurationMs = Field(
         3_600_000, alias="segment.ms", gt=0, description="Age at which a segment is copied though it is not full."
+    )
+    fetch_max_bytes_per_second: SizeBytes | None = Field(
+        None,
+        alias="remote.fetch.max.bytes.per.second",
+        gt=0,
+        description="What all clients together may read of each such topic's remote tier. Workers share it equally.",
     )
     copy_disable: bool = Field(
         False, alias="remote.log.copy.disable", description="Stops copying; what was copied stays readable (KIP-950)."

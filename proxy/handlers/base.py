@@ -10,6 +10,8 @@ from uuid import UUID
 
 from protocol.addresses import Address
 from protocol.apis.topic_reference import TopicReference
+from protocol.header import parse_request_header
+from proxy.exchange import Request
 from proxy.local_log_bounds import LocalLogBoundsCache
 from proxy.tiered_partitions import TieredPartitions
 from tiers.model.ids import TopicIdPartition
@@ -80,6 +82,11 @@ class HandlerTools:
     settings: FetchSettings
     clock_ms: Callable[[], int]
     spawn: Spawn
+
+
+def client_id_of(request: Request) -> str:
+    """For quotas: clients choose it."""
+    return parse_request_header(request.frame).client_id or ""
 
 
 async def current_partition(tools: HandlerTools, topic: TopicReference, index: int) -> TopicIdPartition | None:

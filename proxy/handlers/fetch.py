@@ -28,7 +28,7 @@ from protocol.primitives import INT32
 from proxy.delayed_remote_fetch import RemotePartitionRead
 from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from proxy.handlers.addresses import check_version
-from proxy.handlers.base import HandlerTools
+from proxy.handlers.base import HandlerTools, client_id_of
 from proxy.handlers.fetch_completion import FetchCompleter
 from proxy.handlers.fetch_connections import FetchConnection, FetchConnections, PartitionKey
 from proxy.handlers.fetch_local import LocalAnswers
@@ -176,6 +176,7 @@ class FetchHandler:
                 isolation_level=parsed.isolation_level,
                 deadline_ms=deadline_ms,
                 connection_id=exchange.connection_id,
+                client_id=client_id_of(exchange.request),
             )
             if left is not None:
                 left.cancel()  # has an earlier deadline; what it downloads is shared by now

@@ -25,7 +25,7 @@ from protocol.header import response_body_position
 from protocol.primitives import INT64, Buffer
 from proxy.delayed_remote_fetch import DelayedRemoteFetch, RemotePartitionRead
 from proxy.error_map import UNAVAILABLE, fetch_error
-from proxy.handlers.base import HandlerTools
+from proxy.handlers.base import HandlerTools, client_id_of
 from proxy.handlers.fetch_connections import FetchConnections, PartitionKey
 from proxy.handlers.fetch_judging import FetchJudging
 from proxy.handlers.fetch_local import LocalAnswers
@@ -153,6 +153,7 @@ class FetchCompleter:
                 isolation_level=request.isolation_level,
                 deadline_ms=held.deadline_ms,
                 connection_id=held.exchange.connection_id,
+                client_id=client_id_of(held.exchange.request),
             )
         return reads
 

@@ -16,6 +16,7 @@ BUDGETS = [
     ("remote_log", "read_ahead_bytes"),
     ("remote_log", "chunk_cache_bytes"),
     ("remote_log", "index_cache_bytes"),
+    ("remote_log", "index_file_cache_bytes"),
 ]
 
 
@@ -39,6 +40,36 @@ def test_shares_add_up_to_the_whole_and_none_is_nothing(workers: int) -> None:
 
 def test_no_limit_stays_no_limit() -> None:
     assert share_of(settings(3, "[limits]\nmax.connections = 0")).limits.max_connections == 0
+
+
+QUOTAS = """
+[storage]
+implementation = "local"
+path = "/x"
+[limits]
+remote.fetch.max.bytes.per.second = 70
+[[topics]]
+name = "orders"
+remote.fetch.max.bytes.per.second = 50
+[[topics]]
+name = "*"
+"""
+
+
+def test_fetch_quotas_are_split_and_the_copy_quota_is_not() -> None:
+    keys = "remote.log.manager.{}.max.bytes.per.second = {}\n"
+    whole = parse_config(
+        "workers = 3\n"
+        + keys.format("fetch", 90)
+        + keys.format("copy", 40)
+        + '[upstream]\nbootstrap.servers = "a:9092"\n'
+        + QUOTAS
+    )
+    share = share_of(whole)
+    assert share.remote_log.fetch_max_bytes_per_second == 30
+    assert share.remote_log.copy_max_bytes_per_second == 40
+    assert share.limits.remote_fetch_max_bytes_per_second == 24
+    assert [topic.fetch_max_bytes_per_second for topic in share.topics] == [17, None]
 
 
 def test_a_worker_differs_in_nothing_else() -> None:

@@ -38,6 +38,7 @@ from tiers.manager.topic_policy import TopicPolicy
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.quota import Reservation
 from tiers.segment.indexes_object import decode_indexes_object
 from tiers.segment.producer_snapshot import ProducerStateEntry, decode_producer_snapshot
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder, SegmentOverflowError
@@ -64,21 +65,26 @@ class RLMCopyTask:
         self._builder: SegmentBuilder | None = None
         self._continuation: _Continuation | None = None
         self._read_epoch = -1
-        self._copied_bytes = 0
-        self._copied_offsets = 0
+        self._read_bytes = 0
+        self._read_offsets = 0
         self._behind_since_ms: int | None = None
         self._unexplained_start: int | None = None
+        self.throttled_ms = 0
+        """After a run: how long the quota lets nothing be copied; 0: it did not stop this run."""
+        self.progress_at_ms = services.clock_ms()
+        """When something was last read or written, or there was nothing to copy."""
 
     async def run(self, policy: TopicPolicy, bounds: LocalLogBounds) -> bool:
         """Copies what is ready, at most `segments_per_run` segments; True when more may be ready.
 
         The remote lineage was checked and leftovers were collected right before."""
         services = self._services
+        self.throttled_ms = 0
         start = await self._start_offset(bounds)
         if start is None:
             return False
         for _ in range(services.settings.segments_per_run):
-            if not await self._fill(policy, start):
+            if not await self._fill(policy, start, bounds):
                 return False
             start = await self._roll()
         return True
@@ -112,8 +118,8 @@ class RLMCopyTask:
             extra={"partition": str(self._partition), "first_offset": first, "next_offset": next_offset},
         )
 
-    async def _fill(self, policy: TopicPolicy, start: int) -> bool:
-        """Reads until the open segment is to be rolled (True), or the LSO is reached (False)."""
+    async def _fill(self, policy: TopicPolicy, start: int, bounds: LocalLogBounds) -> bool:
+        """Reads until the open segment is to be rolled (True), or the LSO or the quota is reached (False)."""
         services = self._services
         if self._builder is not None and self._builder.base_offset != start:
             self.discard()
@@ -121,10 +127,19 @@ class RLMCopyTask:
             if not services.metadata.owns(self._partition):
                 raise OwnershipLostError(f"{self._partition} is owned by another member")
             next_offset = start if self._builder is None else self._builder.next_offset
+            portion = self._portion()
+            if portion is None:
+                self._throttle(next_offset < bounds.last_stable_offset)
+                return self._builder is not None and self._is_old(self._builder, policy)
             try:
-                read = await services.source.read(
-                    self._partition, next_offset, services.settings.fetch_bytes, services.settings.request_timeout_ms
-                )
+                with portion:
+                    read = await services.source.read(
+                        self._partition,
+                        next_offset,
+                        services.settings.fetch_bytes,
+                        services.settings.request_timeout_ms,
+                    )
+                    portion.used_bytes = len(read.records)
             except OffsetGapError:  # deleted meanwhile; the next round begins behind it
                 self.discard()
                 return False
@@ -137,13 +152,31 @@ class RLMCopyTask:
             if fits and not await self._append(await self._builder_from(start), read, fits):
                 return True
             builder = self._builder
-            self._observe_lag(start, read, policy)
+            if read.records or next_offset >= read.last_stable_offset:
+                self._progress()
+            self._read_bytes += fits
+            self._read_offsets += 0 if builder is None else builder.next_offset - next_offset
+            self._observe_lag(start, read.last_stable_offset, policy)
             if fits < len(read.records):
                 return True
             if builder is not None and (services.spool.is_full or self._is_old(builder, policy)):
                 return True
             if not read.records or (builder is not None and builder.next_offset >= read.last_stable_offset):
                 return False
+
+    def _portion(self) -> Reservation | None:
+        """Of the quota, before anything is read; what is read is what will be copied."""
+        quota = self._services.copy_quota
+        return Reservation() if quota is None else quota.reserve(self._services.settings.fetch_bytes)
+
+    def _throttle(self, has_work: bool) -> None:
+        quota = self._services.copy_quota
+        if has_work and quota is not None:
+            self.throttled_ms = max(1, quota.throttle_ms())
+            self._services.metrics.copy_throttle_time.observe(self.throttled_ms / 1000)
+
+    def _progress(self) -> None:
+        self.progress_at_ms = self._services.clock_ms()
 
     async def _follow_leader(self, leader_epoch: int) -> None:
         """What was read from an earlier leader must be this one's too, or an unclean election replaced it."""
@@ -252,8 +285,6 @@ class RLMCopyTask:
         self._continuation = _Continuation(
             built.end_offset + 1, built.leader_epochs, built.open_transactions, built.producers
         )
-        self._copied_bytes += built.size_bytes
-        self._copied_offsets += built.end_offset - built.start_offset + 1
         return built.end_offset + 1
 
     async def _copy(self, built: BuiltSegment) -> None:
@@ -276,6 +307,7 @@ class RLMCopyTask:
         async with self._sealed(built, segment) as stored:
             data = await services.spool.run(lambda: stored.log_segment_data(segment))
             custom_metadata = await services.storage.copy_log_segment_data(segment, data)
+        self._progress()
         services.checkpoint("objects-written")
         if custom_metadata is not None and len(custom_metadata) > services.settings.custom_metadata_max_bytes:
             try:
@@ -297,8 +329,10 @@ class RLMCopyTask:
         await verify_copied_segment(
             services.storage, segment, stored, services.settings.verify_bytes, services.key_ring
         )
+        self._progress()
         services.checkpoint("copy-verified")
         await write_state(services, segment, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+        self._progress()
         services.checkpoint("copy-finished-written")
         services.metrics.copy_bytes.labels(self._partition.topic).inc(built.size_bytes)
         if built.missing_offsets:
@@ -327,13 +361,17 @@ class RLMCopyTask:
         """Bytes that were read and are not remote yet: at least so much lies in the local tier alone."""
         return 0 if self._builder is None else self._builder.size_bytes
 
-    def _observe_lag(self, start: int, read: LogRead, policy: TopicPolicy) -> None:
+    def observe(self, policy: TopicPolicy, bounds: LocalLogBounds) -> None:
+        """Measures the lag when nothing is read: copying is stopped, or fails."""
+        remote_end = self._services.metadata.remote_end_offset(self._partition)
+        start = max(bounds.log_start_offset, -1 if remote_end is None else remote_end + 1)
+        self._observe_lag(start, bounds.last_stable_offset, policy)
+
+    def _observe_lag(self, start: int, last_stable_offset: int, policy: TopicPolicy) -> None:
         builder = self._builder
         next_offset = start if builder is None else builder.next_offset
-        unread_offsets = max(0, read.last_stable_offset - next_offset)
-        known_offsets = self._copied_offsets + next_offset - start
-        bytes_per_offset = (self._copied_bytes + self.local_only_bytes) / known_offsets if known_offsets else 0.0
-        lag_bytes = self.local_only_bytes + int(unread_offsets * bytes_per_offset)
+        unread_offsets = max(0, last_stable_offset - next_offset)
+        lag_bytes = self.local_only_bytes + int(unread_offsets * self._bytes_per_offset(start))
         now_ms = self._services.clock_ms()
         first_ms = None if builder is None else builder.first_append_ms
         if unread_offsets == 0:
@@ -345,6 +383,13 @@ class RLMCopyTask:
         metrics.copy_lag_bytes.labels(*labels).set(lag_bytes)
         metrics.copy_lag_segments.labels(*labels).set(lag_bytes // policy.segment_bytes)
         metrics.copy_lag_seconds.labels(*labels).set(self.behind_ms / 1000)
+
+    def _bytes_per_offset(self, start: int) -> float:
+        """Of what was read here, else of the newest segment: an estimate for what was not read yet."""
+        if self._read_offsets:
+            return self._read_bytes / self._read_offsets
+        newest = self._services.metadata.remote_log_segment_metadata(self._partition, start - 1)
+        return 0.0 if newest is None else newest.segment_size_bytes / (newest.end_offset - newest.start_offset + 1)
 
     @property
     def behind_ms(self) -> int:

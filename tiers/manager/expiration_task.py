@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from tiers.errors import OwnershipLostError
 from tiers.log.log_source import LocalLogBounds
-from tiers.manager.segment_deletion import delete_segment
+from tiers.manager.segment_deletion import try_to_delete
 from tiers.manager.task_services import TaskServices
 from tiers.manager.topic_policy import TopicPolicy
 from tiers.manager.trim_task import segment_timestamp_ms
@@ -105,7 +105,8 @@ class RLMExpirationTask:
             if not self._may_be_deleted(segment, log_start) or (deleted and segment.segment_size_bytes > budget_bytes):
                 continue
             self._check_ownership()
-            await delete_segment(self._services, segment)
+            if not await try_to_delete(self._services, segment):
+                break  # it is a leftover now; the store is left alone until the next round
             budget_bytes -= segment.segment_size_bytes
             deleted += 1
         return deleted

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge, Summary
 
 _PARTITION = ("topic", "partition")
 
@@ -22,6 +22,16 @@ class RemoteLogManagerMetrics:
         self.copy_errors = counter("remote_copy_errors", "Copies that failed")
         self.delete_requests = counter("remote_delete_requests", "Segments whose deletion began")
         self.delete_errors = counter("remote_delete_errors", "Deletions that failed")
+        self.failed_deletions = Gauge(
+            "tidegate_remote_failed_deletions",
+            "Segments that the store did not delete, and that are tried again",
+            registry=registry,
+        )
+        self.copy_throttle_time = Summary(
+            "tidegate_remote_copy_throttle_time_seconds",
+            "remote-copy-throttle-time of KIP-956: how long copying had to wait for its quota, each time it did",
+            registry=registry,
+        )
         self.trimmed_offsets = counter("local_trimmed_offsets", "Offsets removed from brokers by DeleteRecords")
         self.trims_held = counter("local_trims_held_by_share_groups", "Trims that ended at the start of a share group")
         self.alarms = counter("remote_log_alarms", "Partitions stopped or moved, by reason", ("topic", "reason"))
@@ -32,6 +42,9 @@ class RemoteLogManagerMetrics:
         self.copy_lag_bytes = gauge("remote_copy_lag_bytes", "Estimated bytes below the LSO that are not remote yet")
         self.copy_lag_segments = gauge("remote_copy_lag_segments", "The same in segments")
         self.copy_lag_seconds = gauge("remote_copy_lag_seconds", "Since when the remote end did not reach the LSO")
+        self.copy_stalled_seconds = gauge(
+            "remote_copy_stalled_seconds", "For how long a copy that has work made no progress; the log says why"
+        )
         self.copy_stopped = gauge("remote_copy_stopped", "1: nothing is copied until a restart; the log says why")
         self.delete_lag_bytes = gauge("remote_delete_lag_bytes", "Bytes of segments being deleted")
         self.delete_lag_segments = gauge("remote_delete_lag_segments", "Segments being deleted")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from tiers.errors import OwnershipLostError, RemoteLogError
 from tiers.manager.lineage import check_remote_lineage
-from tiers.manager.segment_deletion import delete_segment
+from tiers.manager.segment_deletion import is_due, try_to_delete
 from tiers.manager.settings import TopicRule
 from tiers.manager.task_services import TaskServices
 from tiers.manager.topic_tier_config import DELETE_ON_DISABLE, is_enabled
@@ -62,11 +62,14 @@ class RemoteDisableTask:
         self._check(partition)
         await services.metadata.raise_log_start_offset(partition, bounds.log_start_offset)
         services.checkpoint("log-start-raised")
+        deleted = 0
         for segment in segments:
             self._check(partition)
-            await delete_segment(services, segment)
-        _LOG.info("the remote log of a topic that is tiered no more is gone", extra={"partition": str(partition)})
-        return len(segments)
+            if is_due(services, segment):
+                deleted += await try_to_delete(services, segment)
+        if deleted == len(segments):
+            _LOG.info("the remote log of a topic that is tiered no more is gone", extra={"partition": str(partition)})
+        return deleted
 
     def _check(self, partition: TopicIdPartition) -> None:
         """Ownership, and that tiering was not enabled again meanwhile."""

@@ -3,6 +3,8 @@
 * Every partition has a scheduled processing time. One process step of a partition runs at a time: lineage, leftovers,
   copy, trim, expiry. After it the next is due in `process_interval_ms`, at once when more is ready to be copied, or
   in `retry_interval_ms` (doubling, up to the interval) after a failure.
+* A copy that has work and makes no progress, for whatever reason, is an alarm within a minute, and a log line that says
+  since when and why.
 * At most `copier_tasks` partitions are processed at a time. One partition's failure leaves the others alone.
 * `run` lives in the caller's TaskGroup; after `stop` no step begins, and those under way may end within a deadline.
 """
@@ -14,6 +16,7 @@ import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Protocol
 from uuid import UUID
 
@@ -34,6 +37,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_state import RemoteLogSegmentState
 
 _OWNERSHIP_INTERVAL_MS = 1000
+_WATCH_INTERVAL_MS = 1000
 _ALARMS = {
     "copy-lag": "copying is behind by more than half of the retention: records may expire before they are copied",
     "stuck-lso": "the last stable offset stands still: a transaction hangs, and nothing after it is copied",
@@ -62,10 +66,16 @@ class _Managed:
     due_ms: int = 0
     failures: int = 0
     copy_stopped: bool = False
+    last_error: str = ""
+    is_stalled: bool = False
     step: asyncio.Task[None] | None = None
     lso: int = -1
     lso_since_ms: int = 0
     alarms: set[str] = field(default_factory=set)
+
+    @property
+    def has_trouble(self) -> bool:
+        return self.failures > 0 or self.copy_stopped or self.copy.throttled_ms > 0
 
 
 class RemoteLogManager:
@@ -96,6 +106,7 @@ class RemoteLogManager:
                     tasks.create_task(self._keep_topics()),
                     tasks.create_task(self._keep_deletions()),
                     tasks.create_task(self._keep_disabled()),
+                    tasks.create_task(self._keep_watch()),
                 ]
                 while not self._stopping:
                     self._wake.clear()
@@ -161,6 +172,33 @@ class RemoteLogManager:
             except Exception:  # the copying of other topics goes on
                 _LOG.exception("the remote log of a disabled topic could not be removed")
             await asyncio.sleep(self._services.settings.topics_interval_ms / 1000)
+
+    async def _keep_watch(self) -> None:
+        while True:
+            for managed in list(self._managed.values()):
+                self._watch_progress(managed)
+            await asyncio.sleep(min(_WATCH_INTERVAL_MS, self._services.settings.copy_stall_alarm_ms) / 1000)
+
+    def _watch_progress(self, managed: _Managed) -> None:
+        """Also of a partition that waits for its turn: others may hold every copier."""
+        services, now_ms = self._services, self._services.clock_ms()
+        is_idle = managed.step is None and managed.due_ms > now_ms and not managed.has_trouble
+        if is_idle or managed.policy.copy_disable:
+            managed.copy.progress_at_ms = now_ms
+        stalled_ms = now_ms - managed.copy.progress_at_ms
+        is_stalled = stalled_ms >= services.settings.copy_stall_alarm_ms
+        labels = managed.partition.topic, str(managed.partition.partition)
+        services.metrics.copy_stalled_seconds.labels(*labels).set(stalled_ms / 1000 if is_stalled else 0)
+        if managed.copy.behind_ms:
+            services.metrics.copy_lag_seconds.labels(*labels).set(managed.copy.behind_ms / 1000)
+        fields = {"partition": str(managed.partition), "error": managed.last_error or "none"}
+        if is_stalled and not managed.is_stalled:
+            services.metrics.alarms.labels(managed.partition.topic, "copy-stalled").inc()
+            since = datetime.fromtimestamp((services.wall_clock_ms() - stalled_ms) / 1000, UTC)
+            _LOG.error("copying makes no progress", extra={**fields, "since": since.isoformat(timespec="seconds")})
+        elif managed.is_stalled and not is_stalled:
+            _LOG.info("copying goes on", extra={"partition": str(managed.partition)})
+        managed.is_stalled = is_stalled
 
     def _is_worked_on(self, partition: TopicIdPartition) -> bool:
         name = _step_name(partition)
@@ -242,8 +280,13 @@ class RemoteLogManager:
         settings = self._services.settings
         pause_ms = settings.process_interval_ms
         try:
-            pause_ms = 0 if await self._process(managed) else settings.process_interval_ms
+            if await self._process(managed):
+                pause_ms = 0
+            elif managed.copy.throttled_ms:
+                pause_ms = min(pause_ms, max(managed.copy.throttled_ms, settings.retry_interval_ms))
             managed.failures = 0
+            if not managed.copy_stopped:
+                managed.last_error = ""
         except OwnershipLostError:
             managed.step = None
             self._give_up(managed.partition)
@@ -260,6 +303,7 @@ class RemoteLogManager:
 
     def _on_failure(self, managed: _Managed, error: Exception) -> None:
         topic = managed.partition.topic
+        managed.last_error = str(error) or repr(error)
         fields = {"partition": str(managed.partition), "error": str(error)}
         if isinstance(error, LogDivergedError):
             self._services.metrics.alarms.labels(topic, "diverged").inc()
@@ -284,6 +328,7 @@ class RemoteLogManager:
         bounds = await services.source.bounds(partition, timeout_ms)
         self._check_bounds(partition, bounds)
         self._watch(managed, bounds)
+        managed.copy.observe(policy, bounds)
         if await managed.clamp.run(bounds.log_start_offset):
             managed.copy.start_over()
             bounds = await services.source.bounds(partition, timeout_ms)

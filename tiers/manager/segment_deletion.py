@@ -1,20 +1,21 @@
 """Deleting one remote segment: DELETE_SEGMENT_STARTED, the objects, DELETE_SEGMENT_FINISHED, in this order.
 
 Only what has a DELETE record is ever deleted (DESIGN, safety rule 3). Every step may be repeated after a crash.
+What the store does not delete is tried again with a backoff per segment, and published (`failed_deletions`).
 """
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
-from tiers.errors import OwnershipLostError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.errors import OwnershipLostError, RemoteLogError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
 
-_LOG = logging.getLogger(__name__)
+_FAILURES_PER_ROUND = 3
+"""In a row: then the store is in trouble, and is left alone until the next round."""
 
 
 async def write_state(
@@ -50,6 +51,9 @@ async def delete_segment(
         if not await services.storage.delete_log_segment_data(stored):
             raise RetriableRemoteStorageError(f"the store did not confirm the deletion of {segment.segment_id.id}")
         services.checkpoint("objects-deleted")
+        if segment.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
+            # An earlier attempt, of whatever process, may have been published. While its record is there, so is ours.
+            await _take_back(services, segment)
         await write_state(services, segment, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
         services.checkpoint("delete-finished-written")
     except Exception:
@@ -57,25 +61,52 @@ async def delete_segment(
         raise
 
 
+async def _take_back(services: TaskServices, segment: RemoteLogSegmentMetadata) -> None:
+    try:
+        await services.failed_deletions.deleted(segment.segment_id)
+    except RemoteLogError as error:
+        raise RetriableRemoteStorageError(
+            f"{segment.segment_id.id} is deleted, but what was published of it cannot be taken back: {error}"
+        ) from error
+
+
+def is_due(services: TaskServices, segment: RemoteLogSegmentMetadata) -> bool:
+    """Whether its deletion may be tried: it never failed here, or long enough ago."""
+    return services.failed_deletions.is_due(segment.segment_id, services.clock_ms())
+
+
+async def try_to_delete(services: TaskServices, segment: RemoteLogSegmentMetadata) -> bool:
+    """False when the store failed; it is to be asked again when the segment `is_due`. Raises what the metadata
+    manager raises."""
+    try:
+        await delete_segment(services, segment)
+    except RemoteStorageError as error:
+        await services.failed_deletions.failed(segment, error, services.clock_ms(), services.wall_clock_ms())
+        return False
+    finally:
+        services.metrics.failed_deletions.set(services.failed_deletions.count)
+    return True
+
+
 async def collect_leftovers(services: TaskServices, partition: TopicIdPartition) -> int:
     """Deletes what copies and deletions that did not end have left; returns how many. No copy may be under way.
 
-    A store that fails is asked again in the next round: it does not hold up the copying."""
+    A store that fails does not hold up the copying: what is not due again yet is left for a later round."""
     unfinished = (RemoteLogSegmentState.COPY_SEGMENT_STARTED, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
     leftovers = [one for one in services.metadata.list_remote_log_segments(partition) if one.state in unfinished]
     labels = partition.topic, str(partition.partition)
     services.metrics.delete_lag_segments.labels(*labels).set(len(leftovers))
     services.metrics.delete_lag_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in leftovers))
-    collected = 0
+    collected = failed = 0
     for leftover in leftovers:
+        if failed == _FAILURES_PER_ROUND:
+            break
+        if not is_due(services, leftover):
+            continue
         if not services.metadata.owns(partition):
             raise OwnershipLostError(f"{partition} is owned by another member")
-        try:
-            await delete_segment(services, leftover)
-            collected += 1
-        except RemoteStorageError as error:
-            _LOG.warning(
-                "a leftover segment could not be deleted",
-                extra={"partition": str(partition), "segment": str(leftover.segment_id.id), "error": str(error)},
-            )
+        if await try_to_delete(services, leftover):
+            collected, failed = collected + 1, 0
+        else:
+            failed += 1
     return collected

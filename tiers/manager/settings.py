@@ -34,6 +34,8 @@ class RemoteLogManagerSettings:
     max_clock_skew_ms: int = 60_000
     topic_deletion_delay_ms: int = 300_000
     stuck_lso_alarm_ms: int = 900_000
+    copy_stall_alarm_ms: int = 45_000
+    """A copy without progress is looked for every second: it is reported within a minute."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,13 @@ from typing import Protocol
 
 from tiers.broker.client import monotonic_ms
 from tiers.log.log_source import LogSource
+from tiers.manager.failed_deletions import FailedDeletions
 from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.settings import RemoteLogManagerSettings
 from tiers.manager.spool import Spool
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
+from tiers.quota import RateQuota
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
@@ -47,6 +49,9 @@ class TaskServices:
     """What new segments are encrypted with, if with anything."""
     cluster_id: str = ""
     """As the store's keys have it; empty: no partition manifests are kept."""
+    failed_deletions: FailedDeletions = field(default_factory=FailedDeletions)
+    copy_quota: RateQuota | None = None
+    """Of all copying of this process; None: no limit."""
     clock_ms: Callable[[], int] = monotonic_ms
     wall_clock_ms: Callable[[], int] = wall_clock_ms
     checkpoint: Callable[[str], None] = _no_checkpoint

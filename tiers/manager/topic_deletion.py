@@ -18,7 +18,7 @@ from kafka.protocol.metadata import MetadataRequest
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
 from tiers.errors import OwnershipLostError, RemoteLogError
-from tiers.manager.segment_deletion import delete_segment
+from tiers.manager.segment_deletion import is_due, try_to_delete
 from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemotePartitionDeleteMetadata
@@ -75,8 +75,7 @@ class TopicDeletionTask:
             since_ms = self._missing_since_ms.get(partition.topic_id)
             if since_ms is not None and now_ms - since_ms >= services.settings.topic_deletion_delay_ms:
                 try:
-                    await self._delete(partition)
-                    deleted += 1
+                    deleted += await self._delete(partition)
                 except RemoteLogError as error:
                     troubles.append(error)
         for topic in configured:
@@ -91,7 +90,8 @@ class TopicDeletionTask:
             raise troubles[0]
         return deleted
 
-    async def _delete(self, partition: TopicIdPartition) -> None:
+    async def _delete(self, partition: TopicIdPartition) -> bool:
+        """False while segments remain that the store does not delete."""
         services, states = self._services, RemotePartitionDeleteState
         reached = services.metadata.remote_partition_delete_state(partition)
         if reached is None:
@@ -100,13 +100,18 @@ class TopicDeletionTask:
         if reached is not states.DELETE_PARTITION_STARTED:
             await self._write(partition, states.DELETE_PARTITION_STARTED)
             services.checkpoint("partition-deletion-started")
+        remaining = 0
         for segment in list(services.metadata.list_remote_log_segments(partition)):
             if not services.metadata.owns(partition):
                 raise OwnershipLostError(f"{partition} is owned by another member")
-            await delete_segment(services, segment)
+            if not is_due(services, segment) or not await try_to_delete(services, segment):
+                remaining += 1
+        if remaining:
+            return False
         await self._write(partition, states.DELETE_PARTITION_FINISHED)
         services.checkpoint("partition-deletion-finished")
         _LOG.info("the remote log of a deleted topic is gone", extra={"partition": str(partition)})
+        return True
 
     async def _write(self, partition: TopicIdPartition, state: RemotePartitionDeleteState) -> None:
         services = self._services

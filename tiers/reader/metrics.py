@@ -4,6 +4,7 @@ tidegate_remote_reader_running, _pending, _bytes_in_flight     pool = chunk | in
 tidegate_remote_reader_cache_bytes                             cache = chunk | index
 tidegate_remote_reader_chunk_hits_total, _chunk_misses_total
 tidegate_remote_reader_read_ahead_bytes                        reserved windows
+tidegate_remote_fetch_throttle_time_seconds                    sum and count: remote-fetch-throttle-time of KIP-956
 tidegate_remote_reader_circuit_open                            1 while the store is left alone
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
 from tiers.reader.remote_log_reader import RemoteLogReader
@@ -41,6 +42,12 @@ class RemoteLogReaderMetrics(Collector):
         yield CounterMetricFamily(f"{_PREFIX}_chunk_misses", "Chunks not there.", value=reader.chunk_cache.misses)
         yield GaugeMetricFamily(
             f"{_PREFIX}_read_ahead_bytes", "Windows of read-ahead.", value=reader.read_ahead.reserved_bytes
+        )
+        yield SummaryMetricFamily(
+            "tidegate_remote_fetch_throttle_time_seconds",
+            "remote-fetch-throttle-time of KIP-956: how long the quota let no such read pass, each time it did not.",
+            count_value=reader.quotas.throttled_count,
+            sum_value=reader.quotas.throttled_ms / 1000,
         )
         yield GaugeMetricFamily(
             f"{_PREFIX}_circuit_open", "1 while the store is left alone.", value=int(reader.breaker.is_open)

@@ -37,6 +37,7 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.quota import RemoteFetchQuotas
 from tiers.reader.chunk_cache import ChunkCache, Extent, IndexCache
 from tiers.reader.chunk_fetcher import MIB, ChunkFetcher
 from tiers.reader.collected_batches import CollectedBatches, end_chunk_number
@@ -119,11 +120,13 @@ class RemoteLogReader:
         clock_ms: Callable[[], int] = monotonic_ms,
         jitter: Callable[[], float] = random.random,
         decode_indexes: Callable[[bytes, RemoteLogSegmentMetadata], SegmentIndex] = decode_index,
+        quotas: RemoteFetchQuotas | None = None,
     ) -> None:
         settings = settings or RemoteLogReaderSettings()
         self._rlmm = rlmm
         self._clock_ms = clock_ms
         self._jitter = jitter
+        self.quotas = quotas or RemoteFetchQuotas(clock_ms)
         self.chunk_cache = ChunkCache(settings.chunk_cache_bytes)
         self.index_cache = IndexCache(settings.index_cache_bytes)
         self.chunk_pool: FetcherPool[Extent] = FetcherPool(
@@ -177,18 +180,26 @@ class RemoteLogReader:
         isolation_level: int,
         deadline_ms: int,
         connection_id: int,
+        client_id: str = "",
     ) -> RemoteRead:
         """Batches from the one that holds `offset` on; with `min_one_message` the first whatever its size (KIP-74).
+        Nothing, and no error, when a fetch quota is used up (KIP-956).
 
         `deadline_ms` is a time of the injected clock. Raises `OffsetBelowLogStartError`, `OffsetGapError` when no
         segment holds the offset, `RemoteReadTimeoutError` at the deadline, and any `RemoteLogError` that will not pass.
         """
         while True:
             segment = self.segment_for(partition, offset)
+            portion = self.quotas.reserve(segment.topic_id_partition.topic, client_id, max(1, max_bytes))
+            if portion is None:
+                return RemoteRead([], 0, offset, offset, () if isolation_level == READ_COMMITTED else None)
             try:
-                return await self._read_from(
-                    segment, offset, max_bytes, min_one_message, isolation_level, deadline_ms, connection_id
-                )
+                with portion:
+                    read = await self._read_from(
+                        segment, offset, max_bytes, min_one_message, isolation_level, deadline_ms, connection_id
+                    )
+                    portion.used_bytes = read.size_bytes
+                return read
             except SegmentDeletedError:
                 continue
 

@@ -12,9 +12,11 @@ from prometheus_client import CollectorRegistry
 
 from tests.fakes.in_memory_log import InMemoryLog
 from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tiers.errors import RemoteLogError
 from tiers.manager.clamp_task import RLMClampTask
 from tiers.manager.copy_task import RLMCopyTask
 from tiers.manager.expiration_task import RLMExpirationTask
+from tiers.manager.failed_deletions import FailedDeletions
 from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.segment_deletion import collect_leftovers
 from tiers.manager.settings import RemoteLogManagerSettings
@@ -22,6 +24,7 @@ from tiers.manager.spool import Spool
 from tiers.manager.task_services import TaskServices
 from tiers.manager.topic_policy import TopicPolicy
 from tiers.manager.trim_task import TrimTask
+from tiers.metadata.failed_deletions_topic import FailedDeletion
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -54,6 +57,7 @@ class Workbench:
     def __post_init__(self) -> None:
         self.registry = CollectorRegistry()
         self.share_groups = FakeShareGroups()
+        self.failed_deletion_log = FakeFailedDeletionLog()
         self.metadata = InMemoryRemoteLogMetadataManager(lambda: self.now_ms, lambda: self.wall_ms)
         settings = RemoteLogManagerSettings(spool_dir=self.folder / "spool", fetch_bytes=500, verify_bytes=600)
         self.services = TaskServices(
@@ -64,6 +68,7 @@ class Workbench:
             settings=settings,
             metrics=RemoteLogManagerMetrics(self.registry),
             spool=Spool(settings.spool_dir, settings.spool_max_bytes, 1),
+            failed_deletions=FailedDeletions(self.failed_deletion_log),
             clock_ms=lambda: self.now_ms,
             wall_clock_ms=lambda: self.wall_ms,
             checkpoint=self._checkpoint,
@@ -142,6 +147,22 @@ class FakeShareGroups:
 
     async def lowest_start(self, partition: TopicIdPartition, timeout_ms: int) -> int | None:
         return self.start
+
+
+class FakeFailedDeletionLog:
+    def __init__(self) -> None:
+        self.published: dict[str, FailedDeletion] = {}
+        self.failure: RemoteLogError | None = None
+
+    async def publish(self, failed: FailedDeletion) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.published[failed.segment] = failed
+
+    async def retract(self, segment: UUID) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.published.pop(str(segment), None)
 
 
 class ProcessEnded(Exception):

@@ -1,0 +1,132 @@
+"""A copy that makes no progress is reported, whatever holds it; lag is measured also where nothing is copied."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tests.fakes.record_batches import batch_of
+from tests.tiers.manager.test_remote_log_manager import OTHER, Running, eventually
+from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
+from tiers.errors import BrokerError, RetriableRemoteStorageError
+from tiers.manager.remote_log_manager import RemoteLogManager
+from tiers.quota import QuotaWindow, RateQuota
+
+
+@pytest.fixture
+def running(bench: Workbench) -> Running:
+    running = Running(bench, replace(POLICY, local_retention_bytes=0))
+    for log in running.logs.of.values():
+        log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
+    services = replace(bench.services, settings=replace(bench.services.settings, copy_stall_alarm_ms=200))
+    bench.services = services
+    running.manager = RemoteLogManager(services, running.topics)
+    return running
+
+
+def stalls(running: Running) -> float:
+    return running.bench.metric("remote_log_alarms_total", topic="orders", reason="copy-stalled")
+
+
+def stalled_seconds(running: Running, partition: str) -> float:
+    return running.bench.metric("remote_copy_stalled_seconds", topic="orders", partition=partition)
+
+
+async def test_a_store_that_never_answers_is_named_with_partition_since_when_and_goes_on(
+    running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    go_on = asyncio.Event()
+    copy = running.bench.store.copy_log_segment_data
+
+    async def stuck(*args: object) -> bytes | None:
+        await go_on.wait()
+        return await copy(*args)  # type: ignore[arg-type]  # handed through
+
+    monkeypatch.setattr(running.bench.store, "copy_log_segment_data", stuck)
+    caplog.set_level("INFO", "tiers.manager.remote_log_manager")
+    async with running.run():
+        await eventually(lambda: stalls(running) == 2)
+        assert min(stalled_seconds(running, each) for each in "01") >= 0.2
+        lines = [vars(line) for line in caplog.records if line.getMessage() == "copying makes no progress"]
+        assert {line["partition"] for line in lines} == {str(PARTITION), str(OTHER)}
+        assert all(line["since"].endswith("+00:00") for line in lines)
+        go_on.set()
+        await eventually(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])
+        await eventually(lambda: max(stalled_seconds(running, each) for each in "01") == 0)
+    assert stalls(running) == 2
+    assert [line.getMessage() for line in caplog.records].count("copying goes on") == 2
+
+
+async def test_an_error_that_comes_back_is_the_reason_that_is_named(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    running.logs.of[PARTITION].failure = BrokerError("no leader", retriable=True)
+    async with running.run():
+        await eventually(lambda: stalls(running) == 1)
+        await eventually(lambda: running.remote_end(OTHER) == 89)
+    (line,) = [vars(line) for line in caplog.records if line.getMessage() == "copying makes no progress"]
+    assert (line["partition"], line["error"]) == (str(PARTITION), "no leader")
+
+
+async def test_who_waits_for_a_copier_that_another_holds_is_reported_too(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = asyncio.Event()
+
+    async def stuck(*args: object) -> bytes | None:
+        held.set()
+        await asyncio.Event().wait()
+        return None
+
+    monkeypatch.setattr(running.bench.store, "copy_log_segment_data", stuck)
+    services = running.bench.services
+    settings = replace(services.settings, copier_tasks=1, stop_timeout_ms=20)
+    running.manager = RemoteLogManager(replace(services, settings=settings), running.topics)
+    async with running.run():
+        await held.wait()
+        await eventually(lambda: stalls(running) == 2)
+
+
+async def test_a_quota_that_leaves_nothing_is_reported(running: Running) -> None:
+    services = running.bench.services
+    quota = RateQuota(1, QuotaWindow(1, 3_600_000), services.clock_ms)
+    assert quota.reserve(10_000) is not None
+    running.manager = RemoteLogManager(replace(services, copy_quota=quota), running.topics)
+    async with running.run():
+        await eventually(lambda: stalls(running) == 2)
+    assert running.bench.finished == []
+
+
+async def test_nothing_is_said_of_partitions_without_work(running: Running) -> None:
+    async with running.run():
+        await eventually(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])
+        rounds = running.topics.refreshes + 60
+        await eventually(lambda: running.topics.refreshes >= rounds)
+    assert stalls(running) == 0
+
+
+async def test_lag_is_measured_where_copying_fails_or_was_stopped(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(*args: object) -> bytes | None:
+        raise RetriableRemoteStorageError("503")
+
+    async def talkative(*args: object) -> bytes | None:
+        return b"x" * 1000
+
+    def lag(name: str, partition: str = "0") -> float:
+        return running.bench.metric(f"remote_copy_lag_{name}", topic="orders", partition=partition)
+
+    monkeypatch.setattr(running.bench.store, "copy_log_segment_data", fails)
+    log = running.logs.of[PARTITION]
+    whole = len(log.records)
+    async with running.run():
+        await eventually(lambda: whole * 0.9 < lag("bytes") <= whole * 1.1)
+        assert lag("segments") == whole // POLICY.segment_bytes
+        await eventually(lambda: lag("seconds") > 0.1)
+        monkeypatch.setattr(running.bench.store, "copy_log_segment_data", talkative)
+        await eventually(lambda: running.bench.metric("remote_copy_stopped", topic="orders", partition="0") == 1)
+        log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10, 30)])
+        await eventually(lambda: 2.7 * whole < lag("bytes") <= 3.3 * whole)

@@ -1,0 +1,111 @@
+"""`FailedDeletions`: segments whose objects the store did not delete are tried again, ever more rarely, and published.
+
+Each has a backoff of its own, so that one that never goes does not cost a request in every round. After
+`publish_after` attempts it is published for operators; a later success takes that back. The attempts are this
+process's: after a restart the counting begins anew, and what was published stays until the deletion succeeds.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+from uuid import UUID
+
+from tiers.errors import RemoteLogError, RemoteStorageError
+from tiers.metadata.failed_deletions_topic import FailedDeletion
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+
+_LOG = logging.getLogger(__name__)
+_KEPT = 100_000
+
+
+class FailedDeletionLog(Protocol):
+    async def publish(self, failed: FailedDeletion) -> None: ...
+
+    async def retract(self, segment: UUID) -> None:
+        """Whoever published it; nothing when nobody did."""
+
+
+class NoFailedDeletionLog:
+    async def publish(self, failed: FailedDeletion) -> None:
+        return
+
+    async def retract(self, segment: UUID) -> None:
+        return
+
+
+@dataclass(slots=True)
+class _Failure:
+    attempts: int
+    due_ms: int
+    first_failed_at_ms: int
+
+
+class FailedDeletions:
+    def __init__(
+        self,
+        log: FailedDeletionLog | None = None,
+        *,
+        backoff_ms: int = 30_000,
+        max_backoff_ms: int = 3_600_000,
+        publish_after: int = 5,
+    ) -> None:
+        self._log = log or NoFailedDeletionLog()
+        self._backoff_ms = backoff_ms
+        self._max_backoff_ms = max_backoff_ms
+        self._publish_after = publish_after
+        self._failures: dict[RemoteLogSegmentId, _Failure] = {}
+
+    @property
+    def count(self) -> int:
+        """Segments whose deletion failed, and was not done or given up since."""
+        return len(self._failures)
+
+    def is_due(self, segment_id: RemoteLogSegmentId, clock_ms: int) -> bool:
+        failure = self._failures.get(segment_id)
+        return failure is None or clock_ms >= failure.due_ms
+
+    async def failed(
+        self, segment: RemoteLogSegmentMetadata, error: RemoteStorageError, clock_ms: int, wall_clock_ms: int
+    ) -> None:
+        """Never raises for a topic that cannot be written: the next attempt writes again."""
+        known = self._failures.pop(segment.segment_id, None)
+        attempts = 1 if known is None else known.attempts + 1
+        pause_ms = min(self._max_backoff_ms, self._backoff_ms << min(attempts - 1, 20))
+        first_ms = wall_clock_ms if known is None else known.first_failed_at_ms
+        self._failures[segment.segment_id] = _Failure(attempts, clock_ms + pause_ms, first_ms)
+        while len(self._failures) > _KEPT:
+            del self._failures[next(iter(self._failures))]
+        partition = segment.topic_id_partition
+        fields = {"partition": str(partition), "segment": str(segment.segment_id.id), "error": str(error)}
+        _LOG.warning("a segment could not be deleted", extra={**fields, "attempts": attempts, "pause_ms": pause_ms})
+        if attempts < self._publish_after:
+            return
+        failed = FailedDeletion(
+            topic=partition.topic,
+            topic_id=str(partition.topic_id),
+            partition=partition.partition,
+            segment=str(segment.segment_id.id),
+            start_offset=segment.start_offset,
+            end_offset=segment.end_offset,
+            size_bytes=segment.segment_size_bytes,
+            attempts=attempts,
+            first_failed_at_ms=first_ms,
+            last_failed_at_ms=wall_clock_ms,
+            error=str(error),
+        )
+        try:
+            await self._log.publish(failed)
+        except RemoteLogError as trouble:
+            _LOG.warning("a failed deletion could not be published", extra={**fields, "error": str(trouble)})
+
+    async def deleted(self, segment_id: RemoteLogSegmentId) -> None:
+        """The objects are gone. Raises `RemoteLogError` when what was published cannot be taken back."""
+        await self._log.retract(segment_id.id)
+        self.forget(segment_id)
+
+    def forget(self, segment_id: RemoteLogSegmentId) -> None:
+        """It is somebody else's now."""
+        self._failures.pop(segment_id, None)

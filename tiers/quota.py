@@ -1,0 +1,184 @@
+"""Quotas in bytes per second (KIP-956), by reservations: what is about to be moved counts before it is.
+
+A rate is kept over a window that slides: `num` samples of `size_ms`, Kafka's two numbers. A reservation is granted
+while less than the window's worth was used or is reserved, so that within any window no more is moved than the limit
+allows and one reservation. Whoever comes first has it: many tasks at once do not overshoot by more than one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from types import TracebackType
+from typing import Self
+
+DEFAULT_WINDOW_NUM = 11
+DEFAULT_WINDOW_SIZE_MS = 1_000
+_CLIENTS_KEPT = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaWindow:
+    num: int = DEFAULT_WINDOW_NUM
+    size_ms: int = DEFAULT_WINDOW_SIZE_MS
+
+    @property
+    def length_ms(self) -> int:
+        return self.num * self.size_ms
+
+
+@dataclass(slots=True)
+class _Sample:
+    start_ms: int
+    size_bytes: int = 0
+
+
+class RateQuota:
+    """`clock_ms` is monotonic. Not for threads."""
+
+    def __init__(self, bytes_per_second: int, window: QuotaWindow, clock_ms: Callable[[], int]) -> None:
+        self._window = window
+        self._clock_ms = clock_ms
+        self._allowed_bytes = bytes_per_second * window.length_ms / 1000
+        self._samples: deque[_Sample] = deque()
+        self._used_bytes = 0
+
+    def reserve(self, size_bytes: int) -> Reservation | None:
+        """None when the quota is used up: `throttle_ms` says for how long."""
+        now_ms = self._expire()
+        if self._used_bytes >= self._allowed_bytes:
+            return None
+        if not self._samples or now_ms >= self._samples[-1].start_ms + self._window.size_ms:
+            self._samples.append(_Sample(now_ms))
+        reservation = Reservation()
+        reservation.held.append((self, self._samples[-1], size_bytes))
+        self._add(self._samples[-1], size_bytes)
+        return reservation
+
+    def throttle_ms(self) -> int:
+        """Until something may be reserved, if nobody else does and nothing is given back; 0: now."""
+        now_ms = self._expire()
+        left_bytes = self._used_bytes
+        for sample in self._samples:
+            if left_bytes < self._allowed_bytes:
+                break
+            left_bytes -= sample.size_bytes
+            free_at_ms = sample.start_ms + self._window.size_ms + self._window.length_ms
+            if left_bytes < self._allowed_bytes:
+                return free_at_ms - now_ms
+        return 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing was used within a window: it may be forgotten."""
+        self._expire()
+        return not self._samples
+
+    def _expire(self) -> int:
+        """A sample counts until all that may lie in it is older than the window."""
+        now_ms = self._clock_ms()
+        oldest_ms = now_ms - self._window.length_ms - self._window.size_ms
+        while self._samples and self._samples[0].start_ms <= oldest_ms:
+            self._used_bytes -= self._samples.popleft().size_bytes
+        return now_ms
+
+    def _add(self, sample: _Sample, size_bytes: int) -> None:
+        sample.size_bytes += size_bytes
+        if self._samples and sample.start_ms >= self._samples[0].start_ms:
+            self._used_bytes += size_bytes
+
+
+@dataclass(slots=True)
+class Reservation:
+    """As a context manager it is settled at the end: with `used_bytes`, nothing when nobody set it."""
+
+    used_bytes: int = 0
+    held: list[tuple[RateQuota, _Sample, int]] = field(default_factory=list)
+
+    def settle(self, used_bytes: int) -> None:
+        """What was really moved; at once, and once."""
+        held, self.held = self.held, []
+        for quota, sample, reserved_bytes in held:
+            quota._add(sample, used_bytes - reserved_bytes)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.settle(self.used_bytes)
+
+
+def reserve_all(quotas: Sequence[RateQuota], size_bytes: int) -> Reservation | None:
+    """Of all of them, or of none."""
+    if any(quota.throttle_ms() for quota in quotas):
+        return None
+    whole = Reservation()
+    for quota in quotas:
+        reservation = quota.reserve(size_bytes)
+        assert reservation is not None
+        whole.held += reservation.held
+    return whole
+
+
+class RemoteFetchQuotas:
+    """remote.log.manager.fetch.max.bytes.per.second of the whole process, and limits of our own per topic and client.
+
+    None: no limit. `per_topic` is by shell pattern, the first that matches counts, for each of its topics apart."""
+
+    def __init__(
+        self,
+        clock_ms: Callable[[], int],
+        *,
+        window: QuotaWindow | None = None,
+        bytes_per_second: int | None = None,
+        per_client: int | None = None,
+        per_topic: Sequence[tuple[str, int | None]] = (),
+    ) -> None:
+        self._clock_ms = clock_ms
+        self._window = window or QuotaWindow()
+        self._whole = None if bytes_per_second is None else RateQuota(bytes_per_second, self._window, clock_ms)
+        self._per_client = per_client
+        self._per_topic = tuple(per_topic)
+        self._of_clients: OrderedDict[str, RateQuota] = OrderedDict()
+        self._of_topics: dict[str, RateQuota] = {}
+        self.throttled_count = 0
+        """Reads that were answered empty."""
+        self.throttled_ms = 0
+        """For how long they could not have been answered otherwise, all together."""
+
+    def reserve(self, topic: str, client_id: str, size_bytes: int) -> Reservation | None:
+        """None when one of the quotas is used up."""
+        quotas = [one for one in (self._whole, self._of_topic(topic), self._of_client(client_id)) if one is not None]
+        reservation = reserve_all(quotas, size_bytes)
+        if reservation is None:
+            self.throttled_count += 1
+            self.throttled_ms += max(quota.throttle_ms() for quota in quotas)
+        return reservation
+
+    def _of_topic(self, topic: str) -> RateQuota | None:
+        known = self._of_topics.get(topic)
+        if known is None:
+            limit = next((limit for name, limit in self._per_topic if fnmatchcase(topic, name)), None)
+            if limit is None:
+                return None
+            known = self._of_topics[topic] = RateQuota(limit, self._window, self._clock_ms)
+        return known
+
+    def _of_client(self, client_id: str) -> RateQuota | None:
+        if self._per_client is None:
+            return None
+        known = self._of_clients.get(client_id)
+        if known is None:
+            known = self._of_clients[client_id] = RateQuota(self._per_client, self._window, self._clock_ms)
+            while len(self._of_clients) > _CLIENTS_KEPT or next(iter(self._of_clients.values())).is_idle:
+                # Clients choose their ids: what is kept of them is bounded.
+                oldest, _ = next(iter(self._of_clients.items()))
+                if oldest == client_id:
+                    break
+                del self._of_clients[oldest]
+        self._of_clients.move_to_end(client_id)
+        return known
