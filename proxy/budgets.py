@@ -46,6 +46,7 @@ def share_of(config: TidegateConfig) -> TidegateConfig:
                     "read_ahead_bytes": part(remote_log.read_ahead_bytes),
                     "chunk_cache_bytes": part(remote_log.chunk_cache_bytes),
                     "index_cache_bytes": part(remote_log.index_cache_bytes),
+                    "index_file_cache_bytes": part(remote_log.index_file_cache_bytes),
                 }
             ),
         }

@@ -45,8 +45,11 @@ from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.shared_reader import SharedRemoteLogMetadataReader
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, wall_clock_ms
 from tiers.quota import QuotaWindow, RemoteFetchQuotas
+from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexSettings
+from tiers.reader.local_indexes import LocalIndexes
 from tiers.reader.metrics import RemoteLogReaderMetrics
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index
+from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager
 
 Metadata = TopicBasedRemoteLogMetadataManager | SharedRemoteLogMetadataReader
@@ -81,7 +84,7 @@ async def remote_tier(proxy: ProxyParts, worker: str | None) -> AsyncIterator[Re
         if worker is None:
             metadata = await open_metadata(stack, config, client)
             await run_remote_log_manager(stack, config, client, storage, metadata, proxy.registry)
-            yield RemoteTier(await _handlers(stack, proxy, storage, metadata), lambda: alarms(metadata))
+            yield RemoteTier(await _handlers(stack, proxy, storage, metadata, worker), lambda: alarms(metadata))
         else:
             shared = SharedRemoteLogMetadataReader(
                 client,
@@ -93,7 +96,7 @@ async def remote_tier(proxy: ProxyParts, worker: str | None) -> AsyncIterator[Re
             stack.push_async_callback(shared.close)
             await shared.open()
             max_age_ms = _fetch_settings(config).metadata_max_age_ms
-            yield RemoteTier(await _handlers(stack, proxy, storage, shared), lambda: _stale(shared, max_age_ms))
+            yield RemoteTier(await _handlers(stack, proxy, storage, shared, worker), lambda: _stale(shared, max_age_ms))
 
 
 def alarms(metadata: TopicBasedRemoteLogMetadataManager) -> list[str]:
@@ -107,16 +110,22 @@ def _stale(metadata: SharedRemoteLogMetadataReader, max_age_ms: int) -> list[str
 
 
 async def _handlers(
-    stack: AsyncExitStack, proxy: ProxyParts, storage: InstrumentedRemoteStorageManager, metadata: Metadata
+    stack: AsyncExitStack,
+    proxy: ProxyParts,
+    storage: InstrumentedRemoteStorageManager,
+    metadata: Metadata,
+    worker: str | None,
 ) -> Mapping[int, Handler]:
     settings = _fetch_settings(proxy.config)
-    decode = partial(decode_index, ciphers=open_key_ring(proxy.config))
+    key_ring = open_key_ring(proxy.config)
+    decode = partial(decode_index, ciphers=key_ring)
     reader = await stack.enter_async_context(
         RemoteLogReader(
             metadata,
             storage,
             _reader_settings(proxy.config),
             decode_indexes=decode,
+            local_indexes=_local_indexes(proxy.config, worker, key_ring),
             quotas=_fetch_quotas(proxy.config),
         )
     )
@@ -172,6 +181,20 @@ def _reader_settings(config: TidegateConfig) -> RemoteLogReaderSettings:
         index_cache_bytes=remote_log.index_cache_bytes,
         read_ahead_budget_bytes=remote_log.read_ahead_bytes,
     )
+
+
+def _local_indexes(config: TidegateConfig, worker: str | None, key_ring: KeyRing) -> LocalIndexes | None:
+    """Every process has a folder of its own, since each file has one writer."""
+    remote_log = config.remote_log
+    if not remote_log.index_file_cache_bytes:
+        return None
+    settings = LocalIndexSettings(
+        folder=config.state.path / ("index" if worker is None else f"index-{worker}"),
+        max_bytes=remote_log.index_file_cache_bytes,
+        roll_bytes=remote_log.index_file_roll_bytes,
+        roll_ms=remote_log.index_file_roll_ms,
+    )
+    return LocalIndexes(LocalIndexCache(settings, monotonic_ms, key_ring))
 
 
 def _fetch_settings(config: TidegateConfig) -> FetchSettings:

@@ -165,10 +165,26 @@ class RemoteLogConfig(Section):
         description="What a storage manager may keep with a segment (KIP-917).",
     )
     index_cache_bytes: SizeBytes = Field(
-        64 * MIB,
+        64 * MIB, alias="remote.log.index.cache.total.size.bytes", gt=0, description="Segment indexes kept in memory."
+    )
+    index_file_cache_bytes: SizeBytes = Field(
+        1024 * MIB,
         alias="remote.log.index.file.cache.total.size.bytes",
+        ge=0,
+        description="Segment indexes kept in files under `state.path`, so that a restart need not fetch them; 0: none.",
+    )
+    index_file_roll_bytes: SizeBytes = Field(
+        MIB,
+        alias="remote.log.index.file.roll.bytes",
         gt=0,
-        description="Segment indexes kept.",
+        lt=1 << 30,
+        description="Size at which a partition's remoteLogIndex gets a successor.",
+    )
+    index_file_roll_ms: DurationMs = Field(
+        3_600_000,
+        alias="remote.log.index.file.roll.ms",
+        gt=0,
+        description="Age at which a partition's remoteLogIndex gets a successor.",
     )
     chunk_cache_bytes: SizeBytes = Field(
         256 * MIB, alias="remote.log.chunk.cache.total.size.bytes", gt=0, description="Record data kept in memory."

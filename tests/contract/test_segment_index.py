@@ -1,9 +1,10 @@
-"""The contract of `SegmentIndex`, over both implementations: what a look-up names, a reader finds."""
+"""The contract of `SegmentIndex`, over all implementations: what a look-up names, a reader finds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from tests.fakes.segments import build_segment, metadata_of
 from tiers.log.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.segment.indexes_object import IndexesObject, decode_indexes_object
+from tiers.segment.local_index_files import LocalIndexFiles
 from tiers.segment.segment_index import AbortedTransactionRange, SegmentIndex
 from tiers.segment.transaction_index import MARKER_NOT_COPIED
 
@@ -34,11 +36,23 @@ SHAPES = st.lists(
 )
 
 
-@pytest.fixture(
-    scope="module",
-    params=[IndexesObject.remote_log_index, lambda decoded: decoded.kafka_segment_index(CHUNK_BYTES)],
-    ids=["remote log index", "kafka segment index"],
-)
+def by_local_files(decoded: IndexesObject) -> SegmentIndex:
+    with TemporaryDirectory() as folder:
+        files = LocalIndexFiles(Path(folder), decoded.metadata.start_offset)
+        files.append(decoded)
+        found = files.find(decoded.metadata)
+    assert found is not None
+    return found[0]
+
+
+OPENERS: dict[str, Opener] = {
+    "remote log index": IndexesObject.remote_log_index,
+    "kafka segment index": lambda decoded: decoded.kafka_segment_index(CHUNK_BYTES),
+    "local index files": by_local_files,
+}
+
+
+@pytest.fixture(scope="module", params=OPENERS.values(), ids=list(OPENERS))
 def open_index(request: pytest.FixtureRequest) -> Opener:
     opener: Opener = request.param
     return opener

@@ -21,6 +21,7 @@ from tiers.errors import (
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.reader.chunk_cache import ChunkCache, ChunkKey, Extent, IndexCache
 from tiers.reader.fetcher_pool import READ_AHEAD_CONNECTION_ID, FetcherPool, Flight
+from tiers.reader.local_indexes import LocalIndexes
 from tiers.reader.retry import CircuitBreaker
 from tiers.segment.segment_index import Chunk, SegmentIndex
 from tiers.storage.remote_storage_manager import RemoteStorageManager
@@ -43,6 +44,7 @@ class ChunkFetcher:
         chunk_pool: FetcherPool[Extent],
         index_pool: FetcherPool[SegmentIndex],
         breaker: CircuitBreaker,
+        local_indexes: LocalIndexes | None = None,
         min_get_bytes: int = 4 * MIB,
         max_get_bytes: int = 8 * MIB,
     ) -> None:
@@ -53,6 +55,7 @@ class ChunkFetcher:
         self._chunk_pool = chunk_pool
         self._index_pool = index_pool
         self._breaker = breaker
+        self._local_indexes = local_indexes
         self._min_get_bytes = min_get_bytes
         self._max_get_bytes = max_get_bytes
 
@@ -76,9 +79,15 @@ class ChunkFetcher:
             return flight
 
         async def download() -> SegmentIndex:
+            local = self._local_indexes
+            if local is not None and (found := await local.get(segment)) is not None:
+                self._index_cache.put(uuid, *found)
+                return found[0]
             raw = await self._guarded(lambda: self._storage.fetch_indexes(segment))
             index = self._decode_indexes(raw, segment)
             self._index_cache.put(uuid, index, len(raw))
+            if local is not None:
+                await local.put(segment, raw)
             return index
 
         return self._index_pool.start([uuid], _INDEX_SIZE_ESTIMATE_BYTES, connection_id, download)

@@ -3,6 +3,8 @@
 tidegate_remote_reader_running, _pending, _bytes_in_flight     pool = chunk | index
 tidegate_remote_reader_cache_bytes                             cache = chunk | index
 tidegate_remote_reader_chunk_hits_total, _chunk_misses_total
+tidegate_remote_reader_local_index_hits_total, _local_index_misses_total
+tidegate_remote_reader_local_index_bytes                       files on the disk
 tidegate_remote_reader_read_ahead_bytes                        reserved windows
 tidegate_remote_fetch_throttle_time_seconds                    sum and count: remote-fetch-throttle-time of KIP-956
 tidegate_remote_reader_circuit_open                            1 while the store is left alone
@@ -40,6 +42,10 @@ class RemoteLogReaderMetrics(Collector):
         yield from (running, pending, in_flight, cache)
         yield CounterMetricFamily(f"{_PREFIX}_chunk_hits", "Chunks found in memory.", value=reader.chunk_cache.hits)
         yield CounterMetricFamily(f"{_PREFIX}_chunk_misses", "Chunks not there.", value=reader.chunk_cache.misses)
+        if (local := reader.local_indexes) is not None:
+            yield CounterMetricFamily(f"{_PREFIX}_local_index_hits", "Indexes read from files.", value=local.hits)
+            yield CounterMetricFamily(f"{_PREFIX}_local_index_misses", "Indexes in no file.", value=local.misses)
+            yield GaugeMetricFamily(f"{_PREFIX}_local_index_bytes", "Local index files.", value=local.cache.size_bytes)
         yield GaugeMetricFamily(
             f"{_PREFIX}_read_ahead_bytes", "Windows of read-ahead.", value=reader.read_ahead.reserved_bytes
         )

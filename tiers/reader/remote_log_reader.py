@@ -42,6 +42,7 @@ from tiers.reader.chunk_cache import ChunkCache, Extent, IndexCache
 from tiers.reader.chunk_fetcher import MIB, ChunkFetcher
 from tiers.reader.collected_batches import CollectedBatches, end_chunk_number
 from tiers.reader.fetcher_pool import FetcherPool
+from tiers.reader.local_indexes import LocalIndexes
 from tiers.reader.read_ahead import ReadAhead
 from tiers.reader.retry import CircuitBreaker, backoff_ms
 from tiers.segment.indexes_object import SegmentCiphers, decode_indexes_object
@@ -121,7 +122,9 @@ class RemoteLogReader:
         jitter: Callable[[], float] = random.random,
         decode_indexes: Callable[[bytes, RemoteLogSegmentMetadata], SegmentIndex] = decode_index,
         quotas: RemoteFetchQuotas | None = None,
+        local_indexes: LocalIndexes | None = None,
     ) -> None:
+        """`local_indexes` are closed by the reader; None: every index that memory lacks is fetched."""
         settings = settings or RemoteLogReaderSettings()
         self._rlmm = rlmm
         self._clock_ms = clock_ms
@@ -141,6 +144,7 @@ class RemoteLogReader:
             max_bytes_in_flight=settings.max_bytes_in_flight,
             download_timeout_ms=settings.download_timeout_ms,
         )
+        self.local_indexes = local_indexes
         self.breaker = CircuitBreaker(clock_ms)
         self._fetcher = ChunkFetcher(
             storage,
@@ -150,6 +154,7 @@ class RemoteLogReader:
             chunk_pool=self.chunk_pool,
             index_pool=self.index_pool,
             breaker=self.breaker,
+            local_indexes=local_indexes,
             min_get_bytes=settings.min_get_bytes,
             max_get_bytes=settings.max_get_bytes,
         )
@@ -161,6 +166,8 @@ class RemoteLogReader:
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        if self.local_indexes is not None:
+            self._stack.callback(self.local_indexes.close)
         await self._stack.enter_async_context(self.index_pool)
         await self._stack.enter_async_context(self.chunk_pool)
         return self

@@ -26,7 +26,7 @@ from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetad
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.kafka_segment_index import KafkaSegmentIndex
 from tiers.segment.leader_epoch_checkpoint import decode_leader_epoch_checkpoint, encode_leader_epoch_checkpoint
-from tiers.segment.remote_log_index import ChunkCipher, RemoteLogIndex
+from tiers.segment.remote_log_index import ChunkCipher, RemoteLogIndex, check_whole_segment
 from tiers.segment.segment_index import AbortedTransactionRange, Chunk
 from tiers.segment.transaction_index import decode_aborted_ranges, encode_aborted_ranges
 
@@ -87,13 +87,7 @@ class IndexesObject:
 
     def remote_log_index(self, ciphers: SegmentCiphers | None = None) -> RemoteLogIndex:
         """Raises `EncryptionKeyError` when chunks are encrypted and `ciphers` cannot open them."""
-        section = self.indexes.encryption
-        if section is None:
-            return self._remote_log_index(None)
-        uuid = self.metadata.segment_id.id
-        if ciphers is None:
-            raise EncryptionKeyError(f"segment {uuid} is encrypted, and there are no keys")
-        return self._remote_log_index(ciphers.cipher(uuid, section))
+        return self._remote_log_index(open_cipher(self.metadata.segment_id.id, self.indexes.encryption, ciphers))
 
     def _remote_log_index(self, cipher: ChunkCipher | None) -> RemoteLogIndex:
         indexes = self.indexes
@@ -158,13 +152,19 @@ def decode_indexes_object(data: bytes | memoryview, expected: RemoteLogSegmentMe
         expected.end_offset,
     ):
         raise CorruptSegmentError(f"indexes object of {metadata.segment_id}, expected {expected.segment_id}")
-    chunks = decoded.chunks()
-    log_bytes = sum(chunk.log_bytes for chunk in chunks)
-    if not chunks or log_bytes != metadata.segment_size_bytes or chunks[-1].last_offset != metadata.end_offset:
-        raise CorruptSegmentError(
-            f"indexes object: {len(chunks)} chunks of {log_bytes} bytes for a segment of {metadata.segment_size_bytes}"
-        )
+    check_whole_segment(decoded.chunks(), metadata)
     return decoded
+
+
+def open_cipher(
+    uuid: UUID, encryption: bytes | memoryview | None, ciphers: SegmentCiphers | None
+) -> ChunkCipher | None:
+    """None: the segment is not encrypted. Raises `EncryptionKeyError` when it is, and `ciphers` cannot open it."""
+    if encryption is None:
+        return None
+    if ciphers is None:
+        raise EncryptionKeyError(f"segment {uuid} is encrypted, and there are no keys")
+    return ciphers.cipher(uuid, encryption)
 
 
 def encode_sections(sections: Mapping[int, bytes]) -> bytes:

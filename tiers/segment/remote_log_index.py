@@ -19,7 +19,7 @@ from struct import Struct
 from typing import NamedTuple, Protocol
 
 from tiers.errors import CorruptSegmentError
-from tiers.model.segment_metadata import LeaderEpochEntry
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.segment.segment_index import AbortedTransactionRange, Chunk
 from tiers.segment.transaction_index import overlapping
 
@@ -30,6 +30,7 @@ _CRC_FROM = _PREFIX.size
 _LENGTH_FROM = 4
 _RDI_FROM = _PREFIX.size + _BODY.size
 _FIXED_LENGTH = _RDI_FROM - _LENGTH_FROM
+ENTRY_BYTES_WITHOUT_RDI = _RDI_FROM
 MAX_RDI_BYTES = 2**15 - 1 - _FIXED_LENGTH
 
 _RDI = Struct(">bqiI")
@@ -120,6 +121,27 @@ def encode_remote_log_index(chunks: Iterable[Chunk]) -> bytes:
     return b"".join([encode_entry(entry_of_chunk(chunk)) for chunk in chunks])
 
 
+def chunks_of_segment(entries: Iterable[RemoteLogIndexEntry]) -> list[Chunk]:
+    """Raises `CorruptSegmentError` for chunks that do not lie one behind the other from the segment's start on."""
+    chunks = [chunk_of_entry(entry) for entry in entries]
+    position = 0
+    for chunk in chunks:
+        if chunk.stored_position != position or chunk.stored_bytes <= 0 or chunk.log_bytes <= 0:
+            raise CorruptSegmentError(f"remote log index: {chunk} where position {position} is expected")
+        position += chunk.stored_bytes
+    return chunks
+
+
+def check_whole_segment(chunks: Sequence[Chunk], metadata: RemoteLogSegmentMetadata) -> None:
+    """Raises `CorruptSegmentError` for chunks that are more or less than the segment's log."""
+    log_bytes = sum(chunk.log_bytes for chunk in chunks)
+    if not chunks or log_bytes != metadata.segment_size_bytes or chunks[-1].last_offset != metadata.end_offset:
+        raise CorruptSegmentError(
+            f"remote log index: {len(chunks)} chunks of {log_bytes} bytes for a segment of "
+            f"{metadata.segment_size_bytes}, {metadata.segment_id.id}"
+        )
+
+
 class ChunkCipher(Protocol):
     def open(self, number: int, stored: bytes | memoryview) -> bytes: ...
 
@@ -155,13 +177,7 @@ class RemoteLogIndex:
         entries, size_bytes = decode_entries(data)
         if size_bytes != len(data):
             raise CorruptSegmentError(f"remote log index: {len(data) - size_bytes} bytes after the last entry")
-        chunks = [chunk_of_entry(entry) for entry in entries]
-        position = 0
-        for chunk in chunks:
-            if chunk.stored_position != position or chunk.stored_bytes <= 0 or chunk.log_bytes <= 0:
-                raise CorruptSegmentError(f"remote log index: {chunk} where position {position} is expected")
-            position += chunk.stored_bytes
-        return cls(chunks, aborted, leader_epochs, cipher)
+        return cls(chunks_of_segment(entries), aborted, leader_epochs, cipher)
 
     def chunks(self) -> tuple[Chunk, ...]:
         return self._chunks

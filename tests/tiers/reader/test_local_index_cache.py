@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from tests.fakes.local_indexes import Segment, contents, encrypted, expected, segment_object
+from tests.fakes.segments import PARTITION
+from tiers.errors import CorruptSegmentError
+from tiers.model.ids import TopicIdPartition
+from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexSettings
+from tiers.segment.local_index_files import LOG_INDEX, OFFSET_INDEX, append_to
+from tiers.segment.segment_encryption import KeyRing
+
+SET_BYTES = 4 * 4096
+
+
+class Bench:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.now_ms = 0
+        self.full = False
+
+    def cache(
+        self,
+        max_bytes: int = 100 * SET_BYTES,
+        roll_bytes: int = 1 << 20,
+        roll_ms: int = 1000,
+        ring: KeyRing | None = None,
+    ) -> LocalIndexCache:
+        settings = LocalIndexSettings(self.folder, max_bytes, roll_bytes, roll_ms)
+        return LocalIndexCache(settings, lambda: self.now_ms, ring, self._append)
+
+    def _append(self, path: Path, content: bytes) -> None:
+        if self.full and path.suffix == OFFSET_INDEX:
+            append_to(path, content[: len(content) // 2])
+            raise OSError(28, "No space left on device")
+        append_to(path, content)
+
+    def sets(self, partition: TopicIdPartition = PARTITION) -> list[int]:
+        folder = self.folder / f"{partition.topic}-{partition.partition}-{partition.topic_id}"
+        return sorted(int(path.stem) for path in folder.glob(f"*{OFFSET_INDEX}"))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path / "index")
+
+
+def put(cache: LocalIndexCache, *segments: Segment) -> None:
+    for metadata, raw in segments:
+        cache.put(metadata, raw)
+
+
+def holds(cache: LocalIndexCache, segment: Segment) -> bool:
+    found = cache.get(segment[0])
+    assert found is None or contents(found[0], segment[0]) == expected(segment)
+    return found is not None
+
+
+def test_what_was_put_is_there_after_a_restart(bench: Bench) -> None:
+    segments = [segment_object(start) for start in (0, 30, 60)]
+    cache = bench.cache()
+    assert not holds(cache, segments[0])
+    put(cache, *segments)
+    for one in (cache, bench.cache()):
+        assert all(holds(one, segment) for segment in segments)
+        assert one.size_bytes == SET_BYTES
+    assert bench.sets() == [0]
+
+
+def test_a_later_process_begins_a_set_of_its_own(bench: Bench) -> None:
+    put(bench.cache(), segment_object(0))
+    put(bench.cache(), segment_object(30))
+    assert bench.sets() == [0, 30]
+    assert all(holds(bench.cache(), segment_object(start)) for start in (0, 30))
+
+
+def test_readers_at_two_places_go_on_in_a_set_each(bench: Bench) -> None:
+    cache = bench.cache()
+    for step in range(0, 120, 30):
+        put(cache, segment_object(step), segment_object(9000 + step))
+    assert bench.sets() == [0, 30]
+    put(cache, segment_object(4000))
+    assert bench.sets() == [0, 30]
+    put(cache, segment_object(3000))
+    assert bench.sets() == [0, 30, 3000]
+    assert all(holds(bench.cache(), segment_object(start)) for start in (0, 90, 3000, 4000, 9000, 9090))
+
+
+def test_sets_are_rolled_by_size_and_by_age(bench: Bench) -> None:
+    cache = bench.cache(roll_bytes=4 * 83)
+    put(cache, segment_object(0), segment_object(30), segment_object(60))
+    assert bench.sets() == [0, 60]
+    bench.now_ms = 1000
+    put(cache, segment_object(90))
+    assert bench.sets() == [0, 60, 90]
+
+
+def test_partitions_are_kept_apart_whatever_their_topics_name(bench: Bench) -> None:
+    longest = TopicIdPartition(UUID(int=5), 1_000_000, "t" * 249)
+    cache = bench.cache()
+    mine, other = segment_object(0), segment_object(0, uuid=50, partition=longest)
+    put(cache, mine, other)
+    assert holds(cache, mine)
+    assert holds(cache, other)
+
+
+def test_the_set_that_was_used_longest_ago_goes_first(bench: Bench) -> None:
+    cache = bench.cache(max_bytes=2 * SET_BYTES, roll_ms=0)
+    first, second, third = segment_object(0), segment_object(30), segment_object(60)
+    put(cache, first, second)
+    assert holds(cache, first)
+    put(cache, third)
+    assert [holds(cache, one) for one in (first, second, third)] == [True, False, True]
+    assert cache.size_bytes == 2 * SET_BYTES
+    assert bench.sets() == [0, 60]
+    smaller = bench.cache(max_bytes=SET_BYTES)
+    assert sum(holds(smaller, one) for one in (first, third)) == 1
+    put(bench.cache(max_bytes=SET_BYTES - 1), first)
+    assert list(bench.folder.iterdir()) == []
+
+
+def test_files_that_contradict_each_other_are_removed_and_made_again(bench: Bench) -> None:
+    segment = segment_object(0)
+    put(bench.cache(), segment)
+    (path,) = bench.folder.glob(f"*/*{LOG_INDEX}")
+    content = bytearray(path.read_bytes())
+    content[20] ^= 1
+    path.write_bytes(content)
+    cache = bench.cache()
+    assert not holds(cache, segment)
+    assert list(bench.folder.iterdir()) == []
+    assert cache.size_bytes == 0
+    put(cache, segment)
+    assert holds(cache, segment)
+
+
+def test_what_is_left_of_a_set_is_removed(bench: Bench) -> None:
+    put(bench.cache(), segment_object(0), segment_object(30))
+    (bench.folder / "somebody's").mkdir()
+    (bench.folder / "somebody's" / "file").touch()
+    (offset_index,) = bench.folder.glob(f"*/*{OFFSET_INDEX}")
+    offset_index.write_bytes(b"\x00" * 7)
+    assert not holds(bench.cache(), segment_object(0))
+    assert [path.name for path in bench.folder.rglob("*") if path.is_file()] == ["file"]
+
+
+def test_another_copy_attempt_at_the_same_offsets_takes_the_place(bench: Bench) -> None:
+    cache = bench.cache()
+    old, new = segment_object(0), segment_object(0, uuid=77)
+    put(cache, old, new)
+    assert not holds(cache, old)
+    assert holds(cache, new)
+    assert bench.sets() == [0]
+
+
+def test_a_full_disk_costs_what_was_kept_in_that_set_and_nothing_else(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = bench.cache()
+    put(cache, segment_object(0))
+    bench.full = True
+    put(cache, segment_object(30))
+    assert "cannot be read or written" in caplog.text
+    assert not holds(cache, segment_object(0))
+    assert not holds(cache, segment_object(30))
+    assert (bench.sets(), cache.size_bytes) == ([], 0)
+    bench.full = False
+    put(cache, segment_object(30))
+    assert holds(cache, segment_object(30))
+
+
+def test_a_folder_that_cannot_be_made_is_a_miss(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    cache = Bench(tmp_path / "file" / "index").cache()
+    put(cache, segment_object(0))
+    assert not holds(cache, segment_object(0))
+
+
+def test_a_key_that_was_wrapped_again_is_learned_from_the_store(bench: Bench) -> None:
+    old = KeyRing({"old": b"a" * 32}, "old")
+    both = KeyRing({"old": b"a" * 32, "new": b"b" * 32}, "new")
+    uuid = segment_object(0)[0].segment_id.id
+    cipher, section = old.new_cipher(uuid)
+    put(bench.cache(), encrypted(segment_object(0), section))
+    cache = bench.cache(ring=KeyRing({"new": b"b" * 32}, "new"))
+    assert cache.get(segment_object(0)[0]) is None
+    put(cache, encrypted(segment_object(0), both.wrapped_again(uuid, section)))
+    found = cache.get(segment_object(0)[0])
+    assert found is not None
+    assert bytes(found[0].open_chunk(0, memoryview(cipher.seal(0, b"chunk")))) == b"chunk"
+
+
+def test_an_object_that_is_not_whole_is_refused(bench: Bench) -> None:
+    metadata, raw = segment_object(0)
+    with pytest.raises(CorruptSegmentError):
+        bench.cache().put(metadata, raw[:-1])
+
+
+def test_while_a_call_is_stuck_in_the_disk_others_do_without(bench: Bench) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+
+    def stuck(path: Path, content: bytes) -> None:
+        reached.set()
+        assert go_on.wait(20)
+        append_to(path, content)
+
+    cache = LocalIndexCache(LocalIndexSettings(bench.folder), lambda: 0, append=stuck)
+    writer = threading.Thread(target=put, args=(cache, segment_object(0)))
+    writer.start()
+    assert reached.wait(20)
+    put(cache, segment_object(30))
+    assert not holds(cache, segment_object(0))
+    go_on.set()
+    writer.join()
+    assert holds(cache, segment_object(0))
+    assert not holds(cache, segment_object(30))

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fakes.local_indexes import contents, decoded, encrypted, expected, segment_object
+from tiers.errors import CorruptSegmentError, EncryptionKeyError
+from tiers.segment.local_index_files import (
+    LOG_INDEX,
+    OFFSET_INDEX,
+    SEGMENTS,
+    SUFFIXES,
+    TIME_INDEX,
+    LocalIndexFiles,
+    append_to,
+)
+from tiers.segment.offset_index import OffsetPosition, decode_offset_index, look_up_offset
+from tiers.segment.remote_log_index import decode_entries
+from tiers.segment.segment_encryption import KeyRing
+from tiers.segment.time_index import decode_time_index, look_up_timestamp
+
+FIRST, SECOND, FAR = segment_object(100), segment_object(130, chunks=1), segment_object(1000, chunks=2)
+STORED = (FIRST, SECOND, FAR)
+
+
+def filled(folder: Path) -> LocalIndexFiles:
+    files = LocalIndexFiles(folder, 100)
+    for segment in STORED:
+        files.append(decoded(segment))
+    return files
+
+
+@contextmanager
+def a_folder() -> Iterator[Path]:
+    with TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+def test_what_was_appended_is_found_then_and_by_a_later_process(tmp_path: Path) -> None:
+    files = filled(tmp_path)
+    for reader in (files, LocalIndexFiles.existing(tmp_path, 100)):
+        assert (reader.base_offset, reader.last_offset) == (100, 1019)
+        for segment in STORED:
+            found = reader.find(segment[0])
+            assert found is not None
+            assert contents(found[0], segment[0]) == expected(segment)
+        for start_offset, chunks in ((100, 3), (100, 1), (110, 2), (500, 3)):
+            assert reader.find(segment_object(start_offset, chunks, uuid=9)[0]) is None
+
+
+def test_the_founding_formats_to_the_byte(tmp_path: Path) -> None:
+    """The entry of 10.1, and Kafka's two index entries, which point at it."""
+    files = LocalIndexFiles(tmp_path, 100)
+    files.append(decoded(FIRST))
+    files.append(decoded(SECOND))
+    entry_bytes = 46 + 37
+    log_index = files.path(LOG_INDEX).read_bytes()
+    assert files.path(LOG_INDEX).name == "00000000000000000100.remoteLogIndex"
+    assert log_index[:8] == bytes.fromhex("0000 004f f01db05f")
+    assert log_index[8:entry_bytes] == bytes.fromhex(
+        "0000000000000064 000000000000006d 00000174876e8064 00000174876e806d 000003e8 0025"
+        "01 0000000000000000 000003e8 00000065 00000000000000000000000000000065 00000000"
+    )
+    assert len(log_index) == 4 * entry_bytes
+    assert files.path(OFFSET_INDEX).read_bytes() == b"".join(
+        (10 * n + 9).to_bytes(4, "big") + (entry_bytes * n).to_bytes(4, "big") for n in range(4)
+    )
+    assert files.path(TIME_INDEX).read_bytes() == b"".join(
+        (1_600_000_000_109 + 10 * n).to_bytes(8, "big") + (10 * n + 9).to_bytes(4, "big") for n in range(4)
+    )
+
+
+def test_offsets_and_times_lead_to_an_entry_without_the_segments_own_index(tmp_path: Path) -> None:
+    files = filled(tmp_path)
+    offsets = decode_offset_index(100, files.path(OFFSET_INDEX).read_bytes())
+    times = decode_time_index(100, files.path(TIME_INDEX).read_bytes())
+    entries, _ = decode_entries(files.path(LOG_INDEX).read_bytes())
+    positions = dict(offsets)
+    for entry in entries:
+        number = offsets.index(look_up_offset(offsets, 100, entry.last_offset))
+        assert entries[number] == entry
+        found = look_up_timestamp(times, 100, entry.last_timestamp_ms)
+        assert OffsetPosition(found.offset, positions[found.offset]) == offsets[number]
+
+
+def test_a_set_takes_ascending_segments_up_to_its_size_and_to_int32(tmp_path: Path) -> None:
+    files = filled(tmp_path)
+    assert files.takes(segment_object(1020)[0], 1000)
+    assert not files.takes(segment_object(1019)[0], 1000)
+    assert not files.takes(segment_object(1020)[0], 6 * 83)
+    assert not files.takes(segment_object(100 + 2**31)[0], 1000)
+    assert files.size_bytes == 4 * 4096
+
+
+def test_a_segments_key_is_kept_and_needed(tmp_path: Path) -> None:
+    ring, other = KeyRing({"k": b"a" * 32}, "k"), KeyRing({"k": b"b" * 32}, "k")
+    cipher, section = ring.new_cipher(UUID(int=101))
+    files = LocalIndexFiles(tmp_path, 100)
+    files.append(decoded(encrypted(FIRST, section)))
+    found = files.find(FIRST[0], ring)
+    assert found is not None
+    assert bytes(found[0].open_chunk(0, memoryview(cipher.seal(0, b"chunk")))) == b"chunk"
+    for ciphers in (None, other):
+        with pytest.raises(EncryptionKeyError):
+            files.find(FIRST[0], ciphers)
+
+
+class Killed(BaseException):
+    pass
+
+
+def killed_after(written_bytes: int) -> Callable[[Path, bytes], None]:
+    """The process ends when it has written so many bytes; what is written by then stays."""
+    left = written_bytes
+
+    def append(path: Path, content: bytes) -> None:
+        nonlocal left
+        append_to(path, content[:left])
+        if left <= len(content):
+            raise Killed
+        left -= len(content)
+
+    return append
+
+
+def test_a_process_killed_at_any_byte_leaves_whole_segments_or_none() -> None:
+    with a_folder() as folder:
+        files = filled(folder)
+        total_bytes = sum(files.path(suffix).stat().st_size for suffix in SUFFIXES)
+    counts = set()
+    for written_bytes in range(total_bytes):
+        with a_folder() as folder:
+            dying = LocalIndexFiles(folder, 100, killed_after(written_bytes))
+            with contextlib.suppress(Killed):
+                for segment in STORED:
+                    dying.append(decoded(segment))
+            try:
+                reader = LocalIndexFiles.existing(folder, 100)
+            except (CorruptSegmentError, FileNotFoundError):
+                counts.add(0)
+                continue
+            # Nothing contradicts itself: a torn append is a segment that is not there.
+            found = [reader.find(segment[0]) for segment in STORED]
+            for segment, index in zip(STORED, found, strict=True):
+                assert index is None or contents(index[0], segment[0]) == expected(segment)
+            counts.add(sum(index is not None for index in found))
+    assert counts == {0, 1, 2}
+
+
+def never_wrong(folder: Path) -> int:
+    """How many segments are found; those are what was stored."""
+    found = 0
+    for segment in STORED:
+        try:
+            index = LocalIndexFiles.existing(folder, 100).find(segment[0])
+        except CorruptSegmentError:
+            continue
+        if index is not None:
+            assert contents(index[0], segment[0]) == expected(segment)
+            found += 1
+    return found
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_no_file_that_is_cut_anywhere_or_followed_by_zeros_gives_a_wrong_answer(suffix: str) -> None:
+    """What a machine that loses its power may leave of one file while the others are whole."""
+    with a_folder() as folder:
+        path = filled(folder).path(suffix)
+        whole = path.read_bytes()
+        counts = []
+        for size in range(len(whole)):
+            path.write_bytes(whole[:size])
+            counts.append(never_wrong(folder))
+            path.write_bytes(whole[:size].ljust(len(whole), b"\x00"))
+            never_wrong(folder)
+        assert counts == sorted(counts)
+        path.write_bytes(whole + b"\x00" * 100)
+        never_wrong(folder)
+        path.write_bytes(whole)
+        assert never_wrong(folder) == len(STORED)
+
+
+@given(st.data())
+def test_no_damage_gives_a_wrong_answer(data: st.DataObject) -> None:
+    with a_folder() as folder:
+        files = filled(folder)
+        for suffix in data.draw(st.lists(st.sampled_from(SUFFIXES), min_size=1, max_size=3)):
+            content = bytearray(files.path(suffix).read_bytes())
+            at = data.draw(st.integers(0, len(content) - 1))
+            damage = data.draw(st.binary(min_size=1, max_size=12))
+            content[at : at + len(damage)] = damage
+            files.path(suffix).write_bytes(content)
+        never_wrong(folder)
+
+
+def test_files_of_another_copy_attempt_at_the_same_offsets_are_no_answer(tmp_path: Path) -> None:
+    files = LocalIndexFiles(tmp_path, 100)
+    files.append(decoded(segment_object(100, uuid=77)))
+    assert files.find(FIRST[0]) is None
+    # Even if a set was begun anew while its old offset index survived.
+    old = files.path(SEGMENTS).read_bytes()
+    files.remove()
+    assert not list(tmp_path.iterdir())
+    LocalIndexFiles(tmp_path, 100).append(decoded(FIRST))
+    files.path(SEGMENTS).write_bytes(old)
+    with pytest.raises(CorruptSegmentError, match="another segment"):
+        LocalIndexFiles.existing(tmp_path, 100).find(FIRST[0])

@@ -1,0 +1,251 @@
+"""A set of the founding local index files: where the chunks of a partition's remote segments lie (semantics 10.1).
+
+    <base>.remoteLogIndex       an entry per chunk, of segment after segment
+    <base>.remoteOffsetIndex    as `.index`: last offset of a chunk - base, position of its entry in remoteLogIndex
+    <base>.remoteTimeIndex      as `.timeindex`: highest timestamp so far, last offset of its chunk - base
+    <base>.remoteSegments       per segment: length int32 | what else a read needs of it, as sections with checksums
+
+* `base` is the start offset of the first segment, in 20 digits. Segments are appended by ascending offset, and need not
+  follow upon each other: a file holds what somebody has read.
+* An entry's RDI is that of the segment's own index, as version 1, and names the stored object and the place of the
+  segment in remoteSegments: version int8 = 1, stored position int64, stored length int32, CRC-32C uint32,
+  segment uuid 16, place int32. So offsets alone never lead to the bytes of another copy attempt.
+* A segment is found by the offset index, which is written last and has no checksum: it is a hint. What it leads to is
+  believed only if checksums hold and the chunks are the whole segment of that uuid. So a torn append, wherever it was
+  cut, is a segment that is not found; whatever else does not fit together is corruption: remove the set.
+* Nothing is synced: all of it can be fetched again. Calls block on the disk.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Callable
+from pathlib import Path
+from struct import Struct
+from uuid import UUID
+
+from tiers.errors import CorruptSegmentError
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.segment.indexes_object import (
+    IndexesObject,
+    Section,
+    SegmentCiphers,
+    decode_sections,
+    encode_sections,
+    open_cipher,
+)
+from tiers.segment.leader_epoch_checkpoint import decode_leader_epoch_checkpoint, encode_leader_epoch_checkpoint
+from tiers.segment.offset_index import ENTRY_BYTES, MAX_RELATIVE, OffsetPosition, encode_offset_index
+from tiers.segment.remote_log_index import (
+    ENTRY_BYTES_WITHOUT_RDI,
+    RemoteLogIndex,
+    RemoteLogIndexEntry,
+    check_whole_segment,
+    chunks_of_segment,
+    decode_entries,
+    encode_entry,
+    entry_of_chunk,
+)
+from tiers.segment.segment_index import Chunk, SegmentIndex
+from tiers.segment.time_index import TimestampOffset, encode_time_index
+from tiers.segment.transaction_index import decode_aborted_ranges, encode_aborted_ranges
+
+LOG_INDEX = ".remoteLogIndex"
+OFFSET_INDEX = ".remoteOffsetIndex"
+TIME_INDEX = ".remoteTimeIndex"
+SEGMENTS = ".remoteSegments"
+SUFFIXES = (SEGMENTS, LOG_INDEX, TIME_INDEX, OFFSET_INDEX)
+"""In the order of writing."""
+
+_RDI = Struct(">bqiI16si")
+_RDI_VERSION = 1
+_OWN_RDI_BYTES = Struct(">bqiI").size
+_ENTRY_BYTES = ENTRY_BYTES_WITHOUT_RDI + _RDI.size
+_OFFSET_ENTRY = Struct(">ii")
+_LENGTH = Struct(">i")
+_BLOCK_BYTES = 4096
+
+Append = Callable[[Path, bytes], None]
+
+
+def append_to(path: Path, content: bytes) -> None:
+    with path.open("ab", buffering=0) as file:
+        written = file.write(content)
+    if written != len(content):
+        raise OSError(f"{path}: {written} of {len(content)} bytes were written")
+
+
+class LocalIndexFiles:
+    """`last_offset` is the highest that is covered, `base_offset - 1` in a new set.
+
+    Raises `OSError` wherever the disk does; after that a set is fit only for `remove`."""
+
+    def __init__(self, folder: Path, base_offset: int, append: Append = append_to) -> None:
+        """A new set: nothing may lie under this name."""
+        self.folder = folder
+        self.base_offset = base_offset
+        self.last_offset = base_offset - 1
+        self._append = append
+        self._highest_timestamp_ms = -1
+        self._sizes = dict.fromkeys(SUFFIXES, 0)
+
+    @classmethod
+    def existing(cls, folder: Path, base_offset: int) -> LocalIndexFiles:
+        """Of an earlier process: to be read only. Raises `CorruptSegmentError` when it cannot hold any segment."""
+        files = cls(folder, base_offset)
+        files._sizes = {suffix: files.path(suffix).stat().st_size for suffix in SUFFIXES}
+        count = files._sizes[OFFSET_INDEX] // ENTRY_BYTES
+        if not count:
+            raise CorruptSegmentError(f"{files.path(OFFSET_INDEX)}: no entry")
+        last = _read(files.path(OFFSET_INDEX), (count - 1) * ENTRY_BYTES, ENTRY_BYTES)
+        files.last_offset = base_offset + _OFFSET_ENTRY.unpack(last)[0]
+        return files
+
+    def path(self, suffix: str) -> Path:
+        return self.folder / f"{self.base_offset:020}{suffix}"
+
+    @property
+    def size_bytes(self) -> int:
+        """On the disk, in whole blocks."""
+        return sum(-(-size // _BLOCK_BYTES) * _BLOCK_BYTES for size in self._sizes.values())
+
+    def takes(self, segment: RemoteLogSegmentMetadata, max_bytes: int) -> bool:
+        """Whether `append` can follow, in a set whose remoteLogIndex is rolled at `max_bytes`."""
+        return (
+            self.last_offset < segment.start_offset
+            and self._sizes[LOG_INDEX] < max_bytes
+            and segment.end_offset - self.base_offset <= MAX_RELATIVE
+        )
+
+    def append(self, indexes: IndexesObject) -> None:
+        segment = indexes.metadata
+        uuid, place, position = segment.segment_id.id, self._sizes[SEGMENTS], self._sizes[LOG_INDEX]
+        log_index: list[bytes] = []
+        offsets: list[OffsetPosition] = []
+        times: list[TimestampOffset] = []
+        for chunk in indexes.chunks():
+            log_index.append(encode_entry(_local_entry(chunk, uuid, place)))
+            offsets.append(OffsetPosition(chunk.last_offset, position))
+            position += len(log_index[-1])
+            if chunk.max_timestamp_ms > self._highest_timestamp_ms:
+                self._highest_timestamp_ms = chunk.max_timestamp_ms
+                times.append(TimestampOffset(chunk.max_timestamp_ms, chunk.last_offset))
+        record = _segment_record(indexes)
+        self._write(SEGMENTS, _LENGTH.pack(len(record)) + record)
+        self._write(LOG_INDEX, b"".join(log_index))
+        self._write(TIME_INDEX, encode_time_index(self.base_offset, times))
+        self._write(OFFSET_INDEX, encode_offset_index(self.base_offset, offsets))
+        self.last_offset = segment.end_offset
+
+    def _write(self, suffix: str, content: bytes) -> None:
+        self._append(self.path(suffix), content)
+        self._sizes[suffix] += len(content)
+
+    def find(
+        self, segment: RemoteLogSegmentMetadata, ciphers: SegmentCiphers | None = None
+    ) -> tuple[SegmentIndex, int] | None:
+        """The segment's index and the bytes that were read for it; None when the segment is not here.
+
+        Raises `CorruptSegmentError` when the files contradict each other, `EncryptionKeyError` as the store's would.
+        """
+        if not self.base_offset <= segment.start_offset <= segment.end_offset <= self.last_offset:
+            return None
+        entries = self._entries(segment)
+        if not entries:
+            return None
+        places = [_place(entry) for entry in entries]
+        uuid = segment.segment_id.id
+        if any(found != uuid for found, _ in places):
+            return None
+        chunks = chunks_of_segment([_own_entry(entry) for entry in entries])
+        check_whole_segment(chunks, segment)
+        sections, size_bytes = self._sections(places[0][1])
+        try:
+            owner, aborted, epochs = (bytes(sections[one]) for one in _KEPT)
+        except KeyError as error:
+            raise CorruptSegmentError(f"{self.path(SEGMENTS)}: no section {error}") from error
+        if owner != uuid.bytes:
+            raise CorruptSegmentError(f"{self.path(SEGMENTS)}: another segment than {uuid}")
+        encryption = sections.get(Section.ENCRYPTION)
+        index = RemoteLogIndex(
+            chunks,
+            decode_aborted_ranges(aborted),
+            decode_leader_epoch_checkpoint(epochs),
+            open_cipher(uuid, encryption, ciphers),
+        )
+        return index, size_bytes + len(entries) * _ENTRY_BYTES
+
+    def _entries(self, segment: RemoteLogSegmentMetadata) -> list[RemoteLogIndexEntry]:
+        """Those that end within the segment; none if none ends where it does."""
+        raw = self.path(OFFSET_INDEX).read_bytes()
+        count = len(raw) // ENTRY_BYTES
+
+        def last_offset(number: int) -> int:
+            return self.base_offset + int(_OFFSET_ENTRY.unpack_from(raw, number * ENTRY_BYTES)[0])
+
+        first = bisect_left(range(count), segment.start_offset, key=last_offset)
+        last = bisect_left(range(count), segment.end_offset, key=last_offset)
+        if last == count or first > last or last_offset(last) != segment.end_offset:
+            return []
+        start: int = _OFFSET_ENTRY.unpack_from(raw, first * ENTRY_BYTES)[1]
+        end: int | None = None if last + 1 == count else _OFFSET_ENTRY.unpack_from(raw, (last + 1) * ENTRY_BYTES)[1]
+        if start < 0 or (end is not None and end <= start):
+            raise CorruptSegmentError(f"{self.path(OFFSET_INDEX)}: from {start} to {end}")
+        entries, _ = decode_entries(_read(self.path(LOG_INDEX), start, None if end is None else end - start))
+        if len(entries) <= last - first:
+            raise CorruptSegmentError(f"{self.path(LOG_INDEX)}: {len(entries)} entries where {last - first + 1} are")
+        return entries[: last - first + 1]
+
+    def _sections(self, place: int) -> tuple[dict[int, memoryview], int]:
+        path = self.path(SEGMENTS)
+        prefix = _read(path, place, _LENGTH.size)
+        length = _LENGTH.unpack(prefix)[0] if len(prefix) == _LENGTH.size else -1
+        if not 0 <= length <= self._sizes[SEGMENTS]:
+            raise CorruptSegmentError(f"{path}: length {length} at {place}")
+        return decode_sections(_read(path, place + _LENGTH.size, length)), length
+
+    def remove(self) -> None:
+        """The offset index first: without it the others are found by nobody."""
+        for suffix in reversed(SUFFIXES):
+            self.path(suffix).unlink(missing_ok=True)
+
+
+_KEPT = (Section.METADATA, Section.ABORTED_TRANSACTIONS, Section.LEADER_EPOCH_CHECKPOINT)
+
+
+def _segment_record(indexes: IndexesObject) -> bytes:
+    """Of the metadata the uuid alone."""
+    kept: dict[int, bytes] = {
+        Section.METADATA: indexes.metadata.segment_id.id.bytes,
+        Section.ABORTED_TRANSACTIONS: encode_aborted_ranges(indexes.indexes.aborted_transactions),
+        Section.LEADER_EPOCH_CHECKPOINT: encode_leader_epoch_checkpoint(indexes.indexes.leader_epochs),
+    }
+    if indexes.indexes.encryption is not None:
+        kept[Section.ENCRYPTION] = bytes(indexes.indexes.encryption)
+    return encode_sections(kept)
+
+
+def _local_entry(chunk: Chunk, uuid: UUID, place: int) -> RemoteLogIndexEntry:
+    own = entry_of_chunk(chunk)
+    return own._replace(rdi=bytes((_RDI_VERSION,)) + own.rdi[1:] + uuid.bytes + _LENGTH.pack(place))
+
+
+def _own_entry(entry: RemoteLogIndexEntry) -> RemoteLogIndexEntry:
+    return entry._replace(rdi=b"\x00" + entry.rdi[1:_OWN_RDI_BYTES])
+
+
+def _place(entry: RemoteLogIndexEntry) -> tuple[UUID, int]:
+    if len(entry.rdi) != _RDI.size or entry.rdi[0] != _RDI_VERSION:
+        raise CorruptSegmentError(f"local remote log index: an RDI of {len(entry.rdi)} bytes and unknown version")
+    *_, uuid, place = _RDI.unpack(entry.rdi)
+    if place < 0:
+        raise CorruptSegmentError(f"local remote log index: a segment's place is {place}")
+    return UUID(bytes=uuid), place
+
+
+def _read(path: Path, position: int, size: int | None) -> bytes:
+    """Less at the end of the file; up to it when `size` is None."""
+    with path.open("rb", buffering=0) as file:
+        left = max(0, os.fstat(file.fileno()).st_size - position)
+        return os.pread(file.fileno(), left if size is None else min(size, left), position)
