@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tests.drill.faults import Fault, FaultKind, plan
-from tests.drill.oracle import Oracle
+from tests.drill.oracle import Oracle, Place
+from tests.drill.outage_probe import OutageProbe
 from tests.drill.proxy_watch import ProxyWatch
 from tests.drill.readers import Reader
 from tests.drill.rig import DrillRig
 from tests.drill.tier_audit import TierAudit
-from tests.drill.violations import OWNER, READ, Violation, Violations
+from tests.drill.violations import OUTAGE, OWNER, READ, Violation, Violations
 from tests.drill.writers import Writer
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
@@ -58,6 +59,8 @@ class DrillResult:
     trimmed_offsets: int
     transactions: int
     audits: int
+    probes: int
+    slowest_probe_s: float
     without_owner_s: dict[int, float]
     without_owner_quiet_s: dict[int, float]
     rules: Counter[str]
@@ -99,6 +102,7 @@ class Drill:
             Reader(rig, self.oracle, self.audit.model, self.violations, seed + 100 + number)
             for number in range(settings.readers)
         ]
+        self.probe = OutageProbe(rig, self.oracle, self.violations)
         self._heal = threading.Event()
         self._injected: Counter[FaultKind] = Counter()
         self._fault_errors: list[str] = []
@@ -117,7 +121,7 @@ class Drill:
 
     @contextmanager
     def _load(self) -> Iterator[None]:
-        workers: list[_Worker] = [*self.readers, *self.writers]
+        workers: list[_Worker] = [*self.readers, *self.writers, self.probe]
         threads = [_started(each.run) for each in workers]
         try:
             yield
@@ -165,18 +169,31 @@ class Drill:
         return True
 
     def _trouble(self) -> list[str]:
-        workers: list[_Worker] = [self.audit, *self.writers, *self.readers]
+        workers: list[_Worker] = [self.audit, self.watch, self.probe, *self.writers, *self.readers]
         said = [each.error for each in workers]
         return [*self._fault_errors, *(one for one in said if one is not None)]
 
     def _settle(self) -> None:
-        """Until everything is owned again."""
+        """Until everything is owned again, and everything certain is in the remote tier."""
         deadline_s = time.monotonic() + _HEAL_S
-        while not self.watch.is_all_owned and not self._trouble():
+        while (not self.watch.is_all_owned or self._behind()) and not self._trouble():
             if time.monotonic() > deadline_s:
-                self.violations.add(OWNER, f"not everything is owned {_HEAL_S:.0f} s after the last fault")
+                if not self.watch.is_all_owned:
+                    self.violations.add(OWNER, f"not everything is owned {_HEAL_S:.0f} s after the last fault")
+                for place in self._behind():
+                    self.violations.add(OUTAGE, f"{place} is not copied {_HEAL_S:.0f} s after the last fault")
                 return
             time.sleep(0.2)
+
+    def _behind(self) -> list[Place]:
+        """Whose last certain record is in no finished segment."""
+        behind = []
+        for place, model in list(self.audit.model.partitions.items()):
+            certain = self.oracle[place].certain_from(0)
+            ends = [segment.metadata.end_offset for segment in list(model.segments.values()) if segment.is_readable]
+            if certain and max(ends, default=-1) < certain[-1]:
+                behind.append(place)
+        return behind
 
     def _read_everything(self) -> None:
         """By a reader per proxy: all that is certain, from the log start to the end."""
@@ -216,6 +233,8 @@ class Drill:
             trimmed_offsets=self.audit.trimmed_offsets,
             transactions=self.audit.transactions,
             audits=self.audit.looks,
+            probes=self.probe.tries,
+            slowest_probe_s=self.probe.slowest_s,
             without_owner_s=self.watch.longest_s,
             without_owner_quiet_s=self.watch.longest_quiet_s,
             rules=self.violations.count,

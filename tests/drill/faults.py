@@ -17,7 +17,12 @@ class FaultKind(StrEnum):
     PROXY_FREEZE = "proxy stopped, longer than its session"
     STORE_FREEZE = "store stopped"
     STORE_KILL = "store killed, started again"
+    STORE_OUTAGE = "store gone for long"
     BROKER_STALL = "broker stopped"
+
+    @property
+    def is_of_the_store(self) -> bool:
+        return self in (FaultKind.STORE_FREEZE, FaultKind.STORE_KILL, FaultKind.STORE_OUTAGE)
 
 
 _PROXY_FAULTS = (FaultKind.PROXY_KILL, FaultKind.PROXY_FREEZE, FaultKind.PROXY_FREEZE, FaultKind.PROXY_STALL)
@@ -28,8 +33,12 @@ _DURATIONS_S = {
     FaultKind.PROXY_FREEZE: (9.0, 16.0),
     FaultKind.STORE_FREEZE: (2.0, 15.0),
     FaultKind.STORE_KILL: (1.0, 15.0),
+    FaultKind.STORE_OUTAGE: (50.0, 60.0),
     FaultKind.BROKER_STALL: (0.5, 3.0),
 }
+OUTAGE_FROM_S = 200.0
+"""A drill of so long has a long outage in its middle: more than 120 rounds of the tasks, with their default interval an
+hour."""
 _CALM_S = (12.0, 18.0)
 _WITHIN_A_BURST_S = 6.0
 WARM_UP_S = 6.0
@@ -55,13 +64,17 @@ def plan(seed: int, seconds: float, proxies: int, *, with_broker: bool = True) -
     others = [kind for kind in _OTHER_FAULTS if with_broker or kind is not FaultKind.BROKER_STALL]
     faults: list[Fault] = []
     at_s = WARM_UP_S
+    outage_is_due = seconds >= OUTAGE_FROM_S
     while True:
         burst: list[Fault] = []
+        if outage_is_due and at_s > seconds / 3:
+            outage_is_due = False
+            burst.append(Fault(at_s, FaultKind.STORE_OUTAGE, -1, chance.uniform(*_DURATIONS_S[FaultKind.STORE_OUTAGE])))
         for proxy in chance.sample(range(proxies), chance.randint(1, max(1, proxies - 1))):
             kind = chance.choice(_PROXY_FAULTS)
             begin_s = at_s + chance.uniform(0, _WITHIN_A_BURST_S)
             burst.append(Fault(begin_s, kind, proxy, chance.uniform(*_DURATIONS_S[kind])))
-        if chance.random() < 0.6:
+        if not burst[0].kind.is_of_the_store and chance.random() < 0.6:
             kind = chance.choice(others)
             begin_s = at_s + chance.uniform(0, _WITHIN_A_BURST_S)
             burst.append(Fault(begin_s, kind, -1, chance.uniform(*_DURATIONS_S[kind])))

@@ -42,11 +42,19 @@ class ProxyWatch:
         self.longest_quiet_s = dict.fromkeys(range(METADATA_PARTITIONS), 0.0)
         """The same since the last disruption."""
         self.looks = 0
+        self.error: str | None = None
 
     def stop(self) -> None:
         self._stopping.set()
 
     def run(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:
+            self.error = f"the watch of the proxies ended: {error!r}"
+            raise
+
+    def _watch(self) -> None:
         while not self._stopping.wait(_INTERVAL_S):
             owned: set[int] = set()
             for proxy in self._rig.surviving():

@@ -36,6 +36,7 @@ def show(console: Console, result: DrillResult) -> None:
     table.add_row("offsets trimmed from the broker", f"{result.trimmed_offsets:,}")
     table.add_row("transactions of owners", f"{result.transactions:,}")
     table.add_row("audits", f"{result.audits:,}")
+    table.add_row("probes while the store was away (slowest, s)", f"{result.probes:,} ({result.slowest_probe_s:.1f})")
     table.add_section()
     for number, gone_s in result.without_owner_s.items():
         quiet_s = result.without_owner_quiet_s[number]

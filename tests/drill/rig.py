@@ -81,6 +81,7 @@ class DrillRig:
         self._disruptions = threading.Lock()
         self.disrupted_at_s = time.monotonic()
         """When a proxy, or the broker, last went away or came back."""
+        self.store_is_away = False
 
     def _process(self, number: int, command: Sequence[str]) -> TidegateProcess:
         home = self.home / f"proxy-{number}"
@@ -138,13 +139,17 @@ class DrillRig:
                 self._kill_proxy(self.proxies[fault.proxy], fault.duration_s, heal_early)
             case FaultKind.PROXY_STALL | FaultKind.PROXY_FREEZE:
                 self._freeze_proxy(self.proxies[fault.proxy], fault.duration_s, heal_early)
-            case FaultKind.STORE_KILL:
+            case FaultKind.STORE_KILL | FaultKind.STORE_OUTAGE:
+                self.store_is_away = True
                 self.gateway.kill()
                 heal_early.wait(fault.duration_s)
+                self.store_is_away = False
                 self.gateway.start()
             case FaultKind.STORE_FREEZE:
+                self.store_is_away = True
                 self.gateway.pause()
                 heal_early.wait(fault.duration_s)
+                self.store_is_away = False
                 self.gateway.resume()
             case FaultKind.BROKER_STALL:
                 self.cluster.pause_broker(1)

@@ -53,8 +53,6 @@ class Writer:
         self._transactional: tuple[str, Producer] | None = None
         self.produced = 0
         self.deletions = 0
-        self.slowest_s = 0.0
-        """From the hand-over of an idempotent record to its acknowledgement, proxies that were up throughout."""
         self.error: str | None = None
 
     def stop(self) -> None:
@@ -109,24 +107,12 @@ class Writer:
                     self._topic,
                     encode(record, RECORD_BYTES),
                     partition=partition.place[1],
-                    on_delivery=self._noted(partition, record, proxy, time.monotonic()),
+                    on_delivery=_noted(partition, record),
                 )
                 self.produced += 1
 
     def _oracle_of(self, partition: int, count: int) -> Iterator[PartitionOracle]:
         return (self._oracle[self._topic, partition] for _ in range(count))
-
-    def _noted(
-        self, partition: PartitionOracle, record: DrillRecord, proxy: DrillProxy, sent_at_s: float
-    ) -> Callable[[KafkaError | None, Message], None]:
-        def noted(error: KafkaError | None, message: Message) -> None:
-            offset = message.offset()
-            if error is None and offset is not None:
-                partition.acknowledged([(record.sequence, offset)])
-                if self._rig.disrupted_at_s < sent_at_s and proxy.is_up:
-                    self.slowest_s = max(self.slowest_s, time.monotonic() - sent_at_s)
-
-        return noted
 
     def _transaction(self, proxy: DrillProxy, count: int) -> None:
         """One that neither commits nor aborts for sure says nothing: its records may be there or not."""
@@ -190,3 +176,12 @@ class Writer:
             return
         partition.deleted(offset)
         self.deletions += 1
+
+
+def _noted(partition: PartitionOracle, record: DrillRecord) -> Callable[[KafkaError | None, Message], None]:
+    def noted(error: KafkaError | None, message: Message) -> None:
+        offset = message.offset()
+        if error is None and offset is not None:
+            partition.acknowledged([(record.sequence, offset)])
+
+    return noted

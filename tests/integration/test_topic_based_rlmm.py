@@ -332,6 +332,8 @@ async def test_the_brokers_clock_is_measured_by_writing_and_scraped_with_the_res
         await copied(owner, segment(partition, 0, 9))
         assert scraped("alarm") == 0
         assert scraped("owned_partitions") == PARTITIONS
+        for number in map(str, range(PARTITIONS)):
+            assert registry.get_sample_value("tidegate_remote_log_metadata_owned", {"metadata_partition": number}) == 1
         assert scraped("events_read_total") == 3
         assert scraped("foreign_records_total") == 0
         assert abs(scraped("clock_skew_seconds") or 0) < 1

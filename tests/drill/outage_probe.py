@@ -1,0 +1,101 @@
+"""`OutageProbe`: what an outage of the store must not be felt by, tried again and again while the store is away.
+
+Topics are created and given more partitions, records are produced and read from the local tier, all through proxies
+that are up. A try during which a proxy or the broker came or went says nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions, NewTopic
+
+from tests.drill.oracle import Oracle
+from tests.drill.rig import DrillProxy, DrillRig
+from tests.drill.violations import OUTAGE, Violations
+
+_TIMEOUT_S = 10.0
+_PAUSE_S = 1.0
+_LOG_NOTHING = 0
+
+
+class OutageProbe:
+    """`run` in a thread of its own, until `stop`."""
+
+    def __init__(self, rig: DrillRig, oracle: Oracle, violations: Violations) -> None:
+        self._rig = rig
+        self._oracle = oracle
+        self._violations = violations
+        self._stopping = threading.Event()
+        self.tries = 0
+        """Undisturbed ones, each of all that is tried."""
+        self.slowest_s = 0.0
+        self.error: str | None = None
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self) -> None:
+        try:
+            while not self._stopping.wait(_PAUSE_S):
+                up = self._rig.surviving()
+                if up and self._rig.store_is_away:
+                    self._try(up[self.tries % len(up)])
+        except Exception as error:
+            self.error = f"the probe ended: {error!r}"
+            raise
+
+    def _try(self, proxy: DrillProxy) -> None:
+        began_s, trouble = time.monotonic(), None
+        try:
+            self._use_a_new_topic(proxy)
+            self._read_the_tail(proxy)
+        except (KafkaException, TimeoutError) as error:
+            trouble = repr(error)
+        took_s = time.monotonic() - began_s
+        if not proxy.is_up or self._rig.disrupted_at_s >= began_s:
+            return
+        self.tries += 1
+        self.slowest_s = max(self.slowest_s, took_s)
+        if trouble is not None:
+            self._violations.add(OUTAGE, f"{proxy.name}, after {took_s:.1f} s: {trouble}")
+
+    def _use_a_new_topic(self, proxy: DrillProxy) -> None:
+        """Created, expanded, written to its new partition, read from there, deleted."""
+        topic = f"drill-probe-{uuid.uuid4().hex[:8]}"
+        admin = AdminClient({"bootstrap.servers": proxy.bootstrap, "log_level": _LOG_NOTHING})
+        admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1)])[topic].result(_TIMEOUT_S)
+        try:
+            admin.create_partitions([NewPartitions(topic, 2)])[topic].result(_TIMEOUT_S)
+            producer = Producer({"bootstrap.servers": proxy.bootstrap, "acks": "all", "log_level": _LOG_NOTHING})
+            producer.produce(topic, b"probe", partition=1)
+            if producer.flush(_TIMEOUT_S):
+                raise TimeoutError("a record was not acknowledged")
+            self._read(proxy, TopicPartition(topic, 1, 0))
+        finally:
+            admin.delete_topics([topic])[topic].result(_TIMEOUT_S)
+
+    def _read_the_tail(self, proxy: DrillProxy) -> None:
+        """Of tiered partitions: the newest certain record is always local."""
+        for partition in self._oracle.partitions.values():
+            certain = partition.certain_from(partition.asked_start)
+            if certain:
+                self._read(proxy, TopicPartition(*partition.place, certain[-1]))
+
+    def _read(self, proxy: DrillProxy, at: TopicPartition) -> None:
+        settings = {"bootstrap.servers": proxy.bootstrap, "group.id": "unused", "log_level": _LOG_NOTHING}
+        consumer = Consumer({**settings, "auto.offset.reset": "error"})
+        try:
+            consumer.assign([at])
+            deadline_s = time.monotonic() + _TIMEOUT_S
+            while time.monotonic() < deadline_s:
+                message = consumer.poll(0.5)
+                if message is not None and message.error() is None:
+                    return
+            raise TimeoutError(f"{at.topic} {at.partition} {at.offset} was not read in {_TIMEOUT_S:.0f} s")
+        finally:
+            consumer.close()
