@@ -1,4 +1,7 @@
-"""The command `tidegate`. What a user gets wrong is answered in one line. Exit codes: 0 good, 1 failed, 2 misused."""
+"""The command `tidegate`. What a user gets wrong is answered in one line.
+
+Exit codes: 0 good, 1 failed, 2 misused; under `tidegate tier` 1 is for findings, and 3 for failed.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import uvloop
 
 from proxy.app import serve as serve_forever
 from proxy.check import check as check_everything
+from proxy.commands.registration import add_commands
 from proxy.config import ConfigError, load_config
 from proxy.failed_deletes_command import failed_deletes
 from proxy.logging_setup import set_up_logging
@@ -28,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 FAILED = 1
 MISUSED = 2
+TIER_FAILED = 3
 
 app = typer.Typer(
     name="tidegate",
@@ -39,6 +44,7 @@ app = typer.Typer(
 )
 tier.add_typer(quarantine)
 tier.command("failed-deletes")(failed_deletes)
+add_commands(tier)
 app.add_typer(tier)
 ConfigFile = Annotated[Path, typer.Option("--config", help="The TOML file; docs/configuration.md names every key.")]
 
@@ -89,7 +95,8 @@ def run(arguments: list[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return FAILED
     except Exception as error:
-        return _explain(error)
+        code = _explain(error)
+        return TIER_FAILED if code == FAILED and arguments[:1] == ["tier"] else code
     return result if isinstance(result, int) else 0
 
 

@@ -168,13 +168,15 @@ async def metadata_to_now(
 
 
 @asynccontextmanager
-async def tiered_cluster(config: TidegateConfig) -> AsyncIterator[tuple[BrokerClient, ClusterMetadata]]:
-    """Raises `RemoteTierError` in one line, of whatever is done in it too."""
+async def tiered_cluster(
+    config: TidegateConfig, *, is_new: bool = False
+) -> AsyncIterator[tuple[BrokerClient, ClusterMetadata]]:
+    """Raises `RemoteTierError` in one line, of whatever is done in it too. `is_new`: nothing need be tiered yet."""
     client = broker_client(config)
     try:
         cluster = await _cluster(config, client)
         metadata_topic = config.remote_log.metadata_topic
-        if metadata_topic not in cluster.topics:
+        if metadata_topic not in cluster.topics and not is_new:
             # Opening the manager would create it; a command only looks.
             raise RemoteTierError(f"the cluster has no topic {metadata_topic}: nothing was tiered yet")
         yield client, cluster

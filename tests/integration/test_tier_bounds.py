@@ -49,7 +49,7 @@ async def test_the_bounds_of_both_tiers(kafka: KafkaCluster, topic_name: str, tm
     metadata_topic = f"metadata-of-{topic_name}"
     operator = Operator(kafka, tmp_path, metadata_topic)
     code, out, err = await operator.tier_bounds()
-    assert (code, out) == (1, "")
+    assert (code, out) == (3, "")
     assert err == f"tidegate: the cluster has no topic {metadata_topic}: nothing was tiered yet\n"
 
     await asyncio.to_thread(create_topic, kafka.bootstrap_servers, topic_name)
@@ -110,7 +110,7 @@ async def test_the_bounds_of_both_tiers(kafka: KafkaCluster, topic_name: str, tm
         assert (code, "BROKEN: Ly>Ry" in out) == (1, True)
 
         code, out, err = await operator.tier_bounds("no-such-topic")
-        assert (code, out, err) == (1, "", "tidegate: the cluster has no topic no-such-topic\n")
+        assert (code, out, err) == (3, "", "tidegate: the cluster has no topic no-such-topic\n")
         await asyncio.to_thread(delete_topic, kafka.bootstrap_servers, topic_name)
         code, [line] = await operator.tier_bounds_as_json()
         assert (code, line["trouble"], line["remote_end"]) == (1, "the topic was deleted", 100)

@@ -79,10 +79,10 @@ def test_misuse_is_one_line_and_exit_code_2(
     assert len(captured.err.splitlines()) == 1
 
 
-def test_a_cluster_that_does_not_answer_is_one_line_and_exit_code_1(
+def test_a_cluster_that_does_not_answer_is_one_line_and_exit_code_3(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.run(["tier", "bounds", "--config", str(config)]) == 1
+    assert cli.run(["tier", "bounds", "--config", str(config)]) == 3
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("tidegate: no broker answers at 127.0.0.1:1: ")

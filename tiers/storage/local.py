@@ -216,7 +216,8 @@ class LocalRemoteStorageManager:
                         yield from walk(entry.path, inside)
                 elif key.startswith(prefix):
                     with contextlib.suppress(FileNotFoundError):  # deleted since the scan
-                        yield StoredObject(key, entry.stat().st_size)
+                        found = entry.stat()
+                        yield StoredObject(key, found.st_size, modified_ms=found.st_mtime_ns // 1_000_000)
 
         yield from walk(root, "")
 

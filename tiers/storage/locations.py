@@ -111,6 +111,10 @@ class LocatedRemoteStorageManager:
         deleted = [await place.delete_log_segment_data(metadata) for _, place in self._different_places()]
         return all(deleted)
 
+    def place_of(self, metadata: RemoteLogSegmentMetadata) -> RemoteStorageManager:
+        """The store that a segment's record names."""
+        return self._place_of(metadata)[0]
+
     async def put_object(self, key: str, data: bytes) -> None:
         await self._home.put_object(key, data)
 

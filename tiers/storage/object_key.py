@@ -16,8 +16,9 @@ import re
 from dataclasses import dataclass
 from uuid import UUID
 
-from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
 
 LOG_SUFFIX = ".log"
 INDEXES_SUFFIX = ".indexes"
@@ -29,6 +30,21 @@ _SEGMENT_KEY = re.compile(
     rf"(?P<entropy>[0-9a-f]{{4}})/(?P<cluster>{_CLUSTER_ID.pattern})/(?P<topic>{_UUID})/(?P<partition>\d{{1,10}})/"
     rf"(?P<base>\d{{20}})-(?P<end>\d{{20}})-(?P<segment>{_UUID})(?P<suffix>\.log|\.indexes)"
 )
+
+
+_MANIFEST_KEY = re.compile(
+    rf"(?P<entropy>[0-9a-f]{{4}})/(?P<cluster>{_CLUSTER_ID.pattern})/(?P<topic>{_UUID})/(?P<partition>\d{{1,10}})/"
+    rf"{re.escape(_MANIFEST)}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionManifestKey:
+    """What a partition manifest's key says."""
+
+    cluster_id: str
+    topic_id: UUID
+    partition: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +106,29 @@ def parse_segment_key(key: str) -> SegmentObjectKey | None:
     )
     prefix = partition_prefix(parsed.cluster_id, TopicIdPartition(parsed.topic_id, parsed.partition))
     return parsed if key.startswith(prefix) else None
+
+
+def parse_partition_manifest_key(key: str) -> PartitionManifestKey | None:
+    """None for a key that is not a partition manifest's, also when its entropy is not the right one for the rest."""
+    found = _MANIFEST_KEY.fullmatch(key)
+    if found is None:
+        return None
+    parsed = PartitionManifestKey(found["cluster"], UUID(found["topic"]), int(found["partition"]))
+    partition = TopicIdPartition(parsed.topic_id, parsed.partition)
+    return parsed if key == partition_manifest_key(parsed.cluster_id, partition) else None
+
+
+def segment_of_key(key: SegmentObjectKey, custom_metadata: bytes | None) -> RemoteLogSegmentMetadata:
+    """All that a store needs in order to find or delete the segment's objects; the rest says nothing."""
+    return RemoteLogSegmentMetadata(
+        segment_id=RemoteLogSegmentId(TopicIdPartition(key.topic_id, key.partition), key.segment_uuid),
+        start_offset=key.base_offset,
+        end_offset=key.end_offset,
+        broker_id=-1,
+        max_timestamp_ms=-1,
+        event_timestamp_ms=-1,
+        segment_leader_epochs=(LeaderEpochEntry(0, key.base_offset),),
+        segment_size_bytes=0,
+        state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+        custom_metadata=custom_metadata,
+    )

@@ -13,7 +13,7 @@ Rules that every implementation keeps, and the contract test checks:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -31,11 +31,13 @@ class LogSegmentData:
 @dataclass(frozen=True, slots=True)
 class StoredObject:
     """One line of a listing; `key` is relative to the store's prefix. `custom_metadata` is what a segment's metadata
-    must have for this object to be found, where the store needs any."""
+    must have for this object to be found, where the store needs any; `modified_ms` when it was written, where the store
+    tells."""
 
     key: str
     size_bytes: int
     custom_metadata: bytes | None = None
+    modified_ms: int | None = field(default=None, compare=False)
 
 
 class RemoteStorageManager(Protocol):

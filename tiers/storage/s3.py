@@ -144,7 +144,8 @@ class S3RemoteStorageManager:
         while True:
             page = await self._up.call("list_objects_v2", self._prefix + prefix, **parameters)
             for item in page.get("Contents", ()):
-                yield StoredObject(item["Key"].removeprefix(self._prefix), item["Size"])
+                modified_ms = int(item["LastModified"].timestamp() * 1000) if "LastModified" in item else None
+                yield StoredObject(item["Key"].removeprefix(self._prefix), item["Size"], modified_ms=modified_ms)
             if not page.get("IsTruncated"):
                 return
             parameters["ContinuationToken"] = page["NextContinuationToken"]

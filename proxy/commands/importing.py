@@ -1,0 +1,77 @@
+"""Opening the metadata topic for a command that writes many records into it, and writing them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from proxy.commands.tools import progress_bar
+from proxy.config import TidegateConfig
+from proxy.remote_log import RemoteTierError
+from proxy.tier_commands import TIMEOUT_MS, metadata_to_now
+from tiers.broker.client import BrokerClient
+from tiers.metadata.metadata_producer import KeyAndValue
+from tiers.metadata.record_import import count_owners, write_records
+from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.model.ids import TopicIdPartition
+
+WRITER = "tidegate-import"
+"""Who raised the log starts that are written here."""
+_WRITE_TIMEOUT_MS = 8_000
+
+RecordsOf = Callable[[TopicBasedRemoteLogMetadataManager], Sequence[tuple[TopicIdPartition, Sequence[KeyAndValue]]]]
+
+
+async def refuse_beside_owners(config: TidegateConfig, client: BrokerClient) -> None:
+    """Raises `RemoteTierError` while any process owns partitions of the metadata topic."""
+    topic = config.remote_log.metadata_topic
+    owners = await count_owners(client, topic, TIMEOUT_MS)
+    if owners:
+        raise RemoteTierError(
+            f"{owners} processes keep {topic}: stop every `tidegate serve` of it, and wait for its session to end"
+        )
+
+
+async def records_read(config: TidegateConfig, client: BrokerClient) -> int:
+    """How many offsets of an existing metadata topic are taken; 0 when it was never written to."""
+    with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
+        async with metadata_to_now(config, client, Path(folder)) as metadata:
+            return _taken(metadata)
+
+
+async def write_all(
+    config: TidegateConfig,
+    client: BrokerClient,
+    records_of: RecordsOf,
+    check: Callable[[TopicBasedRemoteLogMetadataManager], None],
+    *,
+    into_empty: bool,
+) -> None:
+    """Creates the topic when it is missing; `check` is given the metadata as it reads then. Raises
+    `RemoteTierError`."""
+    await refuse_beside_owners(config, client)
+    with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
+        async with metadata_to_now(config, client, Path(folder)) as metadata:
+            if into_empty and _taken(metadata):
+                raise RemoteTierError(f"topic {metadata.topic.name} is not empty: delete it, or give another name")
+            by_partition: dict[int, list[KeyAndValue]] = {}
+            for partition, records in records_of(metadata):
+                by_partition.setdefault(metadata.metadata_partition(partition), []).extend(records)
+            last = await _write(client, metadata, by_partition)
+            for number, offset in last.items():
+                await metadata.follower.read_past(number, offset, TIMEOUT_MS)
+            check(metadata)
+
+
+async def _write(
+    client: BrokerClient,
+    metadata: TopicBasedRemoteLogMetadataManager,
+    records: Mapping[int, Sequence[KeyAndValue]],
+) -> dict[int, int]:
+    with progress_bar("records", sum(map(len, records.values()))) as advance:
+        return await write_records(client, metadata.topic, records, _WRITE_TIMEOUT_MS, advance)
+
+
+def _taken(metadata: TopicBasedRemoteLogMetadataManager) -> int:
+    return sum(metadata.follower.position(number) for number in range(metadata.topic.partition_count))

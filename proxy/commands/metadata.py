@@ -1,0 +1,191 @@
+"""`tidegate tier metadata export | import`: one partition's metadata as the founding flat file (semantics 11.3).
+
+The file has the segments, their states and custom metadata, and the state of the partition's deletion. It has no place
+for the log start, which `import` takes as an option, nor for clamps: a partition with segments that were cut is
+refused.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from proxy.commands.importing import WRITER, write_all
+from proxy.commands.tools import (
+    FINDINGS,
+    AsJson,
+    ConfigFile,
+    OpenTier,
+    open_tier,
+    parse_target,
+    run_command,
+    say,
+    show_json,
+)
+from proxy.config import TidegateConfig, load_config
+from proxy.remote_log import RemoteTierError
+from proxy.tier_commands import tiered_cluster
+from tiers.metadata.flat_file import FlatFile, PartitionDeleteEntry, decode_flat_file, write_flat_file
+from tiers.metadata.metadata_producer import KeyAndValue
+from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.metadata.written_records import key_and_value
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import (
+    LogStartOffsetUpdate,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    RemotePartitionDeleteMetadata,
+)
+from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
+
+metadata = typer.Typer(
+    name="metadata",
+    help="One partition's metadata as a file.",
+    no_args_is_help=False,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+_Partition = Annotated[str, typer.Argument(metavar="TOPIC:PARTITION")]
+_UNKNOWN_EPOCH = -1
+
+
+@metadata.callback()
+def _metadata() -> None:
+    """One partition's metadata as a file."""
+
+
+@metadata.command(name="export")
+def export_file(config: ConfigFile, partition: _Partition, file: Path, as_json: AsJson = False) -> None:
+    """Writes the metadata of a partition into FILE, replacing it."""
+    settings = load_config(config)
+    topic, number = _one(partition)
+
+    async def work() -> tuple[FlatFile, int | None]:
+        async with open_tier(settings) as tier:
+            return exported(tier, f"{topic}:{number}")
+
+    made, log_start = run_command(work)
+    cut = [each for each in made.segments if each.clamped_to is not None]
+    if cut:
+        say(f"{len(cut)} segments were cut by unclean elections, which the file cannot say: nothing was written")
+        raise typer.Exit(FINDINGS)
+    write_flat_file(file, made)
+    answer = {
+        "file": str(file),
+        "segments": len(made.segments),
+        "metadata_offset": made.metadata_offset,
+        "log_start_offset": log_start,
+    }
+    if as_json:
+        show_json(answer)
+    else:
+        typer.echo(
+            f"{file}: {len(made.segments)} segments; the file has no place for the log start, which is {log_start}"
+        )
+
+
+@metadata.command(name="import")
+def import_file(
+    config: ConfigFile,
+    partition: _Partition,
+    file: Path,
+    log_start: Annotated[
+        int | None, typer.Option("--log-start", min=0, help="As `export` said it; else that of the first segment.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "--apply", help="Without it nothing is written.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Writes what FILE says into the metadata topic, for a partition of which nothing is known yet."""
+    settings = load_config(config)
+    topic, number = _one(partition)
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise typer.BadParameter(f"{file}: {error.strerror}") from None
+    made = run_command(lambda: _import(settings, topic, number, data, log_start, yes))
+    if as_json:
+        show_json({"file": str(file), "segments": len(made.segments), "written": yes})
+    else:
+        typer.echo(f"{file}: {len(made.segments)} segments of {partition} {'were' if yes else 'would be'} written")
+    if not yes:
+        say("Nothing was written. With --yes it is.")
+
+
+def _one(partition: str) -> tuple[str, int]:
+    topic, number = parse_target(partition)
+    if topic is None or number is None:
+        raise typer.BadParameter(f"expected TOPIC:PARTITION, not {partition!r}")
+    return topic, number
+
+
+def exported(tier: OpenTier, target: str) -> tuple[FlatFile, int | None]:
+    """And the log start."""
+    [partition] = tier.partitions(target)
+    known = tier.metadata
+    state = known.remote_partition_delete_state(partition)
+    now_ms = time.time_ns() // 1_000_000
+    file = FlatFile(
+        partition.topic_id,
+        known.follower.position(known.metadata_partition(partition)),
+        tuple(known.list_remote_log_segments(partition)),
+        None if state is None else PartitionDeleteEntry(_UNKNOWN_EPOCH, now_ms, state),
+    )
+    return file, known.log_start_offset(partition)
+
+
+async def _import(
+    config: TidegateConfig, topic: str, number: int, data: bytes, log_start: int | None, write: bool
+) -> FlatFile:
+    async with tiered_cluster(config, is_new=True) as (client, cluster):
+        found = cluster.topics.get(topic)
+        if found is None:
+            raise RemoteTierError(f"the cluster has no topic {topic}")
+        partition = TopicIdPartition(found.topic_id, number, topic)
+        file = decode_flat_file(data, partition)
+        if write:
+            records = records_of_file(file, partition, log_start, time.time_ns() // 1_000_000)
+
+            def of_one(known: TopicBasedRemoteLogMetadataManager) -> list[tuple[TopicIdPartition, list[KeyAndValue]]]:
+                if partition in known.partitions():
+                    raise RemoteTierError(f"the metadata of {topic}:{number} is there already")
+                return [(partition, records)]
+
+            def check(known: TopicBasedRemoteLogMetadataManager) -> None:
+                wanted = {each.segment_id.id for each in file.segments}
+                if {each.segment_id.id for each in known.list_remote_log_segments(partition)} != wanted:
+                    raise RemoteTierError(f"{topic}:{number} does not read back as it was written")
+
+            await write_all(config, client, of_one, check, into_empty=False)
+        return file
+
+
+def records_of_file(
+    file: FlatFile, partition: TopicIdPartition, log_start: int | None, now_ms: int
+) -> list[KeyAndValue]:
+    records: list[KeyAndValue] = []
+    for segment in file.segments:
+        records += _records_of_segment(segment)
+    if log_start is not None:
+        records.append(key_and_value(LogStartOffsetUpdate(partition, WRITER, now_ms, log_start)))
+    if file.deletion is not None:
+        # One after the other: replay takes no skip back, and an owner goes on from the last.
+        records += [
+            key_and_value(RemotePartitionDeleteMetadata(partition, _UNKNOWN_EPOCH, now_ms, state))
+            for state in RemotePartitionDeleteState
+            if state <= file.deletion.state
+        ]
+    return records
+
+
+def _records_of_segment(segment: RemoteLogSegmentMetadata) -> list[KeyAndValue]:
+    started = replace(segment, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED, custom_metadata=None)
+    if segment.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+        return [key_and_value(started)]
+    update = RemoteLogSegmentMetadataUpdate(
+        segment.segment_id, segment.broker_id, segment.event_timestamp_ms, segment.state, segment.custom_metadata
+    )
+    return [key_and_value(started), key_and_value(update)]

@@ -1,0 +1,246 @@
+"""`tidegate tier orphans`: objects in the store that the metadata does not know, and segments that the store lacks.
+
+The store is listed first and the metadata read after: COPY_SEGMENT_STARTED is committed before the first object is
+written (safety rule 3), so a copy under way is never taken for an orphan. Nothing here is deleted by itself. `--delete
+--yes` deletes what was shown, segment by segment, if it is older than the grace period and no partition manifest names
+it: what a manifest accepted and the metadata lacks is a sign of lost metadata, which `rebuild` is for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated
+from uuid import UUID
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from proxy.commands.tools import (
+    FINDINGS,
+    AsJson,
+    ConfigFile,
+    OpenTier,
+    open_tier,
+    progress_bar,
+    readable_segments,
+    run_command,
+    say,
+    show_json,
+    show_table,
+    time_text,
+)
+from proxy.config import TidegateConfig, load_config
+from proxy.remote_log import RemoteTierError
+from proxy.tier_commands import TIMEOUT_MS
+from tiers.config import DurationMs
+from tiers.errors import RemoteLogMetadataError, RemoteResourceNotFoundError
+from tiers.manager.segment_verification import persistently
+from tiers.metadata.partition_manifest import decode_partition_manifest
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.storage.object_key import (
+    INDEXES_SUFFIX,
+    LOG_SUFFIX,
+    SegmentObjectKey,
+    indexes_key,
+    log_key,
+    parse_partition_manifest_key,
+    parse_segment_key,
+    partition_manifest_key,
+    segment_of_key,
+)
+from tiers.storage.remote_storage_manager import StoredObject
+
+ORPHAN, NAMED, MANIFEST, UNKNOWN, MISSING = (
+    "no record names it",
+    "a partition manifest names it: was metadata lost?",
+    "the manifest of a partition without metadata",
+    "not an object of the tier",
+    "a record names it, and it is not in the store",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """`modified_ms` None: the store does not tell; then the object counts as new while there is a grace period."""
+
+    key: str
+    size_bytes: int
+    modified_ms: int | None
+    what: str
+    segment: str | None = None
+    deletable: bool = False
+    custom_metadata: bytes | None = None
+
+
+@dataclass(slots=True)
+class OrphanReport:
+    orphans: list[Orphan]
+    other_clusters: int = 0
+    """Objects of other clusters in the same place, which nothing is said of."""
+    deleted: int = 0
+    """Segments."""
+
+
+def orphans(
+    config: ConfigFile,
+    grace: Annotated[str, typer.Option("--grace", help="What is younger is shown and never deleted.")] = "24h",
+    delete: Annotated[bool, typer.Option("--delete", help="Shows what would be deleted.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --delete: deletes it.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Lists the store, and names what no metadata knows and what is missing; exit code 1 when there is any."""
+    settings = load_config(config)
+    if yes and not delete:
+        raise typer.BadParameter("--yes goes with --delete")
+    try:
+        grace_ms = TypeAdapter(DurationMs).validate_python(grace)
+    except ValidationError:
+        raise typer.BadParameter(f"--grace: {grace!r} is no duration like '24h'") from None
+    report = run_command(lambda: _report(settings, grace_ms, delete and yes))
+    if as_json:
+        lines = [
+            {key: value for key, value in asdict(each).items() if key != "custom_metadata"} for each in report.orphans
+        ]
+        show_json({"orphans": lines, "other_clusters": report.other_clusters, "deleted": report.deleted})
+    else:
+        _print(report)
+    if delete and not yes:
+        say(f"Nothing was deleted. With --yes the {_count(report)} segments are deleted that may be.")
+    if delete and yes:
+        say(f"{report.deleted} segments were deleted.")
+    if any(not each.deletable for each in report.orphans) or (report.orphans and not (delete and yes)):
+        raise typer.Exit(FINDINGS)
+
+
+def _count(report: OrphanReport) -> int:
+    return len({each.segment for each in report.orphans if each.deletable})
+
+
+def _print(report: OrphanReport) -> None:
+    if report.orphans:
+        headings = ("object", "bytes", "written", "what it is", "may be deleted")
+        rows = [
+            (each.key, each.size_bytes, time_text(each.modified_ms), each.what, "yes" if each.deletable else "no")
+            for each in report.orphans
+        ]
+        show_table(headings, rows, ("bytes",))
+    else:
+        typer.echo("every object has a record, and every record its objects")
+    if report.other_clusters:
+        typer.echo(f"{report.other_clusters} objects are of other clusters and were left out")
+
+
+async def _report(config: TidegateConfig, grace_ms: int, delete: bool) -> OrphanReport:
+    async with open_tier(config) as tier:
+        report = await find_orphans(tier, time.time_ns() // 1_000_000 - grace_ms, grace_ms)
+        if delete:
+            await _delete(tier, report)
+        return report
+
+
+async def find_orphans(tier: OpenTier, older_than_ms: int, grace_ms: int) -> OrphanReport:
+    listed: list[StoredObject] = []
+    with progress_bar("objects", None) as advance:
+        async for stored in tier.storage.list_objects(""):
+            listed.append(stored)
+            advance(1)
+    for number in range(tier.metadata.topic.partition_count):
+        await tier.metadata.follower.ensure_fresh(number, 0, TIMEOUT_MS)
+    known = set(tier.metadata.partitions())
+    report = OrphanReport([])
+    seen: set[tuple[UUID, str]] = set()
+    for stored in listed:
+        key, manifest = parse_segment_key(stored.key), parse_partition_manifest_key(stored.key)
+        named = key or manifest
+        if named is None:
+            report.orphans.append(_line(stored, UNKNOWN))
+        elif named.cluster_id != tier.cluster_id:
+            report.other_clusters += 1
+        elif key is not None:
+            seen.add((key.segment_uuid, key.suffix))
+            if not _is_known(tier, key):
+                is_old = grace_ms == 0 or (stored.modified_ms is not None and stored.modified_ms <= older_than_ms)
+                report.orphans.append(_line(stored, ORPHAN, key, is_old))
+        elif TopicIdPartition(named.topic_id, named.partition) not in known:
+            report.orphans.append(_line(stored, MANIFEST))
+    report.orphans = _as_one(await _without_the_accepted(tier, report.orphans))
+    report.orphans += _missing(tier, seen)
+    return report
+
+
+def _line(stored: StoredObject, what: str, key: SegmentObjectKey | None = None, deletable: bool = False) -> Orphan:
+    return Orphan(
+        stored.key,
+        stored.size_bytes,
+        stored.modified_ms,
+        what,
+        None if key is None else str(key.segment_uuid),
+        deletable,
+        stored.custom_metadata,
+    )
+
+
+def _is_known(tier: OpenTier, key: SegmentObjectKey) -> bool:
+    partition = TopicIdPartition(key.topic_id, key.partition)
+    segment_id = RemoteLogSegmentId(partition, key.segment_uuid)
+    return tier.metadata.remote_log_segment_metadata_by_id(segment_id) is not None
+
+
+async def _without_the_accepted(tier: OpenTier, orphans: list[Orphan]) -> list[Orphan]:
+    """What a manifest accepts is no orphan; where a manifest cannot be read, nothing is deletable."""
+    accepted: dict[TopicIdPartition, frozenset[str] | None] = {}
+    judged = []
+    for orphan in orphans:
+        key = parse_segment_key(orphan.key)
+        if key is not None:
+            partition = TopicIdPartition(key.topic_id, key.partition)
+            if partition not in accepted:
+                accepted[partition] = await _accepted(tier, partition)
+            names = accepted[partition]
+            if names is None or str(key.segment_uuid) in names:
+                orphan = replace(orphan, what=ORPHAN if names is None else NAMED, deletable=False)
+        judged.append(orphan)
+    return judged
+
+
+async def _accepted(tier: OpenTier, partition: TopicIdPartition) -> frozenset[str] | None:
+    key = partition_manifest_key(tier.cluster_id, partition)
+    try:
+        manifest = decode_partition_manifest(await persistently(lambda: tier.storage.get_object(key)))
+    except RemoteResourceNotFoundError:
+        return frozenset()
+    except RemoteLogMetadataError:
+        return None
+    return frozenset(str(each.id) for each in manifest.segments)
+
+
+def _as_one(orphans: list[Orphan]) -> list[Orphan]:
+    """Both objects of a segment go, or neither."""
+    kept = {each.segment for each in orphans if not each.deletable}
+    return [replace(each, deletable=each.deletable and each.segment not in kept) for each in orphans]
+
+
+def _missing(tier: OpenTier, seen: set[tuple[UUID, str]]) -> Iterable[Orphan]:
+    for partition in tier.partitions(None):
+        for segment in readable_segments(tier, partition):
+            uuid = segment.segment_id.id
+            for suffix, key_of in ((LOG_SUFFIX, log_key), (INDEXES_SUFFIX, indexes_key)):
+                if (uuid, suffix) not in seen:
+                    yield Orphan(key_of(tier.cluster_id, segment), 0, None, MISSING, str(uuid))
+
+
+async def _delete(tier: OpenTier, report: OrphanReport) -> None:
+    wanted = {each.segment: each for each in report.orphans if each.deletable}
+    if wanted and not any(readable_segments(tier, partition) for partition in tier.partitions(None)):
+        raise RemoteTierError("the metadata knows no segment at all: it was lost, and nothing is deleted by it")
+    with progress_bar("segments", len(wanted)) as advance:
+        for orphan in wanted.values():
+            key = parse_segment_key(orphan.key)
+            assert key is not None
+            segment = segment_of_key(key, orphan.custom_metadata)
+            await tier.metadata.ensure_fresh(segment.topic_id_partition, 1000, TIMEOUT_MS)
+            if not _is_known(tier, key) and await tier.storage.delete_log_segment_data(segment):
+                report.deleted += 1
+            advance(1)

@@ -1,0 +1,152 @@
+"""`tidegate tier rewrap`: after the wrapping key was changed, segments of older keys get theirs wrapped again.
+
+Only the encryption section of the `.indexes` object changes: the segment's own key, and so its log, stay as they are.
+When nothing names an old key any more it may leave [encryption.keys]. Proxies that run go on reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from proxy.commands.tools import (
+    FINDINGS,
+    AsJson,
+    Concurrency,
+    ConfigFile,
+    OpenTier,
+    OptionalTarget,
+    each_of,
+    open_tier,
+    parse_target,
+    progress_bar,
+    run_command,
+    say,
+    show_json,
+    show_table,
+)
+from proxy.config import load_config
+from proxy.remote_log import RemoteTierError
+from proxy.tier_commands import TIMEOUT_MS
+from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteResourceNotFoundError, RemoteStorageError
+from tiers.manager.segment_verification import persistently
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.segment.indexes_object import Section, decode_indexes_object, decode_sections, encode_sections
+from tiers.segment.segment_encryption import KeyRing, wrapping_key_id
+from tiers.storage.object_key import indexes_key
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrapped:
+    """`trouble` None: it was done, or would be. `key` is what wraps it now; None: nobody could tell."""
+
+    topic: str
+    partition: int
+    segment: str
+    key: str | None
+    trouble: str | None = None
+
+
+def rewrap(
+    config: ConfigFile,
+    target: OptionalTarget = None,
+    yes: Annotated[bool, typer.Option("--yes", "--apply", help="Without it nothing is written.")] = False,
+    concurrency: Concurrency = 8,
+    as_json: AsJson = False,
+) -> None:
+    """Wraps the keys of segments that name an older key with `encryption.current`, and writes their indexes again."""
+    settings = load_config(config)
+    parse_target(target)
+
+    async def work() -> tuple[str, list[Rewrapped]]:
+        async with open_tier(settings) as tier:
+            if tier.key_ring.current is None:
+                raise RemoteTierError("[encryption] current names no key to wrap with")
+            return tier.key_ring.current, await rewrap_all(tier, target, yes, concurrency)
+
+    current, found = run_command(work)
+    failed = [each for each in found if each.trouble is not None]
+    if as_json:
+        show_json({"current": current, "written": yes, "segments": found})
+    else:
+        _print(found)
+        typer.echo(f"{len(found) - len(failed)} segments {'are' if yes else 'would be'} wrapped with {current!r} now")
+    if not yes and found:
+        say("Nothing was written. With --yes it is.")
+    if failed:
+        raise typer.Exit(FINDINGS)
+
+
+def _print(found: Sequence[Rewrapped]) -> None:
+    if found:
+        rows = [(f"{each.topic}-{each.partition}", each.segment, each.key, each.trouble) for each in found]
+        show_table(("partition", "segment", "wrapped with", "trouble"), rows)
+
+
+async def rewrap_all(tier: OpenTier, target: str | None, write: bool, at_once: int) -> list[Rewrapped]:
+    """Those whose wrapping key is not the current one, or that cannot be told."""
+    segments = [
+        each
+        for partition in tier.partitions(target)
+        for each in tier.metadata.list_remote_log_segments(partition)
+        if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+    ]
+
+    async def one(segment: RemoteLogSegmentMetadata) -> Rewrapped | None:
+        return await _rewrap_segment(tier, segment, write)
+
+    with progress_bar("segments", len(segments)) as advance:
+        found = await each_of(segments, one, at_once, lambda: advance(1))
+    return [each for each in found if each is not None]
+
+
+async def _rewrap_segment(tier: OpenTier, segment: RemoteLogSegmentMetadata, write: bool) -> Rewrapped | None:
+    partition, uuid = segment.topic_id_partition, segment.segment_id.id
+    key: str | None = None
+    try:
+        data = await persistently(lambda: tier.storage.fetch_indexes(segment))
+        sections = decode_sections(data)
+        section = sections.get(Section.ENCRYPTION)
+        if section is None:
+            return None
+        key = wrapping_key_id(uuid, section)
+        if key == tier.key_ring.current:
+            return None
+        rewrapped = wrapped_again(data, segment, tier.key_ring)
+        if write:
+            await _replace(tier, segment, data, rewrapped)
+    except (RemoteResourceNotFoundError, CorruptSegmentError, EncryptionKeyError) as error:
+        return Rewrapped(partition.topic, partition.partition, str(uuid), key, str(error))
+    return Rewrapped(partition.topic, partition.partition, str(uuid), key)
+
+
+def wrapped_again(data: bytes, segment: RemoteLogSegmentMetadata, ring: KeyRing) -> bytes:
+    """The same `.indexes` object but for its encryption section; sections of later versions are kept as they are."""
+    sections = {number: bytes(content) for number, content in decode_sections(data).items()}
+    sections[Section.ENCRYPTION] = ring.wrapped_again(segment.segment_id.id, sections[Section.ENCRYPTION])
+    encoded = encode_sections(sections)
+    decode_indexes_object(encoded, segment).remote_log_index(ring)
+    return encoded
+
+
+async def _replace(tier: OpenTier, segment: RemoteLogSegmentMetadata, before: bytes, after: bytes) -> None:
+    place, key = tier.storage.place_of(segment), indexes_key(tier.cluster_id, segment)
+    try:
+        found = await persistently(lambda: place.get_object(key))
+    except RemoteResourceNotFoundError:
+        found = b""
+    if found != before:
+        # A store of a third party may keep its objects under other keys.
+        raise RemoteStorageError(f"the store does not keep the indexes of {segment.segment_id.id} under {key}")
+    await persistently(lambda: place.put_object(key, after))
+    await tier.metadata.ensure_fresh(segment.topic_id_partition, 0, TIMEOUT_MS)
+    known = tier.metadata.remote_log_segment_metadata_by_id(segment.segment_id)
+    if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+        # Deleted meanwhile: what has been written since must go as well, and has its DELETE record.
+        await persistently(lambda: tier.storage.delete_log_segment_data(segment))
+    elif await persistently(lambda: tier.storage.fetch_indexes(segment)) != after:
+        raise RemoteStorageError(f"the indexes of {segment.segment_id.id} do not read back as they were written")

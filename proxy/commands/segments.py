@@ -1,0 +1,132 @@
+"""`tidegate tier segments`: every segment of a topic or partition, in whatever state, with where it lies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import typer
+
+from proxy.commands.tools import (
+    AsJson,
+    Concurrency,
+    ConfigFile,
+    OpenTier,
+    Target,
+    each_of,
+    location_of,
+    open_tier,
+    parse_target,
+    progress_bar,
+    run_command,
+    show_json,
+    show_table,
+    time_text,
+)
+from proxy.config import load_config
+from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
+from tiers.manager.segment_verification import persistently
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.segment.indexes_object import Section, decode_sections
+from tiers.segment.segment_encryption import wrapping_key_id
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """`end_offset` is inclusive; above `valid_end_offset` a clamp cut it. `key` only where it was asked for."""
+
+    topic: str
+    partition: int
+    segment: str
+    state: str
+    start_offset: int
+    end_offset: int
+    valid_end_offset: int
+    leader_epochs: tuple[tuple[int, int], ...]
+    size_bytes: int
+    max_timestamp_ms: int
+    location: str
+    key: str | None = None
+
+
+def segments(
+    config: ConfigFile,
+    target: Target,
+    keys: Annotated[bool, typer.Option("--keys", help="Reads which key encrypts each; a GET per segment.")] = False,
+    concurrency: Concurrency = 16,
+    as_json: AsJson = False,
+) -> None:
+    """Lists the segments of a topic or a partition: state, offsets, leader epochs, size and place."""
+    settings = load_config(config)
+    parse_target(target)
+
+    async def work() -> list[Segment]:
+        async with open_tier(settings) as tier:
+            return await listed_segments(tier, target, keys, concurrency)
+
+    found = run_command(work)
+    if as_json:
+        show_json(found)
+        return
+    headings = ["partition", "segment", "state", "from", "to", "leader epochs", "bytes", "newest record", "location"]
+    rows = [
+        (
+            f"{each.topic}-{each.partition}",
+            each.segment,
+            each.state,
+            each.start_offset,
+            _end(each),
+            " ".join(f"{epoch}@{start}" for epoch, start in each.leader_epochs),
+            each.size_bytes,
+            time_text(each.max_timestamp_ms),
+            each.location,
+            *([each.key] if keys else []),
+        )
+        for each in found
+    ]
+    show_table([*headings, *(["key"] if keys else [])], rows, ("from", "to", "bytes"))
+
+
+def _end(segment: Segment) -> str:
+    cut = segment.valid_end_offset != segment.end_offset
+    return f"{segment.end_offset} (cut at {segment.valid_end_offset})" if cut else str(segment.end_offset)
+
+
+async def listed_segments(tier: OpenTier, target: str, keys: bool, at_once: int) -> list[Segment]:
+    found = [
+        each for partition in tier.partitions(target) for each in tier.metadata.list_remote_log_segments(partition)
+    ]
+    lines = [_line(each) for each in found]
+    if not keys:
+        return lines
+    with progress_bar("segments", len(found)) as advance:
+        names = await each_of(found, lambda each: _key_of(tier, each), at_once, lambda: advance(1))
+    return [replace(line, key=name) for line, name in zip(lines, names, strict=True)]
+
+
+def _line(segment: RemoteLogSegmentMetadata) -> Segment:
+    partition = segment.topic_id_partition
+    return Segment(
+        topic=partition.topic,
+        partition=partition.partition,
+        segment=str(segment.segment_id.id),
+        state=segment.state.name,
+        start_offset=segment.start_offset,
+        end_offset=segment.end_offset,
+        valid_end_offset=segment.valid_end_offset,
+        leader_epochs=tuple((entry.epoch, entry.start_offset) for entry in segment.segment_leader_epochs),
+        size_bytes=segment.segment_size_bytes,
+        max_timestamp_ms=segment.max_timestamp_ms,
+        location=location_of(segment),
+    )
+
+
+async def _key_of(tier: OpenTier, segment: RemoteLogSegmentMetadata) -> str:
+    try:
+        sections = decode_sections(await persistently(lambda: tier.storage.fetch_indexes(segment)))
+        section = sections.get(Section.ENCRYPTION)
+        return "none" if section is None else wrapping_key_id(segment.segment_id.id, section)
+    except RemoteResourceNotFoundError:
+        return "unknown: the .indexes object is missing"
+    except CorruptSegmentError as error:
+        return f"unknown: {error}"

@@ -1,0 +1,135 @@
+"""`tidegate tier topics`: what is tiered, how much of it there is, and which settings hold and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from proxy.broker_configs import BrokerConfigs, BrokerValue
+from proxy.commands.tools import AsJson, ConfigFile, OpenTier, open_tier, run_command, show_json, show_table, time_text
+from proxy.config import load_config
+from proxy.remote_log import topic_rule
+from proxy.tier_commands import TIMEOUT_MS
+from tiers.manager.settings import TopicRule
+from tiers.manager.topic_policy import matching_rule
+from tiers.manager.topic_tier_config import TierValue, tier_values
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """`source`: `topic` (set through the proxy, or of the broker's topic), `file`, `broker` or `default`."""
+
+    value: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class TieredTopic:
+    """`size_bytes` are log bytes of readable segments; times are the newest record's of the first and last segment."""
+
+    topic: str
+    topic_id: str
+    partitions: int
+    segments: int
+    size_bytes: int
+    oldest_ms: int | None
+    newest_ms: int | None
+    settings: Mapping[str, Setting]
+    exists: bool
+
+
+def topics(config: ConfigFile, as_json: AsJson = False) -> None:
+    """Lists the tiered topics, what the tier holds of them, and their settings with where each comes from."""
+    settings = load_config(config)
+
+    async def work() -> list[TieredTopic]:
+        async with open_tier(settings) as tier:
+            return await tiered_topics(tier)
+
+    found = run_command(work)
+    if as_json:
+        show_json(found)
+        return
+    headings = ("topic", "partitions", "segments", "bytes", "oldest", "newest", "settings")
+    rows = [
+        (
+            each.topic if each.exists else f"{each.topic} (deleted)",
+            each.partitions,
+            each.segments,
+            each.size_bytes,
+            time_text(each.oldest_ms),
+            time_text(each.newest_ms),
+            _settings_text(each.settings),
+        )
+        for each in found
+    ]
+    show_table(headings, rows, ("partitions", "segments", "bytes"))
+
+
+def _settings_text(settings: Mapping[str, Setting]) -> str:
+    said = [f"{key}={each.value} ({each.source})" for key, each in settings.items() if each.source != "default"]
+    return ", ".join(said) or "-"
+
+
+async def tiered_topics(tier: OpenTier) -> list[TieredTopic]:
+    rules = [topic_rule(topic) for topic in tier.config.topics]
+    by_topic: dict[TopicIdPartition, list[TopicIdPartition]] = {}
+    for partition in tier.metadata.partitions():
+        by_topic.setdefault(TopicIdPartition(partition.topic_id, 0, partition.topic), []).append(partition)
+    for topic in tier.cluster.topics.values():
+        own = tier.metadata.topic_tier_config(topic.topic_id)
+        is_user = not topic.is_internal and not topic.name.startswith("__")
+        if is_user and matching_rule(topic.name, rules, own) is not None:
+            by_topic.setdefault(TopicIdPartition(topic.topic_id, 0, topic.name), [])
+    names = sorted({each.topic for each in by_topic if each.topic_id in tier.cluster.topics_by_id and each.topic})
+    brokers = await BrokerConfigs(tier.client).of_topics(names, TIMEOUT_MS)
+    found = [_line(tier, topic, partitions, rules, brokers) for topic, partitions in by_topic.items()]
+    return sorted(found, key=lambda each: (each.topic, each.topic_id))
+
+
+def _line(
+    tier: OpenTier,
+    topic: TopicIdPartition,
+    partitions: list[TopicIdPartition],
+    rules: list[TopicRule],
+    brokers: Mapping[str, Mapping[str, BrokerValue]],
+) -> TieredTopic:
+    known = tier.cluster.topics_by_id.get(topic.topic_id)
+    segments = [
+        each
+        for partition in partitions
+        for each in tier.metadata.list_remote_log_segments(partition)
+        if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+    ]
+    rule = next((rule for rule in rules if rule.matches(topic.topic)), None)
+    values = tier_values(rule, tier.metadata.topic_tier_config(topic.topic_id))
+    settings = {key: Setting(each.value, _source(each)) for key, each in values.items()}
+    if known is not None:
+        settings |= {
+            key: Setting(each.value, "broker" if each.value == each.default else "topic")
+            for key, each in brokers.get(topic.topic, {}).items()
+            if key.startswith("retention.")
+        }
+    times = [each.max_timestamp_ms for each in segments if each.max_timestamp_ms >= 0]
+    return TieredTopic(
+        topic=topic.topic,
+        topic_id=str(topic.topic_id),
+        partitions=len(partitions) if known is None else len(known.partitions),
+        segments=len(segments),
+        size_bytes=_size(segments),
+        oldest_ms=min(times, default=None),
+        newest_ms=max(times, default=None),
+        settings=settings,
+        exists=known is not None,
+    )
+
+
+def _size(segments: list[RemoteLogSegmentMetadata]) -> int:
+    return sum(each.segment_size_bytes for each in segments)
+
+
+def _source(value: TierValue) -> str:
+    return "topic" if value.is_own else "file" if value.is_from_file else "default"

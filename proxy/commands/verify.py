@@ -1,0 +1,184 @@
+"""`tidegate tier verify`: reads back everything that the tier holds, and names what is damaged or missing.
+
+A partition's readable segments must also tile: from its log start to its remote end no offset may be missing.
+With `--resume FILE` segments that were found whole are noted there, and not read again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Annotated
+
+import typer
+
+from proxy.commands.tools import (
+    FINDINGS,
+    AsJson,
+    Concurrency,
+    ConfigFile,
+    OpenTier,
+    OptionalTarget,
+    each_of,
+    open_tier,
+    parse_target,
+    progress_bar,
+    readable_segments,
+    run_command,
+    show_json,
+    show_table,
+)
+from proxy.config import load_config
+from proxy.remote_log import RemoteTierError
+from tiers.manager.segment_verification import Damage, verify_segment
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`segment` None: no segment has these offsets. `position` is where it begins in the stored log."""
+
+    topic: str
+    partition: int
+    segment: str | None
+    first_offset: int
+    last_offset: int
+    position: int | None
+    what: str
+
+
+@dataclass(slots=True)
+class Verification:
+    findings: list[Finding]
+    segments: int = 0
+    log_bytes: int = 0
+    already_verified: int = 0
+
+
+def verify(
+    config: ConfigFile,
+    target: OptionalTarget = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Notes the segments found whole, and leaves out those in it.")
+    ] = None,
+    concurrency: Concurrency = 8,
+    as_json: AsJson = False,
+) -> None:
+    """Reads everything back, checks every checksum, and names each damaged chunk; exit code 1 when there is one."""
+    settings = load_config(config)
+    parse_target(target)
+
+    async def work() -> Verification:
+        async with open_tier(settings) as tier:
+            return await verify_tier(tier, target, concurrency, resume)
+
+    done = run_command(work)
+    if as_json:
+        show_json(
+            {
+                "findings": done.findings,
+                "segments": done.segments,
+                "log_bytes": done.log_bytes,
+                "already_verified": done.already_verified,
+            }
+        )
+    else:
+        if done.findings:
+            headings = ("partition", "segment", "from", "to", "position", "what is wrong")
+            rows = [
+                (
+                    f"{each.topic}-{each.partition}",
+                    each.segment,
+                    each.first_offset,
+                    each.last_offset,
+                    each.position,
+                    each.what,
+                )
+                for each in done.findings
+            ]
+            show_table(headings, rows, ("from", "to", "position"))
+        before = f", {done.already_verified} were verified before" if done.already_verified else ""
+        typer.echo(
+            f"{done.segments} segments with {done.log_bytes} log bytes were read{before}: "
+            f"{len(done.findings) or 'no'} findings"
+        )
+    if done.findings:
+        raise typer.Exit(FINDINGS)
+
+
+async def verify_tier(tier: OpenTier, target: str | None, at_once: int, resume: Path | None) -> Verification:
+    partitions = tier.partitions(target)
+    segments = [each for partition in partitions for each in readable_segments(tier, partition)]
+    done = Verification([each for partition in partitions for each in holes(tier.metadata, partition)])
+    ring = tier.key_ring if tier.key_ring.keys else None
+    with ExitStack() as stack:
+        whole = _noted(resume)
+        notes = None if resume is None else stack.enter_context(resume.open("a"))
+        left = [each for each in segments if str(each.segment_id.id) not in whole]
+        done.already_verified = len(segments) - len(left)
+        advance = stack.enter_context(progress_bar("log bytes", sum(each.segment_size_bytes for each in left)))
+
+        async def check(segment: RemoteLogSegmentMetadata) -> list[Finding]:
+            damages = await verify_segment(tier.storage, segment, ring, on_read=advance)
+            done.segments += 1
+            done.log_bytes += segment.segment_size_bytes
+            if not damages and notes is not None:
+                _note(notes, segment)
+            return [_finding(segment, damage) for damage in damages]
+
+        for found in await each_of(left, check, at_once):
+            done.findings += found
+    return done
+
+
+def holes(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> Iterator[Finding]:
+    """Runs of offsets between the log start and the remote end that no readable segment has."""
+    end, offset = metadata.remote_end_offset(partition), metadata.log_start_offset(partition)
+    while end is not None and offset is not None and offset <= end:
+        segment = metadata.next_segment(partition, offset)
+        if segment is None:
+            return
+        if segment.start_offset > offset:
+            last = segment.start_offset - 1
+            what = "no segment has these offsets"
+            yield Finding(partition.topic, partition.partition, None, offset, last, None, what)
+        offset = segment.valid_end_offset + 1
+
+
+def _finding(segment: RemoteLogSegmentMetadata, damage: Damage) -> Finding:
+    partition = segment.topic_id_partition
+    return Finding(
+        partition.topic,
+        partition.partition,
+        str(segment.segment_id.id),
+        damage.first_offset,
+        damage.last_offset,
+        damage.position,
+        damage.what,
+    )
+
+
+def _noted(resume: Path | None) -> set[str]:
+    """A last line that a crash cut short counts for nothing."""
+    if resume is None or not resume.exists():
+        return set()
+    noted = set()
+    for line in resume.read_text().splitlines():
+        try:
+            noted.add(str(json.loads(line)["segment"]))
+        except (ValueError, KeyError, TypeError) as error:
+            if line.endswith("}"):
+                raise RemoteTierError(f"{resume} was not written by this command") from error
+    return noted
+
+
+def _note(notes: IO[str], segment: RemoteLogSegmentMetadata) -> None:
+    notes.write(
+        json.dumps({"partition": str(segment.topic_id_partition), "segment": str(segment.segment_id.id)}) + "\n"
+    )
+    notes.flush()

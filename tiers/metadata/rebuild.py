@@ -1,0 +1,284 @@
+"""`rebuild`: what the metadata topic must say, found out from the store alone.
+
+Every `.indexes` object describes its segment; the partition manifest says which of them were accepted, and is at most
+older than the metadata was. So, per partition:
+
+* What the manifest accepts is live, what it calls dead is dead. What it does not name came after it: such a segment is
+  live when it continues what is accepted, without a gap and without another one beside it.
+* Accepted segments that are gone from the front expired after the manifest was written. Gone from between: refused.
+* A `.log` without `.indexes` is a copy that did not end. The reverse never comes about by itself: refused.
+* Two segments with different content for one range, unreadable objects, a `.log` of another size: refused.
+
+Nothing here is written; a refusal is a sentence for an operator, who alone may decide it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+from tiers.metadata.metadata_producer import KeyAndValue
+from tiers.metadata.partition_manifest import ManifestSegment, PartitionManifest
+from tiers.metadata.written_records import key_and_value
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import (
+    LocalLogStartUpdate,
+    LogStartOffsetUpdate,
+    RemoteLogClampUpdate,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    TopicTierConfigUpdate,
+)
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.segment.segment_index import Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class FoundIndexes:
+    """A readable `.indexes` object. `metadata` has the custom metadata of the listing; `content` is a digest of what
+    the log holds, `stored_bytes` the size of its object."""
+
+    metadata: RemoteLogSegmentMetadata
+    content: bytes
+    stored_bytes: int
+
+
+@dataclass(slots=True)
+class FoundSegment:
+    """What the listing shows of one uuid. `indexes` is a sentence when the object cannot be read."""
+
+    base_offset: int
+    end_offset: int
+    log_bytes: int | None = None
+    indexes: FoundIndexes | str | None = None
+
+
+@dataclass(slots=True)
+class FoundPartition:
+    """`manifest` is a sentence when the object cannot be read, None when there is none."""
+
+    topic_id_partition: TopicIdPartition
+    manifest: PartitionManifest | str | None = None
+    segments: dict[UUID, FoundSegment] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class PartitionPlan:
+    """`segments` are finished, `clamped_to` included. Where `refused` says anything, nothing may be written.
+
+    `unnamed`: of `segments` those that no manifest accepts: they want to be read back first."""
+
+    topic_id_partition: TopicIdPartition
+    segments: list[RemoteLogSegmentMetadata] = field(default_factory=list)
+    unnamed: list[RemoteLogSegmentMetadata] = field(default_factory=list)
+    log_start_offset: int | None = None
+    local_log_start_offset: int | None = None
+    tier_config: dict[str, str] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+
+def content_of(chunks: Sequence[Chunk]) -> bytes:
+    """Equal for logs of the same record batches, whatever the store made of them."""
+    lines = (f"{each.first_offset} {each.last_offset} {each.log_bytes} {each.crc32c}" for each in chunks)
+    return hashlib.sha256("\n".join(lines).encode()).digest()
+
+
+def plan_partition(found: FoundPartition) -> PartitionPlan:
+    manifest = found.manifest
+    plan = PartitionPlan(found.topic_id_partition)
+    if isinstance(manifest, str):
+        plan.refused.append(f"what is live and what is dead cannot be told: {manifest}")
+        return plan
+    if manifest is None:
+        plan.notes.append("there is no manifest: the log starts at the first segment, however far it was trimmed")
+    else:
+        plan.topic_id_partition = manifest.topic_id_partition
+        plan.log_start_offset = manifest.log_start_offset
+        plan.local_log_start_offset = manifest.local_log_start_offset
+        plan.tier_config = dict(manifest.tier_config)
+    accepted = {} if manifest is None else {each.id: each for each in manifest.segments}
+    dead = frozenset(() if manifest is None else manifest.dead)
+    candidates = _whole_segments(found, plan, accepted, dead)
+    _take_accepted(found, plan, manifest, candidates)
+    _take_unnamed(plan, sorted(candidates.values(), key=lambda each: _place(each.metadata)))
+    names = [each.topic_id_partition.topic for each in plan.segments]
+    if manifest is None and names:
+        plan.topic_id_partition = replace(plan.topic_id_partition, topic=names[-1])
+    _check_epochs(plan)
+    return plan
+
+
+def _whole_segments(
+    found: FoundPartition, plan: PartitionPlan, accepted: dict[UUID, ManifestSegment], dead: frozenset[UUID]
+) -> dict[UUID, FoundIndexes]:
+    """Those whose both objects are there and fit; all others are dropped, or refused when they count."""
+    whole: dict[UUID, FoundIndexes] = {}
+    for uuid, segment in found.segments.items():
+        name = f"segment {uuid} ({segment.base_offset} to {segment.end_offset})"
+        if uuid in dead:
+            plan.dropped.append(f"{name}: its deletion had begun, or its copy had failed")
+        elif uuid not in accepted and segment.end_offset < (plan.log_start_offset or 0):
+            plan.dropped.append(f"{name}: it lies below the log start")
+        elif segment.indexes is None and uuid not in accepted:
+            plan.dropped.append(f"{name}: its copy did not end")
+        elif segment.indexes is None:
+            plan.refused.append(f"{name} was accepted, and its .indexes object is missing")
+        elif isinstance(segment.indexes, str):
+            plan.refused.append(f"{name}: its .indexes object cannot be read: {segment.indexes}")
+        elif segment.log_bytes is None:
+            plan.refused.append(f"{name}: its .log object is missing")
+        elif segment.log_bytes != segment.indexes.stored_bytes:
+            plan.refused.append(
+                f"{name}: its .log object has {segment.log_bytes} bytes, not {segment.indexes.stored_bytes}"
+            )
+        else:
+            whole[uuid] = segment.indexes
+    return whole
+
+
+def _take_accepted(
+    found: FoundPartition,
+    plan: PartitionPlan,
+    manifest: PartitionManifest | None,
+    candidates: dict[UUID, FoundIndexes],
+) -> None:
+    """Takes them out of `candidates`."""
+    missing: list[ManifestSegment] = []
+    for named in () if manifest is None else manifest.segments:
+        if named.id not in found.segments:
+            missing.append(named)
+            continue
+        taken = candidates.pop(named.id, None)
+        if taken is None:
+            continue  # refused already
+        metadata = taken.metadata
+        described = metadata.start_offset, metadata.end_offset, metadata.segment_size_bytes
+        if described != (named.start_offset, named.end_offset, named.size_bytes):
+            plan.refused.append(f"segment {named.id}: manifest and .indexes object describe it differently")
+            continue
+        custom = named.custom_metadata if named.custom_metadata is not None else metadata.custom_metadata
+        plan.segments.append(replace(metadata, custom_metadata=custom, clamped_to=named.clamped_to))
+    _judge_missing(found, plan, missing)
+
+
+def _judge_missing(found: FoundPartition, plan: PartitionPlan, missing: Sequence[ManifestSegment]) -> None:
+    if not missing:
+        return
+    if not found.segments:
+        plan.notes.append(f"nothing is left of the {len(missing)} segments that the manifest names")
+        plan.log_start_offset = max(plan.log_start_offset or 0, *(each.end_offset + 1 for each in missing))
+        return
+    first = min(segment.base_offset for segment in found.segments.values())
+    expired = [each for each in missing if each.end_offset < first]
+    plan.refused += [
+        f"segment {each.id} ({each.start_offset} to {each.end_offset}) was accepted, and both its objects are missing"
+        for each in missing
+        if each not in expired
+    ]
+    if expired:
+        plan.notes.append(f"{len(expired)} segments below {first} expired after the manifest was written")
+        plan.log_start_offset = max(plan.log_start_offset or 0, first)
+
+
+def _take_unnamed(plan: PartitionPlan, candidates: Sequence[FoundIndexes]) -> None:
+    """In offset order; each must continue what was taken before."""
+    by_range = {_place(each): each for each in plan.segments}
+    contents: dict[tuple[int, int], bytes] = {}
+    end = max((each.valid_end_offset for each in plan.segments), default=None)
+    for candidate in candidates:
+        metadata = candidate.metadata
+        uuid, place = metadata.segment_id.id, _place(metadata)
+        name = f"segment {uuid} ({metadata.start_offset} to {metadata.end_offset})"
+        if place in contents and contents[place] == candidate.content:
+            plan.dropped.append(f"{name}: another one has the same content")
+        elif end is not None and metadata.start_offset <= end:
+            other = by_range.get(place)
+            beside = f"segment {other.segment_id.id}" if other is not None else "others"
+            plan.refused.append(
+                f"{name}: no manifest names it, and it has offsets of {beside}: which counts is not known"
+            )
+        elif end is not None and metadata.start_offset > max(end + 1, plan.log_start_offset or 0):
+            plan.refused.append(f"{name}: no manifest names it, and offsets from {end + 1} on are missing before it")
+        else:
+            plan.segments.append(metadata)
+            plan.unnamed.append(metadata)
+            contents[place], by_range[place] = candidate.content, metadata
+            end = metadata.end_offset
+
+
+def _check_epochs(plan: PartitionPlan) -> None:
+    """Along the log, leader epochs never fall."""
+    known = -1
+    for segment in sorted(plan.segments, key=_place):
+        epochs = [each.epoch for each in segment.segment_leader_epochs if each.start_offset <= segment.valid_end_offset]
+        if segment.is_cut_off or not epochs:
+            continue
+        if epochs[0] < known:
+            name = f"segment {segment.segment_id.id} ({segment.start_offset} to {segment.end_offset})"
+            plan.refused.append(f"{name} begins in leader epoch {epochs[0]}, after {known}: the log diverged there")
+        known = max(known, epochs[-1])
+
+
+def _place(segment: RemoteLogSegmentMetadata) -> tuple[int, int]:
+    return segment.start_offset, segment.end_offset
+
+
+def records_of(plan: PartitionPlan, writer: str, now_ms: int) -> list[KeyAndValue]:
+    """What replay makes the plan of, in this order.
+
+    A clamp cuts all that was finished before it: so the deepest cut comes first, and what is not cut last."""
+    partition = plan.topic_id_partition
+    written: list[KeyAndValue] = []
+    cuts = sorted({each.clamped_to for each in plan.segments if each.clamped_to is not None})
+    for cut in (*cuts, None):
+        group = sorted((each for each in plan.segments if each.clamped_to == cut), key=_place)
+        for segment in group:
+            written += _finished(segment, partition)
+        if cut is not None:
+            clamp = RemoteLogClampUpdate(partition, writer, now_ms, _epoch_at(group, cut), cut)
+            written.append(key_and_value(clamp))
+    if plan.log_start_offset is not None:
+        written.append(key_and_value(LogStartOffsetUpdate(partition, writer, now_ms, plan.log_start_offset)))
+    if plan.local_log_start_offset is not None:
+        written.append(key_and_value(LocalLogStartUpdate(partition, writer, now_ms, plan.local_log_start_offset)))
+    return written
+
+
+def tier_configs_of(plans: Iterable[PartitionPlan], writer: str, now_ms: int) -> Iterator[TopicTierConfigUpdate]:
+    """One per topic that has any: every partition's manifest repeats it."""
+    seen: set[UUID] = set()
+    for plan in plans:
+        partition = plan.topic_id_partition
+        if plan.tier_config and partition.topic_id not in seen:
+            seen.add(partition.topic_id)
+            first = TopicIdPartition(partition.topic_id, 0, partition.topic)
+            yield TopicTierConfigUpdate(first, writer, now_ms, plan.tier_config)
+
+
+def _finished(segment: RemoteLogSegmentMetadata, partition: TopicIdPartition) -> list[KeyAndValue]:
+    segment_id = replace(segment.segment_id, topic_id_partition=partition)
+    started = replace(
+        segment,
+        segment_id=segment_id,
+        state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+        custom_metadata=None,
+        clamped_to=None,
+    )
+    finished = RemoteLogSegmentMetadataUpdate(
+        segment_id,
+        segment.broker_id,
+        segment.event_timestamp_ms,
+        RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+        segment.custom_metadata,
+    )
+    return [key_and_value(started), key_and_value(finished)]
+
+
+def _epoch_at(segments: Sequence[RemoteLogSegmentMetadata], offset: int) -> int:
+    """The highest epoch that any of them knows at `offset`; their first where all begin above it."""
+    known = [entry.epoch for each in segments for entry in each.segment_leader_epochs if entry.start_offset <= offset]
+    return max(known, default=min(each.segment_leader_epochs[0].epoch for each in segments))

@@ -1,0 +1,59 @@
+"""Writing many records into the metadata topic at once, by a command: rebuilt ones, or those of a file.
+
+They are written in transactions, as an owner's are, or nobody would believe them. While an owner runs it may write
+about the same partitions, so there must be none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kafka.protocol.admin import DescribeGroupsRequest
+
+from protocol.errors import ErrorCode
+from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.errors import BrokerError
+from tiers.metadata.metadata_producer import (
+    GROUP_COORDINATOR,
+    KeyAndValue,
+    TransactionalProducer,
+    find_coordinator,
+)
+from tiers.metadata.metadata_topic import MetadataTopic
+from tiers.metadata.topic_based_settings import metadata_group_id
+
+RECORDS_PER_TRANSACTION = 500
+
+
+async def count_owners(client: BrokerClient, topic_name: str, timeout_ms: int) -> int:
+    """Members of the group that owns the topic's partitions; one that died counts until its session ends."""
+    group_id = metadata_group_id(topic_name)
+    coordinator = await find_coordinator(client, group_id, GROUP_COORDINATOR, timeout_ms)
+    message = DescribeGroupsRequest(groups=[group_id], include_authorized_operations=False)
+    response: Any = await client.request(coordinator, message, timeout_ms, max_version=5)
+    [group] = response.groups
+    if group.error_code != ErrorCode.NONE:
+        raise BrokerError(f"group {group_id} cannot be described", group.error_code)
+    return len(group.members)
+
+
+async def write_records(
+    client: BrokerClient,
+    topic: MetadataTopic,
+    records: Mapping[int, Sequence[KeyAndValue]],
+    timeout_ms: int,
+    on_written: Callable[[int], None] = lambda count: None,
+) -> dict[int, int]:
+    """`records` by metadata partition, each in order; returns the offset of the last of each. `timeout_ms` is of one
+    transaction. Raises `RemoteLogMetadataError`: then a part of them is written."""
+    last: dict[int, int] = {}
+    for metadata_partition, of_partition in records.items():
+        transactional_id = f"{metadata_group_id(topic.name)}-import-{metadata_partition}"
+        producer = TransactionalProducer(client, topic, metadata_partition, transactional_id, clock_ms=monotonic_ms)
+        await producer.initialize(timeout_ms)
+        for first in range(0, len(of_partition), RECORDS_PER_TRANSACTION):
+            batch = of_partition[first : first + RECORDS_PER_TRANSACTION]
+            last[metadata_partition] = await producer.commit(batch, None, -1, timeout_ms)
+            on_written(len(batch))
+    return last
