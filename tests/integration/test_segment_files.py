@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from confluent_kafka import Producer
 
 from protocol.records.record_batch import iterate_batches
+from tests.clients.kafka_tools import KafkaTools
 from tests.fakes.segments import no_time
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import TIMEOUT_S, create_topic, topic_id_partition, transactional_producer
@@ -19,6 +22,7 @@ from tiers.log.broker_log import BrokerLogSource
 from tiers.log.log_source import LogRead
 from tiers.segment.indexes_object import SegmentIndexes
 from tiers.segment.leader_epoch_checkpoint import encode_leader_epoch_checkpoint
+from tiers.segment.producer_snapshot import decode_producer_snapshot
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
 from tiers.segment.transaction_index import MARKER_NOT_COPIED, decode_transaction_index
 
@@ -34,8 +38,41 @@ async def client(kafka: KafkaCluster) -> AsyncIterator[BrokerClient]:
     await client.close()
 
 
+@pytest.fixture(scope="module")
+def tools() -> Iterator[KafkaTools]:
+    made = KafkaTools()
+    yield made
+    made.stop()
+
+
+def write_everything(bootstrap: str, topic: str, tools: KafkaTools) -> None:
+    """Records of every kind of producer."""
+    # Java's producers take a new epoch with every transaction (KIP-890), librdkafka's do not.
+    words = ["--num-records", "300", "--record-size", "2000", "--throughput", "600", "--transaction-duration-ms", "50"]
+    properties = ("--command-property", "batch.size=5000", "--command-property", "compression.type=zstd")
+    done = tools.run("kafka-producer-perf-test", bootstrap, "--topic", topic, *words, *properties)
+    assert done.exit_code == 0, done.errors
+    write_batches(bootstrap, topic)
+    write_transactions(bootstrap, topic)
+
+
+def write_batches(bootstrap: str, topic: str) -> None:
+    """Compressed by every codec and not at all; with and without a producer id; of one record and of many."""
+    chance = random.Random(2)
+    for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
+        for is_idempotent in (False, True):
+            settings = {"compression.type": codec, "enable.idempotence": is_idempotent, "linger.ms": 2}
+            producer = Producer({"bootstrap.servers": bootstrap, **settings})
+            for _ in range(60):
+                producer.produce(topic, chance.randbytes(chance.randrange(20, 2000)), partition=0)
+                if chance.random() < 0.3:
+                    producer.flush(TIMEOUT_S)
+            producer.flush(TIMEOUT_S)
+
+
 def write_transactions(bootstrap: str, topic: str) -> None:
-    """Two producers whose transactions overlap, span segments, and end in either way; clocks that disagree."""
+    """Two producers whose transactions overlap, span segments, and end in either way; clocks that disagree. A third
+    leaves a transaction open, which its successor's fencing ends."""
     chance = random.Random(1)
     producers = [transactional_producer(bootstrap, f"{topic}-{number}") for number in range(2)]
 
@@ -47,6 +84,10 @@ def write_transactions(bootstrap: str, topic: str) -> None:
                 producer.flush(TIMEOUT_S)
         producer.flush(TIMEOUT_S)
 
+    fenced = transactional_producer(bootstrap, f"{topic}-fenced")
+    fenced.begin_transaction()
+    send(fenced, 3)
+    transactional_producer(bootstrap, f"{topic}-fenced")
     first, second = producers
     for turn in range(12):
         first.begin_transaction()
@@ -91,21 +132,22 @@ def build(folder: Path, reads: list[LogRead], base_offsets: list[int]) -> list[B
                     no_time,
                     built[-1].leader_epochs,
                     built[-1].open_transactions,
+                    built[-1].producers,
                 )
         builder.append(read.records[start:], read.aborted_transactions)
     return [*built, builder.finish()]
 
 
 async def test_segments_equal_the_brokers_own(
-    kafka: KafkaCluster, client: BrokerClient, topic_name: str, tmp_path: Path
+    kafka: KafkaCluster, client: BrokerClient, topic_name: str, tmp_path: Path, tools: KafkaTools
 ) -> None:
     create_topic(kafka.bootstrap_servers, topic_name, config={"retention.ms": "-1", "segment.bytes": str(1 << 20)})
-    write_transactions(kafka.bootstrap_servers, topic_name)
+    await asyncio.to_thread(write_everything, kafka.bootstrap_servers, topic_name, tools)
     reads = await read_all(BrokerLogSource(client), client, topic_name)
 
     folder = kafka.log_folder(topic_name, 0)
     base_offsets = sorted(int(name.removesuffix(".log")) for name in file_names(folder) if name.endswith(".log"))
-    assert len(base_offsets) >= 3
+    assert len(base_offsets) >= 4
     segments = build(tmp_path, reads, base_offsets)
     assert [segment.start_offset for segment in segments] == base_offsets
     assert [one.end_offset + 1 for one in segments[:-1]] == base_offsets[1:]
@@ -119,8 +161,53 @@ async def test_segments_equal_the_brokers_own(
         stem = f"{segment.start_offset:020}"
         assert segment.indexes.offset_index == content(folder / f"{stem}.index")
         assert segment.indexes.time_index == content(folder / f"{stem}.timeindex")
+        at_end = content(folder / f"{segment.end_offset + 1:020}.snapshot")
+        assert segment.producers == decode_producer_snapshot(at_end)
+        assert segment.indexes.producer_snapshot == at_end
+    check_kinds_of_producers(segments)
     assert encode_leader_epoch_checkpoint(segments[-1].leader_epochs) == content(folder / "leader-epoch-checkpoint")
     check_aborted([segment.indexes for segment in segments], base_offsets)
+    check_dumps(tools, tmp_path / "files", segments)
+
+
+def check_kinds_of_producers(segments: list[BuiltSegment]) -> None:
+    """Or what equals the broker's would say little."""
+    known = [entry for segment in segments[:-1] for entry in segment.producers]
+    assert any(entry.current_txn_first_offset >= 0 for entry in known)
+    assert any(entry.coordinator_epoch >= 0 and entry.last_sequence == -1 for entry in known), "a fenced one"
+    assert any(entry.coordinator_epoch == -1 for entry in known), "one without transactions"
+    assert any(entry.epoch > 1 for entry in known), "an epoch for every transaction"
+
+
+def check_dumps(tools: KafkaTools, folder: Path, segments: list[BuiltSegment]) -> None:
+    """Kafka's tool reads every one of our files, and holds the indexes against the log."""
+    folder.mkdir()
+    names: list[str] = []
+    for segment in segments:
+        stem = f"{segment.start_offset:020}"
+        files = {
+            f"{stem}.log": content(segment.log_segment),
+            f"{stem}.index": bytes(segment.indexes.offset_index),
+            f"{stem}.timeindex": bytes(segment.indexes.time_index),
+            f"{stem}.txnindex": bytes(segment.indexes.transaction_index),
+            f"{segment.end_offset + 1:020}.snapshot": bytes(segment.indexes.producer_snapshot),
+        }
+        for name, written in files.items():
+            (folder / name).write_bytes(written)
+        names += [str(folder / name) for name in files]
+    for options in (("--deep-iteration", "--print-data-log"), ("--verify-index-only",), ("--index-sanity-check",)):
+        done = tools.run("kafka-dump-log", None, "--files", ",".join(names), *options)
+        # Of every log that does not begin at offset 0 it says that its first batch follows upon -1.
+        errors = re.sub(r"Non-consecutive offsets in \S+\n(  -1 is followed by \d+\n)+", "", done.errors)
+        assert (done.exit_code, errors) == (0, "")
+        for trouble in ("mismatch", "invalid", "isvalid: false", "not found", "corrupt", "out of order"):
+            assert trouble not in done.output.lower()
+        assert done.output.count("Dumping ") == len(names)
+        if options == ("--index-sanity-check",):
+            assert len(re.findall("passed sanity check|[.]index is empty", done.output)) == 2 * len(segments)
+        if options[0] == "--deep-iteration":
+            offsets = {int(found) for found in re.findall(r"offset: (\d+) (?:is|Create|Log)", done.output)}
+            assert max(offsets) == segments[-1].end_offset
 
 
 def check_aborted(indexes: list[SegmentIndexes], base_offsets: list[int]) -> None:
