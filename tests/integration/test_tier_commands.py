@@ -1,0 +1,290 @@
+"""The commands of an operator as processes, on a real cluster and a real S3: looked at, damaged, lost, made again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
+
+from tests.integration.strict_consumer import consumer_at, read, until_trimmed
+from tests.integration.waiting import until
+from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import create_topic, delete_topic, produce, random_values
+from tests.servers.tidegate import TidegateProcess, tidegate_over
+from tests.servers.versitygw import VersityGateway
+from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
+from tiers.segment.indexes_object import decode_indexes_object
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+RECORDS = 2_500
+BUCKET = "commands"
+
+
+class Site:
+    """One operator's cluster, bucket and settings; `proxy` is made with the settings as they are then."""
+
+    def __init__(self, kafka: KafkaCluster, s3: VersityGateway, home: Path, topic: str) -> None:
+        self.kafka, self.home = kafka, home
+        self.plain, self.sealed = f"{topic}-plain", f"{topic}-sealed"
+        self.metadata_topic = f"__metadata-{topic}"[:200]
+        self.bucket = s3.folder / "data" / BUCKET
+        self.storage = {"implementation": "s3", "timeout.ms": "5000", "prefix": f"{topic[-8:]}/"}
+        self.storage |= s3.settings(BUCKET)
+        self.keys: dict[str, Path] = {}
+        self.current = ""
+
+    def new_key(self, name: str) -> None:
+        self.keys[name] = self.home / name
+        self.keys[name].write_bytes(secrets.token_bytes(32))
+        self.current = name
+
+    def proxy(self) -> TidegateProcess:
+        encryption = [f'keys.{name} = "{path}"' for name, path in self.keys.items()]
+        encryption += [f'current = "{self.current}"'] if self.current else []
+        return tidegate_over(
+            self.kafka,
+            self.home,
+            tiered=[self.plain, self.sealed],
+            segment_bytes=400_000,
+            storage=self.storage,
+            settings={
+                "remote.log.metadata.topic.name": self.metadata_topic,
+                "remote.log.visible.after.ms": 1000,
+            },
+            more="\n".join(["[encryption]", *encryption]),
+        )
+
+    def objects(self, topic_id: str, suffix: str) -> list[Path]:
+        return sorted(path for path in self.bucket.rglob(f"*{suffix}") if topic_id in str(path))
+
+    def manifests(self) -> dict[str, PartitionManifest]:
+        found = [decode_partition_manifest(path.read_bytes()) for path in self.bucket.rglob("manifest.json")]
+        return {each.topic_id_partition.topic: each for each in found}
+
+    def is_told(self, topic: str) -> bool:
+        """The manifest has everything."""
+        manifest = self.manifests().get(topic)
+        return manifest is not None and bool(manifest.segments) and manifest.segments[-1].end_offset == RECORDS - 1
+
+    async def run(self, *arguments: str) -> tuple[int, str, str]:
+        proxy = self.proxy()
+        config = self.home / "operator.toml"
+        config.write_text(proxy.config.read_text())
+        proxy.stop()
+        command = [sys.executable, "-m", "proxy", "tier", *arguments, "--config", str(config)]
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        out, err = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode is not None
+        assert "Traceback" not in err.decode()
+        return process.returncode, out.decode(), err.decode()
+
+    async def json(self, *arguments: str) -> tuple[int, Any]:
+        code, out, err = await self.run(*arguments, "--json")
+        assert out, err
+        return code, json.loads(out)
+
+
+def set_local_retention(bootstrap: str, topic: str) -> None:
+    entry = ConfigEntry("local.retention.ms", "60000", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.incremental_alter_configs([resource])[resource].result(30)
+
+
+async def tiered(site: Site, values: Mapping[str, Sequence[bytes]]) -> None:
+    """The one topic before there were keys, the other with a key; the proxy is stopped again."""
+    for topic in (site.plain, site.sealed):
+        if topic == site.sealed:
+            site.new_key("k1")
+        await asyncio.to_thread(create_topic, site.kafka.bootstrap_servers, topic)
+        with site.proxy() as proxy:
+            await asyncio.to_thread(produce, proxy.bootstrap_servers, topic, values[topic])
+            await asyncio.to_thread(until_trimmed, site.kafka, topic, RECORDS // 2)
+            await asyncio.to_thread(until, partial(site.is_told, topic))
+            if topic == site.sealed:
+                await asyncio.to_thread(set_local_retention, proxy.bootstrap_servers, topic)
+                await asyncio.to_thread(until, lambda: bool(site.manifests()[site.sealed].tier_config))
+
+
+async def test_what_an_operator_sees_breaks_loses_and_makes_again(
+    kafka: KafkaCluster, s3: VersityGateway, topic_name: str, tmp_path: Path
+) -> None:
+    await s3.create_bucket(BUCKET)
+    site = Site(kafka, s3, tmp_path, topic_name[:60] + topic_name[-9:])
+    values = {topic: random_values(RECORDS) for topic in (site.plain, site.sealed)}
+    await tiered(site, values)
+
+    await look(site)
+    await break_and_verify(site)
+    await leave_orphans(site)
+    await change_the_key(site)
+    await export_and_import(site)
+    await lose_the_metadata(site, values)
+
+
+async def look(site: Site) -> None:
+    code, found = await site.json("topics")
+    assert code == 0
+    by_topic = {each["topic"]: each for each in found}
+    sealed = by_topic[site.sealed]
+    assert (sealed["partitions"], sealed["exists"]) == (1, True)
+    assert sealed["size_bytes"] > RECORDS * 1000
+    assert sealed["settings"]["local.retention.ms"] == {"value": "60000", "source": "topic"}
+    assert by_topic[site.plain]["settings"]["local.retention.bytes"] == {"value": "1", "source": "file"}
+    assert by_topic[site.plain]["settings"]["local.retention.ms"]["source"] == "default"
+    assert by_topic[site.plain]["settings"]["retention.ms"]["source"] == "broker"
+
+    code, lines = await site.json("segments", site.sealed, "--keys")
+    assert [each["start_offset"] for each in lines] == [0, *(each["end_offset"] + 1 for each in lines[:-1])]
+    assert {(each["state"], each["key"], each["location"]) for each in lines} == {
+        ("COPY_SEGMENT_FINISHED", "k1", "home")
+    }
+    code, out, _ = await site.run("segments", f"{site.plain}:0", "--keys")
+    assert (code, out.count("none")) == (0, by_topic[site.plain]["segments"])
+    assert await site.run("segments", "nothing") == (3, "", "tidegate: nothing of nothing is in the remote tier\n")
+    assert (await site.run("segments", "no:number"))[0] == 2
+
+    code, known = await site.json("usage")
+    listed = (await site.json("usage", "--by-listing"))[1]
+    assert (known["counted_by"], listed["counted_by"]) == ("metadata", "listing")
+    assert [each["total_bytes"] for each in known["topics"]] == [each["total_bytes"] for each in listed["topics"]]
+    stored = sum(
+        path.stat().st_size for path in site.bucket.rglob("*") if path.is_file() and site.storage["prefix"] in str(path)
+    )
+    assert sum(each["total_bytes"] for each in known["partitions"]) == stored
+    overhead = {each["topic"]: each["overhead_bytes"] for each in known["topics"]}
+    assert (overhead[site.plain], overhead[site.sealed] >= 16 * len(lines)) == (0, True)
+
+    code, out, err = await site.run("verify")
+    assert (code, err) == (0, "")
+    assert out.endswith(": no findings\n")
+
+
+async def break_and_verify(site: Site) -> None:
+    for topic in (site.plain, site.sealed):
+        manifest = site.manifests()[topic]
+        topic_id, segment = str(manifest.topic_id_partition.topic_id), manifest.segments[1]
+        (log,) = (path for path in site.objects(topic_id, ".log") if str(segment.id) in str(path))
+        indexes = log.with_suffix(".indexes")
+        chunk = decode_indexes_object(indexes.read_bytes()).chunks()[-1]
+        whole = log.read_bytes()
+        at = chunk.stored_position + chunk.stored_bytes // 2
+        log.write_bytes(whole[:at] + bytes((whole[at] ^ 1,)) + whole[at + 1 :])
+        notes = site.home / f"notes-{topic}"
+        code, found = await site.json("verify", topic, "--resume", str(notes))
+        assert code == 1
+        [finding] = found["findings"]
+        assert (finding["topic"], finding["partition"], finding["segment"]) == (topic, 0, str(segment.id))
+        place = (finding["first_offset"], finding["last_offset"], finding["position"])
+        assert place == (chunk.first_offset, chunk.last_offset, chunk.stored_position)
+        assert finding["what"] in ("the chunk's checksum differs", "the chunk is not what was encrypted")
+
+        log.write_bytes(whole)
+        code, found = await site.json("verify", topic, "--resume", str(notes))
+        assert (code, found["segments"], found["already_verified"]) == (0, 1, len(manifest.segments) - 1)
+
+    content = indexes.read_bytes()
+    indexes.unlink()
+    code, out, _ = await site.run("verify", topic)
+    assert (code, "the .indexes object is missing" in out) == (1, True)
+    code, found = await site.json("orphans")
+    assert (code, [each["segment"] for each in found["orphans"]]) == (1, [str(segment.id)])
+    code, found = await site.json("rebuild")
+    [refused] = [each["refused"] for each in found["partitions"] if each["topic"] == topic]
+    assert (code, "its .indexes object is missing" in refused[0]) == (1, True)
+    indexes.write_bytes(content)
+
+
+async def leave_orphans(site: Site) -> None:
+    assert (await site.run("orphans"))[0] == 0
+    manifest = site.manifests()[site.plain]
+    log = site.objects(str(manifest.topic_id_partition.topic_id), ".log")[0]
+    orphan = log.with_name(log.name.replace(str(manifest.segments[0].id), str(uuid4())))
+    orphan.write_bytes(log.read_bytes())
+    code, found = await site.json("orphans")
+    assert (code, [each["what"] for each in found["orphans"]]) == (1, ["no record names it"])
+    code, _, err = await site.run("orphans", "--delete", "--grace", "0s")
+    assert (code, "Nothing was deleted" in err, orphan.exists()) == (1, True, True)
+    code, found = await site.json("orphans", "--delete", "--yes")
+    assert (code, found["deleted"], orphan.exists()) == (1, 0, True)
+    code, found = await site.json("orphans", "--delete", "--yes", "--grace", "0s")
+    assert (code, found["deleted"], orphan.exists()) == (0, 1, False)
+    assert log.exists()
+
+
+async def change_the_key(site: Site) -> None:
+    site.new_key("k2")
+    code, found = await site.json("rewrap")
+    segments = site.manifests()[site.sealed].segments
+    assert (code, found["written"], len(found["segments"])) == (0, False, len(segments))
+    assert (await site.json("segments", site.sealed, "--keys"))[1][0]["key"] == "k1"
+    code, found = await site.json("rewrap", "--yes")
+    assert (code, [each["trouble"] for each in found["segments"]]) == (0, [None] * len(segments))
+    assert (await site.json("rewrap", "--yes"))[1]["segments"] == []
+    del site.keys["k1"]
+    code, out, _ = await site.run("verify")
+    assert (code, out.endswith(": no findings\n")) == (0, True)
+
+
+async def export_and_import(site: Site) -> None:
+    file, again = site.home / "plain-0", site.home / "plain-0-again"
+    before = (await site.json("segments", site.plain))[1]
+    code, said = await site.json("metadata", "export", f"{site.plain}:0", str(file))
+    assert (code, said["segments"], said["log_start_offset"]) == (0, len(before), 0)
+    code, _, err = await site.run("metadata", "import", f"{site.plain}:0", str(file), "--yes")
+    assert (code, "is there already" in err) == (3, True)
+    topic = site.metadata_topic
+    site.metadata_topic = f"{topic}-imported"
+    code, _, err = await site.run("metadata", "import", f"{site.plain}:0", str(file))
+    assert (code, "Nothing was written" in err) == (0, True)
+    code, _, err = await site.run("metadata", "import", f"{site.plain}:0", str(file), "--yes")
+    assert (code, err) == (0, "")
+    assert (await site.json("segments", site.plain))[1] == before
+    await site.run("metadata", "export", f"{site.plain}:0", str(again))
+    assert len(again.read_bytes()) == len(file.read_bytes())
+    code, _, err = await site.run("metadata", "import", f"{site.sealed}:0", str(file), "--yes")
+    assert (code, "not of" in err) == (3, True)
+    site.metadata_topic = topic
+
+
+async def lose_the_metadata(site: Site, values: Mapping[str, Sequence[bytes]]) -> None:
+    before = [(await site.json("segments", topic))[1] for topic in (site.plain, site.sealed)]
+    code, _, err = await site.run("rebuild", "--yes")
+    assert (code, "is not empty" in err) == (3, True)
+    await asyncio.to_thread(delete_topic, site.kafka.bootstrap_servers, site.metadata_topic)
+    site.metadata_topic += "-rebuilt"
+    code, found = await site.json("rebuild")
+    assert (code, found["written"]) == (0, False)
+    assert [each["refused"] + each["dropped"] + each["notes"] for each in found["partitions"]] == [[], []]
+    code, found = await site.json("rebuild", "--yes")
+    assert (code, found["written"]) == (0, True)
+    assert [(await site.json("segments", topic))[1] for topic in (site.plain, site.sealed)] == before
+    sealed = {each["topic"]: each for each in (await site.json("topics"))[1]}[site.sealed]
+    assert sealed["settings"]["local.retention.ms"] == {"value": "60000", "source": "topic"}
+
+    site.home = site.home / "elsewhere"
+    site.home.mkdir()
+    with site.proxy() as proxy:
+        for topic, written in values.items():
+            with consumer_at(proxy.bootstrap_servers, topic, 0) as consumer:
+                assert await asyncio.to_thread(read, consumer, RECORDS) == list(enumerate(written))
+        assert 'tier="remote"' in proxy.metrics()
+        code, _, err = await site.run("metadata", "import", f"{site.plain}:0", str(tmp_file(site)), "--yes")
+        assert (code, "stop every `tidegate serve`" in err) == (3, True)
+
+
+def tmp_file(site: Site) -> Path:
+    return site.home.parent / "plain-0"

@@ -1,0 +1,240 @@
+"""What can be told from a store alone, and what is refused; then that replay makes of it what was meant."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from tests.contract.test_remote_log_metadata_manager import segment
+from tiers.metadata.partition_manifest import ManifestSegment, PartitionManifest
+from tiers.metadata.rebuild import (
+    FoundIndexes,
+    FoundPartition,
+    FoundSegment,
+    PartitionPlan,
+    plan_partition,
+    records_of,
+    tier_configs_of,
+)
+from tiers.metadata.serde import decode_key, decode_value
+from tiers.metadata.state_layout import StateIdentity
+from tiers.metadata.state_replay import MetadataEvent, PartitionRead
+from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+
+PARTITION = TopicIdPartition(UUID(int=7), 0, "orders")
+
+
+class Store:
+    """What the scan of a store found; offsets of a segment are its name."""
+
+    def __init__(self) -> None:
+        self.found = FoundPartition(TopicIdPartition(PARTITION.topic_id, 0))
+        self.ids = 0
+
+    def holds(
+        self, start: int, end: int, *, log: bool = True, indexes: bool = True, content: bytes = b"", epoch: int = 0
+    ) -> RemoteLogSegmentMetadata:
+        self.ids += 1
+        made = segment(PARTITION, start, end)
+        made = replace(
+            made,
+            segment_id=replace(made.segment_id, id=UUID(int=self.ids)),
+            segment_leader_epochs=(LeaderEpochEntry(epoch, start),),
+            custom_metadata=b"as listed",
+        )
+        self.found.segments[made.segment_id.id] = FoundSegment(
+            start,
+            end,
+            made.segment_size_bytes if log else None,
+            FoundIndexes(made, content or bytes((self.ids,)), made.segment_size_bytes) if indexes else None,
+        )
+        return made
+
+    def manifest(
+        self, *accepted: RemoteLogSegmentMetadata, log_start: int = 0, dead: tuple[RemoteLogSegmentMetadata, ...] = ()
+    ) -> None:
+        self.found.manifest = PartitionManifest(
+            "c",
+            PARTITION,
+            log_start,
+            None,
+            tuple(
+                ManifestSegment(
+                    each.segment_id.id,
+                    each.start_offset,
+                    each.end_offset,
+                    each.segment_size_bytes,
+                    each.segment_leader_epochs,
+                    b"as recorded",
+                    each.clamped_to,
+                )
+                for each in accepted
+            ),
+            tuple(each.segment_id.id for each in dead),
+            {"local.retention.ms": "5"},
+        )
+
+    def loses(self, one: RemoteLogSegmentMetadata) -> None:
+        del self.found.segments[one.segment_id.id]
+
+    def plan(self) -> PartitionPlan:
+        return plan_partition(self.found)
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+def live(plan: PartitionPlan) -> list[tuple[int, int]]:
+    assert plan.refused == []
+    return [(each.start_offset, each.end_offset) for each in plan.segments]
+
+
+def test_what_the_manifest_accepts_is_live_and_what_it_calls_dead_is_not(store: Store) -> None:
+    first, second, dead = store.holds(0, 9), store.holds(10, 19), store.holds(10, 14)
+    store.manifest(first, second, log_start=3, dead=(dead,))
+    plan = store.plan()
+    assert live(plan) == [(0, 9), (10, 19)]
+    assert (plan.unnamed, plan.log_start_offset, plan.topic_id_partition.topic) == ([], 3, "orders")
+    assert {each.custom_metadata for each in plan.segments} == {b"as recorded"}
+    assert len(plan.dropped) == 1
+
+
+def test_what_came_after_the_manifest_continues_it(store: Store) -> None:
+    store.manifest(store.holds(0, 9))
+    later = store.holds(10, 19)
+    store.holds(10, 19, content=bytes((later.segment_id.id.int,)))
+    plan = store.plan()
+    assert live(plan) == [(0, 9), (10, 19)]
+    assert [each.custom_metadata for each in plan.unnamed] == [b"as listed"]
+    assert "another one has the same content" in plan.dropped[0]
+
+
+def test_without_a_manifest_all_that_tiles_is_live(store: Store) -> None:
+    store.holds(20, 29)
+    store.holds(10, 19)
+    store.holds(30, 34, indexes=False)
+    plan = store.plan()
+    assert live(plan) == [(10, 19), (20, 29)]
+    assert (plan.log_start_offset, plan.topic_id_partition.topic) == (None, "orders")
+    assert "its copy did not end" in plan.dropped[0]
+
+
+def test_what_expired_since_is_no_loss(store: Store) -> None:
+    gone, kept = store.holds(0, 9), store.holds(10, 19)
+    below = store.holds(0, 4)
+    store.manifest(gone, kept, log_start=5)
+    store.loses(gone)
+    store.loses(below)
+    plan = store.plan()
+    assert (live(plan), plan.log_start_offset) == ([(10, 19)], 10)
+    store.loses(kept)
+    plan = store.plan()
+    assert (live(plan), plan.log_start_offset) == ([], 20)
+
+
+def test_a_leftover_below_the_log_start_is_not_read_again(store: Store) -> None:
+    store.holds(0, 9)
+    store.manifest(store.holds(10, 19), log_start=10)
+    assert live(store.plan()) == [(10, 19)]
+
+
+def refused(store: Store) -> str:
+    plan = store.plan()
+    assert plan.refused
+    return "\n".join(plan.refused)
+
+
+def test_two_contents_for_one_range_are_refused(store: Store) -> None:
+    store.holds(0, 9)
+    store.holds(0, 9)
+    assert "which counts is not known" in refused(store)
+    store.manifest()
+    assert "which counts is not known" in refused(store)
+
+
+def test_an_overlap_with_what_is_accepted_is_refused(store: Store) -> None:
+    store.manifest(store.holds(0, 9))
+    store.holds(5, 14)
+    assert "has offsets of others" in refused(store)
+
+
+def test_missing_objects_are_refused(store: Store) -> None:
+    lost, last = store.holds(10, 19), store.holds(20, 29)
+    store.manifest(store.holds(0, 9), lost, last)
+    store.loses(lost)
+    assert "both its objects are missing" in refused(store)
+    store.found.segments[last.segment_id.id].log_bytes = None
+    assert "its .log object is missing" in refused(store)
+    store.found.segments[last.segment_id.id].log_bytes = 1
+    assert "its .log object has 1 bytes" in refused(store)
+    store.found.segments[last.segment_id.id].indexes = "torn"
+    assert "cannot be read: torn" in refused(store)
+    store.found.segments[last.segment_id.id].indexes = None
+    assert "its .indexes object is missing" in refused(store)
+
+
+def test_a_hole_before_what_no_manifest_names_is_refused(store: Store) -> None:
+    store.manifest(store.holds(0, 9))
+    store.holds(15, 19)
+    assert "offsets from 10 on are missing" in refused(store)
+    store.manifest(store.holds(0, 9), log_start=15)
+    assert all("missing before" not in line for line in store.plan().refused)
+
+
+def test_an_unreadable_manifest_is_refused(store: Store) -> None:
+    store.holds(0, 9)
+    store.found.manifest = "a wrong checksum"
+    assert "cannot be told: a wrong checksum" in refused(store)
+
+
+def test_a_manifest_that_describes_something_else_is_refused(store: Store) -> None:
+    store.manifest(replace(store.holds(0, 9), end_offset=8))
+    assert "describe it differently" in refused(store)
+
+
+def test_epochs_that_fall_are_refused(store: Store) -> None:
+    store.holds(0, 9, epoch=4)
+    store.holds(10, 19, epoch=3)
+    assert "begins in leader epoch 3, after 4" in refused(store)
+
+
+def test_replay_makes_of_the_records_what_was_accepted(store: Store, tmp_path: Path) -> None:
+    cut, deeper, last = store.holds(0, 19), store.holds(20, 39), store.holds(16, 29, epoch=1)
+    cut, deeper = replace(cut, clamped_to=15), replace(deeper, clamped_to=15)
+    store.manifest(cut, deeper, last, log_start=4)
+    plan = store.plan()
+    assert len(live(plan)) == 3
+    records = records_of(plan, "writer", 1)
+    events = []
+    for offset, (key, value) in enumerate(records):
+        assert value is not None
+        events.append(MetadataEvent(offset, 1, decode_key(key), decode_value(value)))
+    state = RemoteLogMetadataStateWriter.open(
+        tmp_path, StateIdentity("c", UUID(int=1), 1), wall_clock_ms=lambda: 0, map_size_bytes=1 << 20
+    )
+    try:
+        state.apply([PartitionRead(0, events, len(events))])
+        assert state.log_start_offset(PARTITION) == 4
+        found = {each.segment_id.id: each for each in state.list_remote_log_segments(PARTITION)}
+        assert {uuid: each.clamped_to for uuid, each in found.items()} == {
+            cut.segment_id.id: 15,
+            deeper.segment_id.id: 15,
+            last.segment_id.id: None,
+        }
+        assert all(each.custom_metadata == b"as recorded" for each in found.values())
+        for offset, wanted in ((0, cut), (15, cut), (16, last), (29, last)):
+            holder = state.remote_log_segment_metadata(PARTITION, offset)
+            assert holder is not None
+            assert holder.segment_id == wanted.segment_id
+        assert state.remote_log_segment_metadata(PARTITION, 30) is None
+    finally:
+        state.close()
+    [config] = tier_configs_of([plan, plan], "writer", 1)
+    assert (config.topic_id_partition.partition, config.config) == (0, {"local.retention.ms": "5"})
