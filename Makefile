@@ -20,8 +20,11 @@ help: ## what can be made
 demo: jars .venv/installed ## watch an unmodified consumer read what the broker has no more (ARGS=--keep leaves it running)
 	$(BIN)/python -m bench.demo $(ARGS)
 
+# Tests of one server stay in one process (tests/conftest.py); the other has those that need none.
+TEST_PROCESSES ?= 2
+
 test: jars frameworks $(STORES) $(CACHE)/bin/franz check ## check, then every test, on real servers
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup $(ARGS)
 
 # The newest patch of each that Maven Central has whole.
 KAFKA_VERSIONS ?= 3.9.2 4.1.2 4.3.1

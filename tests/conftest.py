@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import uuid
 from collections.abc import Iterator
@@ -108,35 +107,33 @@ def azure() -> Iterator[Azurite]:
         yield server
 
 
-_HDFS = pytest.StashKey[HdfsCluster]()
+_SERVERS = ("kafka_of_three", "secured", "kafka", "hdfs", "s3", "gcs", "azure")
 
 
-def _uses_hdfs(item: pytest.Item) -> bool:
+def _server_of(item: pytest.Item) -> str | None:
+    """The first of `_SERVERS` that a test asks for, itself or by a parameter."""
     parameters = (
         item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
     )
-    return "hdfs" in getattr(item, "fixturenames", ()) or "hdfs" in [one for one in parameters if isinstance(one, str)]
+    asked = {*getattr(item, "fixturenames", ()), *(one for one in parameters if isinstance(one, str))}
+    return next((server for server in _SERVERS if server in asked), None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """HDFS takes half a minute to start: within each file, the tests that do not need it come first."""
-    files = {item.path: position for position, item in reversed(list(enumerate(items)))}
-    items.sort(key=lambda item: (files[item.path], _uses_hdfs(item)))
+    """Where several processes run the tests, all that ask for one server run in one of them: it starts once per run.
 
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """It starts with the run, in the background; what is missing is told to the test that asks for it."""
-    if not session.config.option.collectonly and any(map(_uses_hdfs, session.items)):
-        with contextlib.suppress(ServerUnavailable):
-            session.stash[_HDFS] = HdfsCluster()
-            session.stash[_HDFS].start()
+    The long ones go first, and what needs no server fills up."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_server_of(item) or item.path.name))
+    items.sort(key=lambda item: _server_of(item) is None)
 
 
 @pytest.fixture(scope="session")
-def hdfs(request: pytest.FixtureRequest) -> Iterator[HdfsCluster]:
+def hdfs() -> Iterator[HdfsCluster]:
     """A real HDFS; a test makes a folder of its own, and starts again what it kills."""
     try:
-        cluster = request.session.stash.get(_HDFS, None) or HdfsCluster()
+        cluster = HdfsCluster()
+        cluster.start()
         cluster.wait()
     except ServerUnavailable as missing:
         pytest.fail(str(missing), pytrace=False)
