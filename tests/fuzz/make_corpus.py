@@ -21,6 +21,7 @@ from protocol.message_schema import message_name
 from tests.fakes.message_oracle import UNKNOWN_TAGS, Schema, Value, encode, is_flexible, message_schema, versions_of
 from tests.fakes.record_batches import batch_of, build_batch, control_batch, legacy_message, legacy_wrapper, record
 from tests.fakes.segments import PARTITION, build_segment, metadata_of
+from tests.fuzz.local_index_targets import stored_files
 from tests.fuzz.targets import TARGETS
 from tiers.metadata.serde import encode_value
 from tiers.model.segment_metadata import LogStartOffsetUpdate, RemoteLogSegmentMetadataUpdate
@@ -141,6 +142,9 @@ def seeds(folder: Path, rng: random.Random) -> Iterator[tuple[str, str, bytes]]:
     for name, log in _logs().items():
         yield "record_batches", name, log
     yield from _stored(folder)
+    whole = stored_files()
+    for name, cut in (("whole", 0), ("cut-1", 1), ("cut-7", 7), ("cut-20", 20)):  # the offset index is at the end
+        yield "local_index_files", name, whole[: len(whole) - cut]
     for version in (1, 2):
         for number in range(6):
             payload = _response_frame(ApiKey.SHARE_FETCH, version, messages.encoded("ShareFetchResponse", version))
