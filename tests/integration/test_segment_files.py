@@ -6,6 +6,7 @@ import asyncio
 import random
 import re
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,12 +17,20 @@ from protocol.records.record_batch import iterate_batches
 from tests.clients.kafka_tools import KafkaTools
 from tests.fakes.segments import no_time
 from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import TIMEOUT_S, create_topic, topic_id_partition, transactional_producer
+from tests.servers.producing import (
+    TIMEOUT_S,
+    create_topic,
+    produce,
+    random_values,
+    topic_id_partition,
+    transactional_producer,
+)
 from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
 from tiers.log.log_source import LogRead
 from tiers.segment.indexes_object import SegmentIndexes
 from tiers.segment.leader_epoch_checkpoint import encode_leader_epoch_checkpoint
+from tiers.segment.offset_index import decode_offset_index
 from tiers.segment.producer_snapshot import decode_producer_snapshot
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
 from tiers.segment.transaction_index import MARKER_NOT_COPIED, decode_transaction_index
@@ -30,12 +39,18 @@ pytestmark = pytest.mark.integration
 TIMEOUT_MS = 20_000
 
 
-@pytest.fixture
-async def client(kafka: KafkaCluster) -> AsyncIterator[BrokerClient]:
+@asynccontextmanager
+async def connected(kafka: KafkaCluster) -> AsyncIterator[BrokerClient]:
     client = BrokerClient([kafka.address()], client_id="test")
     await client.open()
     yield client
     await client.close()
+
+
+@pytest.fixture
+async def client(kafka: KafkaCluster) -> AsyncIterator[BrokerClient]:
+    async with connected(kafka) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -221,6 +236,34 @@ def check_aborted(indexes: list[SegmentIndexes], base_offsets: list[int]) -> Non
             if it.first_offset < following and it.last_offset >= start
         }
         assert {(it.producer_id, it.first_offset, it.last_offset) for it in one.aborted_transactions} == overlapping
+
+
+async def test_after_a_restart_a_broker_counts_the_index_interval_anew(tmp_path: Path) -> None:
+    """So its offset index depends on more than the log: from there on, other batches have entries, as far apart. All
+    else is in the log."""
+    with KafkaCluster() as kafka:
+        topic, bootstrap = "restarted", kafka.bootstrap_servers
+        create_topic(bootstrap, topic)
+        produce(bootstrap, topic, random_values(7), records_per_batch=1)
+        kafka.stop_broker(1)
+        kafka.start_broker(1)
+        produce(bootstrap, topic, random_values(13), records_per_batch=1)
+        async with connected(kafka) as client:
+            reads = await read_all(BrokerLogSource(client), client, topic)
+        (segment,) = build(tmp_path, reads, [0])
+        folder = kafka.log_folder(topic, 0)
+        brokers = content(folder / f"{0:020}.index").rstrip(b"\x00")  # the rest is preallocated
+        log = content(segment.log_segment)
+        assert log == content(folder / f"{0:020}.log")
+        at_restart = [entry.start_offset for entry in segment.leader_epochs]
+        assert at_restart == [0, 7]
+        assert encode_leader_epoch_checkpoint(segment.leader_epochs) == content(folder / "leader-epoch-checkpoint")
+
+    positions = {batch.last_offset: batch.start for batch in iterate_batches(log)}
+    ours, theirs = (dict(decode_offset_index(0, one)) for one in (segment.indexes.offset_index, brokers))
+    assert (list(ours), list(theirs)) == ([4, 8, 12, 16], [4, 11, 15, 19])
+    for entries in (ours, theirs):
+        assert all(positions[offset] == position for offset, position in entries.items())
 
 
 def file_names(folder: Path) -> list[str]:
