@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import random
 import shutil
 import sys
@@ -19,23 +18,13 @@ from rich.console import Console
 
 from tests.drill.engine import Drill, DrillError, DrillResult, DrillSettings
 from tests.drill.report import show
-from tests.drill.rig import RETENTION_BYTES, DrillRig
+from tests.drill.rig import DrillRig
 from tests.servers.jars import ServerUnavailable
 from tests.servers.kafka import SHRINKS_SOON, KafkaCluster
-from tests.servers.producing import create_topic
 from tests.servers.versitygw import VersityGateway
 
-BUCKET = "drill"
 FAULTS_PER_S = 1 / 25
 RECORDS_PER_S = 50.0
-
-
-def create_topics(rig: DrillRig) -> None:
-    topics = rig.topics
-    bootstrap = rig.cluster.bootstrap_servers
-    create_topic(bootstrap, topics.kept, partitions=topics.partitions, config={"retention.ms": "-1"})
-    config = {"retention.ms": "-1", "retention.bytes": str(RETENTION_BYTES)}
-    create_topic(bootstrap, topics.expiring, partitions=topics.partitions, config=config)
 
 
 def too_little(result: DrillResult, seconds: float) -> list[str]:
@@ -55,9 +44,7 @@ def rig_of_its_own(console: Console, proxies: int) -> Iterator[DrillRig]:
     rig = None
     try:
         with KafkaCluster(settings=SHRINKS_SOON) as cluster, VersityGateway() as gateway:
-            asyncio.run(gateway.create_bucket(BUCKET))
-            rig = DrillRig(cluster, gateway, home, proxies=proxies, bucket=BUCKET)
-            create_topics(rig)
+            rig = DrillRig(cluster, gateway, home, proxies=proxies)
             try:
                 rig.start()
                 yield rig

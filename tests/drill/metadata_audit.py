@@ -6,16 +6,16 @@ transactions in which the same producer committed an offset of the group: both m
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
-from uuid import UUID
 
 from protocol.primitives import INT16, Buffer
 from protocol.records.record_batch import RecordBatch, iterate_batches
 from protocol.records.record_reader import read_records
 from tests.drill.violations import FENCED, Violations
 from tiers.broker.client import BrokerClient
-from tiers.broker.fetch import FetchedPartition, FetchPosition, fetch_raw
+from tiers.broker.fetch import READ_COMMITTED, READ_UNCOMMITTED, FetchedPartition, FetchPosition, fetch_raw
 from tiers.errors import BrokerError
 from tiers.metadata.committed_records import read_committed
 from tiers.metadata.state_replay import MetadataEvent
@@ -24,6 +24,8 @@ OFFSETS_TOPIC = "__consumer_offsets"
 _TIMEOUT_MS = 20_000
 _COMMIT_MARKER = 1
 _LANE = "drill-audit"
+_PROOF_TRIES = 20
+_PROOF_PAUSE_S = 0.2
 
 Producer = tuple[int, int]
 """Id and epoch."""
@@ -81,13 +83,17 @@ class MetadataAudit:
     async def check_proofs(self) -> None:
         """Every transaction of the metadata so far must have committed an offset as a member of the group."""
         brought = self._brought[self._topic].committed.copy()
-        await self._read(OFFSETS_TOPIC)
         proofs = self._brought[OFFSETS_TOPIC].committed
-        for producer, count in brought.items():
-            if proofs[producer] < count:
-                self._violations.add(
-                    FENCED, f"producer {producer[0]} epoch {producer[1]} proved {proofs[producer]} of {count} commits"
-                )
+        for _ in range(_PROOF_TRIES):
+            await self._read(OFFSETS_TOPIC)
+            unproved = {producer: count for producer, count in brought.items() if proofs[producer] < count}
+            if not unproved:
+                break
+            await asyncio.sleep(_PROOF_PAUSE_S)  # a transaction's markers come to one topic after the other
+        for producer, count in unproved.items():
+            self._violations.add(
+                FENCED, f"producer {producer[0]} epoch {producer[1]} proved {proofs[producer]} of {count} commits"
+            )
         self.transactions = sum(brought.values())
 
     async def _read(self, topic: str) -> list[MetadataEvent]:
@@ -98,21 +104,32 @@ class MetadataAudit:
             number: said.leader_id for number, said in metadata.topics[topic].partitions.items() if number in behind
         }
         topic_id = metadata.topics[topic].topic_id
+        # Anybody's open transaction holds back the last stable offset of the group's offsets.
+        isolation_level = READ_COMMITTED if topic == self._topic else READ_UNCOMMITTED
         while behind:
             node_id = leaders[next(iter(behind))]
             asked = sorted(number for number in behind if leaders[number] == node_id)
-            for fetched in await self._fetch(node_id, topic_id, [(n, self._positions[topic, n]) for n in asked]):
+            positions = [FetchPosition(topic_id, number, self._positions[topic, number]) for number in asked]
+            for fetched in await self._fetch(node_id, positions, isolation_level):
                 number = fetched.partition
                 position = self._positions[topic, number]
                 events += self._take(topic, fetched, position)
-                if self._positions[topic, number] >= fetched.last_stable_offset:
+                end = fetched.last_stable_offset if topic == self._topic else fetched.high_watermark
+                if self._positions[topic, number] >= end:
                     behind.discard(number)
         return events
 
-    async def _fetch(self, node_id: int, topic_id: UUID, asked: list[tuple[int, int]]) -> list[FetchedPartition]:
-        positions = [FetchPosition(topic_id, number, offset) for number, offset in asked]
+    async def _fetch(
+        self, node_id: int, positions: list[FetchPosition], isolation_level: int
+    ) -> list[FetchedPartition]:
         answers = await fetch_raw(
-            self._client, node_id, positions, max_bytes=8 << 20, timeout_ms=_TIMEOUT_MS, lane=_LANE
+            self._client,
+            node_id,
+            positions,
+            max_bytes=8 << 20,
+            isolation_level=isolation_level,
+            timeout_ms=_TIMEOUT_MS,
+            lane=_LANE,
         )
         for answer in answers:
             if answer.error:

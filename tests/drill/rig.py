@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from tests.drill.faults import Fault, FaultKind
 from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import create_topic
 from tests.servers.tidegate import TidegateProcess, tidegate_over
 from tests.servers.versitygw import VersityGateway
 
@@ -67,14 +69,13 @@ class DrillRig:
         home: Path,
         *,
         proxies: int,
-        bucket: str,
         command: Sequence[str] = ("proxy",),
     ) -> None:
         tag = uuid.uuid4().hex[:8]
         self.cluster = cluster
         self.gateway = gateway
         self.home = home
-        self.bucket = bucket
+        self.bucket = f"drill-{tag}"
         self.topics = DrillTopics(f"drill-kept-{tag}", f"drill-expiring-{tag}")
         self.metadata_topic = f"__drill-metadata-{tag}"
         self.proxies = [DrillProxy(number, self._process(number, command)) for number in range(proxies)]
@@ -107,7 +108,12 @@ class DrillRig:
         return process
 
     def start(self) -> None:
-        """One after the other: each finds the metadata topic that the first has made."""
+        """Makes bucket and topics, then starts one proxy after the other: the first makes the metadata topic."""
+        asyncio.run(self.gateway.create_bucket(self.bucket))
+        bootstrap, config = self.cluster.bootstrap_servers, {"retention.ms": "-1"}
+        create_topic(bootstrap, self.topics.kept, partitions=self.topics.partitions, config=config)
+        config |= {"retention.bytes": str(RETENTION_BYTES)}
+        create_topic(bootstrap, self.topics.expiring, partitions=self.topics.partitions, config=config)
         for proxy in self.proxies:
             proxy.process.start()
             proxy.is_up = True
