@@ -136,7 +136,7 @@ async def _report(config: TidegateConfig, grace_ms: int, delete: bool) -> Orphan
     async with open_tier(config) as tier:
         report = await find_orphans(tier, time.time_ns() // 1_000_000 - grace_ms, grace_ms)
         if delete:
-            await _delete(tier, report)
+            await delete_orphans(tier, report)
         return report
 
 
@@ -146,8 +146,7 @@ async def find_orphans(tier: OpenTier, older_than_ms: int, grace_ms: int) -> Orp
         async for stored in tier.storage.list_objects(""):
             listed.append(stored)
             advance(1)
-    for number in range(tier.metadata.topic.partition_count):
-        await tier.metadata.follower.ensure_fresh(number, 0, TIMEOUT_MS)
+    await tier.refresh()
     known = set(tier.metadata.partitions())
     report = OrphanReport([])
     seen: set[tuple[UUID, str]] = set()
@@ -231,7 +230,7 @@ def _missing(tier: OpenTier, seen: set[tuple[UUID, str]]) -> Iterable[Orphan]:
                     yield Orphan(key_of(tier.cluster_id, segment), 0, None, MISSING, str(uuid))
 
 
-async def _delete(tier: OpenTier, report: OrphanReport) -> None:
+async def delete_orphans(tier: OpenTier, report: OrphanReport) -> None:
     wanted = {each.segment: each for each in report.orphans if each.deletable}
     if wanted and not any(readable_segments(tier, partition) for partition in tier.partitions(None)):
         raise RemoteTierError("the metadata knows no segment at all: it was lost, and nothing is deleted by it")

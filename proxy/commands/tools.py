@@ -22,7 +22,7 @@ from rich.table import Table
 from proxy.config import TidegateConfig
 from proxy.logging_setup import set_up_logging
 from proxy.remote_log import RemoteTierError, open_key_ring, storage_cluster_id
-from proxy.tier_commands import metadata_to_now, tiered_cluster
+from proxy.tier_commands import TIMEOUT_MS, metadata_to_now, tiered_cluster
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import RemoteLogError
@@ -61,6 +61,11 @@ class OpenTier:
     cluster_id: str
     """As object keys have it."""
     key_ring: KeyRing
+
+    async def refresh(self) -> None:
+        """What is read of the metadata from now on is as of now, or later."""
+        for number in range(self.metadata.topic.partition_count):
+            await self.metadata.follower.ensure_fresh(number, 0, TIMEOUT_MS)
 
     def partitions(self, target: str | None) -> list[TopicIdPartition]:
         """Of everything with metadata, by name. Raises `RemoteTierError` for a target that nothing is known of."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Annotated
@@ -164,21 +164,21 @@ def _finding(segment: RemoteLogSegmentMetadata, damage: Damage) -> Finding:
 
 
 def _noted(resume: Path | None) -> set[str]:
-    """A last line that a crash cut short counts for nothing."""
+    """A line that a crash cut short counts for nothing."""
     if resume is None or not resume.exists():
         return set()
+    lines = resume.read_text().splitlines()
     noted = set()
-    for line in resume.read_text().splitlines():
-        try:
+    for line in lines:
+        with suppress(ValueError, KeyError, TypeError):
             noted.add(str(json.loads(line)["segment"]))
-        except (ValueError, KeyError, TypeError) as error:
-            if line.endswith("}"):
-                raise RemoteTierError(f"{resume} was not written by this command") from error
+    if lines and not noted:
+        raise RemoteTierError(f"{resume} was not written by this command")
     return noted
 
 
 def _note(notes: IO[str], segment: RemoteLogSegmentMetadata) -> None:
-    notes.write(
-        json.dumps({"partition": str(segment.topic_id_partition), "segment": str(segment.segment_id.id)}) + "\n"
-    )
+    # In front of it, so that a line that was cut short takes no other with it.
+    line = {"partition": str(segment.topic_id_partition), "segment": str(segment.segment_id.id)}
+    notes.write(f"\n{json.dumps(line)}")
     notes.flush()

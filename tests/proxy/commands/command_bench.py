@@ -1,0 +1,83 @@
+"""A tier whose metadata is in memory and whose store is a folder, as the commands see it when it is open."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from proxy.commands.tools import OpenTier
+from proxy.config import TidegateConfig, parse_config
+from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.fakes.record_batches import batch_of
+from tests.fakes.segments import PARTITION, build_segment, metadata_of
+from tiers.manager.partition_manifest import manifest_of
+from tiers.metadata.partition_manifest import encode_partition_manifest
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.segment.segment_encryption import KeyRing, seal_segment
+from tiers.storage.local import LocalRemoteStorageManager
+from tiers.storage.locations import LocatedRemoteStorageManager
+from tiers.storage.object_key import partition_manifest_key
+
+CLUSTER_ID = "cluster"
+
+
+class Tier(OpenTier):
+    async def refresh(self) -> None:
+        return
+
+
+class CommandBench:
+    """Segments have ten offsets each."""
+
+    def __init__(self, folder: Path, storage: LocatedRemoteStorageManager) -> None:
+        self.folder, self.root = folder, folder / "remote"
+        self.storage = storage
+        self.rlmm = InMemoryRemoteLogMetadataManager()
+        self.ring = KeyRing()
+        self._made = 0
+
+    def tier(self) -> OpenTier:
+        config: TidegateConfig = parse_config('[upstream]\nbootstrap.servers = "localhost:1"\n')
+        none: Any = None
+        metadata = cast(Any, self.rlmm)
+        return Tier(config, none, none, metadata, self.storage, CLUSTER_ID, self.ring)
+
+    async def stored(self, start: int) -> RemoteLogSegmentMetadata:
+        """Objects without a record."""
+        self._made += 1
+        path = self.folder / f"log{self._made}"
+        built = build_segment(path, [batch_of(start, 10)], base_offset=start)
+        metadata = metadata_of(built)
+        if self.ring.current is not None:
+            built = seal_segment(built, metadata.segment_id.id, self.ring, self.folder / f"sealed{self._made}")
+        await self.storage.copy_log_segment_data(metadata, built.log_segment_data(metadata))
+        return metadata
+
+    async def tiered(self, start: int) -> RemoteLogSegmentMetadata:
+        metadata = await self.stored(start)
+        await self.rlmm.add_remote_log_segment_metadata(metadata)
+        state = RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+        update = RemoteLogSegmentMetadataUpdate(metadata.segment_id, 1, 1, state)
+        await self.rlmm.update_remote_log_segment_metadata(update)
+        return replace(metadata, state=state)
+
+    async def put_manifest(self) -> None:
+        manifest = encode_partition_manifest(manifest_of(self.rlmm, CLUSTER_ID, PARTITION))
+        await self.storage.put_object(partition_manifest_key(CLUSTER_ID, PARTITION), manifest)
+
+    def files(self) -> list[Path]:
+        return sorted(path for path in self.root.rglob("*") if path.is_file())
+
+
+@asynccontextmanager
+async def command_bench(tmp_path: Path) -> AsyncIterator[CommandBench]:
+    (tmp_path / "remote").mkdir()
+    store = LocalRemoteStorageManager({"path": str(tmp_path / "remote"), "cluster.id": CLUSTER_ID})
+    storage = LocatedRemoteStorageManager(store)
+    await storage.open()
+    yield CommandBench(tmp_path, storage)
+    await storage.close()

@@ -1,0 +1,109 @@
+"""What is an orphan, and what is never deleted although it looks like one."""
+
+from __future__ import annotations
+
+import pytest
+
+from proxy.commands.orphans import MANIFEST, MISSING, NAMED, ORPHAN, UNKNOWN, OrphanReport, delete_orphans, find_orphans
+from proxy.remote_log import RemoteTierError
+from tests.fakes.segments import PARTITION
+from tests.proxy.commands.command_bench import CLUSTER_ID, CommandBench
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.object_key import partition_manifest_key
+
+DAY_MS = 86_400_000
+FUTURE_MS = 1 << 50
+
+
+async def found(bench: CommandBench, older_than_ms: int = FUTURE_MS, grace_ms: int = DAY_MS) -> OrphanReport:
+    return await find_orphans(bench.tier(), older_than_ms, grace_ms)
+
+
+def what(report: OrphanReport) -> list[tuple[str, bool]]:
+    return [(each.what, each.deletable) for each in report.orphans]
+
+
+async def test_a_tier_in_order_has_none(bench: CommandBench) -> None:
+    await bench.tiered(0)
+    await bench.put_manifest()
+    assert what(await found(bench)) == []
+
+
+async def test_objects_without_a_record_are_deleted_when_they_are_old_and_shown(bench: CommandBench) -> None:
+    kept, orphan = await bench.tiered(0), await bench.stored(10)
+    assert what(await found(bench, older_than_ms=0)) == [(ORPHAN, False)] * 2
+    report = await found(bench)
+    assert what(report) == [(ORPHAN, True)] * 2
+    assert {each.segment for each in report.orphans} == {str(orphan.segment_id.id)}
+    before = len(bench.files())
+    await delete_orphans(bench.tier(), report)
+    assert (report.deleted, len(bench.files())) == (1, before - 2)
+    assert await bench.storage.fetch_indexes(kept)
+    assert what(await found(bench)) == []
+
+
+async def test_a_copy_under_way_is_none(bench: CommandBench) -> None:
+    await bench.tiered(0)
+    await bench.rlmm.add_remote_log_segment_metadata(await bench.stored(10))
+    assert what(await found(bench)) == []
+
+
+async def test_what_has_a_record_by_then_is_not_deleted(bench: CommandBench) -> None:
+    await bench.tiered(0)
+    late = await bench.stored(10)
+    report = await found(bench)
+    await bench.rlmm.add_remote_log_segment_metadata(late)
+    await delete_orphans(bench.tier(), report)
+    assert report.deleted == 0
+    assert await bench.storage.fetch_indexes(late)
+
+
+async def forget(bench: CommandBench, segment: RemoteLogSegmentMetadata) -> None:
+    del bench.rlmm.segments[segment.segment_id]
+
+
+async def test_what_a_manifest_accepts_is_never_deleted(bench: CommandBench) -> None:
+    await bench.tiered(0)
+    lost = await bench.tiered(10)
+    await bench.put_manifest()
+    await forget(bench, lost)
+    assert what(await found(bench, grace_ms=0)) == [(NAMED, False)] * 2
+
+
+async def test_a_manifest_that_cannot_be_read_protects_its_partition(bench: CommandBench) -> None:
+    await bench.tiered(0)
+    await bench.stored(10)
+    await bench.storage.put_object(partition_manifest_key(CLUSTER_ID, PARTITION), b"torn")
+    assert what(await found(bench)) == [(ORPHAN, False)] * 2
+
+
+async def test_metadata_that_knows_nothing_deletes_nothing(bench: CommandBench) -> None:
+    await bench.stored(0)
+    report = await found(bench)
+    assert what(report) == [(ORPHAN, True)] * 2
+    with pytest.raises(RemoteTierError, match="it was lost"):
+        await delete_orphans(bench.tier(), report)
+    assert len(bench.files()) == 2
+
+
+async def test_strange_objects_are_shown_and_those_of_other_clusters_counted(bench: CommandBench) -> None:
+    await bench.tiered(0)
+    await bench.storage.put_object("notes.txt", b"mine")
+    other = TopicIdPartition(PARTITION.topic_id, 9)
+    await bench.storage.put_object(partition_manifest_key(CLUSTER_ID, other), b"{}")
+    await bench.storage.put_object(partition_manifest_key("another", other), b"{}")
+    report = await found(bench)
+    assert sorted(what(report)) == [(UNKNOWN, False), (MANIFEST, False)]
+    assert report.other_clusters == 1
+
+
+async def test_a_record_without_its_objects_is_named(bench: CommandBench) -> None:
+    lost = await bench.tiered(0)
+    for path in bench.files():
+        if path.suffix == ".log":
+            path.unlink()
+    report = await found(bench)
+    assert what(report) == [(MISSING, False)]
+    assert report.orphans[0].segment == str(lost.segment_id.id)
+    assert report.orphans[0].key.endswith(".log")

@@ -1,0 +1,129 @@
+"""Everything that can be wrong with a stored segment is named, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.record_batches import batch_of
+from tests.fakes.segments import build_segment, metadata_of
+from tiers.errors import RetriableRemoteStorageError
+from tiers.manager.segment_verification import Damage, persistently, verify_segment
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.segment.segment_encryption import KeyRing, seal_segment
+from tiers.segment.segment_index import Chunk
+from tiers.storage.local import LocalRemoteStorageManager
+
+RING = KeyRing({"k": b"k" * 32}, "k")
+
+
+@dataclass
+class Stored:
+    """A segment of four chunks of two batches."""
+
+    store: LocalRemoteStorageManager
+    root: Path
+    segment: RemoteLogSegmentMetadata
+    chunks: tuple[Chunk, ...]
+    ring: KeyRing | None
+
+    def file(self, suffix: str) -> Path:
+        [found] = self.root.rglob(f"*{suffix}")
+        return found
+
+    def change(self, suffix: str, change: Callable[[bytes], bytes]) -> None:
+        self.file(suffix).write_bytes(change(self.file(suffix).read_bytes()))
+
+    async def verify(self, **changes: object) -> list[Damage]:
+        segment = replace(self.segment, **changes)  # type: ignore[arg-type]  # the fields are named by the tests
+        return await verify_segment(self.store, segment, self.ring, run_bytes=1500, pause_ms=0)
+
+
+@pytest.fixture(params=["plain", "sealed"])
+async def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Stored:
+    batches = [batch_of(10 * number, 10, value_bytes=30) for number in range(8)]
+    built = build_segment(tmp_path / "log", batches, chunk_bytes=2 * max(map(len, batches)))
+    metadata = metadata_of(built)
+    is_sealed = request.param == "sealed"
+    copied = seal_segment(built, metadata.segment_id.id, RING, tmp_path / "sealed") if is_sealed else built
+    root = tmp_path / "remote"
+    root.mkdir()
+    store = LocalRemoteStorageManager({"path": str(root), "cluster.id": "cluster"})
+    await store.open()
+    await store.copy_log_segment_data(metadata, copied.log_segment_data(metadata))
+    assert len(copied.chunks) == 4
+    return Stored(store, root, metadata, copied.chunks, RING if is_sealed else None)
+
+
+def flipped(at: int) -> Callable[[bytes], bytes]:
+    return lambda data: data[:at] + bytes((data[at] ^ 1,)) + data[at + 1 :]
+
+
+async def test_what_is_whole_has_no_findings(stored: Stored) -> None:
+    counted: list[int] = []
+    assert await stored.verify() == []
+    assert await verify_segment(stored.store, stored.segment, stored.ring, on_read=counted.append) == []
+    assert sum(counted) == stored.segment.segment_size_bytes
+
+
+async def test_each_damaged_chunk_is_named_and_no_other(stored: Stored) -> None:
+    for number in (1, 3):
+        stored.change(".log", flipped(stored.chunks[number].stored_position + 70))
+    found = await stored.verify()
+    assert [(each.first_offset, each.last_offset, each.position) for each in found] == [
+        (chunk.first_offset, chunk.last_offset, chunk.stored_position) for chunk in (stored.chunks[1], stored.chunks[3])
+    ]
+
+
+async def test_a_log_that_is_cut_short(stored: Stored) -> None:
+    stored.change(".log", lambda data: data[: stored.chunks[2].stored_position + 5])
+    found = await stored.verify()
+    assert [each.position for each in found] == [chunk.stored_position for chunk in stored.chunks[2:]]
+    assert "5 of the chunk's" in found[0].what
+    assert "0 of the chunk's" in found[1].what
+
+
+@pytest.mark.parametrize(("suffix", "position"), [(".log", 0), (".indexes", None)])
+async def test_a_missing_object(stored: Stored, suffix: str, position: int | None) -> None:
+    stored.file(suffix).unlink()
+    whole = stored.segment.start_offset, stored.segment.end_offset
+    [found] = await stored.verify()
+    assert found == Damage(*whole, position, f"the {suffix} object is missing")
+
+
+async def test_indexes_that_are_torn_or_of_something_else(stored: Stored) -> None:
+    [found] = await stored.verify(segment_leader_epochs=(LeaderEpochEntry(9, 0),))
+    assert "differ in size, leader epochs or timestamp" in found.what
+    stored.change(".indexes", flipped(200))
+    [found] = await stored.verify()
+    assert "CRC mismatch" in found.what
+
+
+async def test_a_key_that_is_missing_is_said_for_the_segment(stored: Stored) -> None:
+    if stored.ring is None:
+        stored.ring = KeyRing()
+        assert await stored.verify() == []
+    else:
+        stored.ring = KeyRing()
+        [found] = await stored.verify()
+        assert "add it to [encryption.keys]" in found.what
+
+
+async def test_what_may_pass_is_asked_again_but_not_for_ever() -> None:
+    asked = 0
+
+    async def fails(times: int) -> str:
+        nonlocal asked
+        asked += 1
+        if asked <= times:
+            raise RetriableRemoteStorageError("503")
+        return "answer"
+
+    assert await persistently(lambda: fails(2), pause_ms=0) == "answer"
+    asked = 0
+    with pytest.raises(RetriableRemoteStorageError):
+        await persistently(lambda: fails(100), pause_ms=0)
+    assert asked == 5
