@@ -5,11 +5,11 @@ Where the stored bytes lie is the store's to say, for they need not be the log's
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from protocol.records.record_batch import crc32c
 from tiers.errors import CorruptSegmentError
+from tiers.manager.segment_verification import chunk_runs
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes_object import SegmentCiphers, decode_indexes_object
 from tiers.segment.segment_builder import BuiltSegment
@@ -35,7 +35,7 @@ async def verify_copied_segment(
     if [_log_of(chunk) for chunk in chunks] != [_log_of(chunk) for chunk in built.chunks]:
         raise CorruptSegmentError(f"segment {metadata.segment_id.id}: the stored index is not the one that was made")
     number = 0
-    for run in _runs(chunks, max_bytes):
+    for run in chunk_runs(chunks, max_bytes):
         first, last = run[0].stored_position, run[-1].stored_position + run[-1].stored_bytes - 1
         data = await storage.fetch_log_segment(metadata, first, last)
         if len(data) != last - first + 1:
@@ -50,17 +50,3 @@ async def verify_copied_segment(
 
 def _log_of(chunk: Chunk) -> tuple[int, int, int, int | None]:
     return chunk.first_offset, chunk.last_offset, chunk.log_bytes, chunk.crc32c
-
-
-def _runs(chunks: tuple[Chunk, ...], max_bytes: int) -> Iterator[list[Chunk]]:
-    """Adjacent chunks, together one GET."""
-    run: list[Chunk] = []
-    size_bytes = 0
-    for chunk in chunks:
-        if run and size_bytes + chunk.stored_bytes > max_bytes:
-            yield run
-            run, size_bytes = [], 0
-        run.append(chunk)
-        size_bytes += chunk.stored_bytes
-    if run:
-        yield run

@@ -49,7 +49,7 @@ async def test_what_was_whole_is_not_read_again(bench: CommandBench) -> None:
     await bench.tiered(0)
     assert (await verify_tier(bench.tier(), None, 2, notes)).segments == 1
     with notes.open("a") as file:
-        file.write('{"segment": "cut sho')
+        file.write('\n{"segment": "cut sho')
     await bench.tiered(10)
     done = await verify_tier(bench.tier(), None, 2, notes)
     assert (done.segments, done.already_verified) == (1, 1)
