@@ -61,6 +61,10 @@ class ClusterMetadata:
         return replace(self, topics=topics, topics_by_id=_by_id(topics))
 
 
+_NO_ID = UUID(int=0)
+"""Of a topic that the broker does not know, which kafka-python says to have none."""
+
+
 def _merged(topic: TopicMetadata, known: TopicMetadata | None) -> TopicMetadata:
     if known is None:
         return topic
@@ -73,7 +77,7 @@ def _merged(topic: TopicMetadata, known: TopicMetadata | None) -> TopicMetadata:
 
 
 def _by_id(topics: Mapping[str, TopicMetadata]) -> dict[UUID, TopicMetadata]:
-    return {topic.topic_id: topic for topic in topics.values() if topic.topic_id.int != 0}
+    return {topic.topic_id: topic for topic in topics.values() if topic.topic_id != _NO_ID}
 
 
 def from_response(response: Any, fetched_at_ms: int) -> ClusterMetadata:
@@ -81,7 +85,7 @@ def from_response(response: Any, fetched_at_ms: int) -> ClusterMetadata:
     topics = {
         topic.name: TopicMetadata(
             name=topic.name,
-            topic_id=topic.topic_id,
+            topic_id=topic.topic_id or _NO_ID,
             partitions={
                 partition.partition_index: PartitionMetadata(
                     index=partition.partition_index,

@@ -29,7 +29,7 @@ from tiers.errors import (
     RemoteStorageError,
 )
 from tiers.log.log_source import LocalLogBounds, LogRead
-from tiers.manager.lineage import check_lineage
+from tiers.manager.lineage import check_lineage, check_remote_lineage
 from tiers.manager.read_back import verify_copied_segment
 from tiers.manager.segment_deletion import delete_segment, write_state
 from tiers.manager.spool import SpoolError
@@ -179,10 +179,16 @@ class RLMCopyTask:
         self.progress_at_ms = self._services.clock_ms()
 
     async def _follow_leader(self, leader_epoch: int) -> None:
-        """What was read from an earlier leader must be this one's too, or an unclean election replaced it."""
-        builder = self._builder
-        if builder is not None and leader_epoch != self._read_epoch:
+        """What was read from an earlier leader must be this one's too, or an unclean election replaced it. So must what
+        was copied: the end of the remote log is asked about only in the first round after, and may be newer then."""
+        services, builder = self._services, self._builder
+        if leader_epoch == self._read_epoch:
+            return
+        if builder is not None and builder.leader_epoch is not None:
             await self._check_open_segment(builder)
+        else:
+            timeout_ms = services.settings.request_timeout_ms
+            await check_remote_lineage(services.source, services.metadata, self._partition, timeout_ms)
         self._read_epoch = leader_epoch
 
     async def _check_open_segment(self, builder: SegmentBuilder) -> None:

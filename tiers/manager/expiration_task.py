@@ -3,6 +3,7 @@
 * The tier's log start moves first, then segments are deleted: what is being deleted is never offered to a client.
 * What a clamp cut off is in quarantine: it is deleted only when an operator asked for it.
 * Time is the brokers' (LogAppendTime of our own metadata records): too much skew stops every expiry (safety rule 6).
+* Of two copies of a range, the one that answers for nothing goes too, without moving the log start (KAFKA-16511).
 * A broker whose log start went back (unclean stop) is told again what was deleted (safety rule 5).
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from itertools import pairwise
 
 from tiers.errors import OwnershipLostError
 from tiers.log.log_source import LocalLogBounds
@@ -17,7 +19,7 @@ from tiers.manager.segment_deletion import try_to_delete
 from tiers.manager.task_services import TaskServices
 from tiers.manager.topic_policy import TopicPolicy
 from tiers.manager.trim_task import segment_timestamp_ms
-from tiers.model.ids import TopicIdPartition
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 
@@ -100,9 +102,11 @@ class RLMExpirationTask:
 
     async def _delete_below(self, log_start: int, segments: list[RemoteLogSegmentMetadata]) -> int:
         deleted = 0
+        superseded = self._superseded(segments)
         budget_bytes = self._services.settings.expire_max_bytes_per_run
         for segment in segments:
-            if not self._may_be_deleted(segment, log_start) or (deleted and segment.segment_size_bytes > budget_bytes):
+            may_be_deleted = segment.segment_id in superseded or self._may_be_deleted(segment, log_start)
+            if not may_be_deleted or (deleted and segment.segment_size_bytes > budget_bytes):
                 continue
             self._check_ownership()
             if not await try_to_delete(self._services, segment):
@@ -110,6 +114,19 @@ class RLMExpirationTask:
             budget_bytes -= segment.segment_size_bytes
             deleted += 1
         return deleted
+
+    def _superseded(self, segments: list[RemoteLogSegmentMetadata]) -> set[RemoteLogSegmentId]:
+        """Copies of what others answer for, once every proxy had the time to see those: legal, and of no use."""
+        services = self._services
+        whole = [segment for segment in segments if segment.clamped_to is None]
+        if all(later.start_offset > earlier.end_offset for earlier, later in pairwise(whole)):
+            return set()
+        answering = {segment.segment_id for segment in self._answering(0)}
+        seen_at_ms = [services.metadata.seen_at_ms(segment_id) for segment_id in answering]
+        visible_since_ms = services.clock_ms() - services.settings.visible_after_ms
+        if any(seen is None or seen > visible_since_ms for seen in seen_at_ms):
+            return set()
+        return {segment.segment_id for segment in whole} - answering
 
     def _may_be_deleted(self, segment: RemoteLogSegmentMetadata, log_start: int) -> bool:
         if segment.clamped_to is None:

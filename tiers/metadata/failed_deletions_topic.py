@@ -1,4 +1,4 @@
-"""`__delete_failed_remote_log_segments` (founding documents): segments whose objects could not be deleted, for operators.
+"""`__delete_failed_remote_log_segments` (founding documents): segments whose objects could not be deleted.
 
 A topic of one partition, compact. The key is the segment's uuid in text, the value JSON, so that any consumer can read
 it; a deletion that succeeds later writes a tombstone. It is made when the first record needs it. Nothing is decided by

@@ -1,7 +1,8 @@
-"""The remote log metadata topic itself: created once, checked at every start and every minute after.
+"""The remote log metadata topic itself: created once, checked at every start and twice a minute after.
 
 Compact and nothing else, or records would be lost; LogAppendTime, for expiry trusts no producer's clock (safety rule
-6). The number of partitions decides where the records of a user partition are: it may never change.
+6). The number of partitions decides where the records of a user partition are: it may never change. A topic that was
+grown, deleted, created again or given another policy is written no more, for good or until that is undone.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
+from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import (
     BrokerError,
@@ -69,6 +70,7 @@ __all__ = ["MetadataStatus", "TopicBasedRemoteLogMetadataManager", "TopicBasedSe
 log = logging.getLogger(__name__)
 
 _SEEN_KEPT = 100_000
+_CHECK_AGAIN_MS = 2_000
 
 
 def wall_clock_ms() -> int:
@@ -120,6 +122,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             max_age_ms=topic.delete_retention_ms // 2,
         )
         self._topic, self._opened_state, self._opened_at_ms = topic, state, self._clock_ms()
+        self._topic_alarm = self._ended = None
         # A writer's records must never go back, hence no two processes may share a name; nor may names pile up.
         if not self._writer:
             self._writer = await asyncio.to_thread(state.writer_name, socket.gethostname())
@@ -325,21 +328,30 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         return skew_ms
 
     async def _check_topic(self) -> None:
+        is_missing = False
         while True:
-            await asyncio.sleep(self._settings.check_interval_ms / 1000)
+            interval_ms = self._settings.check_interval_ms
+            # What may pass, or is to be seen a second time, is looked at soon.
+            soon = is_missing or self._topic_alarm is not None
+            await asyncio.sleep((min(interval_ms, _CHECK_AGAIN_MS) if soon else interval_ms) / 1000)
+            was_missing, is_missing = is_missing, False
             try:
                 topic = await check_metadata_topic(self._client, self._settings.topic, self._settings.open_timeout_ms)
                 if topic.topic_id != self.topic.topic_id:
                     raise MetadataTopicUnfitError(f"topic {topic.name} was deleted and created again")
             except MetadataTopicUnfitError as error:
-                log.error("the metadata topic is not fit for its use", extra={"error": str(error)})
                 self._set_alarm(str(error))
             except BrokerError as error:
                 log.warning("the metadata topic cannot be checked", extra={"error": str(error)})
+                is_missing = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                if is_missing and was_missing:  # one broker may not have heard of it yet
+                    self._set_alarm(f"topic {self.topic.name} was deleted: what it held is known here until a restart")
             else:
                 self._set_alarm(None)
 
     def _set_alarm(self, alarm: str | None) -> None:
+        if alarm is not None and alarm != self._topic_alarm:
+            log.error("the metadata topic is not fit for its use: nothing is written", extra={"error": alarm})
         self._topic_alarm = alarm
         if self._ownership is not None:
             self._ownership.suspended_for = alarm

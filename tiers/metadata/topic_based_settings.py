@@ -30,7 +30,8 @@ class TopicBasedSettings:
     open_timeout_ms: int = 30_000
     write_timeout_ms: int = 8_000
     """Below the transactions' own timeout, after which the coordinator would fence us."""
-    check_interval_ms: int = 60_000
+    check_interval_ms: int = 30_000
+    """Trouble with the topic is known within a minute."""
 
     @property
     def group_id(self) -> str:
