@@ -3,17 +3,31 @@
 It is the last step of a round, when no copy of the partition is under way: whatever is not finished by then never will
 be. A store that fails is an alarm and holds up nothing; the next round tries again. What is written already is read
 once per ownership, so that a restart costs a GET and no PUT.
+
+A manifest may know more than the metadata: then the metadata was lost, and the manifest is what `rebuild` needs. It is
+left as it is, and a partition of which no metadata is left is not copied anew beside its own segments.
 """
 
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 
-from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
+from tiers.errors import (
+    LogDivergedError,
+    RemoteLogMetadataError,
+    RemoteResourceNotFoundError,
+    RemoteStorageError,
+)
 from tiers.manager.task_services import TaskServices
-from tiers.metadata.partition_manifest import ManifestSegment, PartitionManifest, encode_partition_manifest
+from tiers.metadata.partition_manifest import (
+    ManifestSegment,
+    PartitionManifest,
+    decode_partition_manifest,
+    encode_partition_manifest,
+)
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
-from tiers.model.ids import TopicIdPartition
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import partition_manifest_key
 
@@ -56,6 +70,21 @@ class PartitionManifestTask:
         self._written: int | None = None
         """The hash of what the store has."""
         self._failing = False
+        self._checked = False
+
+    async def check(self) -> None:
+        """Before a copy. Raises `LogDivergedError` when the partition's metadata was lost; what the store raises."""
+        services = self._services
+        if self._checked or not services.cluster_id or services.metadata.remote_end_offset(self._partition) is not None:
+            return
+        data = await self._stored()
+        if data is not None:
+            try:
+                manifest = decode_partition_manifest(data)
+            except RemoteLogMetadataError as error:
+                raise LogDivergedError(f"{self._partition} has no metadata, and {error}") from error
+            await self._refuse_to_forget(manifest)
+        self._checked = True
 
     async def run(self) -> None:
         """Never raises what the store raises."""
@@ -72,7 +101,7 @@ class PartitionManifestTask:
         key = partition_manifest_key(services.cluster_id, self._partition)
         try:
             await self._put(key, encode_partition_manifest(manifest), known)
-        except RemoteStorageError as error:
+        except (RemoteStorageError, LogDivergedError) as error:
             if not self._failing:
                 services.metrics.alarms.labels(self._partition.topic, "manifest").inc()
                 _LOG.error(
@@ -85,13 +114,44 @@ class PartitionManifestTask:
 
     async def _put(self, key: str, content: bytes, known: int) -> None:
         if self._written is None:
-            try:
-                if await self._services.storage.get_object(key) == content:
-                    self._written = known
-                    return
-            except RemoteResourceNotFoundError:
-                pass
+            stored = await self._stored()
+            if stored == content:
+                self._written = known
+                return
+            if stored is not None:
+                # One that cannot be read tells `rebuild` nothing either.
+                with suppress(RemoteLogMetadataError):
+                    await self._refuse_to_forget(decode_partition_manifest(stored))
         if self._services.metadata.owns(self._partition):
             await self._services.storage.put_object(key, content)
             self._written = known
             self._services.checkpoint("manifest-written")
+
+    async def _stored(self) -> bytes | None:
+        try:
+            key = partition_manifest_key(self._services.cluster_id, self._partition)
+            return await self._services.storage.get_object(key)
+        except RemoteResourceNotFoundError:
+            return None
+
+    async def _refuse_to_forget(self, manifest: PartitionManifest) -> None:
+        """Raises `LogDivergedError` when it accepts what the metadata does not know, and the store still has."""
+        metadata, partition = self._services.metadata, self._partition
+        log_start = metadata.log_start_offset(partition) or 0
+        unknown = [
+            each
+            for each in manifest.segments
+            if each.end_offset >= log_start
+            and metadata.remote_log_segment_metadata_by_id(RemoteLogSegmentId(partition, each.id)) is None
+        ]
+        if not unknown:
+            return
+        newest = max(unknown, key=lambda each: each.end_offset)
+        try:
+            await self._services.storage.fetch_indexes(newest.metadata(partition))
+        except RemoteResourceNotFoundError:
+            return  # deleted as it should be: the manifest is an old one
+        raise LogDivergedError(
+            f"the store has {len(unknown)} accepted segments of {partition} that the metadata does not know:"
+            " it was lost, and `tidegate tier rebuild` restores it"
+        )

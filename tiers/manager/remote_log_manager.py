@@ -335,6 +335,7 @@ class RemoteLogManager:
         await collect_leftovers(services, partition)
         more = False
         if not (policy.copy_disable or managed.copy_stopped):
+            await managed.manifest.check()
             more = await managed.copy.run(policy, bounds)
         trimmed = await managed.trim.run(policy, managed.copy.local_only_bytes)
         if trimmed is not None:

@@ -18,8 +18,9 @@ from uuid import UUID
 
 from protocol.records.record_batch import crc32c
 from tiers.errors import RemoteLogMetadataError
-from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import LeaderEpochEntry
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
 
 VERSION = 1
 
@@ -35,6 +36,22 @@ class ManifestSegment:
     leader_epochs: tuple[LeaderEpochEntry, ...]
     custom_metadata: bytes | None = None
     clamped_to: int | None = None
+
+    def metadata(self, partition: TopicIdPartition) -> RemoteLogSegmentMetadata:
+        """What a store needs in order to find the segment; the times say nothing."""
+        return RemoteLogSegmentMetadata(
+            segment_id=RemoteLogSegmentId(partition, self.id),
+            start_offset=self.start_offset,
+            end_offset=self.end_offset,
+            broker_id=-1,
+            max_timestamp_ms=-1,
+            event_timestamp_ms=-1,
+            segment_leader_epochs=self.leader_epochs,
+            segment_size_bytes=self.size_bytes,
+            state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+            custom_metadata=self.custom_metadata,
+            clamped_to=self.clamped_to,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, Workbench, with_retention, workbench
-from tiers.errors import RetriableRemoteStorageError
+from tiers.errors import LogDivergedError, RetriableRemoteStorageError
 from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.task_services import TaskServices
 from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
@@ -139,3 +139,50 @@ async def test_a_store_that_fails_is_one_alarm_and_is_asked_again(manifests: Man
     manifests.storage.fails = False
     assert await manifests.round() == ["get", "put"]
     assert await manifests.round() == []
+
+
+async def lose_metadata(bench: Workbench) -> None:
+    bench.metadata.segments.clear()
+    bench.metadata.log_starts.clear()
+
+
+async def test_lost_metadata_is_not_begun_anew_beside_the_segments(manifests: Manifests) -> None:
+    bench = manifests.bench
+    await copied(bench)
+    await manifests.round()
+    known = await manifests.stored()
+    await lose_metadata(bench)
+    manifests.new_owner()
+    for _ in range(2):
+        with pytest.raises(LogDivergedError, match=r"3 accepted segments .* rebuild"):
+            await manifests.task.check()
+    # A process that knew nothing of it would have copied again.
+    bench.copy_task.start_over()
+    await bench.copy_all()
+    await manifests.round()
+    assert await manifests.stored() == known
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="manifest") == 1
+
+
+async def test_what_was_deleted_as_it_should_be_may_be_forgotten(manifests: Manifests) -> None:
+    bench = manifests.bench
+    await copied(bench)
+    await manifests.round()
+    for segment in bench.segments:
+        await manifests.storage.delete_log_segment_data(segment)
+    await lose_metadata(bench)
+    manifests.new_owner()
+    await manifests.task.check()
+    bench.copy_task.start_over()
+    await bench.copy_all()
+    assert await manifests.round() == ["get", "put"]
+
+
+async def test_the_check_costs_nothing_where_metadata_is_known(manifests: Manifests) -> None:
+    await manifests.task.check()
+    assert len(manifests.storage.asked) == 1
+    await manifests.task.check()
+    await copied(manifests.bench)
+    manifests.new_owner()
+    await manifests.task.check()
+    assert len(manifests.storage.asked) == 1
