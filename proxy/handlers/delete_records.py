@@ -41,6 +41,8 @@ from tiers.model.ids import TopicIdPartition
 
 logger = logging.getLogger(__name__)
 
+_NOT_RECORDED = "records were deleted on the broker, and the new log start was not recorded: the client is to try again"
+
 _MIN_TIMEOUT_MS = 5_000
 """The broker's part is done: a client's shorter patience must not leave the tiers apart."""
 
@@ -117,12 +119,12 @@ class DeleteRecordsHandler:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 return await self._delete(asked, broker, topics, timeout_ms)
-        except TimeoutError:
-            return _failed(RemoteLogMetadataNotReadyError(f"the log start of {asked.topic} was not recorded in time"))
-        except RemoteLogError as error:
-            return _failed(error)
+        except (TimeoutError, RemoteLogError) as error:
+            reason = str(error) or f"not in {timeout_ms} ms"
+            logger.warning(_NOT_RECORDED, extra={"topic": asked.topic, "partition": asked.partition, "error": reason})
+            return _failed(error if isinstance(error, RemoteLogError) else RemoteLogMetadataNotReadyError(reason))
         except Exception as error:  # a defect must cost this partition, not the server's task group
-            logger.exception("a log start was not recorded", extra={"topic": asked.topic, "partition": asked.partition})
+            logger.exception(_NOT_RECORDED, extra={"topic": asked.topic, "partition": asked.partition})
             return _failed(RemoteLogError(repr(error)))
 
     async def _delete(

@@ -154,7 +154,9 @@ async def test_fetches_in_flight_around_an_authentication_are_answered_in_order(
         assert SaslHandshakeResponse.decode((await wire.receive())[4:], version=1).error_code == 0
         assert await wire.authenticated() == 0
         second = await wire.fetched()
-        assert records_of(second) == records_of(first) != b""
+        shorter, longer = sorted((records_of(first), records_of(second)), key=len)
+        assert shorter
+        assert longer.startswith(shorter), "how much of a remote range comes at once may differ"
         assert error_of(await wire.fetched()) == 0
 
 

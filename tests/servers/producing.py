@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import wait
 from uuid import UUID
 
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 from confluent_kafka.cimpl import NewTopic
 
 from tiers.broker.client import BrokerClient
@@ -21,9 +22,17 @@ TIMEOUT_S = 30.0
 def create_topic(
     bootstrap: str, topic: str, *, partitions: int = 1, replicas: int = 1, config: Mapping[str, str] | None = None
 ) -> None:
+    """Returns when every partition has a leader that answers for it: at first they say that they do not lead."""
     new = NewTopic(topic, num_partitions=partitions, replication_factor=replicas, config=dict(config or {}))
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([new])[topic].result(TIMEOUT_S)
+    unknown = [TopicPartition(topic, partition) for partition in range(partitions)]
+    deadline = time.monotonic() + TIMEOUT_S
+    while unknown:
+        asked = admin.list_offsets(dict.fromkeys(unknown, OffsetSpec.latest()))
+        unknown = [partition for partition, answer in asked.items() if answer.exception(TIMEOUT_S) is not None]
+        if unknown and time.monotonic() > deadline:
+            raise TimeoutError(f"nobody leads {unknown[0]}")
 
 
 def delete_topic(bootstrap: str, topic: str) -> None:
