@@ -21,12 +21,15 @@ from tiers.metadata.follower import MetadataFollower
 from tiers.metadata.membership import Assignment, GroupMembership, MembershipSettings
 from tiers.metadata.metadata_producer import KeyAndValue, TransactionalProducer
 from tiers.metadata.metadata_topic import MetadataTopic
+from tiers.metadata.tier_config_writer import tier_config_transactional_id
 
 log = logging.getLogger(__name__)
 
 CONFIRMATION_MAX_AGE_MS = 2_000
 _INITIALIZE_TIMEOUT_MS = 15_000
 _READ_TIMEOUT_MS = 15_000
+_HELD_BACK_AFTER_MS = 2_000
+"""What was committed is read sooner; what comes later is behind somebody's transaction."""
 _TAKEOVERS_AT_ONCE = 8
 _BACKOFF_CAP_MS = 2_000
 
@@ -179,15 +182,25 @@ class MetadataPartitionOwnership:
         # Asked here, where its turn has come: a long wait for it may have outlived the membership.
         if not self._membership.is_confirmed(CONFIRMATION_MAX_AGE_MS):
             raise RemoteLogMetadataNotReadyError("the group did not confirm this member a moment ago")
-        producer = TransactionalProducer(
+        producer = self._producer(metadata_partition, f"{self._transactional_id_prefix}-{metadata_partition}")
+        await producer.initialize(_INITIALIZE_TIMEOUT_MS)
+        try:
+            await self._follower.ensure_fresh(metadata_partition, 0, _HELD_BACK_AFTER_MS)
+        except RemoteLogMetadataNotReadyError:
+            # Who died while it wrote tier settings has left a transaction that nothing is read behind, for as long as
+            # its timeout and the brokers' rounds take. A writer that lives is fenced, and tries again.
+            name = tier_config_transactional_id(self._transactional_id_prefix, metadata_partition)
+            await self._producer(metadata_partition, name).initialize(_INITIALIZE_TIMEOUT_MS)
+            await self._follower.ensure_fresh(metadata_partition, 0, _READ_TIMEOUT_MS)
+        return producer
+
+    def _producer(self, metadata_partition: int, transactional_id: str) -> TransactionalProducer:
+        return TransactionalProducer(
             self._client,
             self._topic,
             metadata_partition,
-            f"{self._transactional_id_prefix}-{metadata_partition}",
+            transactional_id,
             clock_ms=self._clock_ms,
             jitter=self._jitter,
             clock_skew=self._clock_skew,
         )
-        await producer.initialize(_INITIALIZE_TIMEOUT_MS)
-        await self._follower.ensure_fresh(metadata_partition, 0, _READ_TIMEOUT_MS)
-        return producer

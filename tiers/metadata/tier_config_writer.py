@@ -36,6 +36,10 @@ def changed_tier_config(known: TopicTierConfigUpdate, changes: Mapping[str, str 
     return encode_key(key_of(update)), encode_value(update) if config else None
 
 
+def tier_config_transactional_id(prefix: str, metadata_partition: int) -> str:
+    return f"{prefix}-tier-configs-{metadata_partition}"
+
+
 class TierConfigWriter:
     """`prefix` is the same in every proxy of a cluster that shares a metadata topic."""
 
@@ -73,7 +77,7 @@ class TierConfigWriter:
                     self._client,
                     topic,
                     metadata_partition,
-                    f"{self._prefix}-tier-configs-{metadata_partition}",
+                    tier_config_transactional_id(self._prefix, metadata_partition),
                     clock_ms=self._clock_ms,
                     jitter=self._jitter,
                 )
