@@ -53,6 +53,7 @@ class DrillResult:
     checked: int
     passes: int
     unfinished_passes: int
+    longest_wait_s: float
     segments: Counter[State]
     duplicates: int
     left_over: int
@@ -227,6 +228,7 @@ class Drill:
             checked=sum(each.checked for each in self.readers),
             passes=sum(each.passes for each in self.readers),
             unfinished_passes=sum(each.unfinished for each in self.readers),
+            longest_wait_s=max(each.longest_wait_s for each in self.readers),
             segments=self.audit.model.counts,
             duplicates=self.audit.duplicates,
             left_over=self.audit.left_over,

@@ -47,6 +47,8 @@ class Reader:
         self.passes = 0
         self.unfinished = 0
         """Passes that a fault has kept from their end; what they did read was checked."""
+        self.longest_wait_s = 0.0
+        """For a record that was certain, through a proxy that was up and stayed so."""
         self.error: str | None = None
 
     def stop(self) -> None:
@@ -85,8 +87,14 @@ class Reader:
         next_offset, target = max(0, start), certain[-1] + 1
         deadline_s = time.monotonic() + timeout_s
         with consumer(proxy.bootstrap, place, start) as reading:
+            came_at_s = time.monotonic()
             while next_offset < target and time.monotonic() < deadline_s and not self._stopping.is_set():
-                for message in reading.consume(500, _POLL_S):
+                came = reading.consume(500, _POLL_S)
+                if proxy.is_up and proxy.changed_at_s < came_at_s:
+                    self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - came_at_s)
+                if came:
+                    came_at_s = time.monotonic()
+                for message in came:
                     error, offset, value = message.error(), message.offset(), message.value()
                     if error is not None:
                         if not self._bear(error, place, next_offset, proxy):

@@ -48,6 +48,7 @@ class DrillProxy:
     process: TidegateProcess
     is_up: bool = False
     """Neither stopped nor killed, nor on its way back."""
+    changed_at_s: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -116,8 +117,7 @@ class DrillRig:
         create_topic(bootstrap, self.topics.expiring, partitions=self.topics.partitions, config=config)
         for proxy in self.proxies:
             proxy.process.start()
-            proxy.is_up = True
-        self._disrupted()
+            self._set_up(proxy, True)
 
     def stop(self) -> None:
         for proxy in self.proxies:
@@ -133,6 +133,10 @@ class DrillRig:
 
     def surviving(self) -> list[DrillProxy]:
         return [proxy for proxy in self.proxies if proxy.is_up]
+
+    def _set_up(self, proxy: DrillProxy, is_up: bool) -> None:
+        proxy.is_up, proxy.changed_at_s = is_up, time.monotonic()
+        self._disrupted()
 
     def _disrupted(self) -> None:
         with self._disruptions:
@@ -166,22 +170,19 @@ class DrillRig:
 
     def _kill_proxy(self, proxy: DrillProxy, duration_s: float, heal_early: threading.Event) -> None:
         with proxy.lock:
-            proxy.is_up = False
+            self._set_up(proxy, False)
             proxy.process.stop(signal.SIGKILL)
-            self._disrupted()
             heal_early.wait(duration_s)
-            proxy.process.start()
             self._disrupted()
-            proxy.is_up = True
+            proxy.process.start()
+            self._set_up(proxy, True)
 
     def _freeze_proxy(self, proxy: DrillProxy, duration_s: float, heal_early: threading.Event) -> None:
         with proxy.lock:
-            proxy.is_up = False
+            self._set_up(proxy, False)
             os.killpg(proxy.process.pid, signal.SIGSTOP)
-            self._disrupted()
             try:
                 heal_early.wait(duration_s)
             finally:
                 os.killpg(proxy.process.pid, signal.SIGCONT)
-            self._disrupted()
-            proxy.is_up = True
+            self._set_up(proxy, True)
