@@ -18,6 +18,7 @@ import uvloop
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from proxy.config import TidegateConfig, load_config
 from proxy.logging_setup import set_up_logging
@@ -55,5 +56,7 @@ def _table(found: Sequence[FailedDeletion]) -> Table:
     for each in found:
         since = datetime.fromtimestamp(each.first_failed_at_ms / 1000, UTC).isoformat(timespec="seconds")
         numbers = (each.start_offset, each.end_offset, each.size_bytes, each.attempts)
-        table.add_row(f"{each.topic}-{each.partition}", each.segment, *map(str, numbers), since, each.error)
+        # As text: brackets of an error are no markup.
+        row = (f"{each.topic}-{each.partition}", each.segment, *map(str, numbers), since, each.error)
+        table.add_row(*map(Text, row))
     return table

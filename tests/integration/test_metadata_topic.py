@@ -12,7 +12,12 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer
-from kafka.protocol.admin import DescribeConfigsRequest, IncrementalAlterConfigsRequest
+from kafka.protocol.admin import (
+    CreatePartitionsRequest,
+    DeleteTopicsRequest,
+    DescribeConfigsRequest,
+    IncrementalAlterConfigsRequest,
+)
 
 from tests.contract.test_remote_log_metadata_manager import copied, segment, to, until
 from tests.servers.kafka import KafkaCluster
@@ -118,6 +123,79 @@ async def test_a_policy_that_loses_records_stops_the_owner(
         await set_cleanup_policy(client, topic_name, "compact")
         await until(lambda: manager.alarm is None and manager.owns(partition))
         await copied(manager, segment(partition, 0, 9))
+    finally:
+        await manager.close()
+        await client.close()
+
+
+async def grow(client: BrokerClient, topic_name: str, count: int) -> None:
+    request = CreatePartitionsRequest
+    topic = request.CreatePartitionsTopic(name=topic_name, count=count, assignments=None)
+    message = request(topics=[topic], timeout_ms=TIMEOUT_MS, validate_only=False)
+    response = await client.request(None, message, TIMEOUT_MS)
+    assert response.results[0].error_code == 0
+
+
+async def delete(client: BrokerClient, topic_name: str) -> None:
+    message = DeleteTopicsRequest(topic_names=[topic_name], timeout_ms=TIMEOUT_MS)
+    response = await client.request(None, message, TIMEOUT_MS, max_version=5)
+    assert response.responses[0].error_code == 0
+
+
+async def test_a_topic_that_is_grown_is_written_no_more_and_read_on(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    client = BrokerClient(addresses(kafka), client_id="test")
+    manager = TopicBasedRemoteLogMetadataManager(client, replace(settings(tmp_path, topic_name), check_interval_ms=100))
+    try:
+        await manager.open()
+        partition = TopicIdPartition(uuid4(), 0, "orders")
+        await until(lambda: manager.owns(partition))
+        await copied(manager, segment(partition, 0, 9))
+        await grow(client, topic_name, 5)
+        await until(lambda: manager.alarm is not None)
+        assert "has 5 partitions and 3 are configured" in str(manager.alarm)
+        assert not manager.owns(partition)
+        with pytest.raises(OwnershipLostError):
+            await manager.raise_local_log_start_offset(partition, 5)
+        await manager.ensure_fresh(partition, 0, TIMEOUT_MS)
+        assert manager.remote_end_offset(partition) == 9
+        await manager.close()
+        with pytest.raises(MetadataTopicUnfitError, match="5 partitions"):
+            await manager.open()
+    finally:
+        await manager.close()
+        await client.close()
+
+
+async def test_a_topic_that_is_deleted_is_an_alarm_and_one_that_comes_in_its_place_is_foreign(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    client = BrokerClient(addresses(kafka), client_id="test")
+    mine = replace(settings(tmp_path, topic_name), check_interval_ms=100, write_timeout_ms=2_000)
+    manager = TopicBasedRemoteLogMetadataManager(client, mine)
+    try:
+        await manager.open()
+        partition = TopicIdPartition(uuid4(), 0, "orders")
+        await until(lambda: manager.owns(partition))
+        await copied(manager, segment(partition, 0, 9))
+        await delete(client, topic_name)
+        await until(lambda: manager.alarm is not None)
+        assert "was deleted" in str(manager.alarm)
+        assert not manager.owns(partition)
+        assert manager.remote_end_offset(partition) == 9
+
+        await open_metadata_topic(client, mine.topic, TIMEOUT_MS)
+        await until(lambda: "created again" in str(manager.alarm))
+        assert not manager.owns(partition)
+        with pytest.raises(OwnershipLostError):
+            await manager.add_remote_log_segment_metadata(segment(partition, 10, 19))
+        assert manager.remote_end_offset(partition) == 9
+
+        await manager.close()
+        await manager.open()
+        assert manager.remote_end_offset(partition) is None
+        assert manager.alarm is None
     finally:
         await manager.close()
         await client.close()

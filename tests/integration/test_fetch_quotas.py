@@ -1,0 +1,46 @@
+"""Quotas in front of a real broker: nothing is lost or doubled, and clients of other ids are not held."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.integration.strict_consumer import consumer_at, read, until_trimmed
+from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import create_topic, produce, random_values
+from tests.servers.tidegate import tidegate_over
+
+pytestmark = pytest.mark.integration
+RECORDS = 4000
+
+
+def throttles(metrics: str, what: str) -> float:
+    found = re.search(rf"^tidegate_remote_{what}_throttle_time_seconds_count (\S+)$", metrics, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
+@pytest.mark.timeout(200)
+async def test_a_throttled_consumer_reads_everything_once(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> None:
+    topic, values = topic_name, random_values(RECORDS)
+    await asyncio.to_thread(create_topic, kafka.bootstrap_servers, topic)
+    settings: dict[str, str | int] = {
+        "remote.log.metadata.topic.name": f"__metadata-{topic[-40:]}",
+        "remote.log.visible.after.ms": 1000,
+        "remote.log.manager.copy.max.bytes.per.second": 2_000_000,
+        "remote.log.manager.copy.quota.window.num": 1,
+        "remote.log.manager.fetch.max.bytes.per.second": 1_000_000,
+        "remote.log.manager.fetch.quota.window.num": 1,
+    }
+    with tidegate_over(kafka, tmp_path, tiered=[topic], settings=settings) as proxy:
+        await asyncio.to_thread(produce, kafka.bootstrap_servers, topic, values)
+        await asyncio.to_thread(until_trimmed, kafka, topic, RECORDS // 2)
+        assert throttles(proxy.metrics(), "copy") > 0
+        assert throttles(proxy.metrics(), "fetch") == 0
+        with consumer_at(proxy.bootstrap_servers, topic, 0) as consumer:
+            found = await asyncio.to_thread(read, consumer, RECORDS)
+        assert found == list(enumerate(values))
+        assert throttles(proxy.metrics(), "fetch") > 0
