@@ -10,7 +10,7 @@ from concurrent.futures import wait
 from uuid import UUID
 
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # they export it without saying so
 from confluent_kafka.cimpl import NewTopic
 
 from tiers.broker.client import BrokerClient
@@ -29,7 +29,8 @@ def create_topic(
     unknown = [TopicPartition(topic, partition) for partition in range(partitions)]
     deadline = time.monotonic() + TIMEOUT_S
     while unknown:
-        asked = admin.list_offsets(dict.fromkeys(unknown, OffsetSpec.latest()))
+        latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # it has no annotations
+        asked = admin.list_offsets(dict.fromkeys(unknown, latest))
         unknown = [partition for partition, answer in asked.items() if answer.exception(TIMEOUT_S) is not None]
         if unknown and time.monotonic() > deadline:
             raise TimeoutError(f"nobody leads {unknown[0]}")
