@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from tests.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock,
 from tiers.errors import RemoteLogError
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import indexes_key, log_key
+from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 TRIMMED = replace(POLICY, local_retention_bytes=900)
 EXPIRED = replace(TRIMMED, retention_bytes=1900)
@@ -71,7 +72,10 @@ class Life:
         self.log.aborted = self.model.aborted()
 
     def _process(self) -> TierProcess:
-        return TierProcess("a", self.folder, self.log, self.metadata_log, self.topics, self.clock)
+        return TierProcess("a", self.folder, self.log, self.metadata_log, self.topics, self.clock, self.wrap_store)
+
+    def wrap_store(self, store: RemoteStorageManager) -> RemoteStorageManager:
+        return store
 
     async def live(self) -> None:
         """Copies everything, trims, expires: each in a round of its own, repeated until nothing more happens."""
@@ -93,8 +97,9 @@ class Life:
         async with self.process.reader() as reader:
             await self.model.read_all(reader, start, max(start, self.log.log_start_offset))
 
-    async def check_the_end(self) -> None:
-        """All is remote but what expired, by segments that are finished, with their objects and no others."""
+    async def check_the_end(self, strangers: Set[str] = frozenset()) -> None:
+        """All is remote but what expired, by segments that are finished, with their objects and no others but
+        `strangers`, which nobody touched."""
         metadata = self.process.metadata
         start = metadata.log_start_offset(PARTITION)
         assert start is not None
@@ -110,7 +115,7 @@ class Life:
         named = {key("cluster", one) for one in segments for key in (log_key, indexes_key)}
         stored = {str(path.relative_to(self.folder / "remote")) for path in (self.folder / "remote").rglob("*.*")}
         found = {name for name in stored if name.endswith((".log", ".indexes")) or name.startswith(".tmp/")}
-        assert found == named
+        assert found == named | strangers
         await self.restart()
         assert self.process.spooled() == []
 
