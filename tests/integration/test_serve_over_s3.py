@@ -82,3 +82,4 @@ async def test_a_store_that_dies_costs_time_and_a_lost_state_folder_nothing(
         with consumer_at(proxy.bootstrap_servers, topic_name, 0) as consumer:
             assert await asyncio.to_thread(read, consumer, RECORDS) == expected
         assert 'tier="remote"' in proxy.metrics()
+    assert list((tmp_path / "state" / "index").glob(f"{topic_name}-0-*/*.remoteLogIndex"))

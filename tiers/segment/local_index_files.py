@@ -177,7 +177,7 @@ class LocalIndexFiles:
         return index, size_bytes + len(entries) * _ENTRY_BYTES
 
     def _entries(self, segment: RemoteLogSegmentMetadata) -> list[RemoteLogIndexEntry]:
-        """Those that end within the segment; none if none ends where it does."""
+        """From the first that ends in the segment to the one that ends it; none where no entry goes as far."""
         raw = self.path(OFFSET_INDEX).read_bytes()
         count = len(raw) // ENTRY_BYTES
 
@@ -186,7 +186,7 @@ class LocalIndexFiles:
 
         first = bisect_left(range(count), segment.start_offset, key=last_offset)
         last = bisect_left(range(count), segment.end_offset, key=last_offset)
-        if last == count or first > last or last_offset(last) != segment.end_offset:
+        if last == count or first > last:
             return []
         start: int = _OFFSET_ENTRY.unpack_from(raw, first * ENTRY_BYTES)[1]
         end: int | None = None if last + 1 == count else _OFFSET_ENTRY.unpack_from(raw, (last + 1) * ENTRY_BYTES)[1]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import UUID
@@ -54,6 +55,11 @@ def test_what_was_appended_is_found_then_and_by_a_later_process(tmp_path: Path) 
             assert contents(found[0], segment[0]) == expected(segment)
         for start_offset, chunks in ((100, 3), (100, 1), (110, 2), (500, 3)):
             assert reader.find(segment_object(start_offset, chunks, uuid=9)[0]) is None
+
+
+def test_chunks_that_are_not_the_whole_segment_are_corruption(tmp_path: Path) -> None:
+    with pytest.raises(CorruptSegmentError, match="3 chunks of 3000 bytes for a segment of 4000"):
+        filled(tmp_path).find(replace(FIRST[0], segment_size_bytes=4000))
 
 
 def test_the_founding_formats_to_the_byte(tmp_path: Path) -> None:
