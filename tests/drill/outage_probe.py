@@ -96,8 +96,8 @@ class OutageProbe:
 
 
 def _is_read(proxy: DrillProxy, at: TopicPartition) -> bool:
-    """Asks for a while. Of a partition that is new, librdkafka sometimes hears too early and then waits for minutes, also
-    before a broker without a proxy: another consumer reads it."""
+    """Asks for a while. Of a partition that is new, librdkafka sometimes asks too early and then waits for long, also
+    of a broker without a proxy: another consumer reads it."""
     settings = {"bootstrap.servers": proxy.bootstrap, "group.id": "unused", "log_level": _LOG_NOTHING}
     consumer = Consumer({**settings, "auto.offset.reset": "error"})
     try:
