@@ -99,6 +99,9 @@ class RLMCopyTask:
         recorded = metadata.log_start_offset(partition)
         if remote_end is not None and bounds.log_start_offset <= remote_end + 1:
             return remote_end + 1
+        if not metadata.owns(partition):
+            # Behind the present owner, what it copied and trimmed looks like what exists nowhere.
+            raise OwnershipLostError(f"{partition} is owned by another member")
         start = max(bounds.log_start_offset, recorded or 0)
         if recorded == start:
             return start
