@@ -46,6 +46,7 @@ def segment_object(
             for n, first in enumerate(range(start_offset, end_offset, 10))
         ),
         producer_snapshot=encode_producer_snapshot(()),
+        history_from=start_offset,
     )
     return metadata, encode_indexes_object(metadata, indexes)
 

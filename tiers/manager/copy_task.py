@@ -28,7 +28,7 @@ from tiers.errors import (
     RemoteResourceNotFoundError,
     RemoteStorageError,
 )
-from tiers.log.log_source import LocalLogBounds, LogRead
+from tiers.log.log_source import AbortedTransaction, LocalLogBounds, LogRead
 from tiers.manager.lineage import check_lineage, check_remote_lineage
 from tiers.manager.read_back import verify_copied_segment
 from tiers.manager.segment_deletion import delete_segment, write_state
@@ -40,7 +40,7 @@ from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetad
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.quota import Reservation
 from tiers.segment.indexes_object import decode_indexes_object
-from tiers.segment.producer_snapshot import ProducerStateEntry, decode_producer_snapshot
+from tiers.segment.producer_snapshot import NO_OFFSET, ProducerStateEntry, decode_producer_snapshot
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder, SegmentOverflowError
 from tiers.segment.segment_encryption import seal_segment
 from tiers.segment.transaction_tracker import OpenTransactions
@@ -257,7 +257,7 @@ class RLMCopyTask:
 
     async def _continuation_at(self, start: int) -> _Continuation:
         """What the last segment's stored indexes hand on: leader epochs, else known from the metadata, and the state of
-        the producers, which is not known where a clamp cuts a segment."""
+        producers and transactions, which is not known where a clamp cuts a segment."""
         metadata, partition = self._services.metadata, self._partition
         previous = metadata.remote_log_segment_metadata(partition, start - 1)
         if previous is None:
@@ -266,9 +266,10 @@ class RLMCopyTask:
             stored = decode_indexes_object(await self._services.storage.fetch_indexes(previous), previous)
             # A segment that a clamp cuts also knows epochs of what was cut off.
             kept = tuple(entry for entry in stored.indexes.leader_epochs if entry.start_offset < start)
-            is_whole = previous.end_offset == start - 1
-            producers = decode_producer_snapshot(stored.indexes.producer_snapshot) if is_whole else ()
-            return _Continuation(start, kept, producers=producers)
+            if previous.end_offset != start - 1:
+                return _Continuation(start, kept)
+            producers = decode_producer_snapshot(stored.indexes.producer_snapshot)
+            return _Continuation(start, kept, _open_transactions(producers, stored.indexes.history_from), producers)
         except (RemoteResourceNotFoundError, CorruptSegmentError) as error:
             # Expired segments' epochs are not in it, but a lost object must not hold up the copying for ever.
             _LOG.error(
@@ -416,6 +417,18 @@ class RLMCopyTask:
             self._services.spool.shrink(self._builder.size_bytes)
             self._builder.discard()
             self._builder = None
+
+
+def _open_transactions(producers: Iterable[ProducerStateEntry], history_from: int) -> OpenTransactions:
+    """Which of them abort, the leader reports again."""
+    return OpenTransactions(
+        ongoing=tuple(
+            AbortedTransaction(one.producer_id, one.current_txn_first_offset)
+            for one in producers
+            if one.current_txn_first_offset != NO_OFFSET
+        ),
+        history_from=history_from,
+    )
 
 
 def _known_epochs(segments: Iterable[RemoteLogSegmentMetadata], end: int) -> tuple[LeaderEpochEntry, ...]:

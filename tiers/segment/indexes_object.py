@@ -35,6 +35,7 @@ VERSION = 1
 _HEADER = Struct(">4shh")
 _TABLE_ENTRY = Struct(">hiiI")
 _CRC = Struct(">I")
+_INT64 = Struct(">q")
 
 
 class Section(IntEnum):
@@ -50,6 +51,8 @@ class Section(IntEnum):
     ENCRYPTION = 8
     """Only where chunks are encrypted."""
     PRODUCER_SNAPSHOT = 9
+    HISTORY_FROM = 10
+    """int64."""
 
 
 class SegmentCiphers(Protocol):
@@ -70,6 +73,8 @@ class SegmentIndexes:
     remote_log_index: bytes | memoryview
     producer_snapshot: bytes | memoryview
     """The producers' state at the segment's end."""
+    history_from: int
+    """Whatever these know of producers and transactions was read from here on, without a gap; 0: they know all."""
     encryption: bytes | memoryview | None = None
     """The segment's wrapped key; None: the stored bytes are the log's."""
 
@@ -123,6 +128,7 @@ def encode_indexes_object(metadata: RemoteLogSegmentMetadata, indexes: SegmentIn
     if indexes.encryption is not None:
         sections[Section.ENCRYPTION] = bytes(indexes.encryption)
     sections[Section.PRODUCER_SNAPSHOT] = bytes(indexes.producer_snapshot)
+    sections[Section.HISTORY_FROM] = _INT64.pack(indexes.history_from)
     return encode_sections(sections)
 
 
@@ -142,6 +148,7 @@ def decode_indexes_object(data: bytes | memoryview, expected: RemoteLogSegmentMe
             decode_leader_epoch_checkpoint(sections[Section.LEADER_EPOCH_CHECKPOINT]),
             sections[Section.REMOTE_LOG_INDEX],
             sections[Section.PRODUCER_SNAPSHOT],
+            _history_from(sections[Section.HISTORY_FROM]),
             sections.get(Section.ENCRYPTION),
         ),
     )
@@ -203,6 +210,12 @@ def decode_sections(data: bytes | memoryview) -> dict[int, memoryview]:
     if expected_position != len(view):
         raise CorruptSegmentError(f"indexes object: {len(view) - expected_position} bytes after the last section")
     return sections
+
+
+def _history_from(section: memoryview) -> int:
+    if len(section) != _INT64.size or (offset := int(_INT64.unpack(section)[0])) < 0:
+        raise CorruptSegmentError(f"indexes object: {len(section)} bytes are not where its history begins")
+    return offset
 
 
 def encode_segment_metadata(metadata: RemoteLogSegmentMetadata) -> bytes:

@@ -187,6 +187,7 @@ class SegmentBuilder:
                 leader_epochs=leader_epochs,
                 remote_log_index=encode_remote_log_index(chunks),
                 producer_snapshot=encode_producer_snapshot(producers),
+                history_from=self._transactions.history_from,
             ),
         )
 

@@ -24,8 +24,8 @@ from tiers.segment.transaction_index import MARKER_NOT_COPIED, AbortedTxn
 class OpenTransactions:
     """What one segment hands on to the next. Producers appear in `ongoing` once, in `aborted` by ascending offset.
 
-    Every batch from `history_from` on has been seen (None: not known). Above 0, older transactions may be open unseen,
-    so the Kafka-shaped index claims no last stable offset above the segment's start.
+    Every batch from `history_from` on has been seen (None: from where this ends). Above 0, older transactions may be
+    open unseen, so the Kafka-shaped index claims no last stable offset above the segment's start.
     """
 
     aborted: tuple[AbortedTransaction, ...] = ()
@@ -35,10 +35,9 @@ class OpenTransactions:
 
 class TransactionTracker:
     def __init__(self, base_offset: int, carried: OpenTransactions | None) -> None:
-        if carried is None:
-            carried = OpenTransactions(history_from=base_offset)
+        carried = carried or OpenTransactions()
         self._base_offset = base_offset
-        self._history_from = carried.history_from
+        self.history_from = base_offset if carried.history_from is None else carried.history_from
         self._aborted: dict[int, set[int]] = {}
         self._ongoing = {one.producer_id: one.first_offset for one in carried.ongoing}
         self._last_marker: dict[int, int] = {}
@@ -56,7 +55,7 @@ class TransactionTracker:
     def _ended_before(self, one: AbortedTransaction) -> bool:
         """Of what began before this segment and was seen to begin, only the ongoing is open: an answer whose batches
         went into two segments comes with one report."""
-        seen = self._history_from is not None and self._history_from <= one.first_offset < self._base_offset
+        seen = self.history_from <= one.first_offset < self._base_offset
         return seen and self._ongoing.get(one.producer_id) != one.first_offset
 
     def on_data_batch(self, batch: RecordBatch) -> None:
@@ -82,7 +81,7 @@ class TransactionTracker:
     def _last_stable_offset(self, marker_offset: int) -> int:
         reported = (first for firsts in self._aborted.values() for first in firsts if first < marker_offset)
         oldest = min((*self._ongoing.values(), *reported), default=marker_offset + 1)
-        return oldest if self._history_from == 0 else min(oldest, self._base_offset)
+        return oldest if self.history_from == 0 else min(oldest, self._base_offset)
 
     def ranges(self, end_offset: int) -> tuple[AbortedTransactionRange, ...]:
         """Every aborted transaction that overlaps the segment ending at `end_offset`, by ascending first offset."""
@@ -104,7 +103,7 @@ class TransactionTracker:
         return OpenTransactions(
             tuple(sorted(aborted, key=_first_offset_then_producer)),
             tuple(sorted(ongoing, key=_first_offset_then_producer)),
-            self._history_from,
+            self.history_from,
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.in_memory_log import Aborted
-from tests.fakes.record_batches import batch_of, build_batch, record
+from tests.fakes.record_batches import batch_of, build_batch, control_batch, record
 from tests.tiers.manager.workbench import PARTITION, POLICY, ProcessEnded, Workbench
 from tiers.errors import (
     CorruptSegmentError,
@@ -26,6 +26,7 @@ from tiers.segment.indexes_object import decode_indexes_object, encode_indexes_o
 from tiers.segment.producer_snapshot import decode_producer_snapshot
 from tiers.segment.segment_builder import SegmentBuilder
 from tiers.segment.segment_index import AbortedTransactionRange
+from tiers.segment.transaction_index import AbortedTxn, decode_transaction_index
 
 COPY_STEPS = ["segment-built", "copy-started-written", "objects-written", "copy-verified", "copy-finished-written"]
 
@@ -378,6 +379,30 @@ async def test_an_aborted_transaction_is_known_to_every_segment_that_it_overlaps
     assert known[0] == (0, 1, (AbortedTransactionRange(9, 0, open_end),))
     assert [entry[2] for entry in known if entry[0] <= 5 <= entry[1]] == [(AbortedTransactionRange(9, 0, 5),)]
     assert all(entry[2] == () for entry in known if entry[0] > 5)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_kafkas_transaction_index_knows_what_is_open_whether_or_not_the_copier_went_on(
+    bench: Workbench, restarts: bool
+) -> None:
+    """The last stable offset of an abort is the start of the oldest transaction that is open then."""
+
+    def data(offset: int, producer_id: int) -> bytes:
+        records = [record(offset, value=b"x" * 350)]
+        return build_batch(offset, records, producer_id=producer_id, producer_epoch=0, transactional=True)
+
+    policy = replace(POLICY, segment_bytes=900)
+    bench.log.append(data(0, 8), data(1, 9), data(2, 9))
+    await bench.copy_all(policy)
+    assert bench.finished == [(0, 1)]
+    if restarts:
+        bench.restart()
+    bench.log.append(control_batch(3, commit=False, producer_id=9), data(4, 8), data(5, 8))
+    bench.log.aborted = [Aborted(9, 1, 3)]
+    await bench.copy_all(policy)
+    indexes = decode_indexes_object(await bench.store.fetch_indexes(bench.segments[1])).indexes
+    assert decode_transaction_index(indexes.transaction_index) == [AbortedTxn(9, 1, 3, 0)]
+    assert indexes.history_from == 0
 
 
 async def test_a_full_spool_rolls_what_it_has(bench: Workbench) -> None:

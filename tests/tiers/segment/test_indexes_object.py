@@ -49,9 +49,10 @@ INDEXES = SegmentIndexes(
     leader_epochs=(LeaderEpochEntry(0, 0), LeaderEpochEntry(2, 50)),
     remote_log_index=encode_remote_log_index([CHUNK]),
     producer_snapshot=bytes.fromhex("000148674bc700000000"),
+    history_from=50,
 )
 GOLDEN_TABLE = bytes.fromhex(
-    "54474958 0001 0008"  # magic, version, eight sections; then type, position, length, CRC-32C of each
+    "54474958 0001 0009"  # magic, version, nine sections; then type, position, length, CRC-32C of each
 )
 
 
@@ -111,6 +112,14 @@ def test_sections_of_a_later_writer_are_skipped_and_missing_ones_named() -> None
     del sections[Section.TIME_INDEX]
     with pytest.raises(CorruptSegmentError, match="without TIME_INDEX"):
         decode_indexes_object(encode_sections(sections))
+
+
+@pytest.mark.parametrize("section", [b"", b"\x00" * 7, b"\xff" * 8])
+def test_a_history_that_begins_nowhere_is_corrupt(section: bytes) -> None:
+    sections = dict(decode_sections(encode_indexes_object(METADATA, INDEXES)))
+    whole = {key: bytes(content) for key, content in sections.items()}
+    with pytest.raises(CorruptSegmentError, match="history"):
+        decode_indexes_object(encode_sections(whole | {Section.HISTORY_FROM: section}))
 
 
 def test_sections_are_held_against_each_other() -> None:
