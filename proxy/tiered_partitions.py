@@ -35,6 +35,13 @@ class TieredPartitions:
             return False
         return True
 
+    def is_known_for_good(self, partition: TopicIdPartition, offset: int) -> bool:
+        """The metadata topic is gone, so that nothing is fresh; this offset was remote when it was there."""
+        try:
+            return self.rlmm.is_final() and self.holds(partition, offset)
+        except RemoteLogError:
+            return False
+
     def log_start(self, partition: TopicIdPartition) -> int | None:
         """What was recorded: nothing below it exists for clients. None when the partition is not tiered.
 

@@ -83,7 +83,10 @@ class FetchJudge:
         tools = self._tools
         tiered = tools.tiered
         partition = await current_partition(tools, topic, index)
-        if partition is None or not await tiered.ensure_fresh(partition, self._metadata_timeout_ms(deadline_ms)):
+        if partition is None:
+            return Judgement(Verdict.UNAVAILABLE)
+        is_known_for_good = asked is not None and tiered.is_known_for_good(partition, asked.fetch_offset)
+        if not is_known_for_good and not await tiered.ensure_fresh(partition, self._metadata_timeout_ms(deadline_ms)):
             return Judgement(Verdict.UNAVAILABLE, partition)
         log_start = tiered.log_start(partition)
         if log_start is None:
@@ -104,6 +107,7 @@ class FetchJudge:
         if asked.fetch_offset >= bounds.log_start_offset:
             # Beyond the log's end the answer is true; so it is for a last fetched epoch that the broker does not know.
             is_true = asked.fetch_offset > bounds.high_watermark or asked.last_fetched_epoch >= 0
+            is_true = is_true and not is_known_for_good
             return Judgement(Verdict.RELAY if is_true else Verdict.UNAVAILABLE, partition, is_tiered=True)
         if asked.last_fetched_epoch > bounds.leader_epoch:
             return Judgement(Verdict.RELAY, partition, is_tiered=True)  # the log has no such epoch (semantics 6.3)

@@ -35,6 +35,7 @@ class InMemoryRemoteLogMetadataManager:
     clock_ms: Callable[[], int] = _monotonic_ms
     wall_clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     fresh: bool = True
+    final: bool = False
     owned: bool = True
     fail_writes: Exception | None = None
     skew_ms: int = 0
@@ -56,6 +57,9 @@ class InMemoryRemoteLogMetadataManager:
 
     def is_fresh(self, partition: TopicIdPartition, max_age_ms: int) -> bool:
         return self.fresh
+
+    def is_final(self) -> bool:
+        return self.final
 
     def _readable(self, partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
         finished = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -26,6 +27,7 @@ from tiers.errors import OwnershipLostError, RemoteLogMetadataError
 from tiers.metadata import topic_based
 from tiers.metadata.metadata_topic import MetadataTopicSettings, MetadataTopicUnfitError, open_metadata_topic
 from tiers.metadata.serde import encode_key, encode_value, key_of, segment_keys
+from tiers.metadata.state import RemoteLogMetadataState
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -182,6 +184,8 @@ async def test_a_topic_that_is_deleted_is_an_alarm_and_one_that_comes_in_its_pla
         await delete(client, topic_name)
         await until(lambda: manager.alarm is not None)
         assert "was deleted" in str(manager.alarm)
+        with contextlib.closing(RemoteLogMetadataState.open_shared(tmp_path)) as shared:
+            assert shared.is_final()
         assert not manager.owns(partition)
         assert manager.remote_end_offset(partition) == 9
 
@@ -196,6 +200,7 @@ async def test_a_topic_that_is_deleted_is_an_alarm_and_one_that_comes_in_its_pla
         await manager.open()
         assert manager.remote_end_offset(partition) is None
         assert manager.alarm is None
+        assert not manager.is_final()
     finally:
         await manager.close()
         await client.close()

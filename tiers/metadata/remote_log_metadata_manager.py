@@ -38,6 +38,11 @@ class RemoteLogMetadataReader(Protocol):
     def is_fresh(self, partition: TopicIdPartition, max_age_ms: int) -> bool:
         """The same question without waiting."""
 
+    def is_final(self) -> bool:
+        """Whether the metadata topic is gone: nothing that is known can change any more, and nothing is ever fresh.
+
+        What was written last may be missing, so only what is known to be there may be relied on."""
+
     def remote_log_segment_metadata(
         self, partition: TopicIdPartition, offset: int, leader_epoch: int | None = None
     ) -> RemoteLogSegmentMetadata | None:

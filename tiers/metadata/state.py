@@ -17,6 +17,7 @@ import lmdb
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.state_layout import (
     END_AND_ORDER,
+    FINAL,
     FRESHNESS_FILE,
     I32,
     I64,
@@ -108,6 +109,10 @@ class RemoteLogMetadataState:
         with self._freshness.begin() as txn:
             raw = txn.get(I32.pack(metadata_partition))
         return None if raw is None else int(I64.unpack(raw)[0])
+
+    def is_final(self) -> bool:
+        with self._freshness.begin() as txn:
+            return txn.get(FINAL) is not None
 
     def remote_log_segment_metadata(
         self, partition: TopicIdPartition, offset: int, leader_epoch: int | None = None

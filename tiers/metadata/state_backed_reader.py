@@ -24,6 +24,9 @@ class StateBackedReader:
             raise RemoteLogMetadataNotReadyError("the state of the remote log metadata is not open")
         return self._opened_state
 
+    def is_final(self) -> bool:
+        return self._state.is_final()
+
     def remote_log_segment_metadata(
         self, partition: TopicIdPartition, offset: int, leader_epoch: int | None = None
     ) -> RemoteLogSegmentMetadata | None:

@@ -40,6 +40,8 @@ from tiers.model.segment_metadata import TopicTierConfigUpdate
 SCHEMA_VERSION = 5
 STATE_FILE = "remote-log-metadata.mdb"
 FRESHNESS_FILE = "freshness.mdb"
+FINAL = b"final"
+"""In the file of freshness, whose other keys are four bytes long."""
 LOCK_FILE = "writer.lock"
 DATABASES = (
     "partitions",

@@ -21,6 +21,7 @@ from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.state import MAX_READERS, RemoteLogMetadataState
 from tiers.metadata.state_layout import (
     DATABASES,
+    FINAL,
     FRESHNESS_FILE,
     I32,
     I64,
@@ -146,6 +147,14 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
         with self._freshness.begin(write=True) as txn:
             for metadata_partition, at_ms in fresh_at_ms.items():
                 txn.put(I32.pack(metadata_partition), I64.pack(at_ms))
+
+    def mark_final(self, is_final: bool) -> None:
+        """Whether the topic is gone; forgotten when the state is opened again."""
+        with self._freshness.begin(write=True) as txn:
+            if is_final:
+                txn.put(FINAL, b"")
+            else:
+                txn.delete(FINAL)
 
     def mark_read_to_end(self, wall_clock_ms: int) -> None:
         """All metadata partitions were read to their ends at that time."""

@@ -337,7 +337,9 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             was_missing, is_missing = is_missing, False
             try:
                 topic = await check_metadata_topic(self._client, self._settings.topic, self._settings.open_timeout_ms)
-                if topic.topic_id != self.topic.topic_id:
+                is_ours = topic.topic_id == self.topic.topic_id
+                self._mark_final(not is_ours)
+                if not is_ours:
                     raise MetadataTopicUnfitError(f"topic {topic.name} was deleted and created again")
             except MetadataTopicUnfitError as error:
                 self._set_alarm(str(error))
@@ -345,9 +347,15 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
                 log.warning("the metadata topic cannot be checked", extra={"error": str(error)})
                 is_missing = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 if is_missing and was_missing:  # one broker may not have heard of it yet
+                    self._mark_final(True)
                     self._set_alarm(f"topic {self.topic.name} was deleted: what it held is known here until a restart")
             else:
                 self._set_alarm(None)
+
+    def _mark_final(self, is_final: bool) -> None:
+        state = self._opened_state
+        if isinstance(state, RemoteLogMetadataStateWriter) and state.is_final() != is_final:
+            state.mark_final(is_final)
 
     def _set_alarm(self, alarm: str | None) -> None:
         if alarm is not None and alarm != self._topic_alarm:

@@ -222,6 +222,19 @@ async def test_nothing_is_relayed_as_out_of_range_while_the_metadata_is_stale(tm
         assert codes(response) == [ErrorCode.REPLICA_NOT_AVAILABLE] * 2
 
 
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_what_is_known_is_read_on_when_the_metadata_topic_is_gone(tmp_path: Path, version: int) -> None:
+    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=10)) as bench:
+        bench.tier.rlmm.fresh = False
+        bench.tier.rlmm.final = True
+        response = await bench.until_remote(version, ask(version, 30))
+        assert records(response).startswith(bench.batches[3])
+        await bench.tier.rlmm.raise_log_start_offset(P0, 30)
+        bench.cluster.logs[LOCAL_0].log_start_offset = 5
+        for asked in (ask(version, 29), ask(version, 201), ask_local(version, 0)):
+            assert codes(await bench.fetch(version, asked, max_wait_ms=1)) == [ErrorCode.REPLICA_NOT_AVAILABLE]
+
+
 async def test_a_leader_that_cannot_be_asked_releases_nothing(bench: Bench) -> None:
     bench.cluster.is_reachable = False
     response = await bench.fetch(13, ask(13, 0), ask_local(13, 10), max_wait_ms=1)

@@ -1,0 +1,217 @@
+"""What a broker does to its log without asking: it expires what is not copied, forgets a trim, has another topic."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from prometheus_client import CollectorRegistry
+
+from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import create_topic, delete_topic, produce, random_values, topic_id_partition
+from tests.tiers.manager.workbench import POLICY, FakeShareGroups
+from tiers.broker.client import BrokerClient
+from tiers.errors import BrokerError, RetriableRemoteStorageError
+from tiers.log.broker_log import BrokerLogSource
+from tiers.log.log_source import LocalLogBounds
+from tiers.manager.copy_task import RLMCopyTask
+from tiers.manager.expiration_task import RLMExpirationTask
+from tiers.manager.metrics import RemoteLogManagerMetrics
+from tiers.manager.segment_deletion import collect_leftovers
+from tiers.manager.settings import RemoteLogManagerSettings
+from tiers.manager.spool import Spool
+from tiers.manager.task_services import TaskServices
+from tiers.manager.trim_task import TrimTask
+from tiers.model.ids import TopicIdPartition
+from tiers.storage.local import LocalRemoteStorageManager
+
+pytestmark = pytest.mark.integration
+TIMEOUT_MS = 20_000
+MIB = 1 << 20
+
+
+@dataclass
+class Tasks:
+    """The tasks of one partition on a real broker, metadata in memory."""
+
+    services: TaskServices
+    partition: TopicIdPartition
+    registry: CollectorRegistry
+
+    def __post_init__(self) -> None:
+        self.policy = replace(
+            POLICY,
+            topic=self.partition.topic,
+            topic_id=self.partition.topic_id,
+            local_retention_bytes=0,
+            segment_bytes=200_000,
+            segment_ms=0,
+        )
+        self.copying = RLMCopyTask(self.services, self.partition)
+
+    async def bounds(self) -> LocalLogBounds:
+        return await self.services.source.bounds(self.partition, TIMEOUT_MS)
+
+    async def copy(self) -> None:
+        """Rounds until nothing more is ready."""
+        while True:
+            await collect_leftovers(self.services, self.partition)
+            if not await self.copying.run(self.policy, await self.bounds()):
+                return
+
+    async def trim(self) -> int | None:
+        return await TrimTask(self.services, self.partition).run(self.policy, self.copying.local_only_bytes)
+
+    async def expire(self) -> None:
+        task = RLMExpirationTask(self.services, self.partition)
+        await task.run(self.policy, await self.bounds(), self.copying.local_only_bytes)
+
+    async def until_start(self, holds: Callable[[int], bool]) -> int:
+        async with asyncio.timeout(60):
+            while not holds(start := (await self.bounds()).log_start_offset):  # noqa: ASYNC110  # a broker sets no event
+                await asyncio.sleep(0.1)
+        return start
+
+    def alarms(self, reason: str) -> float:
+        labels = {"topic": self.partition.topic, "reason": reason}
+        return self.registry.get_sample_value("tidegate_remote_log_alarms_total", labels) or 0
+
+    @property
+    def remote_end(self) -> int | None:
+        return self.services.metadata.remote_end_offset(self.partition)
+
+
+@contextlib.asynccontextmanager
+async def tasks_on(
+    cluster: KafkaCluster, topic: str, folder: Path, checkpoint: Callable[[str], None] = lambda name: None
+) -> AsyncIterator[Tasks]:
+    (folder / "remote").mkdir()
+    async with contextlib.AsyncExitStack() as stack:
+        client = BrokerClient([cluster.address(each) for each in cluster.brokers], client_id="test")
+        stack.push_async_callback(client.close)
+        store = LocalRemoteStorageManager({"path": str(folder / "remote"), "cluster.id": "cluster"})
+        await store.open()
+        stack.push_async_callback(store.close)
+        settings = RemoteLogManagerSettings(spool_dir=folder / "spool", visible_after_ms=0, fetch_bytes=100_000)
+        registry = CollectorRegistry()
+        services = TaskServices(
+            source=BrokerLogSource(client),
+            share_groups=FakeShareGroups(),
+            storage=store,
+            metadata=InMemoryRemoteLogMetadataManager(),
+            settings=settings,
+            metrics=RemoteLogManagerMetrics(registry),
+            spool=Spool(settings.spool_dir, settings.spool_max_bytes, 1),
+            checkpoint=checkpoint,
+        )
+        await services.spool.open()
+        stack.callback(services.spool.close)
+        tasks = Tasks(services, await topic_id_partition(client, topic), registry)
+        stack.callback(tasks.copying.discard)
+        yield tasks
+
+
+async def test_the_broker_expires_what_a_store_that_is_down_did_not_take_and_the_log_goes_on_after_it(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Local files go once they are older than the total retention, remote or not (founding documents)."""
+    bootstrap = kafka.bootstrap_servers
+    config = {"retention.bytes": str(2 * MIB), "segment.bytes": str(MIB)}
+    await asyncio.to_thread(create_topic, bootstrap, topic_name, config=config)
+    async with tasks_on(kafka, topic_name, tmp_path) as tasks:
+        await asyncio.to_thread(produce, bootstrap, topic_name, random_values(200))
+        await tasks.copy()
+        assert tasks.remote_end == 199
+
+        async def down(*args: object) -> bytes | None:
+            raise RetriableRemoteStorageError("503")
+
+        with monkeypatch.context() as outage:
+            outage.setattr(tasks.services.storage, "copy_log_segment_data", down)
+            await asyncio.to_thread(produce, bootstrap, topic_name, random_values(5000))
+            with contextlib.suppress(RetriableRemoteStorageError):  # the broker may have been faster
+                await tasks.copy()
+            await tasks.until_start(lambda start: start > 200)
+        assert tasks.remote_end == 199
+
+        for _ in range(2):  # the first round waits: it might have been a DeleteRecords that is not recorded yet
+            await tasks.copy()
+        start = tasks.services.metadata.log_start_offset(tasks.partition)
+        assert start is not None
+        assert 200 < start <= (await tasks.bounds()).log_start_offset
+        assert tasks.alarms("hole") > 0
+        assert tasks.services.metadata.remote_log_segment_metadata(tasks.partition, start) is not None
+        assert tasks.remote_end == 5199
+
+
+async def test_a_broker_that_forgot_a_deletion_in_a_crash_is_told_again(
+    kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    """Kafka writes log starts down once a minute; what was deleted before a crash is there again after it."""
+    cluster, node_id = kafka_of_three, 2
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    new = NewTopic(topic_name, num_partitions=1, replica_assignment=[[node_id]], config={"min.insync.replicas": "1"})
+    await asyncio.to_thread(lambda: admin.create_topics([new])[topic_name].result(30))
+    async with tasks_on(cluster, topic_name, tmp_path) as tasks:
+        await asyncio.to_thread(produce, cluster.bootstrap_servers, topic_name, random_values(900))
+        await tasks.copy()
+        await tasks.services.metadata.raise_log_start_offset(tasks.partition, 123)
+        await tasks.expire()
+        assert (await tasks.bounds()).log_start_offset == 123
+        trimmed = await tasks.trim()
+        assert trimmed is not None
+        assert 123 < trimmed < 900
+        assert tasks.services.metadata.local_log_start_offset(tasks.partition) == trimmed
+
+        await asyncio.to_thread(cluster.kill_broker, node_id)
+        await asyncio.to_thread(cluster.start_broker, node_id)
+        went_back = (await tasks.bounds()).log_start_offset
+        assert went_back < 123
+        await tasks.expire()
+        assert (await tasks.bounds()).log_start_offset == 123
+        assert await tasks.trim() == trimmed
+        await tasks.copy()
+        assert tasks.remote_end == 899
+        assert tasks.alarms("hole") == 0
+
+
+async def test_a_topic_made_again_under_its_name_between_plan_and_trim_is_left_alone(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    bootstrap = kafka.bootstrap_servers
+
+    def make_again(step: str) -> None:
+        if step != "trim-decided":
+            return
+        delete_topic(bootstrap, topic_name)
+        for _ in range(600):
+            try:
+                create_topic(bootstrap, topic_name)
+            except KafkaException:
+                continue  # the old one is not gone everywhere yet
+            break
+        produce(bootstrap, topic_name, random_values(900))
+
+    await asyncio.to_thread(create_topic, bootstrap, topic_name)
+    await asyncio.to_thread(produce, bootstrap, topic_name, random_values(900))
+    async with tasks_on(kafka, topic_name, tmp_path, make_again) as tasks:
+        await tasks.copy()
+        with pytest.raises(BrokerError):
+            await tasks.trim()
+        with pytest.raises(BrokerError):
+            await tasks.copy()
+        async with contextlib.AsyncExitStack() as stack:
+            client = BrokerClient([kafka.address()], client_id="test")
+            stack.push_async_callback(client.close)
+            successor = await topic_id_partition(client, topic_name)
+            assert successor.topic_id != tasks.partition.topic_id
+            found = await BrokerLogSource(client).bounds(successor, TIMEOUT_MS)
+            assert (found.log_start_offset, found.high_watermark) == (0, 900)
