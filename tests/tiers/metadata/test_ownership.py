@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from tiers.errors import OwnershipLostError
+from tiers.errors import OwnershipLostError, RemoteLogMetadataNotReadyError
 from tiers.metadata import ownership as ownership_module
 from tiers.metadata.membership import Assignment, GroupMembership, MembershipSettings
 from tiers.metadata.metadata_producer import GroupMember
@@ -24,17 +24,26 @@ class Producer:
     initialized: list[int]
     go_on: asyncio.Event
 
-    def __init__(self, client: object, topic: object, metadata_partition: int, *_: object, **__: object) -> None:
+    names: list[str]
+
+    def __init__(self, client: object, topic: object, metadata_partition: int, name: str, **_: object) -> None:
         self.metadata_partition = metadata_partition
+        self.name = name
 
     async def initialize(self, timeout_ms: int) -> None:
         Producer.initialized.append(self.metadata_partition)
+        Producer.names.append(self.name)
         await Producer.go_on.wait()
 
 
 class Follower:
+    """With `held_back_by`, nothing is read to its end until that transactional id is initialized."""
+
+    held_back_by: str | None = None
+
     async def ensure_fresh(self, metadata_partition: int, max_age_ms: int, timeout_ms: int) -> None:
-        return
+        if self.held_back_by is not None and self.held_back_by not in Producer.names:
+            raise RemoteLogMetadataNotReadyError("a transaction is open")
 
 
 async def test_who_waited_for_its_turn_beyond_its_membership_fences_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +56,7 @@ async def test_who_waited_for_its_turn_beyond_its_membership_fences_nobody(monke
         joined.set()
         await asyncio.Event().wait()
 
-    Producer.initialized, Producer.go_on = [], asyncio.Event()
+    Producer.initialized, Producer.names, Producer.go_on = [], [], asyncio.Event()
     monkeypatch.setattr(GroupMembership, "run", stay)
     monkeypatch.setattr(ownership_module, "TransactionalProducer", Producer)
     nobody: Any = None
@@ -77,6 +86,46 @@ async def test_who_waited_for_its_turn_beyond_its_membership_fences_nobody(monke
         assert owner.owned() == frozenset()
         with pytest.raises(OwnershipLostError):
             await owner.write(Producer.initialized[0], list, 1_000)
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+@pytest.mark.parametrize("held_back_by", [None, "tidegate-tier-configs-0"])
+async def test_a_transaction_that_holds_back_the_reading_is_ended_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, held_back_by: str | None
+) -> None:
+    joined = asyncio.Event()
+
+    async def stay(self: GroupMembership) -> None:
+        self._confirmed_at_ms = 0
+        self._on_assigned(Assignment(GroupMember("group", 1, "me"), frozenset({0})))
+        joined.set()
+        await asyncio.Event().wait()
+
+    Producer.initialized, Producer.names, Producer.go_on = [], [], asyncio.Event()
+    Producer.go_on.set()
+    monkeypatch.setattr(GroupMembership, "run", stay)
+    monkeypatch.setattr(ownership_module, "TransactionalProducer", Producer)
+    nobody: Any = None
+    follower: Any = Follower()
+    follower.held_back_by = held_back_by
+    owner = MetadataPartitionOwnership(
+        nobody,
+        TOPIC,
+        follower,
+        MembershipSettings("group"),
+        transactional_id_prefix="tidegate",
+        clock_ms=lambda: 0,
+        jitter=lambda: 0.0,
+    )
+    running = asyncio.create_task(owner.run())
+    try:
+        await joined.wait()
+        async with asyncio.timeout(10):
+            while not owner.owned():  # noqa: ASYNC110  # no event says so
+                await asyncio.sleep(0.001)
+        assert Producer.names == (["tidegate-0"] if held_back_by is None else ["tidegate-0", held_back_by])
     finally:
         running.cancel()
         await asyncio.wait([running])
