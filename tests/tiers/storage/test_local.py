@@ -155,3 +155,9 @@ async def test_an_object_with_a_files_name_as_its_folder_is_refused(storage: Loc
     with pytest.raises(RemoteStorageError) as raised:
         await storage.put_object("file/inside", b"")
     assert not raised.value.retriable
+
+
+async def test_a_listing_tells_when_an_object_was_written(storage: LocalRemoteStorageManager, root: Path) -> None:
+    await storage.put_object("small", b"1")
+    os.utime(root / "small", (1_700_000_000, 1_700_000_000.5))
+    assert [stored.modified_ms async for stored in storage.list_objects("")] == [1_700_000_000_500]

@@ -11,13 +11,16 @@ from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import (
+    PartitionManifestKey,
     SegmentObjectKey,
     check_cluster_id,
     indexes_key,
     log_key,
+    parse_partition_manifest_key,
     parse_segment_key,
     partition_manifest_key,
     partition_prefix,
+    segment_of_key,
 )
 
 UUID_ONE = UUID("00000000-0000-4000-8000-000000000001")
@@ -58,6 +61,23 @@ def test_keys_parse_back(cluster: str, topic: UUID, partition: int, segment: UUI
     one = metadata(TopicIdPartition(topic, partition), segment, base, end)
     for key, suffix in ((log_key(cluster, one), ".log"), (indexes_key(cluster, one), ".indexes")):
         assert parse_segment_key(key) == SegmentObjectKey(cluster, topic, partition, base, end, segment, suffix)
+
+
+@given(st.from_regex(r"[A-Za-z0-9_-]{1,30}", fullmatch=True), st.uuids(), st.integers(0, 2**31 - 1))
+def test_a_manifests_key_parses_back(cluster: str, topic: UUID, partition: int) -> None:
+    key = partition_manifest_key(cluster, TopicIdPartition(topic, partition))
+    assert parse_partition_manifest_key(key) == PartitionManifestKey(cluster, topic, partition)
+    for other in (key + "x", "x/" + key, key[1:], key.replace("manifest.json", "other.json")):
+        assert parse_partition_manifest_key(other) is None
+
+
+def test_a_key_says_enough_to_find_the_segment() -> None:
+    one = metadata(PARTITION, UUID_ONE, 0, 9)
+    key = parse_segment_key(log_key("c", one))
+    assert key is not None
+    found = segment_of_key(key, b"there")
+    assert (log_key("c", found), indexes_key("c", found)) == (log_key("c", one), indexes_key("c", one))
+    assert found.custom_metadata == b"there"
 
 
 @given(st.uuids(), st.integers(0, 1000))
