@@ -45,6 +45,19 @@ def test_a_clamp_cuts_what_was_finished_before_it(state: RemoteLogMetadataStateW
     assert state.remote_log_segment_metadata(PARTITION, 250) is None
 
 
+def test_that_the_topic_is_gone_is_forgotten_when_the_state_is_opened_again(tmp_path: Path) -> None:
+    with closing(open_state(tmp_path)) as state:
+        assert not state.is_final()
+        state.mark_final(True)
+        state.mark_fresh({0: 5})
+        assert state.is_final()
+        state.mark_final(False)
+        assert not state.is_final()
+        state.mark_final(True)
+    with closing(open_state(tmp_path)) as state:
+        assert not state.is_final()
+
+
 def test_a_wish_to_delete_is_kept_while_the_segment_is(state: RemoteLogMetadataStateWriter) -> None:
     topic = Topic(state)
     first = segment(1, 0, 9)
