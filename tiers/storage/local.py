@@ -2,7 +2,7 @@
 
 * An object appears whole or not at all: temporary file, fsync, atomic rename, fsync of the directory.
 * Temporary files lie in `.tmp` under the root and begin with their segment's uuid: a delete finds what a crash left
-  without a search of the partition's directory.
+  without a search of the partition's directory. Those of small objects are removed by an opening, a day later.
 * The log file is taken over by a hard link where the file system allows it, else copied by the kernel: its maker must
   not write to it any more.
 * File work runs in a bounded pool of threads. A call that passes its deadline is answered as retriable and abandoned:
@@ -17,6 +17,7 @@ import errno
 import os
 import shutil
 import threading
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +35,8 @@ T = TypeVar("T")
 
 _DEFAULTS = {"path": None, "cluster.id": None, "threads": "8", "timeout.ms": "30000", "copy.timeout.ms": "600000"}
 _TEMPORARY = ".tmp"
+_OBJECT = "object"
+_ABANDONED_AFTER_S = 86_400
 _LIST_PAGE = 1000
 _REFUSALS = {
     errno.EACCES,
@@ -110,7 +113,7 @@ class LocalRemoteStorageManager:
 
     async def put_object(self, key: str, data: bytes) -> None:
         path = self._path(key)
-        await self._run(lambda: self._replace(path, "object", lambda to: _write(to, data)))
+        await self._run(lambda: self._replace(path, _OBJECT, lambda to: _write(to, data)))
 
     async def get_object(self, key: str) -> bytes:
         path = self._path(key)
@@ -153,7 +156,13 @@ class LocalRemoteStorageManager:
         if not self._root.is_dir():
             # Not created: a file system that is not mounted must not be mistaken for an empty store.
             raise FileNotFoundError(errno.ENOENT, "no such directory", str(self._root))
-        (self._root / _TEMPORARY).mkdir(exist_ok=True)
+        temporaries = self._root / _TEMPORARY
+        temporaries.mkdir(exist_ok=True)
+        abandoned_before_s = time.time() - _ABANDONED_AFTER_S
+        for leftover in temporaries.glob(f"{_OBJECT}.*"):
+            with contextlib.suppress(FileNotFoundError):
+                if leftover.stat().st_mtime < abandoned_before_s:
+                    leftover.unlink(missing_ok=True)
 
     def _store(
         self, path: Path, size_bytes: int, name: str, write: Callable[[Path], None], abandoned: threading.Event

@@ -23,8 +23,9 @@ async def test_what_another_owner_trimmed_is_no_hole(call: str, tmp_path: Path) 
     (tmp_path / "remote").mkdir()
     clock, log, model = Clock(), InMemoryLog(), TierOracle()
     metadata_log = MetadataLog(lambda: clock.wall_ms, owner="a")
-    processes = {
-        name: TierProcess(name, tmp_path, log, metadata_log, OneTopic(KEEP_NOTHING), clock) for name in ("a", "b")
+    topics = OneTopic(KEEP_NOTHING)
+    processes = {  # no manifest tells the one of the other
+        name: TierProcess(name, tmp_path, log, metadata_log, topics, clock, cluster_id="") for name in ("a", "b")
     }
     a, b = processes.values()
     try:

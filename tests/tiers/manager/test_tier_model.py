@@ -78,6 +78,8 @@ class Tier(RuleBasedStateMachine):
         self.frozen: dict[str, asyncio.Task[None]] = {}
         self.deleted_to = 0
         """By users."""
+        self.broker_expired_to = 0
+        """What the broker's own retention removed, copied or not: it may be read or not."""
         self.log_start = 0
         self.is_diverged = False
         """The leader's log ends otherwise than what was copied, and no round has seen it yet."""
@@ -181,6 +183,15 @@ class Tier(RuleBasedStateMachine):
         self.log.log_start_offset = max(self.log.log_start_offset, offset)
         proxy = next(each for name, each in self.processes.items() if name not in self.frozen)
         self.run_until_done(proxy.metadata.raise_log_start_offset(PARTITION, offset))
+
+    @precondition(lambda self: self.topics.policy.retention_ms >= 0)
+    @rule()
+    def broker_expires(self) -> None:
+        oldest_ms = self.clock.wall_ms - self.topics.policy.retention_ms
+        expired = [each for each in self.model.batches if each.timestamp_ms < oldest_ms]
+        end = min(expired[-1].last_offset + 1 if expired else 0, self.log.lso)
+        if end > self.log.log_start_offset:
+            self.log.log_start_offset = self.broker_expired_to = end
 
     @rule(policy=policies)
     def change_settings(self, policy: TopicPolicy) -> None:
@@ -299,7 +310,7 @@ class Tier(RuleBasedStateMachine):
     def check_trim(self, before: int) -> None:
         """The newest segment always stays local, and nothing above the last stable offset goes."""
         if self.log.log_start_offset > max(
-            before, self.deleted_to, self.owner_metadata().log_start_offset(PARTITION) or 0
+            before, self.deleted_to, self.broker_expired_to, self.owner_metadata().log_start_offset(PARTITION) or 0
         ):
             end = self.owner_metadata().remote_end_offset(PARTITION)
             assert end is not None
@@ -329,7 +340,8 @@ class Tier(RuleBasedStateMachine):
             if is_owner and not self.is_diverged and remote_end is not None:
                 end = max(end, remote_end + 1)
             async with process.reader() as reader:
-                await self.model.read_all(reader, self.log_start, max(end, self.log_start))
+                first = max(self.log_start, self.broker_expired_to)
+                await self.model.read_all(reader, first, max(end, first))
                 if is_owner:
                     await self.model.find_nothing_outside(reader, metadata.log_start_offset(PARTITION), remote_end)
 
@@ -337,7 +349,7 @@ class Tier(RuleBasedStateMachine):
         policy = self.topics.policy
         start = self.log.log_start_offset if recorded is None else recorded
         assert start >= self.log_start, "the log start went back"
-        if start > max(self.log_start, self.deleted_to):
+        if start > max(self.log_start, self.deleted_to, self.broker_expired_to):
             expired = [b for b in self.model.batches if self.log_start <= b.last_offset < start]
             too_old = all(0 <= policy.retention_ms < self.clock.wall_ms - b.timestamp_ms for b in expired)
             too_much = 0 <= policy.retention_bytes <= self.model.size_bytes_from(start)

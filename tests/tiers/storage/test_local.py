@@ -161,3 +161,17 @@ async def test_a_listing_tells_when_an_object_was_written(storage: LocalRemoteSt
     await storage.put_object("small", b"1")
     os.utime(root / "small", (1_700_000_000, 1_700_000_000.5))
     assert [stored.modified_ms async for stored in storage.list_objects("")] == [1_700_000_000_500]
+
+
+async def test_an_opening_removes_what_a_crash_left_of_small_objects_long_ago(root: Path) -> None:
+    temporaries = root / ".tmp"
+    temporaries.mkdir()
+    old, new, of_a_segment = (temporaries / name for name in ("object.old", "object.new", "a-segments-uuid.old"))
+    for path in (old, new, of_a_segment):
+        path.write_bytes(b"half")
+    for path in (old, of_a_segment):
+        os.utime(path, (0, 0))
+    manager = LocalRemoteStorageManager({"path": str(root), "cluster.id": "c"})
+    await manager.open()
+    await manager.close()
+    assert sorted(temporaries.iterdir()) == sorted([new, of_a_segment])
