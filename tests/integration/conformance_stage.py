@@ -1,0 +1,338 @@
+"""The language that Kafka's tiered storage scenarios are written in here: a `Stage`, and actions on it.
+
+A batch holds one record of 1000 bytes. `one-`, `two-` topics have so many batches per remote segment and roll by size
+alone, so that what lies where is known exactly; `aged-` ones roll by age too, and `plain-` ones are not tiered until
+they are told to be. Everything is asked of a proxy that runs as a user starts it, and of the brokers behind it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import kafka as kafka_python
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions, NewTopic
+from kafka import KafkaAdminClient
+
+from tests.integration.strict_consumer import consumer_at, read
+from tests.integration.test_topic_configs import alter as alter_topics
+from tests.integration.waiting import until
+from tests.servers.kafka import KafkaCluster
+from tests.servers.peer import Peer, topic_id_of
+from tests.servers.tidegate import TidegateProcess, tidegate_over
+from tiers.storage.object_key import parse_segment_key
+
+TIMEOUT_S = 60.0
+LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = range(-1, -6, -1)
+BEGINNING_MS = 1_600_000_000_000
+"""The timestamp of offset 0; every later one is a second later."""
+_RULES = """
+[[topics]]
+name = "one-*"
+segment.bytes = 1300
+segment.ms = "1h"
+local.retention.bytes = 1
+[[topics]]
+name = "two-*"
+segment.bytes = 2300
+segment.ms = "1h"
+local.retention.bytes = 1
+[[topics]]
+name = "aged-*"
+segment.bytes = 1300
+segment.ms = "200ms"
+local.retention.bytes = 1
+[[topics]]
+name = "plain-*"
+remote.storage.enable = false
+segment.bytes = 1300
+segment.ms = "1h"
+"""
+_SETTINGS: Mapping[str, str | int] = {
+    "remote.log.manager.task.interval.ms": 200,
+    "remote.log.manager.task.retry.backoff.ms": 100,
+    "remote.log.visible.after.ms": 400,
+}
+
+
+def conformance_proxy(cluster: KafkaCluster, home: Path, name: str) -> TidegateProcess:
+    """Not started yet."""
+    settings = {**_SETTINGS, "remote.log.metadata.topic.name": f"__metadata-{name}"}
+    return tidegate_over(cluster, home, settings=settings, more=_RULES)
+
+
+@dataclass
+class Stage:
+    """One scenario's topic. `home` is the proxy's."""
+
+    cluster: KafkaCluster
+    proxy: TidegateProcess
+    home: Path
+    topic: str
+    values: defaultdict[int, list[tuple[int, bytes]]] = field(default_factory=lambda: defaultdict(list))
+    """By partition: offsets and values that a read_committed client gets, in order."""
+    next_offset: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    topic_ids: dict[str, Any] = field(default_factory=dict)
+    admins: dict[str, AdminClient] = field(default_factory=dict)
+
+    @property
+    def bootstrap(self) -> str:
+        return self.proxy.bootstrap_servers
+
+    def admin(self, bootstrap: str | None = None) -> AdminClient:
+        """Kept: its calls end with it."""
+        bootstrap = bootstrap or self.bootstrap
+        if bootstrap not in self.admins:
+            self.admins[bootstrap] = AdminClient({"bootstrap.servers": bootstrap})
+        return self.admins[bootstrap]
+
+    def segments(self, partition: int) -> list[tuple[int, int]]:
+        """Base and end offsets (inclusive) of those whose both objects are there."""
+        if self.topic not in self.topic_ids:
+            self.topic_ids[self.topic] = topic_id_of(self.cluster.bootstrap_servers.split(",")[0], self.topic)
+        tier = self.home / "tier"
+        found: dict[Any, set[str]] = defaultdict(set)
+        for path in [*tier.rglob("*.log"), *tier.rglob("*.indexes")]:
+            key = parse_segment_key(str(path.relative_to(tier)))
+            if key is not None and (key.topic_id, key.partition) == (self.topic_ids[self.topic], partition):
+                found[key.base_offset, key.end_offset, key.segment_uuid].add(key.suffix)
+        return sorted((base, end) for (base, end, _), suffixes in found.items() if len(suffixes) == 2)
+
+    def local_start(self, partition: int) -> int:
+        consumer = Consumer({"bootstrap.servers": self.cluster.bootstrap_servers, "group.id": "unused"})
+        try:
+            return int(consumer.get_watermark_offsets(TopicPartition(self.topic, partition), TIMEOUT_S)[0])
+        finally:
+            consumer.close()
+
+    def store_calls(self, operation: str) -> int:
+        pattern = rf'^tidegate_remote_storage_requests_total{{[^}}]*operation="{operation}"[^}}]*}} (\S+)$'
+        return sum(int(float(count)) for count in re.findall(pattern, self.proxy.metrics(), re.MULTILINE))
+
+    def leader(self, partition: int) -> int:
+        listed = self.admin(self.cluster.bootstrap_servers).list_topics(self.topic, timeout=TIMEOUT_S)
+        return int(listed.topics[self.topic].partitions[partition].leader)
+
+    def list_offset(self, timestamp: int, partition: int = 0) -> tuple[int, int]:
+        """Offset and leader epoch, as the partition's leader answers through the proxy."""
+        host, port = self.proxy.address
+        with Peer((host, port + self.leader(partition))) as peer:
+            ((_, error_code, _, offset, epoch),) = peer.list_offsets(9, self.topic, [(partition, timestamp)])
+        assert error_code == 0
+        return offset, epoch
+
+
+Action = Callable[[Stage], None]
+
+
+def create(kind: str, partitions: int = 1, replicas: list[int] | None = None) -> Action:
+    """Every partition on these brokers, the first leads; on all of them when none are named."""
+
+    def act(stage: Stage) -> None:
+        stage.topic = f"{kind}-{stage.topic}"
+        nodes = replicas or sorted(stage.cluster.brokers)
+        config = {"min.insync.replicas": "1", "retention.ms": "-1"}
+        new = NewTopic(stage.topic, partitions, replica_assignment=[nodes] * partitions, config=config)
+        stage.admin().create_topics([new])[stage.topic].result(TIMEOUT_S)
+
+    return act
+
+
+def produce(batches: int, partition: int = 0, *, transaction: str = "") -> Action:
+    """One record per batch. `transaction` is "commit" or "abort"; its marker takes an offset too."""
+
+    def act(stage: Stage) -> None:
+        settings = {"bootstrap.servers": stage.bootstrap, "acks": "all", "batch.num.messages": 1, "linger.ms": 0}
+        producer = Producer({**settings, **({"transactional.id": stage.topic} if transaction else {})})
+        if transaction:
+            producer.init_transactions(TIMEOUT_S)
+            producer.begin_transaction()
+        for _ in range(batches):
+            offset, value = stage.next_offset[partition], os.urandom(1000)
+            timestamp = BEGINNING_MS + 1000 * offset
+            producer.produce(stage.topic, value, partition=partition, timestamp=timestamp)
+            assert producer.flush(TIMEOUT_S) == 0
+            stage.next_offset[partition] += 1
+            if transaction != "abort":
+                stage.values[partition].append((offset, value))
+        if transaction:
+            ended = producer.commit_transaction if transaction == "commit" else producer.abort_transaction
+            ended(TIMEOUT_S)
+            stage.next_offset[partition] += 1
+
+    return act
+
+
+def expect_segments(*expected: tuple[int, int], partition: int = 0) -> Action:
+    """Exactly these: none before, between or after."""
+
+    def act(stage: Stage) -> None:
+        found: list[tuple[int, int]] = []
+
+        def as_expected() -> bool:
+            found[:] = stage.segments(partition)
+            return found == list(expected)
+
+        _until(as_expected, lambda: f"segments {found}, expected {list(expected)}")
+
+    return act
+
+
+def expect_no_remote_segments(partition: int = 0) -> Action:
+    return expect_segments(partition=partition)
+
+
+def expect_local_start(offset: int, partition: int = 0) -> Action:
+    """As the broker itself says."""
+
+    def act(stage: Stage) -> None:
+        _until(
+            lambda: stage.local_start(partition) == offset,
+            lambda: f"the local log starts at {stage.local_start(partition)}, not {offset}",
+        )
+
+    return act
+
+
+def expect_offset(timestamp: int, offset: int, epoch: int | None = None, partition: int = 0) -> Action:
+    """What ListOffsets answers for it; the leader epoch with it is the tier's own checkpoint's."""
+
+    def act(stage: Stage) -> None:
+        answered = (-1, -1)
+
+        def as_expected() -> bool:
+            nonlocal answered
+            answered = stage.list_offset(timestamp, partition)
+            return answered[0] == offset and epoch in (None, answered[1])
+
+        _until(as_expected, lambda: f"{timestamp} is at {answered}, not {(offset, epoch)}")
+
+    return act
+
+
+def consume(
+    offset: int, count: int, *, remote_fetches: int, partition: int = 0, index_fetches: int | None = None
+) -> Action:
+    """Byte for byte what was produced, and how many ranges of segments were downloaded for it."""
+
+    def act(stage: Stage) -> None:
+        before = {name: stage.store_calls(name) for name in ("fetch_log_segment", "fetch_indexes")}
+        settings = {"isolation.level": "read_committed", "fetch.message.max.bytes": 1_000_000}
+        with consumer_at(stage.bootstrap, stage.topic, offset, partition, settings) as consumer:  # type: ignore[arg-type]  # librdkafka's values are of any kind
+            found = read(consumer, count)
+        expected = [each for each in stage.values[partition] if each[0] >= offset][:count]
+        assert [each[0] for each in found] == [each[0] for each in expected]
+        assert found == expected
+        fetched = {name: stage.store_calls(name) - count for name, count in before.items()}
+        assert fetched["fetch_log_segment"] == remote_fetches
+        assert index_fetches is None or fetched["fetch_indexes"] <= index_fetches
+
+    return act
+
+
+def bounce_proxy(number: signal.Signals = signal.SIGTERM) -> Action:
+    """It comes back with its state and with nothing in its caches."""
+
+    def act(stage: Stage) -> None:
+        stage.proxy.keep()
+        stage.proxy.stop(number)
+        stage.proxy.start()
+
+    return act
+
+
+def bounce_brokers(*node_ids: int, forget: tuple[str, ...] = ()) -> Action:
+    """All of them are down at once. `forget` names files that are erased from their log folders meanwhile."""
+
+    def act(stage: Stage) -> None:
+        for node_id in node_ids:
+            stage.cluster.stop_broker(node_id)
+        for node_id in node_ids:
+            for name in forget:
+                for found in stage.cluster.brokers[node_id].logs.rglob(name):
+                    found.unlink()
+        for node_id in node_ids:
+            stage.cluster.start_broker(node_id)
+
+    return act
+
+
+def delete_records(offset: int, partition: int = 0) -> Action:
+    def act(stage: Stage) -> None:
+        where = TopicPartition(stage.topic, partition, offset)
+        admin = AdminClient({"bootstrap.servers": stage.bootstrap})  # which has not known another leader
+        assert admin.delete_records([where])[where].result(TIMEOUT_S).low_watermark == offset
+
+    return act
+
+
+def alter(**changes: str) -> Action:
+    """Topic settings through the proxy; underscores stand for dots."""
+
+    def act(stage: Stage) -> None:
+        named = {key.replace("_", "."): value for key, value in changes.items()}
+        assert alter_topics(stage.bootstrap, {stage.topic: named}) == [0]
+
+    return act
+
+
+def add_partitions(total: int) -> Action:
+    def act(stage: Stage) -> None:
+        added = stage.admin().create_partitions([NewPartitions(stage.topic, total)])
+        added[stage.topic].result(TIMEOUT_S)
+
+    return act
+
+
+def move_replicas(*replicas: int, partition: int = 0) -> Action:
+    """The partition's replicas from now on; the first of them leads then."""
+
+    def act(stage: Stage) -> None:
+        admin = KafkaAdminClient(bootstrap_servers=stage.cluster.bootstrap_servers)
+        where = kafka_python.TopicPartition(stage.topic, partition)
+        try:
+            assert set(admin.alter_partition_reassignments({where: list(replicas)}).values()) == {None}
+            _until(lambda: where not in admin.list_partition_reassignments(), lambda: f"{where} still moves")
+            if stage.leader(partition) != replicas[0]:
+                admin.elect_leaders(0, {stage.topic: [partition]})
+        finally:
+            admin.close()
+        _until(lambda: stage.leader(partition) == replicas[0], lambda: f"{stage.leader(partition)} leads {where}")
+
+    return act
+
+
+def move_log_dir(node_id: int, folder: Callable[[Stage], Path], partition: int = 0) -> Action:
+    def act(stage: Stage) -> None:
+        admin = KafkaAdminClient(bootstrap_servers=stage.cluster.bootstrap_servers)
+        try:
+            admin.alter_replica_log_dirs({(stage.topic, partition, node_id): str(folder(stage))})
+        finally:
+            admin.close()
+        moved = folder(stage) / f"{stage.topic}-{partition}"
+        _until(moved.is_dir, lambda: f"{moved} is not there")
+
+    return act
+
+
+def delete_topic() -> Action:
+    def act(stage: Stage) -> None:
+        stage.segments(0)  # its id, while there is one
+        stage.admin().delete_topics([stage.topic])[stage.topic].result(TIMEOUT_S)
+
+    return act
+
+
+def _until(condition: Callable[[], bool], otherwise: Callable[[], str]) -> None:
+    try:
+        until(condition)
+    except AssertionError as error:
+        raise AssertionError(otherwise()) from error
