@@ -31,6 +31,8 @@ CLUSTER_ID = "cluster-1"
 PART_BYTES = 5 << 20
 
 
+TELLS_TIMES = {"local", "s3"}
+"""Whose listings say when an object was written."""
 STORES = ["local", "s3", "gcs", "azure", "arrow", "hdfs"]
 LONG_LISTING = {"local": 1005, "s3": 1005, "hdfs": 45}
 """More than a page of what the store answers; pyarrow pages by itself."""
@@ -225,7 +227,9 @@ async def test_small_objects_are_written_replaced_and_read(storage: RemoteStorag
     assert await storage.get_object(key) == b""
 
 
-async def test_a_listing_names_all_below_a_prefix_in_order(storage: RemoteStorageManager, segment: Copied) -> None:
+async def test_a_listing_names_all_below_a_prefix_in_order(
+    store: str, storage: RemoteStorageManager, segment: Copied
+) -> None:
     metadata, data = segment
     prefix = partition_prefix(CLUSTER_ID, metadata.topic_id_partition)
     await storage.copy_log_segment_data(metadata, data)
@@ -238,6 +242,9 @@ async def test_a_listing_names_all_below_a_prefix_in_order(storage: RemoteStorag
     sizes = sorted(stored.size_bytes for stored in found)
     assert sizes == sorted([2, len(data.indexes), data.log_segment.stat().st_size])
     assert all(stored.key.startswith(prefix) for stored in found)
+    times = [stored.modified_ms for stored in found]
+    assert None not in times if store in TELLS_TIMES else set(times) == {None}
+    assert all(time is None or time > 1_700_000_000_000 for time in times)
     assert len(await keys(storage)) == 4
     assert await keys(storage, prefix[:-3]) == [stored.key for stored in found]
     assert await keys(storage, "no/such/prefix/") == []
