@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
@@ -19,7 +19,6 @@ from tests.drill.rig import DrillProxy, DrillRig
 from tests.drill.violations import OUTAGE, Violations
 
 _TIMEOUT_S = 10.0
-_CONSUMER_TIMEOUT_S = 3.0
 _PAUSE_S = 1.0
 _LOG_NOTHING = 0
 
@@ -72,10 +71,7 @@ class OutageProbe:
         admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1)])[topic].result(_TIMEOUT_S)
         try:
             admin.create_partitions([NewPartitions(topic, 2)])[topic].result(_TIMEOUT_S)
-            producer = Producer({"bootstrap.servers": proxy.bootstrap, "acks": "all", "log_level": _LOG_NOTHING})
-            producer.produce(topic, b"probe", partition=1)
-            if producer.flush(_TIMEOUT_S):
-                raise TimeoutError("a record was not acknowledged")
+            _produce(proxy, topic, 1)
             self._read(proxy, TopicPartition(topic, 1, 0))
         finally:
             admin.delete_topics([topic])[topic].result(_TIMEOUT_S)
@@ -88,25 +84,29 @@ class OutageProbe:
                 self._read(proxy, TopicPartition(*partition.place, certain[-1]))
 
     def _read(self, proxy: DrillProxy, at: TopicPartition) -> None:
-        deadline_s = time.monotonic() + _TIMEOUT_S
-        while time.monotonic() < deadline_s:
-            if _is_read(proxy, at):
-                return
-        raise TimeoutError(f"{at.topic} {at.partition} {at.offset} was not read in {_TIMEOUT_S:.0f} s")
+        settings = {"bootstrap.servers": proxy.bootstrap, "group.id": "unused", "log_level": _LOG_NOTHING}
+        consumer = Consumer({**settings, "auto.offset.reset": "error"})
+        try:
+            consumer.assign([at])
+            deadline_s = time.monotonic() + _TIMEOUT_S
+            while time.monotonic() < deadline_s:
+                message = consumer.poll(0.5)
+                if message is not None and message.error() is None:
+                    return
+            raise TimeoutError(f"{at.topic} {at.partition} {at.offset} was not read in {_TIMEOUT_S:.0f} s")
+        finally:
+            consumer.close()
 
 
-def _is_read(proxy: DrillProxy, at: TopicPartition) -> bool:
-    """Asks for a while. Of a partition that is new, librdkafka sometimes asks too early and then waits for long, also
-    of a broker without a proxy: another consumer reads it."""
-    settings = {"bootstrap.servers": proxy.bootstrap, "group.id": "unused", "log_level": _LOG_NOTHING}
-    consumer = Consumer({**settings, "auto.offset.reset": "error"})
-    try:
-        consumer.assign([at])
-        deadline_s = time.monotonic() + _CONSUMER_TIMEOUT_S
-        while time.monotonic() < deadline_s:
-            message = consumer.poll(0.5)
-            if message is not None and message.error() is None:
-                return True
-        return False
-    finally:
-        consumer.close()
+def _produce(proxy: DrillProxy, topic: str, partition: int) -> None:
+    """A partition that is new is unknown to brokers for a moment, and librdkafka gives up at once."""
+    errors: list[KafkaError | None] = []
+    producer = Producer({"bootstrap.servers": proxy.bootstrap, "acks": "all", "log_level": _LOG_NOTHING})
+    deadline_s = time.monotonic() + _TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        producer.produce(topic, b"probe", partition=partition, on_delivery=lambda error, _: errors.append(error))
+        producer.flush(_TIMEOUT_S)
+        if errors and errors[-1] is None:
+            return
+        time.sleep(0.1)
+    raise TimeoutError(f"nothing was acknowledged: {errors[-1:]}")

@@ -48,7 +48,7 @@ class Reader:
         self.unfinished = 0
         """Passes that a fault has kept from their end; what they did read was checked."""
         self.longest_wait_s = 0.0
-        """For a record that was certain, through a proxy that was up and stayed so."""
+        """For a record that was certain, while the proxy and the store were up and stayed so."""
         self.error: str | None = None
 
     def stop(self) -> None:
@@ -90,7 +90,7 @@ class Reader:
             came_at_s = time.monotonic()
             while next_offset < target and time.monotonic() < deadline_s and not self._stopping.is_set():
                 came = reading.consume(500, _POLL_S)
-                if proxy.is_up and proxy.changed_at_s < came_at_s:
+                if self._is_undisturbed(proxy, came_at_s):
                     self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - came_at_s)
                 if came:
                     came_at_s = time.monotonic()
@@ -121,6 +121,11 @@ class Reader:
         first = max(self._log_start(place), start)
         partition.check_complete(certain, seen, first, next_offset, proxy.name)
         return next_offset >= target
+
+    def _is_undisturbed(self, proxy: DrillProxy, since_s: float) -> bool:
+        rig = self._rig
+        is_up = proxy.is_up and not rig.store_is_away
+        return is_up and max(proxy.changed_at_s, rig.store_changed_at_s) < since_s
 
     def _bear(self, error: KafkaError, place: Place, next_offset: int, proxy: DrillProxy) -> bool:
         """False: the pass is over, for the log start went past it."""

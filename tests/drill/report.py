@@ -26,7 +26,7 @@ def show(console: Console, result: DrillResult, proxies: int) -> None:
     table.add_row("  aborted", f"{result.aborted:,}")
     table.add_row("records checked by readers", f"{result.checked:,}")
     table.add_row("passes of readers (kept from their end)", f"{result.passes:,} ({result.unfinished_passes:,})")
-    table.add_row("longest wait of a reader, its proxy being up, s", f"{result.longest_wait_s:.1f}")
+    table.add_row("longest wait of a reader, proxy and store being up, s", f"{result.longest_wait_s:.1f}")
     table.add_row("DeleteRecords of clients", f"{result.deletions:,}")
     table.add_section()
     table.add_row("segments copied", f"{result.segments[State.COPY_SEGMENT_FINISHED]:,}")

@@ -84,6 +84,7 @@ class DrillRig:
         self.disrupted_at_s = time.monotonic()
         """When a proxy, or the broker, last went away or came back."""
         self.store_is_away = False
+        self.store_changed_at_s = 0.0
 
     def _process(self, number: int, command: Sequence[str]) -> TidegateProcess:
         home = self.home / f"proxy-{number}"
@@ -138,6 +139,9 @@ class DrillRig:
         proxy.is_up, proxy.changed_at_s = is_up, time.monotonic()
         self._disrupted()
 
+    def _set_store(self, *, is_away: bool) -> None:
+        self.store_is_away, self.store_changed_at_s = is_away, time.monotonic()
+
     def _disrupted(self) -> None:
         with self._disruptions:
             self.disrupted_at_s = time.monotonic()
@@ -150,17 +154,17 @@ class DrillRig:
             case FaultKind.PROXY_STALL | FaultKind.PROXY_FREEZE:
                 self._freeze_proxy(self.proxies[fault.proxy], fault.duration_s, heal_early)
             case FaultKind.STORE_KILL | FaultKind.STORE_OUTAGE:
-                self.store_is_away = True
+                self._set_store(is_away=True)
                 self.gateway.kill()
                 heal_early.wait(fault.duration_s)
-                self.store_is_away = False
                 self.gateway.start()
+                self._set_store(is_away=False)
             case FaultKind.STORE_FREEZE:
-                self.store_is_away = True
+                self._set_store(is_away=True)
                 self.gateway.pause()
                 heal_early.wait(fault.duration_s)
-                self.store_is_away = False
                 self.gateway.resume()
+                self._set_store(is_away=False)
             case FaultKind.BROKER_STALL:
                 self.cluster.pause_broker(1)
                 self._disrupted()

