@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from tiers.errors import (
     LogDivergedError,
+    OwnershipLostError,
     RemoteLogMetadataError,
     RemoteResourceNotFoundError,
     RemoteStorageError,
@@ -151,6 +152,8 @@ class PartitionManifestTask:
             await self._services.storage.fetch_indexes(newest.metadata(partition))
         except RemoteResourceNotFoundError:
             return  # deleted as it should be: the manifest is an old one
+        if not metadata.owns(partition):
+            raise OwnershipLostError(f"{partition} is owned by another member, who knows more")
         raise LogDivergedError(
             f"the store has {len(unknown)} accepted segments of {partition} that the metadata does not know:"
             " it was lost, and `tidegate tier rebuild` restores it"
