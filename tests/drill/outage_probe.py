@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
+from contextlib import suppress
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -101,11 +102,12 @@ class OutageProbe:
 def _produce(proxy: DrillProxy, topic: str, partition: int) -> None:
     """A partition that is new is unknown to brokers for a moment, and librdkafka gives up at once."""
     errors: list[KafkaError | None] = []
-    producer = Producer({"bootstrap.servers": proxy.bootstrap, "acks": "all", "log_level": _LOG_NOTHING})
     deadline_s = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < deadline_s:
-        producer.produce(topic, b"probe", partition=partition, on_delivery=lambda error, _: errors.append(error))
-        producer.flush(_TIMEOUT_S)
+        producer = Producer({"bootstrap.servers": proxy.bootstrap, "acks": "all", "log_level": _LOG_NOTHING})
+        with suppress(KafkaException):
+            producer.produce(topic, b"probe", partition=partition, on_delivery=lambda error, _: errors.append(error))
+            producer.flush(_TIMEOUT_S)
         if errors and errors[-1] is None:
             return
         time.sleep(0.1)
