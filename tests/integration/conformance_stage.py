@@ -22,6 +22,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from kafka import KafkaAdminClient
 
+from protocol.errors import ErrorCode
 from tests.integration.strict_consumer import consumer_at, read
 from tests.integration.test_topic_configs import alter as alter_topics
 from tests.integration.waiting import until
@@ -288,8 +289,20 @@ def add_partitions(total: int) -> Action:
     def act(stage: Stage) -> None:
         added = stage.admin().create_partitions([NewPartitions(stage.topic, total)])
         added[stage.topic].result(TIMEOUT_S)
+        brokers = [stage.cluster.address(node_id) for node_id in stage.cluster.brokers]
+        _until(
+            lambda: all(_knows(address, stage.topic, total - 1) for address in brokers),
+            lambda: "not every broker knows the new partitions",
+        )
 
     return act
+
+
+def _knows(address: tuple[str, int], topic: str, partition: int) -> bool:
+    """Whether the broker has heard of the partition: only its leader answers for the log, others say who leads."""
+    with Peer(address) as peer:
+        ((_, error_code, _, _, _),) = peer.list_offsets(9, topic, [(partition, LATEST)])
+    return error_code in (ErrorCode.NONE, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
 
 def move_replicas(*replicas: int, partition: int = 0) -> Action:
