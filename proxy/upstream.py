@@ -238,9 +238,7 @@ def _check_head(slot: Slot, part: FramePart) -> None:
         raise CorrelationMismatchError(f"correlation id {correlation_id} where {slot.upstream_correlation_id} was due")
 
 
-async def connect_upstream(
-    context: ConnectionContext, endpoint: Endpoint, client: ClientSide
-) -> UpstreamConnection:
+async def connect_upstream(context: ConnectionContext, endpoint: Endpoint, client: ClientSide) -> UpstreamConnection:
     """Tries the endpoint's addresses in turn, with backoff, until the deadline."""
     loop = asyncio.get_running_loop()
     limits = context.limits
