@@ -6,8 +6,9 @@ too: the same bytes, the same records under read_committed, nothing below the lo
 never goes back, and nothing expires that the topic's retention or a user did not ask for.
 
 `test_it_sees_a_planted_bug` shows that this catches a trim before visibility, a segment expired too early, an aborted
-transaction left out, and a skipped epoch check. `TIDEGATE_EXAMPLES` says how many histories are tried. Unclean elections happen only where no transaction is open: what
-a transaction that lost its marker means, is for the coordinator to say.
+transaction left out, and a skipped epoch check. `TIDEGATE_EXAMPLES` says how many histories are tried. Unclean
+elections happen only where no transaction is open: what a transaction that lost its marker means, is for the
+coordinator to say.
 """
 
 from __future__ import annotations
