@@ -12,50 +12,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from functools import partial
-from uuid import uuid4
 
 from protocol.records.record_batch import cut_at_batches
 from tiers.errors import (
-    CorruptSegmentError,
-    CustomMetadataTooLargeError,
     LogDivergedError,
     OffsetGapError,
     OwnershipLostError,
-    RemoteResourceNotFoundError,
-    RemoteStorageError,
 )
-from tiers.log.log_source import AbortedTransaction, LocalLogBounds, LogRead
+from tiers.log.log_source import LocalLogBounds, LogRead
 from tiers.manager.lineage import check_lineage, check_remote_lineage
-from tiers.manager.read_back import verify_copied_segment
-from tiers.manager.segment_deletion import delete_segment, write_state
+from tiers.manager.segment_continuation import SegmentContinuation, continuation_at
+from tiers.manager.segment_copy import copy_segment
 from tiers.manager.spool import SpoolError
 from tiers.manager.task_services import TaskServices
 from tiers.manager.topic_policy import TopicPolicy
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.ids import TopicIdPartition
 from tiers.quota import Reservation
-from tiers.segment.indexes_object import decode_indexes_object
-from tiers.segment.producer_snapshot import NO_OFFSET, ProducerStateEntry, decode_producer_snapshot
-from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder, SegmentOverflowError
-from tiers.segment.segment_encryption import seal_segment
-from tiers.segment.transaction_tracker import OpenTransactions
+from tiers.segment.segment_builder import SegmentBuilder, SegmentOverflowError
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Continuation:
-    """What a segment takes over from the one that ends right before `next_offset`."""
-
-    next_offset: int
-    leader_epochs: tuple[LeaderEpochEntry, ...] = ()
-    open_transactions: OpenTransactions | None = None
-    producers: tuple[ProducerStateEntry, ...] = ()
 
 
 class RLMCopyTask:
@@ -63,7 +39,7 @@ class RLMCopyTask:
         self._services = services
         self._partition = topic_id_partition
         self._builder: SegmentBuilder | None = None
-        self._continuation: _Continuation | None = None
+        self._continuation: SegmentContinuation | None = None
         self._read_epoch = -1
         self._read_bytes = 0
         self._read_offsets = 0
@@ -234,11 +210,12 @@ class RLMCopyTask:
         return first_ms is not None and self._services.clock_ms() - first_ms >= policy.segment_ms
 
     async def _builder_from(self, start: int) -> SegmentBuilder:
+        services = self._services
         if self._builder is not None:
             return self._builder
         if self._continuation is None or self._continuation.next_offset != start:
-            self._continuation = await self._continuation_at(start)
-        continuation, services = self._continuation, self._services
+            self._continuation = await continuation_at(services, self._partition, start)
+        continuation = self._continuation
         path = services.spool.new_path(self._partition)
 
         def make() -> SegmentBuilder:
@@ -255,29 +232,6 @@ class RLMCopyTask:
 
         return await services.spool.run(make)
 
-    async def _continuation_at(self, start: int) -> _Continuation:
-        """What the last segment's stored indexes hand on: leader epochs, else known from the metadata, and the state of
-        producers and transactions, which is not known where a clamp cuts a segment."""
-        metadata, partition = self._services.metadata, self._partition
-        previous = metadata.remote_log_segment_metadata(partition, start - 1)
-        if previous is None:
-            return _Continuation(start)
-        try:
-            stored = decode_indexes_object(await self._services.storage.fetch_indexes(previous), previous)
-            # A segment that a clamp cuts also knows epochs of what was cut off.
-            kept = tuple(entry for entry in stored.indexes.leader_epochs if entry.start_offset < start)
-            if previous.end_offset != start - 1:
-                return _Continuation(start, kept)
-            producers = decode_producer_snapshot(stored.indexes.producer_snapshot)
-            return _Continuation(start, kept, _open_transactions(producers, stored.indexes.history_from), producers)
-        except (RemoteResourceNotFoundError, CorruptSegmentError) as error:
-            # Expired segments' epochs are not in it, but a lost object must not hold up the copying for ever.
-            _LOG.error(
-                "the newest segment's indexes cannot be read",
-                extra={"partition": str(partition), "segment": str(previous.segment_id.id), "error": str(error)},
-            )
-            return _Continuation(start, _known_epochs(metadata.list_remote_log_segments(partition), start))
-
     async def _roll(self) -> int:
         """Finishes the open segment and copies it; returns the offset after it."""
         builder, services = self._builder, self._services
@@ -286,85 +240,16 @@ class RLMCopyTask:
             await self._check_open_segment(builder)
             built = await services.spool.run(builder.finish)
             services.checkpoint("segment-built")
-            await self._copy(built)
+            await copy_segment(services, self._partition, built, self._progress)
         except BaseException:
             services.metrics.copy_errors.labels(self._partition.topic).inc()
             raise
         finally:
             self.discard()
-        self._continuation = _Continuation(
+        self._continuation = SegmentContinuation(
             built.end_offset + 1, built.leader_epochs, built.open_transactions, built.producers
         )
         return built.end_offset + 1
-
-    async def _copy(self, built: BuiltSegment) -> None:
-        services = self._services
-        services.metrics.copy_requests.labels(self._partition.topic).inc()
-        segment = RemoteLogSegmentMetadata(
-            segment_id=RemoteLogSegmentId(self._partition, uuid4()),
-            start_offset=built.start_offset,
-            end_offset=built.end_offset,
-            broker_id=services.settings.broker_id,
-            max_timestamp_ms=built.max_timestamp_ms,
-            event_timestamp_ms=services.wall_clock_ms(),
-            segment_leader_epochs=built.segment_leader_epochs,
-            segment_size_bytes=built.size_bytes,
-            state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
-            txn_index_empty=built.txn_index_empty,
-        )
-        await services.metadata.add_remote_log_segment_metadata(segment)
-        services.checkpoint("copy-started-written")
-        async with self._sealed(built, segment) as stored:
-            data = await services.spool.run(lambda: stored.log_segment_data(segment))
-            custom_metadata = await services.storage.copy_log_segment_data(segment, data)
-        self._progress()
-        services.checkpoint("objects-written")
-        if custom_metadata is not None and len(custom_metadata) > services.settings.custom_metadata_max_bytes:
-            try:
-                await delete_segment(services, segment, custom_metadata)
-            except RemoteStorageError as error:  # one attempt: what is left has its DELETE record
-                _LOG.warning(
-                    "a segment with too much custom metadata could not be deleted",
-                    extra={
-                        "partition": str(self._partition),
-                        "segment": str(segment.segment_id.id),
-                        "error": str(error),
-                    },
-                )
-            raise CustomMetadataTooLargeError(
-                f"{self._partition}: the store returned {len(custom_metadata)} bytes of custom metadata; "
-                f"the limit is {services.settings.custom_metadata_max_bytes}"
-            )
-        segment = replace(segment, custom_metadata=custom_metadata)
-        await verify_copied_segment(
-            services.storage, segment, stored, services.settings.verify_bytes, services.key_ring
-        )
-        self._progress()
-        services.checkpoint("copy-verified")
-        await write_state(services, segment, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
-        self._progress()
-        services.checkpoint("copy-finished-written")
-        services.metrics.copy_bytes.labels(self._partition.topic).inc(built.size_bytes)
-        if built.missing_offsets:
-            _LOG.warning(
-                "the log has no records for some offsets of a segment",
-                extra={"partition": str(self._partition), "missing_offsets": built.missing_offsets},
-            )
-
-    @asynccontextmanager
-    async def _sealed(self, built: BuiltSegment, segment: RemoteLogSegmentMetadata) -> AsyncIterator[BuiltSegment]:
-        """What the store gets: the segment as it is, or encrypted into a file of its own that ends with the copy."""
-        services = self._services
-        if services.key_ring.current is None:
-            yield built
-            return
-        path = services.spool.new_path(self._partition)
-        services.spool.grow(built.size_bytes)
-        try:
-            yield await services.spool.run(lambda: seal_segment(built, segment.segment_id.id, services.key_ring, path))
-        finally:
-            path.unlink(missing_ok=True)
-            services.spool.shrink(built.size_bytes)
 
     @property
     def local_only_bytes(self) -> int:
@@ -417,29 +302,3 @@ class RLMCopyTask:
             self._services.spool.shrink(self._builder.size_bytes)
             self._builder.discard()
             self._builder = None
-
-
-def _open_transactions(producers: Iterable[ProducerStateEntry], history_from: int) -> OpenTransactions:
-    """Which of them abort, the leader reports again."""
-    return OpenTransactions(
-        ongoing=tuple(
-            AbortedTransaction(one.producer_id, one.current_txn_first_offset)
-            for one in producers
-            if one.current_txn_first_offset != NO_OFFSET
-        ),
-        history_from=history_from,
-    )
-
-
-def _known_epochs(segments: Iterable[RemoteLogSegmentMetadata], end: int) -> tuple[LeaderEpochEntry, ...]:
-    epochs: list[LeaderEpochEntry] = []
-    for segment in segments:
-        if segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-            epochs += [
-                entry
-                for entry in segment.segment_leader_epochs
-                if entry.start_offset <= segment.valid_end_offset
-                and entry.start_offset < end
-                and (not epochs or entry.epoch > epochs[-1].epoch)
-            ]
-    return tuple(epochs)

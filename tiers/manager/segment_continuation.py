@@ -1,0 +1,82 @@
+"""What a segment takes over from the one before it: leader epochs, open transactions, the state of producers.
+
+After a restart it is read from the last segment's stored indexes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
+from tiers.log.log_source import AbortedTransaction
+from tiers.manager.task_services import TaskServices
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.segment.indexes_object import decode_indexes_object
+from tiers.segment.producer_snapshot import NO_OFFSET, ProducerStateEntry, decode_producer_snapshot
+from tiers.segment.transaction_tracker import OpenTransactions
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentContinuation:
+    """From the segment that ends right before `next_offset`."""
+
+    next_offset: int
+    leader_epochs: tuple[LeaderEpochEntry, ...] = ()
+    open_transactions: OpenTransactions | None = None
+    producers: tuple[ProducerStateEntry, ...] = ()
+
+
+async def continuation_at(services: TaskServices, partition: TopicIdPartition, start: int) -> SegmentContinuation:
+    """What the last segment's stored indexes hand on: leader epochs, else known from the metadata, and the state of
+    producers and transactions, which is not known where a clamp cuts a segment."""
+    metadata = services.metadata
+    previous = metadata.remote_log_segment_metadata(partition, start - 1)
+    if previous is None:
+        return SegmentContinuation(start)
+    try:
+        stored = decode_indexes_object(await services.storage.fetch_indexes(previous), previous)
+        # A segment that a clamp cuts also knows epochs of what was cut off.
+        kept = tuple(entry for entry in stored.indexes.leader_epochs if entry.start_offset < start)
+        if previous.end_offset != start - 1:
+            return SegmentContinuation(start, kept)
+        producers = decode_producer_snapshot(stored.indexes.producer_snapshot)
+        return SegmentContinuation(start, kept, _open_transactions(producers, stored.indexes.history_from), producers)
+    except (RemoteResourceNotFoundError, CorruptSegmentError) as error:
+        # Expired segments' epochs are not in it, but a lost object must not hold up the copying for ever.
+        _LOG.error(
+            "the newest segment's indexes cannot be read",
+            extra={"partition": str(partition), "segment": str(previous.segment_id.id), "error": str(error)},
+        )
+        return SegmentContinuation(start, _known_epochs(metadata.list_remote_log_segments(partition), start))
+
+
+def _open_transactions(producers: Iterable[ProducerStateEntry], history_from: int) -> OpenTransactions:
+    """Which of them abort, the leader reports again."""
+    return OpenTransactions(
+        ongoing=tuple(
+            AbortedTransaction(one.producer_id, one.current_txn_first_offset)
+            for one in producers
+            if one.current_txn_first_offset != NO_OFFSET
+        ),
+        history_from=history_from,
+    )
+
+
+def _known_epochs(segments: Iterable[RemoteLogSegmentMetadata], end: int) -> tuple[LeaderEpochEntry, ...]:
+    epochs: list[LeaderEpochEntry] = []
+    for segment in segments:
+        if segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+            epochs += [
+                entry
+                for entry in segment.segment_leader_epochs
+                if entry.start_offset <= segment.valid_end_offset
+                and entry.start_offset < end
+                and (not epochs or entry.epoch > epochs[-1].epoch)
+            ]
+    return tuple(epochs)

@@ -1,0 +1,96 @@
+"""Copying one built segment: COPY_SEGMENT_STARTED, the objects, read back, COPY_SEGMENT_FINISHED, in this order.
+
+Every attempt has a new uuid. One that ends anywhere leaves COPY_SEGMENT_STARTED, which `collect_leftovers` deletes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from uuid import uuid4
+
+from tiers.errors import CustomMetadataTooLargeError, RemoteStorageError
+from tiers.manager.read_back import verify_copied_segment
+from tiers.manager.segment_deletion import delete_segment, write_state
+from tiers.manager.task_services import TaskServices
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.segment.segment_builder import BuiltSegment
+from tiers.segment.segment_encryption import seal_segment
+
+_LOG = logging.getLogger(__name__)
+
+
+async def copy_segment(
+    services: TaskServices, partition: TopicIdPartition, built: BuiltSegment, progress: Callable[[], None]
+) -> None:
+    """One attempt. `progress` is called after each step that took a peer's time."""
+    services.metrics.copy_requests.labels(partition.topic).inc()
+    segment = RemoteLogSegmentMetadata(
+        segment_id=RemoteLogSegmentId(partition, uuid4()),
+        start_offset=built.start_offset,
+        end_offset=built.end_offset,
+        broker_id=services.settings.broker_id,
+        max_timestamp_ms=built.max_timestamp_ms,
+        event_timestamp_ms=services.wall_clock_ms(),
+        segment_leader_epochs=built.segment_leader_epochs,
+        segment_size_bytes=built.size_bytes,
+        state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+        txn_index_empty=built.txn_index_empty,
+    )
+    await services.metadata.add_remote_log_segment_metadata(segment)
+    services.checkpoint("copy-started-written")
+    async with _sealed(services, built, segment) as stored:
+        data = await services.spool.run(lambda: stored.log_segment_data(segment))
+        custom_metadata = await services.storage.copy_log_segment_data(segment, data)
+    progress()
+    services.checkpoint("objects-written")
+    if custom_metadata is not None and len(custom_metadata) > services.settings.custom_metadata_max_bytes:
+        try:
+            await delete_segment(services, segment, custom_metadata)
+        except RemoteStorageError as error:  # one attempt: what is left has its DELETE record
+            _LOG.warning(
+                "a segment with too much custom metadata could not be deleted",
+                extra={
+                    "partition": str(partition),
+                    "segment": str(segment.segment_id.id),
+                    "error": str(error),
+                },
+            )
+        raise CustomMetadataTooLargeError(
+            f"{partition}: the store returned {len(custom_metadata)} bytes of custom metadata; "
+            f"the limit is {services.settings.custom_metadata_max_bytes}"
+        )
+    segment = replace(segment, custom_metadata=custom_metadata)
+    await verify_copied_segment(services.storage, segment, stored, services.settings.verify_bytes, services.key_ring)
+    progress()
+    services.checkpoint("copy-verified")
+    await write_state(services, segment, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+    progress()
+    services.checkpoint("copy-finished-written")
+    services.metrics.copy_bytes.labels(partition.topic).inc(built.size_bytes)
+    if built.missing_offsets:
+        _LOG.warning(
+            "the log has no records for some offsets of a segment",
+            extra={"partition": str(partition), "missing_offsets": built.missing_offsets},
+        )
+
+
+@asynccontextmanager
+async def _sealed(
+    services: TaskServices, built: BuiltSegment, segment: RemoteLogSegmentMetadata
+) -> AsyncIterator[BuiltSegment]:
+    """What the store gets: the segment as it is, or encrypted into a file of its own that ends with the copy."""
+    if services.key_ring.current is None:
+        yield built
+        return
+    path = services.spool.new_path(segment.topic_id_partition)
+    services.spool.grow(built.size_bytes)
+    try:
+        yield await services.spool.run(lambda: seal_segment(built, segment.segment_id.id, services.key_ring, path))
+    finally:
+        path.unlink(missing_ok=True)
+        services.spool.shrink(built.size_bytes)
