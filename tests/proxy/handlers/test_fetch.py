@@ -290,34 +290,6 @@ async def test_followers_get_what_the_broker_says(bench: Bench, version: int) ->
     assert (action.frame, action.hold_bytes, action.patcher, state) == (frame, 0, None, None)
 
 
-async def test_a_busy_local_partition_does_not_wait_for_a_slow_remote_one(bench: Bench) -> None:
-    await bench.fetch(13, ask(13, 0))
-    bench.tier.storage.gate = asyncio.Event()
-    async with asyncio.timeout(5):
-        response = await bench.fetch(13, ask(13, 60), ask_local(13, 0), max_wait_ms=60_000)
-    assert records(response, 1)
-    assert records(response, 0) == b""
-    bench.tier.storage.gate.set()
-    response = await bench.until_remote(13, ask(13, 60), ask_local(13, 0))
-    assert records(response, 0).startswith(bench.batches[6])
-    assert records(response, 1)
-    assert len(bench.tier.storage.gets) == 2
-
-
-async def test_doubts_about_a_partition_hold_local_data_back_only_for_a_moment(bench: Bench) -> None:
-    hanging = asyncio.Event()
-
-    async def hang(partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
-        await hanging.wait()
-
-    bench.tier.rlmm.fresh = False
-    bench.tier.rlmm.ensure_fresh = hang  # type: ignore[method-assign]  # a metadata topic that does not answer
-    async with asyncio.timeout(1.5):
-        response = await bench.fetch(13, ask(13, 60), ask_local(13, 0), max_wait_ms=60_000)
-    assert codes(response) == [ErrorCode.REPLICA_NOT_AVAILABLE, 0]
-    assert records(response, 1)
-
-
 async def test_metadata_that_is_not_open_costs_no_connection(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """As while a state is rebuilt: local data flows, trimmed offsets are retried."""
     await bench.fetch(13, ask(13, 0))
@@ -337,48 +309,6 @@ async def test_a_version_that_was_never_advertised_ends_the_connection(bench: Be
     frame[3] = 3
     with pytest.raises(ProtocolError):
         bench.handler.on_request(FakeExchange(bench.cluster, bytes(frame)))
-
-
-async def test_new_local_data_ends_the_wait_for_a_slow_remote_partition(bench: Bench) -> None:
-    await bench.fetch(13, ask(13, 0))
-    bench.tier.storage.gate = asyncio.Event()
-    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
-        waiting = group.create_task(bench.fetch(13, ask(13, 60), ask_local(13, 10), max_wait_ms=60_000))
-        await bench.cluster.polled.wait()
-        arrived = batch_of(10, BATCH)
-        bench.cluster.logs[LOCAL_0].batches.append(arrived)
-        bench.cluster.arrived.set()
-    response = waiting.result()
-    assert (records(response, 0), records(response, 1)) == (b"", arrived)
-    assert codes(response) == [0, 0]
-    bench.tier.storage.gate.set()
-
-
-async def test_a_request_with_local_partitions_is_held_no_longer_than_max_wait(bench: Bench) -> None:
-    await bench.fetch(13, ask(13, 0))
-    bench.tier.storage.gate = asyncio.Event()
-    async with asyncio.timeout(1.5):
-        response = await bench.fetch(13, ask(13, 60), ask_local(13, 10), max_wait_ms=30)
-    assert codes(response) == [0, 0]
-    assert bench.handler.purgatory.expired_count == 1
-    bench.tier.storage.gate.set()
-
-
-async def test_a_disconnect_while_waiting_releases_everything(bench: Bench) -> None:
-    await bench.fetch(13, ask(13, 0))
-    bench.tier.storage.gate = asyncio.Event()
-    async with asyncio.TaskGroup() as group:
-        bench.tier.storage.asked.clear()
-        waiting = group.create_task(bench.fetch(13, ask(13, 60), max_wait_ms=60_000))
-        await bench.tier.storage.asked.wait()
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert bench.handler.purgatory.pending_count == 1
-        assert bench.handler.held_bytes > 0
-        waiting.cancel()
-    assert bench.handler.purgatory.pending_count == 0
-    assert bench.handler.held_bytes == 0
-    bench.tier.storage.gate.set()
 
 
 async def test_a_large_answer_streams_and_its_remote_partition_comes_next(tmp_path: Path) -> None:

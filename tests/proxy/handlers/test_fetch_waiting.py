@@ -1,0 +1,99 @@
+"""How long an answer waits for whom: a slow remote partition beside busy, quiet and doubtful local ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import ErrorCode
+from tests.fakes.fetch_bench import (
+    BATCH,
+    LOCAL_0,
+    Bench,
+    ask,
+    ask_local,
+    bench_of,
+    codes,
+    records,
+)
+from tests.fakes.record_batches import batch_of
+from tiers.model.ids import TopicIdPartition
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with bench_of(tmp_path) as made:
+        yield made
+
+
+async def test_a_busy_local_partition_does_not_wait_for_a_slow_remote_one(bench: Bench) -> None:
+    await bench.fetch(13, ask(13, 0))
+    bench.tier.storage.gate = asyncio.Event()
+    async with asyncio.timeout(5):
+        response = await bench.fetch(13, ask(13, 60), ask_local(13, 0), max_wait_ms=60_000)
+    assert records(response, 1)
+    assert records(response, 0) == b""
+    bench.tier.storage.gate.set()
+    response = await bench.until_remote(13, ask(13, 60), ask_local(13, 0))
+    assert records(response, 0).startswith(bench.batches[6])
+    assert records(response, 1)
+    assert len(bench.tier.storage.gets) == 2
+
+
+async def test_doubts_about_a_partition_hold_local_data_back_only_for_a_moment(bench: Bench) -> None:
+    hanging = asyncio.Event()
+
+    async def hang(partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
+        await hanging.wait()
+
+    bench.tier.rlmm.fresh = False
+    bench.tier.rlmm.ensure_fresh = hang  # type: ignore[method-assign]  # a metadata topic that does not answer
+    async with asyncio.timeout(1.5):
+        response = await bench.fetch(13, ask(13, 60), ask_local(13, 0), max_wait_ms=60_000)
+    assert codes(response) == [ErrorCode.REPLICA_NOT_AVAILABLE, 0]
+    assert records(response, 1)
+
+
+async def test_new_local_data_ends_the_wait_for_a_slow_remote_partition(bench: Bench) -> None:
+    await bench.fetch(13, ask(13, 0))
+    bench.tier.storage.gate = asyncio.Event()
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        waiting = group.create_task(bench.fetch(13, ask(13, 60), ask_local(13, 10), max_wait_ms=60_000))
+        await bench.cluster.polled.wait()
+        arrived = batch_of(10, BATCH)
+        bench.cluster.logs[LOCAL_0].batches.append(arrived)
+        bench.cluster.arrived.set()
+    response = waiting.result()
+    assert (records(response, 0), records(response, 1)) == (b"", arrived)
+    assert codes(response) == [0, 0]
+    bench.tier.storage.gate.set()
+
+
+async def test_a_request_with_local_partitions_is_held_no_longer_than_max_wait(bench: Bench) -> None:
+    await bench.fetch(13, ask(13, 0))
+    bench.tier.storage.gate = asyncio.Event()
+    async with asyncio.timeout(1.5):
+        response = await bench.fetch(13, ask(13, 60), ask_local(13, 10), max_wait_ms=30)
+    assert codes(response) == [0, 0]
+    assert bench.handler.purgatory.expired_count == 1
+    bench.tier.storage.gate.set()
+
+
+async def test_a_disconnect_while_waiting_releases_everything(bench: Bench) -> None:
+    await bench.fetch(13, ask(13, 0))
+    bench.tier.storage.gate = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        bench.tier.storage.asked.clear()
+        waiting = group.create_task(bench.fetch(13, ask(13, 60), max_wait_ms=60_000))
+        await bench.tier.storage.asked.wait()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert bench.handler.purgatory.pending_count == 1
+        assert bench.handler.held_bytes > 0
+        waiting.cancel()
+    assert bench.handler.purgatory.pending_count == 0
+    assert bench.handler.held_bytes == 0
+    bench.tier.storage.gate.set()
