@@ -17,14 +17,11 @@ import uvloop
 
 from proxy.app import serve as serve_forever
 from proxy.check import check as check_everything
-from proxy.commands.registration import add_commands
+from proxy.commands.registration import tier
 from proxy.config import ConfigError, load_config
-from proxy.failed_deletes_command import failed_deletes
 from proxy.logging_setup import set_up_logging
 from proxy.processes import serve_processes
-from proxy.quarantine_commands import quarantine
 from proxy.remote_log import RemoteTierError
-from proxy.tier_commands import tier
 from tiers.broker.tls import TlsError
 from tiers.errors import BrokerRefusedError
 
@@ -42,9 +39,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-tier.add_typer(quarantine)
-tier.command("failed-deletes")(failed_deletes)
-add_commands(tier)
 app.add_typer(tier)
 ConfigFile = Annotated[Path, typer.Option("--config", help="The TOML file; docs/configuration.md names every key.")]
 

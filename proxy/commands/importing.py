@@ -6,10 +6,10 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from proxy.commands.cluster import TIMEOUT_MS, metadata_to_now
 from proxy.commands.tools import progress_bar
 from proxy.config import TidegateConfig
 from proxy.remote_log import RemoteTierError
-from proxy.tier_commands import TIMEOUT_MS, metadata_to_now
 from tiers.broker.client import BrokerClient
 from tiers.metadata.metadata_producer import KeyAndValue
 from tiers.metadata.record_import import count_owners, write_records

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from proxy.commands.cluster import tiered_cluster
 from proxy.commands.importing import WRITER, write_all
 from proxy.commands.tools import (
     FINDINGS,
@@ -28,7 +29,6 @@ from proxy.commands.tools import (
 )
 from proxy.config import TidegateConfig, load_config
 from proxy.remote_log import RemoteTierError
-from proxy.tier_commands import tiered_cluster
 from tiers.metadata.flat_file import FlatFile, PartitionDeleteEntry, decode_flat_file, write_flat_file
 from tiers.metadata.metadata_producer import KeyAndValue
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager

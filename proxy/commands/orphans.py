@@ -17,6 +17,7 @@ from uuid import UUID
 import typer
 from pydantic import TypeAdapter, ValidationError
 
+from proxy.commands.cluster import TIMEOUT_MS
 from proxy.commands.tools import (
     FINDINGS,
     AsJson,
@@ -33,7 +34,6 @@ from proxy.commands.tools import (
 )
 from proxy.config import TidegateConfig, load_config
 from proxy.remote_log import RemoteTierError
-from proxy.tier_commands import TIMEOUT_MS
 from tiers.config import DurationMs
 from tiers.errors import RemoteLogMetadataError, RemoteResourceNotFoundError
 from tiers.manager.segment_verification import persistently

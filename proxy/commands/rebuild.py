@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from proxy.commands.cluster import tiered_cluster
 from proxy.commands.importing import WRITER, records_read, write_all
 from proxy.commands.tools import (
     FINDINGS,
@@ -29,7 +30,6 @@ from proxy.commands.tools import (
 )
 from proxy.config import TidegateConfig, load_config
 from proxy.remote_log import RemoteTierError, open_key_ring, storage_cluster_id
-from proxy.tier_commands import tiered_cluster
 from tiers.manager.segment_verification import persistently, verify_segment
 from tiers.metadata.bucket_scan import BucketScan
 from tiers.metadata.metadata_producer import KeyAndValue

@@ -1,11 +1,14 @@
-"""Every command of the package, under its name."""
+"""`tidegate tier`: every command of the package, under its name."""
 
 from __future__ import annotations
 
 import typer
 
+from proxy.commands.bounds import bounds
+from proxy.commands.failed_deletes import failed_deletes
 from proxy.commands.metadata import metadata
 from proxy.commands.orphans import orphans
+from proxy.commands.quarantine import quarantine
 from proxy.commands.rebuild import rebuild
 from proxy.commands.rewrap import rewrap
 from proxy.commands.segments import segments
@@ -13,8 +16,18 @@ from proxy.commands.topics import topics
 from proxy.commands.usage import usage
 from proxy.commands.verify import verify
 
+tier = typer.Typer(
+    name="tier", help="Looks at the two tiers.", no_args_is_help=False, add_completion=False, rich_markup_mode=None
+)
 
-def add_commands(tier: typer.Typer) -> None:
-    for command in (topics, segments, usage, verify, orphans, rebuild, rewrap):
-        tier.command()(command)
-    tier.add_typer(metadata)
+
+@tier.callback()
+def _tier() -> None:
+    """Looks at the two tiers."""
+
+
+for _command in (topics, segments, bounds, usage, verify, orphans, rebuild, rewrap):
+    tier.command()(_command)
+tier.command("failed-deletes")(failed_deletes)
+tier.add_typer(quarantine)
+tier.add_typer(metadata)

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from proxy.commands.cluster import TIMEOUT_MS
 from proxy.commands.tools import (
     FINDINGS,
     AsJson,
@@ -30,7 +31,6 @@ from proxy.commands.tools import (
 )
 from proxy.config import load_config
 from proxy.remote_log import RemoteTierError
-from proxy.tier_commands import TIMEOUT_MS
 from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteResourceNotFoundError, RemoteStorageError
 from tiers.manager.segment_verification import persistently
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata

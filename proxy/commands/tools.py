@@ -18,11 +18,12 @@ from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
+from proxy.commands.cluster import TIMEOUT_MS, metadata_to_now, tiered_cluster
 from proxy.config import TidegateConfig
 from proxy.logging_setup import set_up_logging
 from proxy.remote_log import RemoteTierError, open_key_ring, storage_cluster_id
-from proxy.tier_commands import TIMEOUT_MS, metadata_to_now, tiered_cluster
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import RemoteLogError
@@ -199,7 +200,8 @@ def show_table(headings: Sequence[str], rows: Iterable[Sequence[object]], number
         else:
             table.add_column(heading, overflow="fold")
     for row in rows:
-        table.add_row(*("-" if cell is None else str(cell) for cell in row))
+        # As text: brackets of an error are no markup.
+        table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
     console = Console()
     (console if console.is_terminal else Console(width=_WIDTH)).print(table)
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from proxy.broker_configs import BrokerConfigs, BrokerValue
+from proxy.commands.cluster import TIMEOUT_MS
 from proxy.commands.tools import AsJson, ConfigFile, OpenTier, open_tier, run_command, show_json, show_table, time_text
 from proxy.config import load_config
 from proxy.remote_log import topic_rule
-from proxy.tier_commands import TIMEOUT_MS
 from tiers.manager.settings import TopicRule
 from tiers.manager.topic_policy import matching_rule
 from tiers.manager.topic_tier_config import TierValue, tier_values

@@ -88,7 +88,7 @@ class TierOracle:
         return _transactions(self.batches)[1]
 
     def bytes_of(self, first_offset: int, end_offset: int) -> bytes:
-        """The batches from the one that holds `first_offset` to the one that holds the last offset below `end_offset`."""
+        """The batches from that of `first_offset` to that of the last offset below `end_offset`."""
         if first_offset >= end_offset:
             return b""
         return b"".join(

@@ -6,37 +6,28 @@ The command deletes nothing itself: it writes down what the operator wants, and 
 
 from __future__ import annotations
 
-import asyncio
-import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 from uuid import UUID
 
 import typer
-import uvloop
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
+from proxy.commands.cluster import metadata_to_now, tiered_cluster
+from proxy.commands.tools import FINDINGS, AsJson, ConfigFile, run_command, show_json, show_table
 from proxy.config import TidegateConfig, load_config
-from proxy.logging_setup import set_up_logging
 from proxy.remote_log import RemoteTierError
-from proxy.tier_commands import FAILED, metadata_to_now, tiered_cluster
 from tiers.manager.expiration_task import is_in_quarantine
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
-_WIDTH = 1_000
 _HELP = "What unclean elections cut off of the remote tier."
 
 quarantine = typer.Typer(
     name="quarantine", help=_HELP, invoke_without_command=True, add_completion=False, rich_markup_mode=None
 )
-
-_Config = Annotated[Path, typer.Option("--config", help="The TOML file; docs/configuration.md names every key.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +48,7 @@ class QuarantinedSegment:
 def _quarantine(
     context: typer.Context,
     config: Annotated[Path | None, typer.Option("--config", help="The TOML file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Lists what unclean elections cut off of the remote tier; nothing deletes it but `quarantine delete`."""
     if context.invoked_subcommand is not None:
@@ -66,14 +57,14 @@ def _quarantine(
         raise typer.BadParameter("is missing", param_hint="--config")
     found = _run(load_config(config), ())
     if as_json:
-        typer.echo(json.dumps([asdict(each) for each in found], indent=2))
+        show_json(found)
     else:
         _print(found)
 
 
 @quarantine.command()
 def delete(
-    config: _Config,
+    config: ConfigFile,
     segment: Annotated[list[UUID], typer.Option("--segment", help="A segment's uuid, as listed; may be repeated.")],
     yes: Annotated[bool, typer.Option("--yes", help="Without it nothing is written.")] = False,
 ) -> None:
@@ -84,7 +75,7 @@ def delete(
     refused += [str(each) for each in segment if str(each) in found and not found[str(each)].deletable]
     if refused:
         typer.echo(f"not in quarantine, or a part of it can still be read: {', '.join(refused)}", err=True)
-        raise typer.Exit(FAILED)
+        raise typer.Exit(FINDINGS)
     _print([found[str(each)] for each in segment])
     if not yes:
         typer.echo("Nothing was written. With --yes the owners delete these segments.")
@@ -94,21 +85,22 @@ def delete(
 
 
 def _run(settings: TidegateConfig, wanted: Sequence[UUID]) -> list[QuarantinedSegment]:
-    set_up_logging("critical", "text")
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(read_quarantine(settings, wanted))
+    return run_command(lambda: read_quarantine(settings, wanted))
 
 
 def _print(found: Sequence[QuarantinedSegment]) -> None:
-    table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("partition", "segment", "cut off from", "to", "bytes", "may be deleted"):
-        table.add_column(heading, overflow="fold")
-    for each in found:
-        verdict = "asked for" if each.deletion_asked else "yes" if each.deletable else "no: its head is read"
-        offsets = str(each.first_cut_off), str(each.end_offset)
-        table.add_row(f"{each.topic}-{each.partition}", each.segment, *offsets, str(each.size_bytes), verdict)
-    console = Console()
-    (console if console.is_terminal else Console(width=_WIDTH)).print(table)
+    rows = [
+        (
+            f"{each.topic}-{each.partition}",
+            each.segment,
+            each.first_cut_off,
+            each.end_offset,
+            each.size_bytes,
+            "asked for" if each.deletion_asked else "yes" if each.deletable else "no: its head is read",
+        )
+        for each in found
+    ]
+    show_table(["partition", "segment", "cut off from", "to", "bytes", "may be deleted"], rows)
 
 
 async def read_quarantine(config: TidegateConfig, wanted: Sequence[UUID]) -> list[QuarantinedSegment]:

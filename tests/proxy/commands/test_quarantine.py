@@ -11,8 +11,9 @@ from uuid import UUID
 import pytest
 from typer.testing import CliRunner
 
-from proxy import cli, quarantine_commands
-from proxy.quarantine_commands import QuarantinedSegment, cut_segments
+from proxy import cli
+from proxy.commands import quarantine as command
+from proxy.commands.quarantine import QuarantinedSegment, cut_segments
 from tests.contract.test_remote_log_metadata_manager import copied, segment
 from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
@@ -46,7 +47,7 @@ def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Operator:
     config = tmp_path / "tidegate.toml"
     config.write_text('[upstream]\nbootstrap.servers = "127.0.0.1:1"\n')
     made = Operator(config)
-    monkeypatch.setattr(quarantine_commands, "read_quarantine", made.read)
+    monkeypatch.setattr(command, "read_quarantine", made.read)
     return made
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from proxy import cli, tier_commands
-from proxy.tier_commands import PartitionBounds
+from proxy import cli
+from proxy.commands import bounds as command
+from proxy.commands.bounds import PartitionBounds
 
 pytestmark = pytest.mark.usefixtures("root_logger_as_it_was")
 
@@ -30,7 +31,7 @@ def run(
     async def read_bounds(settings: object, topic: str | None) -> list[PartitionBounds]:
         return [each for each in found if topic in (None, each.topic)]
 
-    monkeypatch.setattr(tier_commands, "read_bounds", read_bounds)
+    monkeypatch.setattr(command, "read_bounds", read_bounds)
     result = CliRunner().invoke(cli.app, ["tier", "bounds", "--config", str(config), *arguments])
     assert result.stderr == ""
     return result.exit_code, result.stdout

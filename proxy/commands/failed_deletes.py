@@ -1,0 +1,46 @@
+"""`tidegate tier failed-deletes`: segments whose objects the store did not delete, as the owners published them.
+
+The list is the topic `__delete_failed_remote_log_segments`; the owners go on trying, and a success ends the entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from proxy.commands.cluster import TIMEOUT_MS, tiered_cluster
+from proxy.commands.tools import AsJson, ConfigFile, run_command, show_json, show_table, time_text
+from proxy.config import TidegateConfig, load_config
+from tiers.metadata.failed_deletions_topic import FailedDeletion, read_failed_deletions
+
+
+def failed_deletes(config: ConfigFile, as_json: AsJson = False) -> None:
+    """Lists segments whose objects the store did not delete after several attempts; the owners go on trying."""
+    settings = load_config(config)
+    found = run_command(lambda: _read(settings))
+    if as_json:
+        show_json(found)
+    else:
+        _show(found)
+
+
+async def _read(config: TidegateConfig) -> list[FailedDeletion]:
+    async with tiered_cluster(config) as (client, _):
+        return await read_failed_deletions(client, TIMEOUT_MS)
+
+
+def _show(found: Sequence[FailedDeletion]) -> None:
+    headings = ["partition", "segment", "from", "to", "bytes", "attempts", "failing since", "last error"]
+    rows = [
+        (
+            f"{each.topic}-{each.partition}",
+            each.segment,
+            each.start_offset,
+            each.end_offset,
+            each.size_bytes,
+            each.attempts,
+            time_text(each.first_failed_at_ms),
+            each.error,
+        )
+        for each in found
+    ]
+    show_table(headings, rows, numbers=["from", "to", "bytes", "attempts"])
