@@ -53,7 +53,9 @@ SEEDS = os.environ.get("TIDEGATE_SEEDS", "1")
 def seeds() -> list[int]:
     if "," in SEEDS:
         return [int(each) for each in SEEDS.split(",") if each]
-    return [random.SystemRandom().randrange(1 << 32) for _ in range(int(SEEDS))]
+    # All processes of a run must collect the same tests.
+    dice = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID"))
+    return [dice.randrange(1 << 32) for _ in range(int(SEEDS))]
 
 
 @pytest.mark.parametrize("seed", seeds())
