@@ -142,14 +142,15 @@ async def test_the_broker_expires_what_a_store_that_is_down_did_not_take_and_the
             await tasks.until_start(lambda start: start > 200)
         assert tasks.remote_end == 199
 
-        for _ in range(2):  # the first round waits: it might have been a DeleteRecords that is not recorded yet
-            await tasks.copy()
+        # A gap is believed in the second round that sees it, and the broker may expire more meanwhile.
+        async with asyncio.timeout(60):
+            while tasks.remote_end != 5199:
+                await tasks.copy()
         start = tasks.services.metadata.log_start_offset(tasks.partition)
         assert start is not None
         assert 200 < start <= (await tasks.bounds()).log_start_offset
         assert tasks.alarms("hole") > 0
         assert tasks.services.metadata.remote_log_segment_metadata(tasks.partition, start) is not None
-        assert tasks.remote_end == 5199
 
 
 async def test_a_broker_that_forgot_a_deletion_in_a_crash_is_told_again(
