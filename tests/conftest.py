@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import uuid
 from collections.abc import Iterator
@@ -141,6 +142,21 @@ def hdfs() -> Iterator[HdfsCluster]:
         patch.setenv("HADOOP_USER_NAME", SUPERUSER)
         yield cluster
     cluster.stop()
+
+
+@pytest.fixture(autouse=True)
+def _loggers_as_they_were() -> Iterator[None]:
+    """A command run within a test sets logging up; the next test in that process still sees every line."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    levels = {name: each.level for name, each in root.manager.loggerDict.items() if isinstance(each, logging.Logger)}
+    yield
+    root.handlers[:] = handlers
+    if root.level != level:
+        root.setLevel(level)
+    for name, each in root.manager.loggerDict.items():
+        if isinstance(each, logging.Logger) and each.level != levels.get(name, logging.NOTSET):
+            each.setLevel(levels.get(name, logging.NOTSET))
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ import pytest
 
 from proxy import cli
 
-pytestmark = pytest.mark.usefixtures("root_logger_as_it_was")
-
 NOBODY = '[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[admin]\nport = 0\n'
 
 

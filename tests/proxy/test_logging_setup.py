@@ -6,11 +6,7 @@ import io
 import json
 import logging
 
-import pytest
-
 from proxy.logging_setup import set_up_logging
-
-pytestmark = pytest.mark.usefixtures("root_logger_as_it_was")
 
 
 def test_json_lines_carry_the_keys_of_the_event() -> None:

@@ -11,8 +11,6 @@ from proxy import cli
 from proxy.commands import bounds as command
 from proxy.commands.bounds import PartitionBounds
 
-pytestmark = pytest.mark.usefixtures("root_logger_as_it_was")
-
 HOLDS = PartitionBounds("orders", 0, 5, 0, 59, 60, 40, 100, 100)
 BROKEN = PartitionBounds("orders", 1, 0, 0, 120, 121, 40, 100, 100, violated=("Ly>Ry",))
 UNKNOWN = PartitionBounds("a-topic-with-a-name-that-is-longer-than-most", 0, 0, 0, 9, 10, trouble="it was deleted")

@@ -19,8 +19,6 @@ from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogClampUpdate
 
-pytestmark = pytest.mark.usefixtures("root_logger_as_it_was")
-
 WHOLE, PART, UNKNOWN = (str(UUID(int=number)) for number in (1, 2, 3))
 FOUND = [
     QuarantinedSegment("orders", 0, PART, 50, 59, 1000, deletable=False, deletion_asked=False),
