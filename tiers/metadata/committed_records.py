@@ -14,7 +14,7 @@ import heapq
 import logging
 
 from protocol.errors import CorruptBatchError, ErrorCode
-from protocol.primitives import INT16, Buffer
+from protocol.primitives import Buffer
 from protocol.records.record_batch import RecordBatch, verify_batches
 from protocol.records.record_reader import Record, read_records
 from tiers.broker.fetch import FetchedPartition
@@ -22,10 +22,10 @@ from tiers.errors import BrokerError, RemoteLogMetadataError
 from tiers.metadata.serde import RecordKey, decode_key, decode_value, key_of, nothing_key
 from tiers.metadata.state_replay import MetadataEvent, PartitionRead
 from tiers.model.segment_metadata import LogStartOffsetUpdate, QuarantineDeletionUpdate
+from tiers.segment.control_record import end_transaction_marker
 
 log = logging.getLogger(__name__)
 
-_ABORT_MARKER = 0
 _MAX_NAME_BYTES = 255
 """In a key: more than any writer's name has, and less than the state's own keys may."""
 _ANYBODYS = (LogStartOffsetUpdate, QuarantineDeletionUpdate)
@@ -45,7 +45,9 @@ def read_committed(fetched: FetchedPartition, position: int) -> PartitionRead:
         while to_abort and to_abort[0][0] <= batch.last_offset:
             aborting.add(heapq.heappop(to_abort)[1])
         if batch.is_control:
-            if _is_abort_marker(fetched.records, batch):
+            # Compaction empties a marker whose batch it must keep: that one ends nothing that is still in the log.
+            marker = end_transaction_marker(fetched.records, batch)
+            if marker is not None and marker.aborts:
                 aborting.discard(batch.producer_id)
         elif not (batch.is_transactional and batch.producer_id in aborting):
             _read_events(fetched.records, batch, position, events, foreign)
@@ -57,11 +59,6 @@ def read_committed(fetched: FetchedPartition, position: int) -> PartitionRead:
             extra={"metadata_partition": fetched.partition, "records": len(foreign), "offset": offset, "error": error},
         )
     return PartitionRead(fetched.partition, events, position, len(foreign))
-
-
-def _is_abort_marker(buf: Buffer, batch: RecordBatch) -> bool:
-    key = next(read_records(buf, batch)).key
-    return key is not None and INT16.unpack_from(key, 2)[0] == _ABORT_MARKER
 
 
 def _read_events(

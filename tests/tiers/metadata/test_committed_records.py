@@ -123,6 +123,14 @@ def test_exactly_the_committed_records_are_read(transactions: list[tuple[int, in
     assert offsets(log, tuple(reversed(aborted))) == expected
 
 
+def test_a_marker_that_compaction_emptied_is_read_past() -> None:
+    emptied = bytearray(marker(1, 7, commit=False)[:61])
+    struct.pack_into(">i", emptied, 8, len(emptied) - 12)
+    struct.pack_into(">i", emptied, 57, 0)
+    read = read_committed(fetched(data(0, 1) + with_crc(emptied) + data(2, 1)), 0)
+    assert ([event.offset for event in read.events], read.next_offset) == ([0, 2], 3)
+
+
 def test_reading_goes_on_inside_a_batch() -> None:
     assert offsets(data(0, 4), position=2) == [2, 3]
 
