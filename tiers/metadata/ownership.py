@@ -84,9 +84,11 @@ class MetadataPartitionOwnership:
             await self._membership.run()
 
     def owns(self, metadata_partition: int) -> bool:
+        """Not while the state is read anew either: what was forgotten would be taken for what never was."""
         return (
             metadata_partition in self._owned
             and self.suspended_for is None
+            and self._follower.fresh_at_ms(metadata_partition) is not None
             and self._membership.is_confirmed(CONFIRMATION_MAX_AGE_MS)
         )
 

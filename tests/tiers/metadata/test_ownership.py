@@ -40,6 +40,10 @@ class Follower:
     """With `held_back_by`, nothing is read to its end until that transactional id is initialized."""
 
     held_back_by: str | None = None
+    read_at_ms: int | None = 0
+
+    def fresh_at_ms(self, metadata_partition: int) -> int | None:
+        return self.read_at_ms
 
     async def ensure_fresh(self, metadata_partition: int, max_age_ms: int, timeout_ms: int) -> None:
         if self.held_back_by is not None and self.held_back_by not in Producer.names:
@@ -126,6 +130,43 @@ async def test_a_transaction_that_holds_back_the_reading_is_ended_and_no_other(
             while not owner.owned():  # noqa: ASYNC110  # no event says so
                 await asyncio.sleep(0.001)
         assert Producer.names == (["tidegate-0"] if held_back_by is None else ["tidegate-0", held_back_by])
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def test_nothing_is_owned_while_the_state_is_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stay(self: GroupMembership) -> None:
+        self._confirmed_at_ms = 0
+        self._on_assigned(Assignment(GroupMember("group", 1, "me"), frozenset({0})))
+        await asyncio.Event().wait()
+
+    Producer.initialized, Producer.names, Producer.go_on = [], [], asyncio.Event()
+    Producer.go_on.set()
+    monkeypatch.setattr(GroupMembership, "run", stay)
+    monkeypatch.setattr(ownership_module, "TransactionalProducer", Producer)
+    nobody: Any = None
+    follower: Any = Follower()
+    owner = MetadataPartitionOwnership(
+        nobody,
+        TOPIC,
+        follower,
+        MembershipSettings("group"),
+        transactional_id_prefix="tidegate",
+        clock_ms=lambda: 0,
+        jitter=lambda: 0.0,
+    )
+    running = asyncio.create_task(owner.run())
+    try:
+        async with asyncio.timeout(10):
+            while not owner.owned():  # noqa: ASYNC110  # no event says so
+                await asyncio.sleep(0.001)
+        follower.read_at_ms = None
+        assert not owner.owns(0)
+        with pytest.raises(OwnershipLostError):
+            await owner.write(0, list, 1_000)
+        follower.read_at_ms = 1
+        assert owner.owns(0)
     finally:
         running.cancel()
         await asyncio.wait([running])
