@@ -97,7 +97,8 @@ class TopicDeletionTask:
         if reached is None:
             await self._write(partition, states.DELETE_PARTITION_MARKED)
             services.checkpoint("partition-marked")
-        if reached is not states.DELETE_PARTITION_STARTED:
+        # Finished already: a log start that was recorded late, by whoever may, is all that can be left.
+        if reached in (None, states.DELETE_PARTITION_MARKED):
             await self._write(partition, states.DELETE_PARTITION_STARTED)
             services.checkpoint("partition-deletion-started")
         remaining = 0

@@ -67,6 +67,20 @@ async def test_a_topic_that_is_seen_again_starts_the_delay_again(copied: Workben
     assert len(copied.finished) == 3
 
 
+async def test_what_is_recorded_after_the_deletion_ended_goes_too(copied: Workbench) -> None:
+    existence = Existence()
+    existence.deleted = {PARTITION.topic_id}
+    task = TopicDeletionTask(copied.services, existence)
+    await task.run()
+    copied.now_ms += copied.services.settings.topic_deletion_delay_ms
+    assert await task.run() == 1
+    await copied.metadata.raise_log_start_offset(PARTITION, 50)
+    assert copied.metadata.partitions() == [PARTITION]
+    assert await task.run() == 1
+    assert copied.metadata.partitions() == []
+    assert await task.run() == 0
+
+
 async def test_only_the_owner_deletes(copied: Workbench) -> None:
     existence = Existence()
     existence.deleted = {PARTITION.topic_id}
