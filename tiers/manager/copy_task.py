@@ -6,7 +6,8 @@
   rolled is only local. It stays open from run to run, and is read again after a restart.
 * A new segment's first read starts at its first offset, so that the leader reports the aborted transactions of exactly
   what the segment holds: nothing about them needs to survive a restart.
-* Every attempt has a new uuid. A failed one leaves COPY_SEGMENT_STARTED, which `collect_leftovers` deletes.
+* Every attempt has a new uuid. A failed one leaves COPY_SEGMENT_STARTED, which `collect_leftovers` deletes; until it is
+  gone, the next attempt may have to wait (`copy_attempts`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tiers.errors import (
     OwnershipLostError,
 )
 from tiers.log.log_source import LocalLogBounds, LogRead
+from tiers.manager.copy_attempts import check_last_attempt
 from tiers.manager.lineage import check_lineage, check_remote_lineage
 from tiers.manager.segment_continuation import SegmentContinuation, continuation_at
 from tiers.manager.segment_copy import copy_segment
@@ -51,7 +53,8 @@ class RLMCopyTask:
         """When something was last read or written, or there was nothing to copy."""
 
     async def run(self, policy: TopicPolicy, bounds: LocalLogBounds) -> bool:
-        """Copies what is ready, at most `segments_per_run` segments; True when more may be ready.
+        """Copies what is ready, at most `segments_per_run` segments; True when more may be ready. Raises
+        `RetriableRemoteStorageError` while the store keeps what the last attempt left.
 
         The remote lineage was checked and leftovers were collected right before."""
         services = self._services
@@ -59,6 +62,7 @@ class RLMCopyTask:
         start = await self._start_offset(bounds)
         if start is None:
             return False
+        check_last_attempt(services, self._partition)
         for _ in range(services.settings.segments_per_run):
             if not await self._fill(policy, start, bounds):
                 return False

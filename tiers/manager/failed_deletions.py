@@ -41,6 +41,7 @@ class _Failure:
     attempts: int
     due_ms: int
     first_failed_at_ms: int
+    error: RemoteStorageError
 
 
 class FailedDeletions:
@@ -67,15 +68,26 @@ class FailedDeletions:
         failure = self._failures.get(segment_id)
         return failure is None or clock_ms >= failure.due_ms
 
+    def last_error(self, segment_id: RemoteLogSegmentId) -> RemoteStorageError | None:
+        """What the store said the last time; None: it was not asked yet, or the segment is gone."""
+        failure = self._failures.get(segment_id)
+        return None if failure is None else failure.error
+
     async def failed(
         self, segment: RemoteLogSegmentMetadata, error: RemoteStorageError, clock_ms: int, wall_clock_ms: int
     ) -> None:
-        """Never raises for a topic that cannot be written: the next attempt writes again."""
-        known = self._failures.pop(segment.segment_id, None)
+        """Never raises for a topic that cannot be written: the next attempt writes again.
+
+        Who asks before it is due wants to know how the store is: that counts for no attempt, and is not published."""
+        known = self._failures.get(segment.segment_id)
+        if known is not None and clock_ms < known.due_ms:
+            known.error = error
+            return
+        self._failures.pop(segment.segment_id, None)
         attempts = 1 if known is None else known.attempts + 1
         pause_ms = min(self._max_backoff_ms, self._backoff_ms << min(attempts - 1, 20))
         first_ms = wall_clock_ms if known is None else known.first_failed_at_ms
-        self._failures[segment.segment_id] = _Failure(attempts, clock_ms + pause_ms, first_ms)
+        self._failures[segment.segment_id] = _Failure(attempts, clock_ms + pause_ms, first_ms, error)
         while len(self._failures) > _KEPT:
             del self._failures[next(iter(self._failures))]
         partition = segment.topic_id_partition

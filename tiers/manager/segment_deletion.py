@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tiers.errors import OwnershipLostError, RemoteLogError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.manager.copy_attempts import unfinished_attempts, unfinished_segments
 from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
@@ -91,17 +92,18 @@ async def try_to_delete(services: TaskServices, segment: RemoteLogSegmentMetadat
 async def collect_leftovers(services: TaskServices, partition: TopicIdPartition) -> int:
     """Deletes what copies and deletions that did not end have left; returns how many. No copy may be under way.
 
-    A store that fails does not hold up the copying: what is not due again yet is left for a later round."""
-    unfinished = (RemoteLogSegmentState.COPY_SEGMENT_STARTED, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
-    leftovers = [one for one in services.metadata.list_remote_log_segments(partition) if one.state in unfinished]
+    What is not due again yet is left for a later round, but for the newest copy of what is to be copied next: whether
+    its objects go tells how the store is (`copy_attempts`)."""
+    leftovers = unfinished_segments(services, partition)
     labels = partition.topic, str(partition.partition)
     services.metrics.delete_lag_segments.labels(*labels).set(len(leftovers))
     services.metrics.delete_lag_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in leftovers))
+    newest = next(iter(unfinished_attempts(services, partition)), None)
     collected = failed = 0
-    for leftover in leftovers:
+    for leftover in sorted(leftovers, key=lambda one: one != newest):
         if failed == _FAILURES_PER_ROUND:
             break
-        if not is_due(services, leftover):
+        if leftover != newest and not is_due(services, leftover):
             continue
         if not services.metadata.owns(partition):
             raise OwnershipLostError(f"{partition} is owned by another member")
