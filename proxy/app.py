@@ -33,19 +33,19 @@ from proxy.handlers.produce import ProduceHandler
 from proxy.handlers.share_fetch import ShareFetchHandler
 from proxy.metrics import ProxyMetrics
 from proxy.own_rights import check_own_rights
-from proxy.remote_log import RETRY_MS, RemoteTierError, open_metadata, open_storage, run_remote_log_manager
+from proxy.remote_log import RETRY_MS, open_metadata, open_storage, run_remote_log_manager
 from proxy.remote_tier import ProxyParts, RemoteTier, alarms, remote_tier
 from proxy.router import Router
 from proxy.server import ProxyServer, monotonic_ms
-from proxy.tls import listener_tls, upstream_tls
+from proxy.tls import listener_tls
 from proxy.topology import ListenerAddresses, Topology
-from tiers.broker.client import BrokerClient
 from tiers.errors import BrokerError, BrokerRefusedError
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.open_tier import RemoteTierError
+from tiers.upstream_config import broker_client
 
 logger = logging.getLogger(__name__)
 
-CLIENT_ID = "tidegate"
 RIGHTS_TIMEOUT_MS = 10_000
 
 
@@ -63,17 +63,6 @@ def pass_through_handlers(address_of: AddressOf) -> dict[int, Handler]:
 def listener_addresses(config: TidegateConfig) -> ListenerAddresses:
     listener = config.listener
     return ListenerAddresses(listener.host, listener.advertised_host, listener.bootstrap_port, listener.base_port)
-
-
-def broker_client(config: TidegateConfig) -> BrokerClient:
-    """Raises `TlsError`."""
-    return BrokerClient(
-        config.upstream.bootstrap_servers,
-        client_id=CLIENT_ID,
-        tls=upstream_tls(config.upstream),
-        credentials=None if config.upstream.sasl is None else config.upstream.sasl.credentials(),
-        request_timeout_ms=config.upstream.request_timeout_ms,
-    )
 
 
 class Role(Protocol):
@@ -101,7 +90,7 @@ class Proxy:
     def __init__(self, config: TidegateConfig, registry: CollectorRegistry, worker: str | None = None) -> None:
         self.metrics = ProxyMetrics()
         registry.register(self.metrics)
-        self.client = broker_client(config)
+        self.client = broker_client(config.upstream)
         self.topology = Topology(
             self.client,
             config.upstream.bootstrap_servers,
@@ -184,7 +173,7 @@ class RemoteLogProcess:
     def __init__(self, config: TidegateConfig, registry: CollectorRegistry) -> None:
         self._config = config
         self._registry = registry
-        self._client = broker_client(config)
+        self._client = broker_client(config.upstream)
         self._metadata: TopicBasedRemoteLogMetadataManager | None = None
 
     def not_ready(self) -> list[str]:

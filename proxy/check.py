@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kafka.protocol.metadata import MetadataRequest
 
-from proxy.app import broker_client, listener_addresses
+from proxy.app import listener_addresses
 from proxy.config import TidegateConfig
 from proxy.context import Address
 from proxy.own_rights import missing_rights, principal_of
@@ -18,6 +18,7 @@ from tiers.broker.client import BrokerClient
 from tiers.broker.tls import TlsError
 from tiers.errors import BrokerError, RemoteLogError
 from tiers.storage.registry import create_storage
+from tiers.upstream_config import broker_client
 
 TIMEOUT_MS = 10_000
 
@@ -60,7 +61,7 @@ async def check(config: TidegateConfig) -> Report:
     except TlsError as error:
         report.problems.append(f"listener: {error}")
     try:
-        client = broker_client(config)
+        client = broker_client(config.upstream)
     except TlsError as error:
         report.problems.append(f"upstream: {error}")
     else:

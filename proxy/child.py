@@ -19,10 +19,10 @@ from functools import partial
 from proxy.app import Proxy, RemoteLogProcess, serve
 from proxy.config import TidegateConfig
 from proxy.logging_setup import set_up_logging
-from proxy.remote_log import RemoteTierError
 from proxy.supervisor import UNUSABLE
 from tiers.broker.tls import TlsError
 from tiers.errors import BrokerRefusedError
+from tiers.open_tier import RemoteTierError
 
 logger = logging.getLogger(__name__)
 

@@ -18,12 +18,13 @@ import uvloop
 from proxy.app import serve as serve_forever
 from proxy.check import check as check_everything
 from proxy.commands.registration import tier
-from proxy.config import ConfigError, load_config
+from proxy.config import load_config
 from proxy.logging_setup import set_up_logging
 from proxy.processes import serve_processes
-from proxy.remote_log import RemoteTierError
 from tiers.broker.tls import TlsError
 from tiers.errors import BrokerRefusedError
+from tiers.open_tier import RemoteTierError
+from tiers.tier_config import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,9 @@ from pydantic import AliasChoices, BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from proxy.config import TidegateConfig, own_fields, section_models
+from proxy.config import TidegateConfig
 from tiers.config import DurationMs, SizeBytes
+from tiers.tier_config import own_fields
 
 INTRODUCTION = """\
 # Configuration
@@ -32,14 +33,14 @@ _TITLES = {
 
 
 def reference() -> str:
-    return INTRODUCTION + "".join(_section(name, model) for name, model in section_models().items())
+    return INTRODUCTION + "".join(_section(name, model) for name, model in TidegateConfig.section_models.items())
 
 
 def _section(name: str, model: type[BaseModel]) -> str:
     title = _TITLES.get(name, f"`[{name}]`")
     lines = [f"\n## {title}\n", cleandoc(model.__doc__ or "").replace("\n", " "), "", *_table(model)]
     if not name:
-        lines.append(_row("workers", TidegateConfig.model_fields["workers"]))
+        lines += [_row(key, TidegateConfig.model_fields[key]) for key in TidegateConfig.keys_at_top()]
     return "\n".join(lines) + "\n"
 
 

@@ -28,11 +28,12 @@ from proxy.admin_http import admin_pages
 from proxy.budgets import share_of
 from proxy.child import Task, end_timeout_ms
 from proxy.config import TidegateConfig
-from proxy.remote_log import RemoteTierError, metadata_folder
+from proxy.remote_log import metadata_folder
 from proxy.server import bind, monotonic_ms
 from proxy.supervisor import Child, ChildCommand, Supervisor
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.state_writer import forget_freshness
+from tiers.open_tier import RemoteTierError
 
 logger = logging.getLogger(__name__)
 

@@ -34,18 +34,14 @@ from tiers.metadata.failed_deletions_topic import FailedDeletionsTopic
 from tiers.metadata.metadata_topic import MetadataTopicSettings
 from tiers.metadata.metrics import RemoteLogMetadataMetrics
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.open_tier import RemoteTierError, open_key_ring, storage_cluster_id
 from tiers.quota import QuotaWindow, RateQuota
-from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
 from tiers.storage.registry import create_storage
 
 logger = logging.getLogger(__name__)
 
 RETRY_MS = 1_000
-
-
-class RemoteTierError(Exception):
-    """The tier cannot be opened until somebody changes something; the message says what."""
 
 
 def metadata_folder(config: TidegateConfig) -> Path:
@@ -70,19 +66,6 @@ async def open_storage(
     stack.push_async_callback(storage.close)
     await _opened(f"the store {name}", storage.open)
     return storage
-
-
-def storage_cluster_id(config: TidegateConfig, cluster_id: str) -> str:
-    """As object keys have it: the settings of the store may name another than the cluster's own."""
-    return cluster_id if config.storage is None else config.storage.plain_settings().get("cluster.id", cluster_id)
-
-
-def open_key_ring(config: TidegateConfig) -> KeyRing:
-    """Raises `RemoteTierError`."""
-    try:
-        return config.encryption.key_ring()
-    except ValueError as error:
-        raise RemoteTierError(f"[encryption] {error}") from error
 
 
 async def open_metadata(

@@ -1,4 +1,4 @@
-"""The settings of TLS as contexts, one for clients and one for brokers. What cannot be used ends the start."""
+"""The settings of TLS for clients as a context. What cannot be used ends the start."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from proxy.config import CertificateConfig, ListenerTlsConfig, UpstreamConfig
-from tiers.broker.tls import TlsContext, client_context, load_authorities, load_certificate
+from proxy.config import ListenerTlsConfig
+from tiers.broker.tls import TlsContext, load_authorities, load_certificate
+from tiers.upstream_config import CertificateConfig
 
 
 def listener_tls(config: ListenerTlsConfig | None) -> TlsContext | None:
@@ -59,24 +60,6 @@ class _ByName:
         found = self._contexts.get(name) or self._contexts.get(f"*.{name.partition('.')[2]}")
         if found is not None:
             handshake.context = found
-
-
-def upstream_tls(config: UpstreamConfig) -> TlsContext | None:
-    """None: plain text. Raises `TlsError`."""
-    tls = config.tls
-    if tls is None:
-        return None
-
-    def build() -> ssl.SSLContext:
-        return client_context(
-            tls.ca,
-            tls.certificate,
-            tls.key,
-            _plain(tls.key_password),
-            verifies_host_name=tls.verify_host_name,
-        )
-
-    return TlsContext("the connections to brokers", build, _files(tls.ca, tls.certificate, tls.key))
 
 
 def _files(*files: Path | None) -> list[Path]:

@@ -14,17 +14,17 @@ from typing import Annotated
 
 import typer
 
-from proxy.commands.cluster import TIMEOUT_MS, metadata_to_now, tiered_cluster
-from proxy.commands.tools import FINDINGS, AsJson, ConfigFile, run_command, show_json, show_table
+from proxy.commands.tools import run_command
 from proxy.config import TidegateConfig, load_config
-from proxy.remote_log import RemoteTierError
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
+from tiers.console import FINDINGS, AsJson, ConfigFile, show_json, show_table
 from tiers.errors import RemoteLogError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.manager.bounds import violated_bounds
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
+from tiers.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, tiered_cluster
 
 _PARTITIONS_AT_ONCE = 16
 

@@ -6,15 +6,14 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from proxy.commands.cluster import TIMEOUT_MS, metadata_to_now
-from proxy.commands.tools import progress_bar
 from proxy.config import TidegateConfig
-from proxy.remote_log import RemoteTierError
 from tiers.broker.client import BrokerClient
+from tiers.console import progress_bar
 from tiers.metadata.metadata_producer import KeyAndValue
 from tiers.metadata.record_import import count_owners, write_records
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
+from tiers.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now
 
 WRITER = "tidegate-import"
 """Who raised the log starts that are written here."""

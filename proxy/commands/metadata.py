@@ -14,21 +14,10 @@ from typing import Annotated
 
 import typer
 
-from proxy.commands.cluster import tiered_cluster
 from proxy.commands.importing import WRITER, write_all
-from proxy.commands.tools import (
-    FINDINGS,
-    AsJson,
-    ConfigFile,
-    OpenTier,
-    open_tier,
-    parse_target,
-    run_command,
-    say,
-    show_json,
-)
+from proxy.commands.tools import parse_target, partitions_of, run_command
 from proxy.config import TidegateConfig, load_config
-from proxy.remote_log import RemoteTierError
+from tiers.console import FINDINGS, AsJson, ConfigFile, say, show_json
 from tiers.metadata.flat_file import FlatFile, PartitionDeleteEntry, decode_flat_file, write_flat_file
 from tiers.metadata.metadata_producer import KeyAndValue
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
@@ -41,6 +30,7 @@ from tiers.model.segment_metadata import (
     RemotePartitionDeleteMetadata,
 )
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
+from tiers.open_tier import OpenTier, RemoteTierError, open_tier, tiered_cluster
 
 metadata = typer.Typer(
     name="metadata",
@@ -124,7 +114,7 @@ def _one(partition: str) -> tuple[str, int]:
 
 def exported(tier: OpenTier, target: str) -> tuple[FlatFile, int | None]:
     """And the log start."""
-    [partition] = tier.partitions(target)
+    [partition] = partitions_of(tier, target)
     known = tier.metadata
     state = known.remote_partition_delete_state(partition)
     now_ms = time.time_ns() // 1_000_000

@@ -17,28 +17,15 @@ from uuid import UUID
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from proxy.commands.cluster import TIMEOUT_MS
-from proxy.commands.tools import (
-    FINDINGS,
-    AsJson,
-    ConfigFile,
-    OpenTier,
-    open_tier,
-    progress_bar,
-    readable_segments,
-    run_command,
-    say,
-    show_json,
-    show_table,
-    time_text,
-)
+from proxy.commands.tools import partitions_of, run_command
 from proxy.config import TidegateConfig, load_config
-from proxy.remote_log import RemoteTierError
 from tiers.config import DurationMs
+from tiers.console import FINDINGS, AsJson, ConfigFile, progress_bar, say, show_json, show_table, time_text
 from tiers.errors import RemoteLogMetadataError, RemoteResourceNotFoundError
 from tiers.manager.segment_verification import persistently
 from tiers.metadata.partition_manifest import decode_partition_manifest
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, open_tier, readable_segments
 from tiers.storage.object_key import (
     INDEXES_SUFFIX,
     LOG_SUFFIX,
@@ -222,7 +209,7 @@ def _as_one(orphans: list[Orphan]) -> list[Orphan]:
 
 
 def _missing(tier: OpenTier, seen: set[tuple[UUID, str]]) -> Iterable[Orphan]:
-    for partition in tier.partitions(None):
+    for partition in partitions_of(tier, None):
         for segment in readable_segments(tier, partition):
             uuid = segment.segment_id.id
             for suffix, key_of in ((LOG_SUFFIX, log_key), (INDEXES_SUFFIX, indexes_key)):
@@ -232,7 +219,7 @@ def _missing(tier: OpenTier, seen: set[tuple[UUID, str]]) -> Iterable[Orphan]:
 
 async def delete_orphans(tier: OpenTier, report: OrphanReport) -> None:
     wanted = {each.segment: each for each in report.orphans if each.deletable}
-    if wanted and not any(readable_segments(tier, partition) for partition in tier.partitions(None)):
+    if wanted and not any(readable_segments(tier, partition) for partition in partitions_of(tier, None)):
         raise RemoteTierError("the metadata knows no segment at all: it was lost, and nothing is deleted by it")
     with progress_bar("segments", len(wanted)) as advance:
         for orphan in wanted.values():

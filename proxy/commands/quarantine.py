@@ -15,13 +15,13 @@ from uuid import UUID
 
 import typer
 
-from proxy.commands.cluster import metadata_to_now, tiered_cluster
-from proxy.commands.tools import FINDINGS, AsJson, ConfigFile, run_command, show_json, show_table
+from proxy.commands.tools import run_command
 from proxy.config import TidegateConfig, load_config
-from proxy.remote_log import RemoteTierError
+from tiers.console import FINDINGS, AsJson, ConfigFile, show_json, show_table
 from tiers.manager.expiration_task import is_in_quarantine
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.open_tier import RemoteTierError, metadata_to_now, tiered_cluster
 
 _HELP = "What unclean elections cut off of the remote tier."
 

@@ -13,23 +13,10 @@ from typing import Annotated
 
 import typer
 
-from proxy.commands.cluster import tiered_cluster
 from proxy.commands.importing import WRITER, records_read, write_all
-from proxy.commands.tools import (
-    FINDINGS,
-    AsJson,
-    Concurrency,
-    ConfigFile,
-    each_of,
-    open_storage,
-    progress_bar,
-    run_command,
-    say,
-    show_json,
-    show_table,
-)
+from proxy.commands.tools import Concurrency, run_command
 from proxy.config import TidegateConfig, load_config
-from proxy.remote_log import RemoteTierError, open_key_ring, storage_cluster_id
+from tiers.console import FINDINGS, AsJson, ConfigFile, progress_bar, say, show_json, show_table
 from tiers.manager.segment_verification import persistently, verify_segment
 from tiers.metadata.bucket_scan import BucketScan
 from tiers.metadata.metadata_producer import KeyAndValue
@@ -37,6 +24,7 @@ from tiers.metadata.rebuild import PartitionPlan, plan_partition, records_of, ti
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.metadata.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
+from tiers.open_tier import RemoteTierError, each_of, open_key_ring, open_storage, storage_cluster_id, tiered_cluster
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.locations import LocatedRemoteStorageManager
 

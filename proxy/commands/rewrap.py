@@ -12,29 +12,14 @@ from typing import Annotated
 
 import typer
 
-from proxy.commands.cluster import TIMEOUT_MS
-from proxy.commands.tools import (
-    FINDINGS,
-    AsJson,
-    Concurrency,
-    ConfigFile,
-    OpenTier,
-    OptionalTarget,
-    each_of,
-    open_tier,
-    parse_target,
-    progress_bar,
-    run_command,
-    say,
-    show_json,
-    show_table,
-)
+from proxy.commands.tools import Concurrency, OptionalTarget, parse_target, partitions_of, run_command
 from proxy.config import load_config
-from proxy.remote_log import RemoteTierError
+from tiers.console import FINDINGS, AsJson, ConfigFile, progress_bar, say, show_json, show_table
 from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteResourceNotFoundError, RemoteStorageError
 from tiers.manager.segment_verification import persistently
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, each_of, open_tier
 from tiers.segment.indexes_object import Section, decode_indexes_object, decode_sections, encode_sections
 from tiers.segment.segment_encryption import KeyRing, wrapping_key_id
 from tiers.storage.object_key import indexes_key
@@ -91,7 +76,7 @@ async def rewrap_all(tier: OpenTier, target: str | None, write: bool, at_once: i
     """Those whose wrapping key is not the current one, or that cannot be told."""
     segments = [
         each
-        for partition in tier.partitions(target)
+        for partition in partitions_of(tier, target)
         for each in tier.metadata.list_remote_log_segments(partition)
         if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
     ]

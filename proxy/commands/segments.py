@@ -7,26 +7,13 @@ from typing import Annotated
 
 import typer
 
-from proxy.commands.tools import (
-    AsJson,
-    Concurrency,
-    ConfigFile,
-    OpenTier,
-    Target,
-    each_of,
-    location_of,
-    open_tier,
-    parse_target,
-    progress_bar,
-    run_command,
-    show_json,
-    show_table,
-    time_text,
-)
+from proxy.commands.tools import Concurrency, Target, parse_target, partitions_of, run_command
 from proxy.config import load_config
+from tiers.console import AsJson, ConfigFile, progress_bar, show_json, show_table, time_text
 from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
 from tiers.manager.segment_verification import persistently
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.open_tier import OpenTier, each_of, location_of, open_tier
 from tiers.segment.indexes_object import Section, decode_sections
 from tiers.segment.segment_encryption import wrapping_key_id
 
@@ -94,7 +81,7 @@ def _end(segment: Segment) -> str:
 
 async def listed_segments(tier: OpenTier, target: str, keys: bool, at_once: int) -> list[Segment]:
     found = [
-        each for partition in tier.partitions(target) for each in tier.metadata.list_remote_log_segments(partition)
+        each for partition in partitions_of(tier, target) for each in tier.metadata.list_remote_log_segments(partition)
     ]
     lines = [_line(each) for each in found]
     if not keys:

@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from proxy.broker_configs import BrokerConfigs, BrokerValue
-from proxy.commands.cluster import TIMEOUT_MS
-from proxy.commands.tools import AsJson, ConfigFile, OpenTier, open_tier, run_command, show_json, show_table, time_text
+from proxy.commands.tools import run_command
 from proxy.config import load_config
 from proxy.remote_log import topic_rule
+from tiers.console import AsJson, ConfigFile, show_json, show_table, time_text
 from tiers.manager.settings import TopicRule
 from tiers.manager.topic_policy import matching_rule
 from tiers.manager.topic_tier_config import TierValue, tier_values
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.open_tier import TIMEOUT_MS, OpenTier, open_tier
 
 
 @dataclass(frozen=True, slots=True)

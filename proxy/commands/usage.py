@@ -13,26 +13,14 @@ from uuid import UUID
 
 import typer
 
-from proxy.commands.tools import (
-    AsJson,
-    Concurrency,
-    ConfigFile,
-    OpenTier,
-    OptionalTarget,
-    each_of,
-    open_tier,
-    parse_target,
-    progress_bar,
-    readable_segments,
-    run_command,
-    show_json,
-    show_table,
-)
+from proxy.commands.tools import Concurrency, OptionalTarget, parse_target, partitions_of, run_command
 from proxy.config import load_config
+from tiers.console import AsJson, ConfigFile, progress_bar, show_json, show_table
 from tiers.errors import RemoteResourceNotFoundError
 from tiers.manager.segment_verification import persistently
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.open_tier import OpenTier, each_of, open_tier, readable_segments
 from tiers.segment.indexes_object import decode_indexes_object
 from tiers.storage.object_key import (
     LOG_SUFFIX,
@@ -130,7 +118,7 @@ def topic_usage(found: Iterable[PartitionUsage]) -> list[PartitionUsage]:
 
 
 async def known_usage(tier: OpenTier, target: str | None, at_once: int) -> list[PartitionUsage]:
-    partitions = tier.partitions(target)
+    partitions = partitions_of(tier, target)
     segments = {partition: readable_segments(tier, partition) for partition in partitions}
     every = [each for found in segments.values() for each in found]
     sizes: dict[UUID, tuple[int, int]] = {}
@@ -167,7 +155,7 @@ async def _manifest_bytes(tier: OpenTier, partition: TopicIdPartition) -> int:
 
 async def listed_usage(tier: OpenTier, target: str | None) -> list[PartitionUsage]:
     """Without the objects of other clusters, and without what is not the tier's at all."""
-    wanted = None if target is None else set(tier.partitions(target))
+    wanted = None if target is None else set(partitions_of(tier, target))
     names = {each: each.topic for each in tier.metadata.partitions()}
     found: dict[TopicIdPartition, PartitionUsage] = {}
     with progress_bar("objects", None) as advance:

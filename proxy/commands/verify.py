@@ -15,28 +15,14 @@ from typing import IO, Annotated
 
 import typer
 
-from proxy.commands.tools import (
-    FINDINGS,
-    AsJson,
-    Concurrency,
-    ConfigFile,
-    OpenTier,
-    OptionalTarget,
-    each_of,
-    open_tier,
-    parse_target,
-    progress_bar,
-    readable_segments,
-    run_command,
-    show_json,
-    show_table,
-)
+from proxy.commands.tools import Concurrency, OptionalTarget, parse_target, partitions_of, run_command
 from proxy.config import load_config
-from proxy.remote_log import RemoteTierError
+from tiers.console import FINDINGS, AsJson, ConfigFile, progress_bar, show_json, show_table
 from tiers.manager.segment_verification import Damage, verify_segment
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.open_tier import OpenTier, RemoteTierError, each_of, open_tier, readable_segments
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +98,7 @@ def verify(
 
 
 async def verify_tier(tier: OpenTier, target: str | None, at_once: int, resume: Path | None) -> Verification:
-    partitions = tier.partitions(target)
+    partitions = partitions_of(tier, target)
     segments = [each for partition in partitions for each in readable_segments(tier, partition)]
     done = Verification([each for partition in partitions for each in holes(tier.metadata, partition)])
     ring = tier.key_ring if tier.key_ring.keys else None

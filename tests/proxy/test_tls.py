@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config import ListenerTlsConfig, UpstreamConfig, UpstreamTlsConfig
+from proxy.config import ListenerTlsConfig
 from proxy.context import ConnectionLimits
-from proxy.tls import listener_tls, upstream_tls
+from proxy.tls import listener_tls
 from tests.fakes.broker.fake_broker import FakeBroker
 from tests.fakes.broker.wire import Wire, connected, request, response
 from tests.proxy.proxy_harness import proxy_before
 from tests.servers.certificates import Authority
 from tiers.broker.tls import TlsContext, TlsError, client_context
+from tiers.upstream_config import UpstreamConfig, UpstreamTlsConfig, upstream_tls
 
 OPAQUE = 12
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from proxy.commands.tools import OpenTier
 from proxy.config import TidegateConfig, parse_config
 from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.fakes.record_batches import batch_of
@@ -17,6 +16,7 @@ from tiers.manager.partition_manifest import manifest_of
 from tiers.metadata.partition_manifest import encode_partition_manifest
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.open_tier import OpenTier
 from tiers.segment.segment_encryption import KeyRing, seal_segment
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.locations import LocatedRemoteStorageManager

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from proxy.commands.orphans import MANIFEST, MISSING, NAMED, ORPHAN, UNKNOWN, OrphanReport, delete_orphans, find_orphans
-from proxy.remote_log import RemoteTierError
 from tests.fakes.segments import PARTITION
 from tests.proxy.commands.command_bench import CLUSTER_ID, CommandBench
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.open_tier import RemoteTierError
 from tiers.storage.object_key import partition_manifest_key
 
 DAY_MS = 86_400_000

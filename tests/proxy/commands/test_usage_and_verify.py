@@ -10,9 +10,9 @@ from proxy.commands.segments import listed_segments
 from proxy.commands.tools import parse_target
 from proxy.commands.usage import known_usage, listed_usage, topic_usage
 from proxy.commands.verify import verify_tier
-from proxy.remote_log import RemoteTierError
 from tests.fakes.segments import PARTITION
 from tests.proxy.commands.command_bench import CommandBench
+from tiers.open_tier import RemoteTierError
 from tiers.segment.segment_encryption import KeyRing
 
 KEYS = {"k1": b"1" * 32, "k2": b"2" * 32}

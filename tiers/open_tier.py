@@ -1,0 +1,182 @@
+"""How a program that is no proxy reaches the tier: the cluster, everything that the metadata says by now, the store.
+
+It only looks: nothing is created, and no ownership is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from tiers.broker.client import BrokerClient
+from tiers.broker.cluster_metadata import ClusterMetadata
+from tiers.errors import BrokerError, RemoteLogError
+from tiers.metadata.metadata_topic import MetadataTopicSettings
+from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.segment.segment_encryption import KeyRing
+from tiers.storage.locations import HOME, LocatedRemoteStorageManager, decode_location
+from tiers.storage.registry import create_storage
+from tiers.tier_config import TierConfig
+from tiers.upstream_config import broker_client
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+TIMEOUT_MS = 15_000
+
+
+class RemoteTierError(Exception):
+    """The tier cannot be opened until somebody changes something; the message says what."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTier:
+    """`metadata` is as of now; `storage` is open."""
+
+    config: TierConfig
+    client: BrokerClient
+    cluster: ClusterMetadata
+    metadata: TopicBasedRemoteLogMetadataManager
+    storage: LocatedRemoteStorageManager
+    cluster_id: str
+    """As object keys have it."""
+    key_ring: KeyRing
+
+    async def refresh(self) -> None:
+        """What is read of the metadata from now on is as of now, or later."""
+        for number in range(self.metadata.topic.partition_count):
+            await self.metadata.follower.ensure_fresh(number, 0, TIMEOUT_MS)
+
+
+@asynccontextmanager
+async def tiered_cluster(
+    config: TierConfig, *, is_new: bool = False
+) -> AsyncIterator[tuple[BrokerClient, ClusterMetadata]]:
+    """Raises `RemoteTierError` in one line, of whatever is done in it too. `is_new`: nothing need be tiered yet."""
+    client = broker_client(config.upstream)
+    try:
+        cluster = await _cluster(config, client)
+        metadata_topic = config.remote_log.metadata_topic
+        if metadata_topic not in cluster.topics and not is_new:
+            # Opening the manager would create it; a command only looks.
+            raise RemoteTierError(f"the cluster has no topic {metadata_topic}: nothing was tiered yet")
+        yield client, cluster
+    except RemoteLogError as error:
+        raise RemoteTierError(str(error)) from error
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def metadata_to_now(
+    config: TierConfig, client: BrokerClient, folder: Path
+) -> AsyncIterator[TopicBasedRemoteLogMetadataManager]:
+    """Everything that the metadata topic says; `folder` is for this alone."""
+    remote_log = config.remote_log
+    metadata_topic = MetadataTopicSettings(remote_log.metadata_topic, remote_log.metadata_topic_partitions)
+    settings = TopicBasedSettings(folder, topic=metadata_topic, is_member=False, open_timeout_ms=TIMEOUT_MS)
+    metadata = TopicBasedRemoteLogMetadataManager(client, settings)
+    try:
+        await metadata.open()
+        for number in range(metadata.topic.partition_count):
+            await metadata.follower.ensure_fresh(number, TIMEOUT_MS, TIMEOUT_MS)
+        yield metadata
+    finally:
+        await metadata.close()
+
+
+async def _cluster(config: TierConfig, client: BrokerClient) -> ClusterMetadata:
+    try:
+        return await client.metadata(0, TIMEOUT_MS)
+    except BrokerError as error:
+        servers = ", ".join(f"{host}:{port}" for host, port in config.upstream.bootstrap_servers)
+        raise RemoteTierError(f"no broker answers at {servers}: {error}") from error
+
+
+@asynccontextmanager
+async def open_tier(config: TierConfig) -> AsyncIterator[OpenTier]:
+    """Raises `RemoteTierError` in one line, of whatever is done in it too."""
+    async with tiered_cluster(config) as (client, cluster):
+        with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
+            async with (
+                open_storage(config, cluster.cluster_id) as storage,
+                metadata_to_now(config, client, Path(folder)) as metadata,
+            ):
+                cluster_id = storage_cluster_id(config, cluster.cluster_id)
+                yield OpenTier(config, client, cluster, metadata, storage, cluster_id, open_key_ring(config))
+
+
+@asynccontextmanager
+async def open_storage(config: TierConfig, cluster_id: str) -> AsyncIterator[LocatedRemoteStorageManager]:
+    if config.storage is None:
+        raise RemoteTierError("there is no [storage]")
+    name = config.storage.implementation
+    try:
+        storage = create_storage(config.storage, cluster_id)
+    except ValueError as error:
+        raise RemoteTierError(f"[storage] {name}: {error}") from error
+    try:
+        try:
+            await storage.open()
+        except RemoteLogError as error:
+            raise RemoteTierError(f"the store {name}: {error}") from error
+        yield storage
+    finally:
+        await storage.close()
+
+
+def readable_segments(tier: OpenTier, partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
+    return [
+        each
+        for each in tier.metadata.list_remote_log_segments(partition)
+        if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+    ]
+
+
+def location_of(segment: RemoteLogSegmentMetadata) -> str:
+    try:
+        name, _ = decode_location(segment.custom_metadata)
+    except RemoteLogError as error:
+        return str(error)
+    return "home" if name == HOME else name
+
+
+async def each_of(
+    items: Iterable[S], work: Callable[[S], Awaitable[T]], at_once: int, done: Callable[[], None] = lambda: None
+) -> list[T]:
+    """In the order of `items`, at most `at_once` at a time. The first failure ends all, and comes out alone."""
+    slots = asyncio.Semaphore(at_once)
+
+    async def one(item: S) -> T:
+        async with slots:
+            result = await work(item)
+        done()
+        return result
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(item)) for item in items]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from failed
+    return [task.result() for task in tasks]
+
+
+def storage_cluster_id(config: TierConfig, cluster_id: str) -> str:
+    """As object keys have it: the settings of the store may name another than the cluster's own."""
+    return cluster_id if config.storage is None else config.storage.plain_settings().get("cluster.id", cluster_id)
+
+
+def open_key_ring(config: TierConfig) -> KeyRing:
+    """Raises `RemoteTierError`."""
+    try:
+        return config.encryption.key_ring()
+    except ValueError as error:
+        raise RemoteTierError(f"[encryption] {error}") from error

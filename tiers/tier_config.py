@@ -1,0 +1,172 @@
+"""`TierConfig`: the part of the one TOML file that says what the remote tier is; and how the file is read.
+
+Every program over the tier reads the same file and adds sections of its own by a subclass. What is wrong with the file
+is said in one line per mistake.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+
+from tiers.config import (
+    EncryptionConfig,
+    RemoteLogConfig,
+    Section,
+    StorageConfig,
+    StorageLocationConfig,
+    TopicConfig,
+)
+from tiers.upstream_config import UpstreamConfig, UpstreamSaslConfig, UpstreamTlsConfig
+
+
+class ConfigError(Exception):
+    """What to say to the user, a line per mistake."""
+
+
+class StateConfig(Section):
+    """What a proxy keeps on disk. It can be deleted while the proxy is stopped: all of it is rebuilt."""
+
+    path: Path = Field(Path("tidegate-state"), description="A folder of this proxy alone; created when missing.")
+
+
+class TierConfig(BaseModel):
+    """Kafka's `remote.*` keys stand at the top of the file, before the first section."""
+
+    model_config = {"frozen": True, "extra": "forbid", "hide_input_in_errors": True}
+
+    section_models: ClassVar[Mapping[str, type[BaseModel]]] = {
+        "": RemoteLogConfig,
+        "upstream": UpstreamConfig,
+        "upstream.tls": UpstreamTlsConfig,
+        "upstream.sasl": UpstreamSaslConfig,
+        "state": StateConfig,
+        "storage": StorageConfig,
+        "storage.locations": StorageLocationConfig,
+        "encryption": EncryptionConfig,
+        "topics": TopicConfig,
+    }
+    """By section; "" is the top of the file."""
+
+    upstream: UpstreamConfig
+    state: StateConfig = Field(default_factory=StateConfig.defaults)
+    storage: StorageConfig | None = None
+    encryption: EncryptionConfig = EncryptionConfig()
+    topics: tuple[TopicConfig, ...] = ()
+    remote_log: RemoteLogConfig = Field(default_factory=RemoteLogConfig.defaults)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_remote_log(cls, values: Any) -> Any:
+        known = {key: value for key, value in values.items() if key in cls.model_fields}
+        return {**known, "remote_log": {key: value for key, value in values.items() if key not in known}}
+
+    @model_validator(mode="after")
+    def _check_together(self) -> TierConfig:
+        if self.topics and self.storage is None and self.remote_log.enabled:
+            raise ValueError("[[topics]] names topics to tier, but there is no [storage] to copy them to")
+        return self
+
+    @property
+    def is_tiered(self) -> bool:
+        """Whether there is a remote tier to read and serve at all."""
+        return self.storage is not None and self.remote_log.enabled
+
+    @classmethod
+    def keys_at_top(cls) -> list[str]:
+        """Fields that are neither a section nor one of Kafka's keys."""
+        return [name for name in cls.model_fields if name not in cls.section_models and name != "remote_log"]
+
+    @classmethod
+    def keys_of(cls, section: str) -> list[str]:
+        fields = own_fields(cls.section_models[section])
+        names = [field.alias or field.serialization_alias or name for name, field in fields.items()]
+        return names if section else [*names, *cls.keys_at_top()]
+
+    @classmethod
+    def sections(cls) -> list[str]:
+        """Those that are not part of another."""
+        return [section for section in cls.section_models if section and "." not in section]
+
+
+C = TypeVar("C", bound=TierConfig)
+
+
+def own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Without sections of their own."""
+    inner = getattr(model, "subsections", ())
+    return {name: field for name, field in model.model_fields.items() if name not in inner}
+
+
+def load_config_file(path: Path, model: type[C]) -> C:
+    """Raises `ConfigError`."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    return parse_config_text(text, model, str(path))
+
+
+def parse_config_text(text: str, model: type[C], name: str) -> C:
+    """Raises `ConfigError`."""
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name}: not TOML: {error}") from None
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{name}: {line}" for line in _explain(error, model))) from None
+
+
+def _explain(error: ValidationError, model: type[TierConfig]) -> Iterator[str]:
+    details = error.errors(include_url=False, include_input=False, include_context=False)
+    for detail in details:
+        if detail["type"] == "too_short" and any(_is_within(other["loc"], detail["loc"]) for other in details):
+            continue  # what is missing was given and invalid: that is reported itself
+        where = [str(part) for part in detail["loc"] if part != "remote_log"]
+        section, key = _place(where, model)
+        match detail["type"]:
+            case "extra_forbidden":
+                yield f"unknown key {_quoted(section, key)}{_hint(section, key, model)}"
+            case "missing":
+                yield f"missing key {_quoted(section, key)}" if key else f"missing section [{section}]"
+            case _:
+                message = detail["msg"].removeprefix("Value error, ")
+                yield f"{_quoted(section, key)}: {message}" if where else message
+
+
+def _is_within(inner: tuple[int | str, ...], outer: tuple[int | str, ...]) -> bool:
+    return len(inner) > len(outer) and inner[: len(outer)] == outer
+
+
+def _place(where: list[str], model: type[TierConfig]) -> tuple[str, str]:
+    if where and where[0] in model.section_models:
+        section, *rest = [part for part in where if not part.isdecimal()]
+        while rest and f"{section}.{rest[0]}" in model.section_models:
+            section = f"{section}.{rest.pop(0)}"
+        return section, ".".join(rest)
+    return "", ".".join(where)
+
+
+def _quoted(section: str, key: str) -> str:
+    return f"[{section}] {key}".strip() if section else f"{key}"
+
+
+def _hint(section: str, key: str, model: type[TierConfig]) -> str:
+    """A key may also be right, but in another section."""
+    if nearest := difflib.get_close_matches(key, model.keys_of(section), 1, 0.6):
+        return f"; did you mean {nearest[0]}?"
+    for other in ("", *model.sections()):
+        known = model.keys_of(other)
+        if key in known or (other and key.startswith(f"{other}.") and key.removeprefix(f"{other}.") in known):
+            return f"; it belongs {f'in [{other}]' if other else 'at the top of the file'}"
+    if not section and (nearest := difflib.get_close_matches(key.partition(".")[0], model.sections(), 1, 0.6)):
+        return f"; did you mean [{nearest[0]}]?"
+    return ""

@@ -1,0 +1,137 @@
+"""The cluster behind the proxy, as the file names it, and a client of it."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, SecretStr, model_validator
+
+from tiers.broker.client import Address, BrokerClient
+from tiers.broker.sasl import Mechanism, SaslCredentials
+from tiers.broker.tls import TlsContext, client_context
+from tiers.config import DurationMs, Section
+
+
+def _address(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    host, _, port = value.strip().rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise ValueError(f"expected host:port, not {value!r}")
+    return host.strip("[]"), int(port)
+
+
+def _addresses(value: object) -> object:
+    return [part for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+HostAndPort = Annotated[Address, BeforeValidator(_address)]
+
+
+class CertificateConfig(Section):
+    certificate: Path = Field(description="The certificate and its chain.")
+    key: Path | None = Field(None, description="The private key; by default it lies in the certificate's file.")
+    key_password: SecretStr | None = Field(None, alias="key.password", description="Of an encrypted key.")
+
+
+class UpstreamTlsConfig(Section):
+    """TLS to the brokers, for clients' connections and the proxy's own; without this section it is plain text. Files
+    are in PEM form, and are read again when they change. Where brokers ask for no SASL, every client has the rights of
+    the proxy's own certificate.
+    """
+
+    ca: Path | None = Field(None, description="Who signs the brokers' certificates; by default whom the system trusts.")
+    verify_host_name: bool = Field(
+        True, alias="verify.host.name", description="Whether a broker's certificate must name the broker's address."
+    )
+    certificate: Path | None = Field(None, description="The proxy's own certificate, for brokers that ask for one.")
+    key: Path | None = Field(None, description="Its private key; by default it lies in the certificate's file.")
+    key_password: SecretStr | None = Field(None, alias="key.password", description="Of an encrypted key.")
+
+    @model_validator(mode="after")
+    def _check_key(self) -> UpstreamTlsConfig:
+        if self.key is not None and self.certificate is None:
+            raise ValueError("there is a key without a certificate")
+        return self
+
+
+class UpstreamSaslConfig(Section):
+    """Who the proxy itself is to the brokers, when it copies, trims and keeps metadata. Clients bring their own
+    credentials, which pass through.
+    """
+
+    mechanism: Mechanism = Field(description="`PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512` or `OAUTHBEARER`.")
+    username: str | None = Field(None, min_length=1, description="For all mechanisms but `OAUTHBEARER`.")
+    password: SecretStr | None = Field(None, description="For all mechanisms but `OAUTHBEARER`.")
+    token_file: Path | None = Field(
+        None, alias="token.file", description="For `OAUTHBEARER`: a file of one token, read for every authentication."
+    )
+
+    @model_validator(mode="after")
+    def _check_credentials(self) -> UpstreamSaslConfig:
+        if self.mechanism == "OAUTHBEARER":
+            if self.token_file is None or self.username is not None or self.password is not None:
+                raise ValueError("OAUTHBEARER takes token.file, and neither username nor password")
+        elif self.token_file is not None or self.username is None or self.password is None:
+            raise ValueError(f"{self.mechanism} takes username and password, and no token.file")
+        return self
+
+    def credentials(self) -> SaslCredentials:
+        """For the broker client alone: the password in the clear."""
+        password = "" if self.password is None else self.password.get_secret_value()
+        return SaslCredentials(self.mechanism, self.username or "", password, self.token_file)
+
+
+class UpstreamConfig(Section):
+    """The cluster behind the proxy."""
+
+    subsections = frozenset({"tls", "sasl"})
+
+    bootstrap_servers: Annotated[tuple[HostAndPort, ...], BeforeValidator(_addresses)] = Field(
+        alias="bootstrap.servers", min_length=1, description="Brokers to start from, as Kafka's clients name them."
+    )
+    metadata_max_age_ms: DurationMs = Field(
+        5_000, alias="metadata.max.age.ms", gt=0, description="How often the cluster's brokers and topics are read."
+    )
+    request_timeout_ms: DurationMs = Field(
+        30_000, alias="request.timeout.ms", gt=0, description="The deadline of the proxy's own requests to brokers."
+    )
+    tls: UpstreamTlsConfig | None = None
+    sasl: UpstreamSaslConfig | None = None
+
+
+def broker_client(config: UpstreamConfig, client_id: str = "tidegate") -> BrokerClient:
+    """Raises `TlsError`."""
+    return BrokerClient(
+        config.bootstrap_servers,
+        client_id=client_id,
+        tls=upstream_tls(config),
+        credentials=None if config.sasl is None else config.sasl.credentials(),
+        request_timeout_ms=config.request_timeout_ms,
+    )
+
+
+def upstream_tls(config: UpstreamConfig) -> TlsContext | None:
+    """None: plain text. Raises `TlsError`."""
+    tls = config.tls
+    if tls is None:
+        return None
+
+    def build() -> ssl.SSLContext:
+        return client_context(
+            tls.ca,
+            tls.certificate,
+            tls.key,
+            _plain(tls.key_password),
+            verifies_host_name=tls.verify_host_name,
+        )
+
+    return TlsContext(
+        "the connections to brokers", build, [file for file in (tls.ca, tls.certificate, tls.key) if file is not None]
+    )
+
+
+def _plain(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()
