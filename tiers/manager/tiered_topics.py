@@ -49,23 +49,25 @@ class TieredTopics:
     async def refresh(self, timeout_ms: int) -> Mapping[UUID, TopicPolicy]:
         """Asks the cluster. A topic whose configuration could not be read keeps its last policy, but expires nothing.
 
-        Raises `BrokerError` when the cluster does not answer; nothing changes then."""
-        metadata = await self._client.metadata(0, timeout_ms)
+        Raises `BrokerError` when the cluster does not answer; of every topic the same holds then."""
         wanted: dict[str, tuple[TopicMetadata, TopicRule]] = {}
-        for topic in metadata.topics.values():
-            rule = self._rule(topic)
-            if rule is not None:
-                wanted[topic.name] = topic, rule
-        configs = await self._describe(list(wanted), timeout_ms)
+        try:
+            metadata = await self._client.metadata(0, timeout_ms)
+            for topic in metadata.topics.values():
+                rule = self._rule(topic)
+                if rule is not None:
+                    wanted[topic.name] = topic, rule
+            configs = await self._describe(list(wanted), timeout_ms)
+        except Exception:
+            self._policies = {topic_id: _not_expiring(known) for topic_id, known in self._policies.items()}
+            raise
         policies: dict[UUID, TopicPolicy] = {}
         refused: dict[str, str] = {}
         for name, (topic, rule) in wanted.items():
             config = configs.get(name)
             if config is None:
                 if topic.topic_id in self._policies:
-                    # Its retention may have been raised since: nothing expires by a number that cannot be read.
-                    known = self._policies[topic.topic_id]
-                    policies[topic.topic_id] = replace(known, retention_ms=UNLIMITED, retention_bytes=UNLIMITED)
+                    policies[topic.topic_id] = _not_expiring(self._policies[topic.topic_id])
                 continue
             found = policy_of(name, topic.topic_id, len(topic.partitions), rule, config)
             if isinstance(found, Refusal):
@@ -112,3 +114,8 @@ class TieredTopics:
                         entry.name: entry.value for entry in result.configs if entry.value is not None
                     }
         return configs
+
+
+def _not_expiring(known: TopicPolicy) -> TopicPolicy:
+    """Its retention may have been raised since: nothing expires by a number that cannot be read."""
+    return replace(known, retention_ms=UNLIMITED, retention_bytes=UNLIMITED)

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from tests.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
+from tiers.errors import BrokerError
 from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.settings import TopicRule
 from tiers.manager.tiered_topics import TieredTopics
@@ -141,4 +142,22 @@ async def test_a_configuration_that_cannot_be_read_changes_nothing_and_expires_n
     for _ in range(2):
         assert (await topics.refresh(1000))[topic_id] == replace(before, retention_ms=-1, retention_bytes=-1)
     cluster.unreadable.clear()
+    assert (await topics.refresh(1000))[topic_id] == before
+
+
+async def test_nothing_expires_while_the_cluster_does_not_answer(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic_id = cluster.add("orders", 1)
+    topics = tiered(cluster, TopicRule("*"))
+    before = (await topics.refresh(1000))[topic_id]
+
+    async def silence(*arguments: object, **options: object) -> None:
+        raise BrokerError("no broker answers", retriable=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster.client, "request", silence)
+        with pytest.raises(BrokerError):
+            await topics.refresh(1000)
+    assert topics.policies == {topic_id: replace(before, retention_ms=-1, retention_bytes=-1)}
     assert (await topics.refresh(1000))[topic_id] == before
