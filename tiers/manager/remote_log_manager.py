@@ -337,10 +337,11 @@ class RemoteLogManager:
         if not (policy.copy_disable or managed.copy_stopped):
             await managed.manifest.check()
             more = await managed.copy.run(policy, bounds)
-        trimmed = await managed.trim.run(policy, managed.copy.local_only_bytes)
+        # As it is now: while something was copied, the retention may have been raised.
+        trimmed = await managed.trim.run(managed.policy, managed.copy.local_only_bytes)
         if trimmed is not None:
             managed.clamp.trimmed(trimmed)
-        await managed.expiration.run(policy, bounds, managed.copy.local_only_bytes)
+        await managed.expiration.run(managed.policy, bounds, managed.copy.local_only_bytes)
         self._measure(partition)
         await managed.manifest.run()
         return more

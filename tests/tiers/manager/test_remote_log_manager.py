@@ -113,6 +113,28 @@ async def test_every_owned_partition_is_copied_and_trimmed(running: Running) -> 
     assert running.bench.metric("bounds_violations_total", topic="orders", bound="Ly>Ry") == 0
 
 
+async def test_retention_that_was_raised_during_a_copy_counts_after_it(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running.topics.policies = {PARTITION.topic_id: replace(POLICY, retention_bytes=0)}
+    copy, copying, go_on = running.bench.store.copy_log_segment_data, asyncio.Event(), asyncio.Event()
+
+    async def slowly(metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+        copying.set()
+        await go_on.wait()
+        return await copy(metadata, data)
+
+    monkeypatch.setattr(running.bench.store, "copy_log_segment_data", slowly)
+    async with running.run():
+        await asyncio.wait_for(copying.wait(), 20)
+        running.topics.policies = {PARTITION.topic_id: POLICY}
+        seen = running.topics.refreshes
+        await eventually(lambda: running.topics.refreshes > seen + 1)
+        go_on.set()
+        await eventually(lambda: running.remote_end(PARTITION) == 89)
+    assert running.bench.metadata.log_starts[PARTITION] == 0
+
+
 async def test_one_partition_that_fails_leaves_the_other_alone_and_is_tried_again(running: Running) -> None:
     failing = running.logs.of[PARTITION]
     failing.failure = BrokerError("no leader", retriable=True)
