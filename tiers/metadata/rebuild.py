@@ -201,13 +201,19 @@ def _take_unnamed(plan: PartitionPlan, candidates: Sequence[FoundIndexes]) -> No
             plan.refused.append(
                 f"{name}: no manifest names it, and it has offsets of {beside}: which counts is not known"
             )
-        elif end is not None and metadata.start_offset > max(end + 1, plan.log_start_offset or 0):
-            plan.refused.append(f"{name}: no manifest names it, and offsets from {end + 1} on are missing before it")
+        elif metadata.start_offset > (expected := _next_offset(end, plan.log_start_offset, metadata.start_offset)):
+            plan.refused.append(f"{name}: no manifest names it, and offsets from {expected} on are missing before it")
         else:
             plan.segments.append(metadata)
             plan.unnamed.append(metadata)
             contents[place], by_range[place] = candidate.content, metadata
             end = metadata.end_offset
+
+
+def _next_offset(end: int | None, log_start_offset: int | None, unknown: int) -> int:
+    """Where a segment may begin at most that comes after `end`; the first copy of all begins at the log start."""
+    known = [offset for offset in (None if end is None else end + 1, log_start_offset) if offset is not None]
+    return max(known, default=unknown)
 
 
 def _check_epochs(plan: PartitionPlan) -> None:

@@ -188,6 +188,14 @@ def test_a_hole_before_what_no_manifest_names_is_refused(store: Store) -> None:
     assert all("missing before" not in line for line in store.plan().refused)
 
 
+def test_a_hole_between_the_log_start_and_the_first_segment_is_refused(store: Store) -> None:
+    store.holds(15, 19)
+    store.manifest(log_start=10)
+    assert "offsets from 10 on are missing" in refused(store)
+    store.manifest(log_start=15)
+    assert store.plan().refused == []
+
+
 def test_an_unreadable_manifest_is_refused(store: Store) -> None:
     store.holds(0, 9)
     store.found.manifest = "a wrong checksum"
