@@ -7,7 +7,7 @@ not exist, so rights on such a topic cannot be missed here.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from kafka.protocol.admin import CreateTopicsRequest
@@ -15,17 +15,19 @@ from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from protocol.errors import ErrorCode
 from proxy.config import TidegateConfig
-from proxy.remote_log import RemoteTierError, topic_rule
+from proxy.remote_log import topic_rule
 from tiers.broker.client import BrokerClient
 from tiers.errors import BrokerError
+from tiers.metadata.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 from tiers.metadata.topic_based_settings import metadata_group_id
+from tiers.open_tier import RemoteTierError
 
 logger = logging.getLogger(__name__)
 
 # Kafka's numbers of operations: bits of `authorized operations`.
 _READ, _WRITE, _DELETE, _DESCRIBE_CONFIGS = 3, 4, 6, 10
 _NAMES: Final = {_READ: "READ", _WRITE: "WRITE", _DELETE: "DELETE", _DESCRIBE_CONFIGS: "DESCRIBE_CONFIGS"}
-_OF_METADATA_TOPIC: Final = (_READ, _WRITE, _DESCRIBE_CONFIGS)
+_OF_OWN_TOPICS: Final = (_READ, _WRITE, _DESCRIBE_CONFIGS)
 _OF_TIERED_TOPICS: Final = (_READ, _DELETE, _DESCRIBE_CONFIGS)
 _MIN_METADATA_VERSION = 8
 _GROUP, _TRANSACTION = 0, 1
@@ -54,25 +56,23 @@ async def check_own_rights(client: BrokerClient, config: TidegateConfig, timeout
 
 
 async def missing_rights(client: BrokerClient, config: TidegateConfig, timeout_ms: int) -> tuple[list[str], list[str]]:
-    """What the remote tier cannot live without, and what topics cannot be tiered without: a line per right.
+    """What the remote tier cannot live without, and what topics cannot be tiered without, or failed deletions not
+    be published: a line per right.
 
     Raises `BrokerError`."""
     message = MetadataRequest(topics=None, allow_auto_topic_creation=False, include_topic_authorized_operations=True)
     response: Any = await client.request(None, message, timeout_ms, min_version=_MIN_METADATA_VERSION)
     rights = {topic.name: topic.authorized_operations for topic in response.topics}
     name = config.remote_log.metadata_topic
-    essential = (
-        list(_lacking(name, rights[name], _OF_METADATA_TOPIC))
-        if name in rights
-        else await _may_create(client, name, timeout_ms)
-    )
+    essential = await _may_keep(client, name, rights, timeout_ms)
     key = metadata_group_id(name)
     essential += await _may_coordinate(client, key, _GROUP, f"READ on group {key}", timeout_ms)
     essential += await _may_coordinate(
         client, key, _TRANSACTION, f"WRITE on transactional ids that begin with {key}", timeout_ms
     )
     rules = [topic_rule(topic) for topic in config.topics]
-    others = [
+    others = await _may_keep(client, FAILED_DELETIONS_TOPIC, rights, timeout_ms)
+    others += [
         line
         for topic, granted in sorted(rights.items())
         if not topic.startswith("__") and any(rule.matches(topic) for rule in rules)
@@ -87,6 +87,14 @@ def _lacking(topic: str, granted: Collection[int] | None, needed: tuple[int, ...
         yield from (f"{_NAMES[each]} on topic {topic}" for each in needed if each not in granted)
 
 
+async def _may_keep(
+    client: BrokerClient, topic: str, rights: Mapping[str, Collection[int] | None], timeout_ms: int
+) -> list[str]:
+    if topic in rights:
+        return list(_lacking(topic, rights[topic], _OF_OWN_TOPICS))
+    return await _may_create(client, topic, timeout_ms)
+
+
 async def _may_create(client: BrokerClient, topic: str, timeout_ms: int) -> list[str]:
     asked = CreateTopicsRequest.CreatableTopic(
         name=topic, num_partitions=1, replication_factor=1, assignments=[], configs=[]
@@ -95,7 +103,7 @@ async def _may_create(client: BrokerClient, topic: str, timeout_ms: int) -> list
     response: Any = await client.request(None, message, timeout_ms, min_version=1)
     match response.topics[0].error_code:
         case ErrorCode.TOPIC_AUTHORIZATION_FAILED | ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
-            return [f"CREATE, {', '.join(_NAMES[each] for each in _OF_METADATA_TOPIC)} on topic {topic}"]
+            return [f"CREATE, {', '.join(_NAMES[each] for each in _OF_OWN_TOPICS)} on topic {topic}"]
         case ErrorCode.TOPIC_ALREADY_EXISTS:
             return [f"DESCRIBE on topic {topic}"]
     return []

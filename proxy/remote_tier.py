@@ -37,6 +37,7 @@ from proxy.remote_log import (
     run_remote_log_manager,
     topic_rule,
 )
+from tiers.metadata.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 from proxy.tiered_partitions import TieredPartitions
 from proxy.topic_tier_configs import TopicTierConfigs
 from proxy.topology import Topology
@@ -139,10 +140,10 @@ async def _handlers(
         spawn=proxy.spawn,
     )
     fetch = FetchHandler(tools)
-    metadata_topic = proxy.config.remote_log.metadata_topic
-    guard = MetadataTopicGuard(metadata_topic, proxy.topology.topic_name)
+    own_topics = proxy.config.remote_log.metadata_topic, FAILED_DELETIONS_TOPIC
+    guard = MetadataTopicGuard(own_topics, proxy.topology.topic_name)
     rules = [topic_rule(topic) for topic in proxy.config.topics]
-    configs = TopicTierConfigs(proxy.topology, BrokerConfigs(proxy.client), metadata, settings, rules, metadata_topic)
+    configs = TopicTierConfigs(proxy.topology, BrokerConfigs(proxy.client), metadata, settings, rules, own_topics)
     alter_configs = AlterConfigsHandler(configs, proxy.spawn)
     proxy.registry.register(RemoteFetchMetrics(fetch))
     proxy.registry.register(RemoteLogReaderMetrics(reader))
@@ -150,7 +151,7 @@ async def _handlers(
         ApiKey.FETCH: fetch,
         ApiKey.LIST_OFFSETS: ListOffsetsHandler(tools),
         ApiKey.OFFSET_FOR_LEADER_EPOCH: OffsetForLeaderEpochHandler(tools),
-        ApiKey.DELETE_RECORDS: DeleteRecordsHandler(tools, metadata, metadata_topic),
+        ApiKey.DELETE_RECORDS: DeleteRecordsHandler(tools, metadata, own_topics),
         ApiKey.DELETE_TOPICS: guard,
         ApiKey.CREATE_PARTITIONS: guard,
         ApiKey.CREATE_TOPICS: alter_configs,

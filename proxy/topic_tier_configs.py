@@ -102,14 +102,15 @@ class TopicTierConfigs:
         metadata: TierConfigMetadata,
         settings: FetchSettings,
         rules: Sequence[TopicRule],
-        metadata_topic: str,
+        own_topics: Collection[str],
     ) -> None:
+        """`own_topics` are the remote log's, not for clients to change."""
         self._topology = topology
         self._brokers = brokers
         self._metadata = metadata
         self._settings = settings
         self._rules = tuple(rules)
-        self.metadata_topic = metadata_topic
+        self._own_topics = own_topics
 
     def rule(self, topic: str) -> TopicRule | None:
         """The settings file's rule for the topic."""
@@ -139,7 +140,7 @@ class TopicTierConfigs:
         for resource in request.resources:
             if resource.resource_type != TOPIC_RESOURCE:
                 continue
-            if resource.name == self.metadata_topic:
+            if resource.name in self._own_topics:
                 plans[resource.name] = Refusal(ErrorCode.TOPIC_AUTHORIZATION_FAILED, REFUSAL, is_final=True)
             else:
                 resources.append(resource)

@@ -58,11 +58,11 @@ class LogStartRecorder(Protocol):
 class DeleteRecordsHandler:
     """Implements `Handler`."""
 
-    def __init__(self, tools: HandlerTools, recorder: LogStartRecorder, metadata_topic: str | None = None) -> None:
-        """`metadata_topic` is not for clients to delete from."""
+    def __init__(self, tools: HandlerTools, recorder: LogStartRecorder, own_topics: Collection[str] = ()) -> None:
+        """`own_topics` are the remote log's, not for clients to delete from."""
         self._tools = tools
         self._recorder = recorder
-        self._metadata_topic = metadata_topic
+        self._own_topics = own_topics
 
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
         request = exchange.request
@@ -70,7 +70,7 @@ class DeleteRecordsHandler:
         body_position = parse_request_header(request.frame).body_position
         parsed = parse_delete_records_request(request.frame, body_position, request.api_version)
         frame, replaced = without_topics(
-            request.frame, request.api_key, request.api_version, lambda topic: topic.name == self._metadata_topic
+            request.frame, request.api_key, request.api_version, lambda topic: topic.name in self._own_topics
         )
         return Forward(frame, hold_bytes=None), _State(self, parsed, replaced, exchange.node_id)
 

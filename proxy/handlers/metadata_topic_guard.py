@@ -1,15 +1,15 @@
-"""DeleteTopics and CreatePartitions: the topic of the remote log metadata is not for clients to change.
+"""DeleteTopics and CreatePartitions: the remote log's own topics are not for clients to change.
 
-The other topics of the request are the broker's, as ever. Creating it and changing its settings is refused where such
-requests are read (`topic_tier_configs`), deleting its records likewise (`delete_records`). Its replicas may be moved,
-as operators do. Producing to it is for the brokers to refuse, by ACLs: a Produce request names topics between its
-record sets, so that an exact look would walk every request of everybody. What strangers write is left out by whoever
-reads it (`committed_records`).
+They are the remote log metadata and the failed deletions. The other topics of a request are the broker's, as ever.
+Creating these and changing their settings is refused where such requests are read (`topic_tier_configs`), deleting
+their records likewise (`delete_records`). Their replicas may be moved, as operators do. Producing to them is for the
+brokers to refuse, by ACLs: a Produce request names topics between its record sets, so that an exact look would walk
+every request of everybody. What strangers write is left out by whoever reads it (`committed_records`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -18,21 +18,21 @@ from protocol.errors import ErrorCode
 from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from proxy.handlers.addresses import check_version
 
-REFUSAL = "This topic holds the remote log metadata: it cannot be changed through the proxy."
+REFUSAL = "This topic is one of the remote log's own: it cannot be changed through the proxy."
 
 
 class MetadataTopicGuard:
     """Implements `Handler` for both APIs. `topic_name` is what the cluster last called an id."""
 
-    def __init__(self, metadata_topic: str, topic_name: Callable[[UUID], str | None]) -> None:
-        self._metadata_topic = metadata_topic
+    def __init__(self, own_topics: Collection[str], topic_name: Callable[[UUID], str | None]) -> None:
+        self._own_topics = own_topics
         self._topic_name = topic_name
 
     def keeps_away(self, topic: NamedTopic) -> bool:
         name = topic.name
         if name is None and topic.topic_id is not None:
             name = self._topic_name(topic.topic_id)
-        return name == self._metadata_topic
+        return name in self._own_topics
 
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
         request = exchange.request

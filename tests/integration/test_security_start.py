@@ -22,8 +22,9 @@ from tests.integration.security_rig import (
 )
 from tests.servers.certificates import Authority
 from tests.servers.kafka import KafkaCluster, free_ports
-from tests.servers.producing import create_topic, produce
+from tests.servers.producing import create_topic, delete_topic, produce
 from tests.servers.secure_kafka import PROXY, USERS, allow, allow_all, deny
+from tiers.metadata.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 
 pytestmark = pytest.mark.integration
 
@@ -117,14 +118,18 @@ def test_rights_that_tiered_topics_need_are_missed(secured: KafkaCluster, tmp_pa
     create_topic(secured.bootstrap_servers, topic_name)
     allow_all(secured, user)
     deny(secured, user, topic_name, [AclOperation.READ, AclOperation.DELETE])
+    create_topic(secured.bootstrap_servers, FAILED_DELETIONS_TOPIC)
+    deny(secured, user, FAILED_DELETIONS_TOPIC, [AclOperation.WRITE])
     more = own("SCRAM-SHA-256", user, USERS[user])
     proxy = proxy_before(secured, tmp_path / topic_name[-8:], "SASL_PLAINTEXT", more, [topic_name])
     code, out, _ = run("check", proxy.config)
     proxy.stop()
+    delete_topic(secured.bootstrap_servers, FAILED_DELETIONS_TOPIC)
     assert code == 1
     who = f"the user {user} of [upstream.sasl]"
     problems = [line for line in out.splitlines() if line.startswith("problem: ")]
-    assert problems == [f"problem: {who} lacks {right} on topic {topic_name}" for right in ("READ", "DELETE")]
+    lacked = [("WRITE", FAILED_DELETIONS_TOPIC), ("READ", topic_name), ("DELETE", topic_name)]
+    assert problems == [f"problem: {who} lacks {right} on topic {topic}" for right, topic in lacked]
 
 
 def test_workers_end_as_one_process_does(secured: KafkaCluster, tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from tests.clients.kafka_tools import KafkaTools
 from tests.integration.strict_consumer import consumer_at, local_log_start, read, until_trimmed
 from tests.servers.kafka import KafkaCluster
 from tests.servers.peer import Peer
-from tests.servers.producing import create_topic, produce, random_values
+from tests.servers.producing import create_topic, delete_topic, produce, random_values
 from tests.servers.tidegate import TidegateProcess, tidegate_over
+from tiers.metadata.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 
 pytestmark = pytest.mark.integration
 
@@ -286,7 +287,16 @@ async def test_a_legacy_alter_replaces_all_settings(proxy: TidegateProcess, topi
     assert (await asyncio.to_thread(described, bootstrap, topic_name))["max.message.bytes"].value == "5000"
 
 
-async def test_the_metadata_topic_is_not_for_clients_to_change(proxy: TidegateProcess, topic_name: str) -> None:
+@pytest.fixture
+def failed_deletions(kafka: KafkaCluster) -> Iterator[str]:
+    create_topic(kafka.bootstrap_servers, FAILED_DELETIONS_TOPIC)
+    yield FAILED_DELETIONS_TOPIC
+    delete_topic(kafka.bootstrap_servers, FAILED_DELETIONS_TOPIC)
+
+
+async def test_the_topics_of_the_remote_log_are_not_for_clients_to_change(
+    proxy: TidegateProcess, topic_name: str, failed_deletions: str
+) -> None:
     bootstrap = proxy.bootstrap_servers
     create_topic(bootstrap, topic_name)
     await asyncio.to_thread(produce, bootstrap, topic_name, [b"it has a leader"])
@@ -294,10 +304,8 @@ async def test_the_metadata_topic_is_not_for_clients_to_change(proxy: TidegatePr
 
     def attempt() -> dict[str, list[int]]:
         admin = AdminClient({"bootstrap.servers": bootstrap})
-        topics = [METADATA_TOPIC, topic_name]
-        widened = admin.create_partitions(
-            [NewPartitions(topic, 99 if topic == METADATA_TOPIC else 2) for topic in topics]
-        )
+        topics = [METADATA_TOPIC, failed_deletions, topic_name]
+        widened = admin.create_partitions([NewPartitions(topic, 2 if topic == topic_name else 99) for topic in topics])
         trimmed = admin.delete_records([TopicPartition(topic, 0, 0) for topic in topics])
         codes = {
             "alter": alter(bootstrap, {topic: {"retention.ms": "600000"} for topic in topics}),
@@ -309,9 +317,9 @@ async def test_the_metadata_topic_is_not_for_clients_to_change(proxy: TidegatePr
         return codes
 
     codes = await asyncio.to_thread(attempt)
-    assert codes == {key: [refused, 0] for key in ("alter", "create partitions", "delete records", "delete")}
+    assert codes == {key: [refused, refused, 0] for key in ("alter", "create partitions", "delete records", "delete")}
     names = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=30).topics
-    assert METADATA_TOPIC in names
+    assert {METADATA_TOPIC, failed_deletions} <= set(names)
     assert topic_name not in names
 
 

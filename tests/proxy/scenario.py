@@ -184,7 +184,7 @@ async def scenario(root: Path, limits: ConnectionLimits | None = None) -> AsyncI
             ApiKey.FETCH: FetchHandler(tools),
             ApiKey.LIST_OFFSETS: ListOffsetsHandler(tools),
             ApiKey.OFFSET_FOR_LEADER_EPOCH: OffsetForLeaderEpochHandler(tools),
-            ApiKey.DELETE_RECORDS: DeleteRecordsHandler(tools, tier.rlmm, "__remote_log_metadata"),
+            ApiKey.DELETE_RECORDS: DeleteRecordsHandler(tools, tier.rlmm, ["__remote_log_metadata"]),
         }
         assert await topology.refresh()
         _, port = server.listen("127.0.0.1", 0, BrokerEndpoint(1, lambda: broker.addresses))

@@ -75,7 +75,7 @@ async def test_the_metadata_topic_cannot_be_created(bench: Bench, version: int) 
 @pytest.mark.parametrize("version", range(1, 7))
 async def test_the_metadata_topic_cannot_be_deleted(bench: Bench, version: int) -> None:
     metadata_id = UUID(int=77)
-    guard = MetadataTopicGuard(METADATA_TOPIC, {metadata_id: METADATA_TOPIC}.get)
+    guard = MetadataTopicGuard([METADATA_TOPIC], {metadata_id: METADATA_TOPIC}.get)
     named = DeleteTopicsRequest.DeleteTopicState
     by_id = [named(name=None, topic_id=metadata_id), named(name="orders", topic_id=UUID(int=0))]
     names = {"topic_names": [METADATA_TOPIC, "orders"]} if version < 6 else {"topics": by_id}
@@ -103,7 +103,7 @@ async def test_the_metadata_topic_cannot_be_deleted(bench: Bench, version: int) 
 
 @pytest.mark.parametrize("version", range(4))
 async def test_the_metadata_topic_cannot_be_widened(bench: Bench, version: int) -> None:
-    guard = MetadataTopicGuard(METADATA_TOPIC, bench.cluster.topic_name)
+    guard = MetadataTopicGuard([METADATA_TOPIC], bench.cluster.topic_name)
     topic = CreatePartitionsRequest.CreatePartitionsTopic
     request = CreatePartitionsRequest(
         topics=[topic(name=name, count=9, assignments=None) for name in (METADATA_TOPIC, "orders")],

@@ -58,7 +58,7 @@ class Bench:
         self.brokers = Configs()
         rules = [TopicRule("ruled", local_retention_bytes=7)]
         settings = FetchSettings(metadata_timeout_ms=50)
-        configs = TopicTierConfigs(self.cluster, self.brokers, self.metadata, settings, rules, METADATA_TOPIC)
+        configs = TopicTierConfigs(self.cluster, self.brokers, self.metadata, settings, rules, [METADATA_TOPIC])
         self.alter = AlterConfigsHandler(configs, spawn)
         self.describe = DescribeConfigsHandler(configs)
 
