@@ -14,22 +14,26 @@ _SHARE = 4
 class Grant:
     """`max_bytes` is what the answer may have, one batch beyond it aside."""
 
-    __slots__ = ("_budget", "_reserved_bytes", "max_bytes")
+    __slots__ = ("_budget", "_is_released", "_reserved_bytes", "max_bytes")
 
     def __init__(self, budget: HoldBudget, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self._budget = budget
+        self._is_released = False
         self._reserved_bytes = max_bytes + OVERSHOOT_BYTES
         budget.reserved_bytes += self._reserved_bytes
 
     def settle(self, size_bytes: int) -> None:
-        """The answer is made, and this large."""
+        """The answer is made, and this large. Nothing once the grant is released: it stands for no answer any more."""
+        if self._is_released:
+            return
         self._budget.reserved_bytes += size_bytes - self._reserved_bytes
         self._reserved_bytes = size_bytes
 
     def release(self) -> None:
         """May be called again."""
         self.settle(0)
+        self._is_released = True
 
 
 class HoldBudget:

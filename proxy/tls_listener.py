@@ -50,7 +50,9 @@ class TlsListener:
         self._loop.add_reader(listener, self._accept)
 
     def close(self) -> None:
-        """Ends handshakes too; connections that were made go on."""
+        """Ends handshakes too; connections that were made go on. May be called again."""
+        if self._listener.fileno() < 0:
+            return
         if self._again is not None:
             self._again.cancel()
         self._loop.remove_reader(self._listener)

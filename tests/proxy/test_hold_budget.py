@@ -25,6 +25,14 @@ def test_everything_that_was_granted_comes_back(wanted: list[int]) -> None:
     assert budget.reserved_bytes == 0
 
 
+def test_an_answer_that_is_made_after_its_grant_was_released_reserves_nothing() -> None:
+    budget = HoldBudget(1000)
+    granted = budget.reserve(100)
+    granted.release()
+    granted.settle(500)
+    assert budget.reserved_bytes == 0
+
+
 def test_one_request_cannot_take_it_all() -> None:
     budget = HoldBudget(1000)
     assert budget.reserve(5000).max_bytes == 250

@@ -1,0 +1,42 @@
+"""The listener itself; what its clients see is in `test_tls.py` and `test_tls_limits.py`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+
+from proxy.admission import Admissions
+from proxy.context import ConnectionLimits
+from proxy.metrics import ProxyMetrics
+from proxy.server import bind
+from proxy.tls_listener import TlsListener
+from tests.proxy.test_tls import for_clients
+from tests.servers.certificates import Authority
+
+
+async def test_a_listener_may_be_closed_again(tmp_path: Path) -> None:
+    def spawn(work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        raise AssertionError("nobody has connected")
+
+    bound = bind("127.0.0.1", 0, reuse_port=False)
+    port = bound.getsockname()[1]
+    tls = for_clients(Authority(tmp_path))
+    listener = TlsListener(
+        bound, tls, lambda _: asyncio.Protocol(), Admissions(1, 1), ConnectionLimits(), ProxyMetrics(), spawn
+    )
+    listener.close()
+    # Whoever has the descriptor's number next is not the second close's to touch.
+    accepted = asyncio.Event()
+
+    def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        accepted.set()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", port)
+    async with server:
+        listener.close()
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        await accepted.wait()
+        writer.close()
+        await writer.wait_closed()
