@@ -141,7 +141,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._upstream.gate.pause(PEER_IS_FULL)
 
     def resume_writing(self) -> None:
-        self._outlet.on_drained()
+        if not self._outlet.on_drained():
+            return
         self.is_full = False
         if self._upstream is not None:
             self._upstream.unblock()
@@ -364,7 +365,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._close_cause = cause
         if self._transport is not None:
             self._start_timer(self._context.limits.close_timeout_ms, cause)
-            self._transport.close()
+            self._outlet.close()
         if self._upstream is not None:
             self._upstream.close()
 

@@ -118,7 +118,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._context.upstreams.discard(self)
-        self._outlet.on_drained()
+        self._outlet.on_lost()
         if self._timer is not None:
             self._timer.cancel()
         self._client.on_upstream_gone()
@@ -127,8 +127,8 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._client.pause_requests()
 
     def resume_writing(self) -> None:
-        self._outlet.on_drained()
-        self._client.resume_requests()
+        if self._outlet.on_drained():
+            self._client.resume_requests()
 
     def send(self, buffers: Sequence[Buffer], *, aliases_pool: bool) -> None:
         self._outlet.write(buffers, aliases_pool=aliases_pool)
@@ -140,7 +140,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._timer = asyncio.get_running_loop().call_later(
             self._context.limits.close_timeout_ms / 1000, self._transport.abort
         )
-        self._transport.close()
+        self._outlet.close()
 
     def abort(self) -> None:
         if self._transport is not None:

@@ -14,6 +14,9 @@ from proxy.flow_control import READ_BUFFER_BYTES, BufferPool
 from tests.fakes.broker.fake_broker import FakeBroker
 from tests.fakes.broker.wire import Wire, connected, frame, request, response
 from tests.proxy.proxy_harness import ForwardingHandler, proxy_before
+from tests.proxy.test_tls import client as tls_client
+from tests.proxy.test_tls import connected_by_tls, for_clients
+from tests.servers.certificates import Authority
 
 MIB = 1024 * 1024
 OPAQUE = 12
@@ -191,6 +194,60 @@ async def test_what_an_answer_holds_is_given_back_when_the_client_has_taken_it_o
             else:
                 await client.close()
             await sent.wait()
+
+
+async def test_by_tls_an_answer_holds_its_memory_too_until_the_client_has_taken_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A transport of TLS counts nothing of what it has handed on to the socket's own transport."""
+    authority = Authority(tmp_path)
+    sent: list[int] = []
+
+    def large(exchange: Exchange, held: memoryview) -> tuple[bytes, ...]:
+        exchange.on_sent = lambda: sent.append(exchange.request.correlation_id)
+        return bytes(held[:4]), bytes(READ_BUFFER_BYTES - 7), b"", bytes(32 * MIB)
+
+    body = bytes(READ_BUFFER_BYTES - 7 + 32 * MIB)
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={1: ForwardingHandler(large)}, tls=for_clients(authority)) as proxy,
+        connected_by_tls(proxy.port, tls_client(authority)) as client,
+        asyncio.timeout(60),
+    ):
+        await client.send(*(request(1, 4, n) for n in range(3)))
+        upstream = await broker.accepted()
+        for _ in range(3):
+            await upstream.receive()
+        await upstream.send(*(response(n) for n in range(3)))
+        await flows(proxy.metrics, "bytes_from_brokers")
+        assert sent == []
+        for n in range(3):
+            assert await client.receive() == response(n, body)
+        while len(sent) < 3:  # noqa: ASYNC110 - a list has no event
+            await asyncio.sleep(0.001)
+    assert not caplog.records
+
+
+async def test_by_tls_what_was_answered_leaves_before_the_end(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    async with (
+        FakeBroker() as broker,
+        proxy_before(
+            broker,
+            handlers={1: ForwardingHandler(lambda _, held: (bytes(held[:4]), bytes(16 * MIB)))},
+            tls=for_clients(authority),
+        ) as proxy,
+        connected_by_tls(proxy.port, tls_client(authority)) as client,
+        asyncio.timeout(60),
+    ):
+        await client.send(request(1, 4, 1))
+        upstream = await broker.accepted()
+        await upstream.receive()
+        await upstream.send(response(1))
+        await flows(proxy.metrics, "bytes_from_brokers")
+        await upstream.close()
+        assert await client.receive() == response(1, bytes(16 * MIB))
+        await client.ended()
 
 
 async def test_what_is_held_for_an_answer_that_is_never_made_is_given_back() -> None:
