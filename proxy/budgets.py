@@ -45,6 +45,7 @@ def share_of(config: TidegateConfig) -> TidegateConfig:
                     "reader_max_bytes_in_flight": part(remote_log.reader_max_bytes_in_flight),
                     "read_ahead_bytes": part(remote_log.read_ahead_bytes),
                     "chunk_cache_bytes": part(remote_log.chunk_cache_bytes),
+                    "chunk_file_cache_bytes": part(remote_log.chunk_file_cache_bytes),
                     "index_cache_bytes": part(remote_log.index_cache_bytes),
                     "index_file_cache_bytes": part(remote_log.index_file_cache_bytes),
                 }

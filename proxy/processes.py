@@ -27,6 +27,7 @@ from prometheus_client.registry import Collector
 from proxy.admin_http import admin_pages
 from proxy.budgets import share_of
 from proxy.child import Task, end_timeout_ms
+from proxy.chunk_folders import remove_other_chunk_folders
 from proxy.config import TidegateConfig
 from proxy.remote_log import metadata_folder
 from proxy.server import bind, monotonic_ms
@@ -45,6 +46,7 @@ _ALONE_WITHIN_MS = 3_000
 def serve_processes(config: TidegateConfig) -> bool:
     """Until SIGTERM or SIGINT; whether all went well. Raises `RemoteTierError`, and `OSError` for a port."""
     _begin_alone(config)
+    remove_other_chunk_folders(config, _names(config))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config))
 

@@ -8,6 +8,7 @@ clients retry (safety rule 1).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from protocol.api_keys import ApiKey
 from proxy.broker_configs import BrokerConfigs
+from proxy.chunk_folders import chunk_folder, remove_other_chunk_folders
 from proxy.config import TidegateConfig
 from proxy.exchange import Handler
 from proxy.fetch_metrics import RemoteFetchMetrics
@@ -46,6 +48,7 @@ from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.shared_reader import SharedRemoteLogMetadataReader
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, wall_clock_ms
 from tiers.quota import QuotaWindow, RemoteFetchQuotas
+from tiers.reader.disk_chunk_cache import DiskChunkCache, DiskChunkCacheSettings
 from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexSettings
 from tiers.reader.local_indexes import LocalIndexes
 from tiers.reader.metrics import RemoteLogReaderMetrics
@@ -83,6 +86,7 @@ async def remote_tier(proxy: ProxyParts, worker: str | None) -> AsyncIterator[Re
     async with AsyncExitStack() as stack:
         storage = await open_storage(stack, config, proxy.topology.cluster_id, proxy.registry)
         if worker is None:
+            await asyncio.to_thread(remove_other_chunk_folders, config, [worker])
             metadata = await open_metadata(stack, config, client)
             await run_remote_log_manager(stack, config, client, storage, metadata, proxy.registry)
             yield RemoteTier(await _handlers(stack, proxy, storage, metadata, worker), lambda: alarms(metadata))
@@ -127,6 +131,7 @@ async def _handlers(
             _reader_settings(proxy.config),
             decode_indexes=decode,
             local_indexes=_local_indexes(proxy.config, worker, key_ring),
+            disk_chunks=_disk_chunks(proxy.config, worker),
             quotas=_fetch_quotas(proxy.config),
         )
     )
@@ -181,6 +186,7 @@ def _reader_settings(config: TidegateConfig) -> RemoteLogReaderSettings:
         chunk_cache_bytes=remote_log.chunk_cache_bytes,
         index_cache_bytes=remote_log.index_cache_bytes,
         read_ahead_budget_bytes=remote_log.read_ahead_bytes,
+        hedge_max_percent=remote_log.reader_hedge_max_percent,
     )
 
 
@@ -196,6 +202,13 @@ def _local_indexes(config: TidegateConfig, worker: str | None, key_ring: KeyRing
         roll_ms=remote_log.index_file_roll_ms,
     )
     return LocalIndexes(LocalIndexCache(settings, monotonic_ms, key_ring))
+
+
+def _disk_chunks(config: TidegateConfig, worker: str | None) -> DiskChunkCache | None:
+    max_bytes = config.remote_log.chunk_file_cache_bytes
+    if not max_bytes:
+        return None
+    return DiskChunkCache(DiskChunkCacheSettings(chunk_folder(config, worker), max_bytes), monotonic_ms)
 
 
 def _fetch_settings(config: TidegateConfig) -> FetchSettings:

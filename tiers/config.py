@@ -189,6 +189,25 @@ class RemoteLogConfig(Section):
     chunk_cache_bytes: SizeBytes = Field(
         256 * MIB, alias="remote.log.chunk.cache.total.size.bytes", gt=0, description="Record data kept in memory."
     )
+    chunk_file_cache_bytes: SizeBytes = Field(
+        0,
+        alias="remote.log.chunk.file.cache.total.size.bytes",
+        ge=0,
+        description=(
+            "Record data kept in files under `state.path`, as the store has it: encrypted segments stay encrypted. It "
+            "outlives a restart; 0: none. Workers share it equally."
+        ),
+    )
+    reader_hedge_max_percent: int = Field(
+        5,
+        alias="remote.log.reader.hedge.max.percent",
+        ge=0,
+        le=50,
+        description=(
+            "How many of a hundred reads of record data may be sent to the store a second time when they take longer "
+            "than almost all others; 0: none."
+        ),
+    )
     reader_max_bytes_in_flight: SizeBytes = Field(
         128 * MIB,
         alias="remote.log.reader.max.bytes.in.flight",

@@ -15,13 +15,15 @@ BUDGETS = [
     ("remote_log", "reader_max_bytes_in_flight"),
     ("remote_log", "read_ahead_bytes"),
     ("remote_log", "chunk_cache_bytes"),
+    ("remote_log", "chunk_file_cache_bytes"),
     ("remote_log", "index_cache_bytes"),
     ("remote_log", "index_file_cache_bytes"),
 ]
 
 
 def settings(workers: int, more: str = "") -> TidegateConfig:
-    return parse_config(f'workers = {workers}\n[upstream]\nbootstrap.servers = "a:9092"\n{more}')
+    chunk_files = "remote.log.chunk.file.cache.total.size.bytes = 1000000"
+    return parse_config(f'workers = {workers}\n{chunk_files}\n[upstream]\nbootstrap.servers = "a:9092"\n{more}')
 
 
 def budgets(config: TidegateConfig) -> dict[tuple[str, str], Any]:

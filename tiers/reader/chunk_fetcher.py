@@ -1,32 +1,21 @@
 """`ChunkFetcher`: the chunks and the index of a remote segment, from the caches or by as few ranged GETs as can be.
 
 Adjacent missing chunks are read by one GET of at least `min_get_bytes` and at most `max_get_bytes` (a chunk above that
-alone). Every chunk is checked against its CRC before anything sees it. A call is one attempt: retries are the reader's.
+alone). A call is one attempt: retries are the reader's.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Callable
 
-from protocol.errors import CorruptBatchError
-from protocol.records.record_batch import crc32c, verify_batches
-from tiers.errors import (
-    CorruptSegmentError,
-    ReaderQueueFullError,
-    RemoteResourceNotFoundError,
-    RetriableRemoteStorageError,
-)
+from tiers.errors import ReaderQueueFullError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.reader.chunk_cache import ChunkCache, ChunkKey, Extent, IndexCache
+from tiers.reader.extent_source import ExtentSource
 from tiers.reader.fetcher_pool import READ_AHEAD_CONNECTION_ID, FetcherPool, Flight
 from tiers.reader.local_indexes import LocalIndexes
-from tiers.reader.retry import CircuitBreaker
-from tiers.segment.segment_index import Chunk, SegmentIndex
-from tiers.storage.remote_storage_manager import RemoteStorageManager
-
-T = TypeVar("T")
+from tiers.reader.segment_reads import SegmentReads
+from tiers.segment.segment_index import SegmentIndex
 
 MIB = 1024 * 1024
 
@@ -36,25 +25,25 @@ _INDEX_SIZE_ESTIMATE_BYTES = 256 * 1024
 class ChunkFetcher:
     def __init__(
         self,
-        storage: RemoteStorageManager,
+        reads: SegmentReads,
+        extents: ExtentSource,
         decode_indexes: Callable[[bytes, RemoteLogSegmentMetadata], SegmentIndex],
         *,
         chunk_cache: ChunkCache,
         index_cache: IndexCache,
         chunk_pool: FetcherPool[Extent],
         index_pool: FetcherPool[SegmentIndex],
-        breaker: CircuitBreaker,
         local_indexes: LocalIndexes | None = None,
         min_get_bytes: int = 4 * MIB,
         max_get_bytes: int = 8 * MIB,
     ) -> None:
-        self._storage = storage
+        self._reads = reads
+        self._extents = extents
         self._decode_indexes = decode_indexes
         self._chunk_cache = chunk_cache
         self._index_cache = index_cache
         self._chunk_pool = chunk_pool
         self._index_pool = index_pool
-        self._breaker = breaker
         self._local_indexes = local_indexes
         self._min_get_bytes = min_get_bytes
         self._max_get_bytes = max_get_bytes
@@ -83,7 +72,7 @@ class ChunkFetcher:
             if local is not None and (found := await local.get(segment)) is not None:
                 self._index_cache.put(uuid, *found)
                 return found[0]
-            raw = await self._guarded(lambda: self._storage.fetch_indexes(segment))
+            raw = await self._reads.fetch_indexes(segment)
             index = self._decode_indexes(raw, segment)
             self._index_cache.put(uuid, index, len(raw))
             if local is not None:
@@ -139,7 +128,7 @@ class ChunkFetcher:
         end_number: int,
         connection_id: int,
     ) -> memoryview:
-        """Each round's flight brings `number`, or ended before a corrupt chunk; then one begins with it, or raises."""
+        """Each round's flight brings `number`, or ended before it; then one begins with it, or raises."""
         key = ChunkKey(segment.segment_id.id, number)
         while True:
             flight = self._chunk_pool.flight(key)
@@ -216,63 +205,10 @@ class ChunkFetcher:
         uuid = segment.segment_id.id
 
         async def download() -> Extent:
-            extent = await self._download(segment, index, number, end)
+            extent, _ = await self._extents.fetch(segment, index, number, end)
             self._chunk_cache.put(extent)
             return extent
 
         return self._chunk_pool.start(
             [ChunkKey(uuid, n) for n in range(number, end)], size_bytes, connection_id, download
         )
-
-    async def _download(
-        self, segment: RemoteLogSegmentMetadata, index: SegmentIndex, first_number: int, end_number: int
-    ) -> Extent:
-        run = index.chunks()[first_number:end_number]
-        start = run[0].stored_position
-        end = run[-1].stored_position + run[-1].stored_bytes - 1
-        data = await self._guarded(lambda: self._storage.fetch_log_segment(segment, start, end))
-        chunks: list[memoryview] = []
-        for number, chunk in enumerate(run, first_number):
-            position = chunk.stored_position - start
-            view = _log_bytes(index, number, data[position : position + chunk.stored_bytes].toreadonly())
-            if view is None or not _is_intact(view, chunk):
-                break
-            chunks.append(view)
-        if not chunks:
-            raise CorruptSegmentError(
-                f"segment {segment.segment_id.id} of {segment.topic_id_partition}: "
-                f"chunk {first_number} at {start} does not match its checksum"
-            )
-        return Extent(segment.segment_id.id, first_number, tuple(chunks), len(data))
-
-    async def _guarded(self, call: Callable[[], Awaitable[T]]) -> T:
-        self._breaker.before_call()
-        try:
-            result = await call()
-        except RemoteResourceNotFoundError:
-            self._breaker.record_success()
-            raise
-        except (RetriableRemoteStorageError, asyncio.CancelledError):  # the pool cancels a call that hangs
-            self._breaker.record_failure()
-            raise
-        self._breaker.record_success()
-        return result
-
-
-def _log_bytes(index: SegmentIndex, number: int, stored: memoryview) -> memoryview | None:
-    try:
-        return index.open_chunk(number, stored)
-    except CorruptSegmentError:
-        return None
-
-
-def _is_intact(view: memoryview, chunk: Chunk) -> bool:
-    if len(view) != chunk.log_bytes:
-        return False
-    if chunk.crc32c is not None:
-        return crc32c(view, 0, len(view)) == chunk.crc32c
-    try:
-        batches = verify_batches(view)
-    except CorruptBatchError:
-        return False
-    return bool(batches) and batches[-1].end == len(view)

@@ -118,6 +118,19 @@ class FetcherPool(Generic[T]):
     def has_idle_slot(self) -> bool:
         return self.pending_count == 0 and self.running_count < self._threads
 
+    def take_idle_slot(self, size_bytes: int) -> bool:
+        """For a second download beside one that runs: False when any waits for the slot, or for the bytes."""
+        if not self.has_idle_slot or self.bytes_in_flight + size_bytes > self._max_bytes_in_flight:
+            return False
+        self.running_count += 1
+        self.bytes_in_flight += size_bytes
+        return True
+
+    def give_back_slot(self, size_bytes: int) -> None:
+        self.running_count -= 1
+        self.bytes_in_flight -= size_bytes
+        self._admit()
+
     async def wait_idle(self) -> None:
         """Until no download runs or waits."""
         while self._tasks:
@@ -176,10 +189,8 @@ class FetcherPool(Generic[T]):
         try:
             await flight._run(self._download_timeout_ms)
         finally:
-            self.running_count -= 1
-            self.bytes_in_flight -= flight.size_bytes
             self._forget(flight)
-            self._admit()
+            self.give_back_slot(flight.size_bytes)
 
     def _drop(self, flight: Flight[T]) -> None:
         if flight in self._queues.get(flight.connection_id, ()):

@@ -5,6 +5,9 @@ tidegate_remote_reader_cache_bytes                             cache = chunk | i
 tidegate_remote_reader_chunk_hits_total, _chunk_misses_total
 tidegate_remote_reader_local_index_hits_total, _local_index_misses_total
 tidegate_remote_reader_local_index_bytes                       files on the disk
+tidegate_remote_reader_disk_chunk_hits_total, _disk_chunk_misses_total, _disk_chunk_evictions_total
+tidegate_remote_reader_disk_chunk_bytes                        files on the disk
+tidegate_remote_reader_hedged_requests_total, _hedge_wins_total
 tidegate_remote_reader_read_ahead_bytes                        reserved windows
 tidegate_remote_fetch_throttle_time_seconds                    sum and count: remote-fetch-throttle-time of KIP-956
 tidegate_remote_reader_circuit_open                            1 while the store is left alone
@@ -46,6 +49,14 @@ class RemoteLogReaderMetrics(Collector):
             yield CounterMetricFamily(f"{_PREFIX}_local_index_hits", "Indexes read from files.", value=local.hits)
             yield CounterMetricFamily(f"{_PREFIX}_local_index_misses", "Indexes in no file.", value=local.misses)
             yield GaugeMetricFamily(f"{_PREFIX}_local_index_bytes", "Local index files.", value=local.cache.size_bytes)
+        if (disk := reader.disk_chunks) is not None:
+            yield CounterMetricFamily(f"{_PREFIX}_disk_chunk_hits", "Chunks read from files.", value=disk.hits)
+            yield CounterMetricFamily(f"{_PREFIX}_disk_chunk_misses", "Chunks in no file.", value=disk.misses)
+            yield CounterMetricFamily(f"{_PREFIX}_disk_chunk_evictions", "Chunks that made room.", value=disk.evictions)
+            yield GaugeMetricFamily(f"{_PREFIX}_disk_chunk_bytes", "Files of chunks.", value=disk.size_bytes)
+        hedged = reader.hedged_reads
+        yield CounterMetricFamily(f"{_PREFIX}_hedged_requests", "Slow GETs sent again.", value=hedged.hedged_requests)
+        yield CounterMetricFamily(f"{_PREFIX}_hedge_wins", "Those whose second was first.", value=hedged.hedge_wins)
         yield GaugeMetricFamily(
             f"{_PREFIX}_read_ahead_bytes", "Windows of read-ahead.", value=reader.read_ahead.reserved_bytes
         )

@@ -14,7 +14,8 @@ from protocol.records.record_reader import first_record_at_or_after, read_record
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.reader.remote_log_reader import RemoteLogReader, SegmentDeletedError
+from tiers.reader.remote_log_reader import RemoteLogReader
+from tiers.reader.retried_read import SegmentDeletedError
 
 _SEGMENTS_BETWEEN_YIELDS = 256
 

@@ -4,24 +4,22 @@ offset -> segment (RLMM) -> index -> chunks (caches, or ranged GETs through boun
 
 * Views are read-only and share the cache's buffers; nothing is copied but crumbs: a client that takes its answer
   slowly must not pin many times its size.
-* Trouble that may pass is retried with backoff until the deadline, outside the pools' slots. A FINISHED segment that
-  the store does not find is such trouble (stores may be eventually consistent); if the metadata says that the segment
-  was deleted meanwhile, the look-up begins anew. A checksum mismatch is read again once, then it is an error.
+* Trouble that may pass is retried until the deadline (`RetriedRead`); if the metadata says that the segment was deleted
+  meanwhile, the look-up begins anew.
 * Nothing above a segment's `valid_end_offset` is ever served: a clamp cut it off.
 * Cancelling a call leaves its downloads running: they land in the caches for the next one.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 from protocol.records.record_batch import CODEC_ZSTD, iterate_batches
 from tiers.errors import (
@@ -29,31 +27,29 @@ from tiers.errors import (
     OffsetBelowLogStartError,
     OffsetGapError,
     RemoteLogError,
-    RemoteReadTimeoutError,
-    RemoteResourceNotFoundError,
 )
 from tiers.log.log_source import AbortedTransaction
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.quota import RemoteFetchQuotas
 from tiers.reader.chunk_cache import ChunkCache, Extent, IndexCache
 from tiers.reader.chunk_fetcher import MIB, ChunkFetcher
 from tiers.reader.collected_batches import CollectedBatches, end_chunk_number
+from tiers.reader.disk_chunk_cache import DiskChunkCache, DiskExtents
+from tiers.reader.extent_source import ExtentSource, StoreExtents
 from tiers.reader.fetcher_pool import FetcherPool
+from tiers.reader.hedged_reads import HedgedReads, HedgeSettings
 from tiers.reader.local_indexes import LocalIndexes
 from tiers.reader.read_ahead import ReadAhead
-from tiers.reader.retry import CircuitBreaker, backoff_ms
+from tiers.reader.retried_read import RetriedRead, SegmentDeletedError
+from tiers.reader.retry import CircuitBreaker
+from tiers.reader.segment_reads import GuardedReads
 from tiers.segment.indexes_object import SegmentCiphers, decode_indexes_object
 from tiers.segment.segment_index import SegmentIndex
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
-T = TypeVar("T")
-
 READ_COMMITTED = 1
-
-_METADATA_RELOAD_TIMEOUT_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +66,7 @@ class RemoteLogReaderSettings:
     index_cache_bytes: int = 64 * MIB
     read_ahead_budget_bytes: int = 128 * MIB
     read_ahead_max_window_bytes: int = 32 * MIB
+    hedge_max_percent: int = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +93,6 @@ class RemoteRead:
         return self.has_codec(CODEC_ZSTD)
 
 
-class SegmentDeletedError(RemoteLogError):
-    """The metadata moved on under a read: look the offset up again."""
-
-
 def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
@@ -123,12 +116,12 @@ class RemoteLogReader:
         decode_indexes: Callable[[bytes, RemoteLogSegmentMetadata], SegmentIndex] = decode_index,
         quotas: RemoteFetchQuotas | None = None,
         local_indexes: LocalIndexes | None = None,
+        disk_chunks: DiskChunkCache | None = None,
     ) -> None:
-        """`local_indexes` are closed by the reader; None: every index that memory lacks is fetched."""
+        """`local_indexes` and `disk_chunks` are the reader's to close; None: what memory lacks is fetched."""
         settings = settings or RemoteLogReaderSettings()
         self._rlmm = rlmm
-        self._clock_ms = clock_ms
-        self._jitter = jitter
+        self._retried = RetriedRead(rlmm, clock_ms, jitter)
         self.quotas = quotas or RemoteFetchQuotas(clock_ms)
         self.chunk_cache = ChunkCache(settings.chunk_cache_bytes)
         self.index_cache = IndexCache(settings.index_cache_bytes)
@@ -145,15 +138,22 @@ class RemoteLogReader:
             download_timeout_ms=settings.download_timeout_ms,
         )
         self.local_indexes = local_indexes
+        self.disk_chunks = disk_chunks
         self.breaker = CircuitBreaker(clock_ms)
+        self.hedged_reads = HedgedReads(storage, self.chunk_pool, HedgeSettings(settings.hedge_max_percent), clock_ms)
+        reads = GuardedReads(self.hedged_reads, self.breaker)
+        extents: ExtentSource = StoreExtents(reads)
+        if disk_chunks is not None:
+            # Above the breaker: what the disk has is served while the store is down.
+            extents = DiskExtents(disk_chunks, extents)
         self._fetcher = ChunkFetcher(
-            storage,
+            reads,
+            extents,
             decode_indexes,
             chunk_cache=self.chunk_cache,
             index_cache=self.index_cache,
             chunk_pool=self.chunk_pool,
             index_pool=self.index_pool,
-            breaker=self.breaker,
             local_indexes=local_indexes,
             min_get_bytes=settings.min_get_bytes,
             max_get_bytes=settings.max_get_bytes,
@@ -168,6 +168,8 @@ class RemoteLogReader:
     async def __aenter__(self) -> Self:
         if self.local_indexes is not None:
             self._stack.callback(self.local_indexes.close)
+        if self.disk_chunks is not None:
+            await self._stack.enter_async_context(self.disk_chunks)
         await self._stack.enter_async_context(self.index_pool)
         await self._stack.enter_async_context(self.chunk_pool)
         return self
@@ -221,7 +223,7 @@ class RemoteLogReader:
         return segment
 
     async def index(self, segment: RemoteLogSegmentMetadata, *, deadline_ms: int, connection_id: int) -> SegmentIndex:
-        return await self._retried(segment, lambda: self._fetcher.index(segment, connection_id), deadline_ms)
+        return await self._retried.run(segment, lambda: self._fetcher.index(segment, connection_id), deadline_ms)
 
     async def chunk(
         self,
@@ -237,7 +239,7 @@ class RemoteLogReader:
         async def attempt() -> memoryview:
             return (await self._fetcher.chunks(segment, index, number, 1, connection_id))[0]
 
-        return await self._retried(segment, attempt, deadline_ms)
+        return await self._retried.run(segment, attempt, deadline_ms)
 
     async def leader_epochs(
         self, partition: TopicIdPartition, *, deadline_ms: int, connection_id: int
@@ -271,7 +273,7 @@ class RemoteLogReader:
         if number is None:
             raise CorruptSegmentError(f"the index of {segment.segment_id.id} ends before its last offset")
         # The first chunk may lie partly before the offset: what it yields is not known yet, so one more is wanted.
-        views = await self._retried(
+        views = await self._retried.run(
             segment,
             partial(
                 self._fetcher.chunks,
@@ -348,44 +350,3 @@ class RemoteLogReader:
                 segment, index, number = following, following_index, 0
         except RemoteLogError:
             return  # reading ahead is a courtesy: the read that needs the bytes will say what is wrong
-
-    async def _retried(
-        self, segment: RemoteLogSegmentMetadata, attempt: Callable[[], Awaitable[T]], deadline_ms: int
-    ) -> T:
-        failures = 0
-        is_reread = False
-        cause: Exception | None = None
-        while True:
-            remaining_ms = deadline_ms - self._clock_ms()
-            if remaining_ms <= 0:
-                raise RemoteReadTimeoutError(f"{segment.topic_id_partition} was not read in time", cause) from cause
-            try:
-                async with asyncio.timeout(remaining_ms / 1000):
-                    return await attempt()
-            except TimeoutError as error:
-                raise RemoteReadTimeoutError(f"{segment.topic_id_partition} was not read in time", cause) from error
-            except CorruptSegmentError:
-                if is_reread:
-                    raise
-                is_reread = True
-                continue
-            except RemoteLogError as error:
-                if not error.retriable:
-                    raise
-                cause = error
-            failures += 1
-            if isinstance(cause, RemoteResourceNotFoundError):
-                await self._raise_if_deleted(segment, deadline_ms)
-            pause_ms = backoff_ms(failures, deadline_ms - self._clock_ms(), self._jitter)
-            await asyncio.sleep(max(pause_ms, 1) / 1000)
-
-    async def _raise_if_deleted(self, segment: RemoteLogSegmentMetadata, deadline_ms: int) -> None:
-        """The metadata decides whether an object that is not found was deleted."""
-        timeout_ms = min(_METADATA_RELOAD_TIMEOUT_MS, deadline_ms - self._clock_ms())
-        try:
-            await self._rlmm.ensure_fresh(segment.topic_id_partition, 0, max(timeout_ms, 1))
-        except RemoteLogError:
-            return  # not known: waiting is never wrong
-        known = self._rlmm.remote_log_segment_metadata_by_id(segment.segment_id)
-        if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-            raise SegmentDeletedError(f"segment {segment.segment_id.id} was deleted")

@@ -166,3 +166,22 @@ async def refused(flight: Flight[str]) -> bool:
     except ReaderQueueFullError:
         return True
     return False
+
+
+async def test_a_second_download_takes_only_a_slot_and_bytes_that_nobody_waits_for() -> None:
+    downloads = Downloads()
+    async with FetcherPool[str](threads=3, max_bytes_in_flight=100) as pool:
+        pool.start(["a"], 40, 1, downloads.make("a"))
+        assert not pool.take_idle_slot(61)
+        assert pool.take_idle_slot(40)
+        assert (pool.running_count, pool.bytes_in_flight) == (2, 80)
+        pool.start(["b"], 40, 1, downloads.make("b"))  # has to wait for the bytes
+        assert not pool.take_idle_slot(1)
+        pool.give_back_slot(40)
+        await settle()
+        assert downloads.started == ["a", "b"]
+        pool.start(["c"], 1, 1, downloads.make("c"))
+        assert not pool.take_idle_slot(1)
+        for name in ("a", "b", "c"):
+            await downloads.end(name)
+        assert (pool.running_count, pool.bytes_in_flight) == (0, 0)

@@ -1,0 +1,230 @@
+"""`DiskChunkCache`: chunks on a local disk below those in memory, LRU by bytes, for an event loop; and `DiskExtents`.
+
+* What lies where is kept in memory: what is not here costs no disk access. Files are read and written in a few threads
+  of its own, and a writer never keeps a reader waiting: chunks that come faster than the disk takes them are left out.
+* All files together never take more than `max_bytes`: room is made before a file is written.
+* The cache is an aid. A disk that fails, is full, or does not answer in time costs a GET, and is left alone for a
+  while; a file that is not whole goes.
+* It outlives the process. Chunks of deleted segments are not asked for any more, and so they go first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.reader.chunk_cache import ChunkKey
+from tiers.reader.chunk_files import ChunkFiles, file_bytes
+from tiers.reader.extent_source import ExtentSource, StoredExtent, open_extent
+from tiers.segment.segment_index import SegmentIndex
+from tiers.storage.blocking_calls import BlockingCalls, Call
+
+_LOG = logging.getLogger(__name__)
+
+_READ_THREADS = 4
+_READ_DEADLINE_S = 1.0
+_WRITE_DEADLINE_S = 30.0
+_LOAD_DEADLINE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class DiskChunkCacheSettings:
+    """`max_bytes` of the folder, which one process has; `max_pending_bytes` may wait to be written."""
+
+    folder: Path
+    max_bytes: int
+    max_pending_bytes: int = 64 << 20
+    rest_ms: int = 60_000
+    """How long a disk that failed is left alone."""
+
+
+class DiskChunkCache:
+    """An asynchronous context manager; leaving it abandons what is not written yet. `clock_ms` is monotonic."""
+
+    def __init__(
+        self, settings: DiskChunkCacheSettings, clock_ms: Callable[[], int], files: ChunkFiles | None = None
+    ) -> None:
+        self._settings = settings
+        self._clock_ms = clock_ms
+        self._files = files or ChunkFiles(settings.folder)
+        self._reads = BlockingCalls("disk-chunk-reads", _READ_THREADS)
+        self._writes = BlockingCalls("disk-chunk-writes", 1)
+        self._sizes: OrderedDict[ChunkKey, int] = OrderedDict()
+        """What can be read, the longest unused first."""
+        self._being_written: set[ChunkKey] = set()
+        self._pending_bytes = 0
+        self._is_loaded = False
+        self._rests_until_ms: int | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._group: asyncio.TaskGroup | None = None
+        self.size_bytes = 0
+        self.hits = 0
+        self.misses = 0
+        self.evictions = 0
+
+    async def __aenter__(self) -> Self:
+        self._group = asyncio.TaskGroup()
+        await self._group.__aenter__()
+        self._spawn(self._load())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        group, self._group = self._group, None
+        for task in self._tasks:
+            task.cancel()
+        if group is not None:
+            await group.__aexit__(None, None, None)
+        self._reads.close()
+        self._writes.close()
+
+    async def wait_idle(self) -> None:
+        """Until nothing is loaded, written or removed."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def get(self, keys: Sequence[ChunkKey]) -> list[memoryview]:
+        """The stored bytes of those from the first one on that are here and whole."""
+        found: list[memoryview] = []
+        known = []
+        for key in keys:
+            if key not in self._sizes:
+                break
+            self._sizes.move_to_end(key)
+            known.append(key)
+        if known and not self._is_resting():
+            try:
+                found = await self._reads.run(lambda _: self._files.read(known), _READ_DEADLINE_S)
+            except OSError as error:  # a deadline's too
+                self._rest(error)
+            else:
+                self.forget(known[len(found) : len(found) + 1])
+        self.hits += len(found)
+        self.misses += 0 if found else len(keys)
+        return found
+
+    def put(self, first: ChunkKey, stored: Sequence[memoryview]) -> None:
+        """Chunks of one segment from `first` on, which are intact. Never waits: they are written some time later."""
+        if self._is_resting():
+            return
+        if not self._is_loaded:
+            if not self._tasks:  # the last attempt failed
+                self._spawn(self._load())
+            return
+        for number, view in enumerate(stored, first.number):
+            key = ChunkKey(first.segment, number)
+            if key in self._sizes or key in self._being_written or file_bytes(len(view)) > self._settings.max_bytes:
+                continue
+            if self._pending_bytes + len(view) > self._settings.max_pending_bytes:
+                return
+            self._pending_bytes += len(view)
+            self._being_written.add(key)
+            self._spawn(self._write(key, view))
+
+    def forget(self, keys: Sequence[ChunkKey]) -> None:
+        """What turned out to be of no use."""
+        gone = [key for key in keys if key in self._sizes]
+        for key in gone:
+            self.size_bytes -= self._sizes.pop(key)
+        if gone:
+            self._spawn(self._remove(gone))
+
+    async def _load(self) -> None:
+        found: list[tuple[ChunkKey, int]] = []
+        if not await self._in_files(lambda _: found.extend(self._files.load()), _LOAD_DEADLINE_S):
+            return
+        self._is_loaded = True
+        self._sizes.update(found)
+        self.size_bytes = sum(self._sizes.values())
+        evicted = self._evict()
+        await self._remove(evicted)
+
+    async def _write(self, key: ChunkKey, view: memoryview) -> None:
+        size = file_bytes(len(view))
+        self.size_bytes += size
+        evicted = [] if self._is_resting() else self._evict()
+        # What else is being written may take all the room there is.
+        has_room = self.size_bytes <= self._settings.max_bytes
+
+        def write(call: Call[None]) -> None:
+            self._files.remove(evicted)
+            if has_room:
+                self._files.write(key, view, call.check)
+
+        is_written = False
+        try:
+            is_written = not self._is_resting() and await self._in_files(write) and has_room
+        finally:
+            self._pending_bytes -= len(view)
+            self._being_written.discard(key)
+            if is_written:
+                self._sizes[key] = size
+            else:
+                self.size_bytes -= size
+
+    async def _remove(self, keys: Sequence[ChunkKey]) -> None:
+        await self._in_files(lambda _: self._files.remove(keys))
+
+    def _evict(self) -> list[ChunkKey]:
+        evicted = []
+        while self.size_bytes > self._settings.max_bytes and self._sizes:
+            key, size = self._sizes.popitem(last=False)
+            self.size_bytes -= size
+            evicted.append(key)
+        self.evictions += len(evicted)
+        return evicted
+
+    async def _in_files(self, work: Callable[[Call[None]], None], deadline_s: float = _WRITE_DEADLINE_S) -> bool:
+        """In the one thread that changes files, in the order of calls. False when the disk failed."""
+        try:
+            await self._writes.run(work, deadline_s)
+        except OSError as error:
+            self._rest(error)
+            return False
+        return True
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._group is not None
+        task = self._group.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _is_resting(self) -> bool:
+        return self._rests_until_ms is not None and self._clock_ms() < self._rests_until_ms
+
+    def _rest(self, error: OSError) -> None:
+        if not self._is_resting():
+            extra = {"folder": str(self._settings.folder), "error": str(error) or type(error).__name__}
+            _LOG.warning("the disk chunk cache cannot be used and is left alone for a while", extra=extra)
+        self._rests_until_ms = self._clock_ms() + self._settings.rest_ms
+
+
+class DiskExtents:
+    """What the disk has, else what `inner` brings, which the disk then keeps."""
+
+    def __init__(self, disk: DiskChunkCache, inner: ExtentSource) -> None:
+        self._disk = disk
+        self._inner = inner
+
+    async def fetch(
+        self, segment: RemoteLogSegmentMetadata, index: SegmentIndex, first_number: int, end_number: int
+    ) -> StoredExtent:
+        """A part that the disk has is the answer: what `inner` has to bring must not hold it back."""
+        keys = [ChunkKey(segment.segment_id.id, number) for number in range(first_number, end_number)]
+        stored = await self._disk.get(keys)
+        if stored:
+            found = open_extent(segment, index, first_number, stored, sum(map(len, stored)))
+            if found is not None:
+                return found
+            self._disk.forget(keys[:1])
+        fetched = await self._inner.fetch(segment, index, first_number, end_number)
+        self._disk.put(keys[0], fetched.stored)
+        return fetched
