@@ -96,7 +96,7 @@ def import_file(
         data = file.read_bytes()
     except OSError as error:
         raise typer.BadParameter(f"{file}: {error.strerror}") from None
-    made = run_command(lambda: _import(settings, topic, number, data, log_start, yes))
+    made = run_command(lambda: import_into(settings, topic, number, data, log_start, yes))
     if as_json:
         show_json({"file": str(file), "segments": len(made.segments), "written": yes})
     else:
@@ -114,7 +114,7 @@ def _one(partition: str) -> tuple[str, int]:
 
 def exported(tier: OpenTier, target: str) -> tuple[FlatFile, int | None]:
     """And the log start."""
-    [partition] = partitions_of(tier, target)
+    partition = partition_to_export(tier, target)
     known = tier.metadata
     state = known.remote_partition_delete_state(partition)
     now_ms = time.time_ns() // 1_000_000
@@ -127,13 +127,24 @@ def exported(tier: OpenTier, target: str) -> tuple[FlatFile, int | None]:
     return file, known.log_start_offset(partition)
 
 
-async def _import(
+def partition_to_export(tier: OpenTier, target: str) -> TopicIdPartition:
+    """Of a topic that was made again, the one that is there."""
+    found = partitions_of(tier, target)
+    there = [each for each in found if each.topic_id in tier.cluster.topics_by_id] or found
+    if len(there) > 1:
+        raise RemoteTierError(f"{len(there)} topics had the name of {target}, and were deleted")
+    return there[0]
+
+
+async def import_into(
     config: TidegateConfig, topic: str, number: int, data: bytes, log_start: int | None, write: bool
 ) -> FlatFile:
     async with tiered_cluster(config, is_new=True) as (client, cluster):
         found = cluster.topics.get(topic)
         if found is None:
             raise RemoteTierError(f"the cluster has no topic {topic}")
+        if number not in found.partitions:
+            raise RemoteTierError(f"topic {topic} has no partition {number}")
         partition = TopicIdPartition(found.topic_id, number, topic)
         file = decode_flat_file(data, partition)
         if write:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import UUID
 
-from proxy.commands.metadata import records_of_file
+import pytest
+
+from proxy.commands import metadata
+from proxy.commands.metadata import partition_to_export, records_of_file
+from proxy.config import parse_config
 from tests.contract.test_remote_log_metadata_manager import segment
-from tiers.metadata.flat_file import FlatFile, PartitionDeleteEntry
+from tests.proxy.commands.command_bench import CommandBench
+from tiers.metadata.flat_file import FlatFile, PartitionDeleteEntry, encode_flat_file
 from tiers.metadata.serde import decode_key, decode_value
 from tiers.metadata.state_layout import StateIdentity
 from tiers.metadata.state_replay import MetadataEvent, PartitionRead
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
+from tiers.open_tier import RemoteTierError
 
 PARTITION = TopicIdPartition(UUID(int=7), 2, "orders")
 
@@ -46,3 +56,32 @@ def test_every_state_is_what_it_was(tmp_path: Path) -> None:
         assert state.remote_partition_delete_state(PARTITION) is deletion.state
     finally:
         state.close()
+
+
+async def test_of_a_topic_that_was_made_again_the_one_that_is_there_is_exported(bench: CommandBench) -> None:
+    before = replace(PARTITION, topic_id=UUID(int=6))
+    for partition in (before, PARTITION):
+        await bench.rlmm.add_remote_log_segment_metadata(segment(partition, 0, 9))
+
+    def among(*topic_ids: UUID) -> TopicIdPartition:
+        cluster = SimpleNamespace(topics_by_id=dict.fromkeys(topic_ids))
+        return partition_to_export(replace(bench.tier(), cluster=cast(Any, cluster)), "orders:2")
+
+    assert among(PARTITION.topic_id) == PARTITION
+    with pytest.raises(RemoteTierError, match="2 topics had the name of orders:2, and were deleted"):
+        among()
+
+
+async def test_a_partition_that_the_topic_has_not_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = SimpleNamespace(topic_id=PARTITION.topic_id, partitions={0: None, 1: None})
+
+    @asynccontextmanager
+    async def cluster(config: object, *, is_new: bool) -> AsyncIterator[tuple[None, SimpleNamespace]]:
+        yield None, SimpleNamespace(topics={"orders": topic})
+
+    monkeypatch.setattr(metadata, "tiered_cluster", cluster)
+    data = encode_flat_file(FlatFile(PARTITION.topic_id, 5, (segment(PARTITION, 0, 9),)))
+    config = parse_config('[upstream]\nbootstrap.servers = "localhost:1"\n')
+    assert len((await metadata.import_into(config, "orders", 1, data, None, write=False)).segments) == 1
+    with pytest.raises(RemoteTierError, match="topic orders has no partition 2"):
+        await metadata.import_into(config, "orders", 2, data, None, write=False)
