@@ -101,6 +101,8 @@ def _explain(error: Exception) -> int:
             return _explain(only)
         case ConfigError():
             return _say(str(error), MISUSED)
+        case OSError(strerror=str(reason), filename=str() | Path() as file):
+            return _say(f"{file}: {reason}", FAILED)
         case OSError():
             return _say(error.strerror or str(error), FAILED)
         case RemoteTierError() | TlsError() | BrokerRefusedError():

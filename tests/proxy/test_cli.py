@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxy import cli
+from proxy.commands import topics
 
 NOBODY = '[upstream]\nbootstrap.servers = "127.0.0.1:1"\n[admin]\nport = 0\n'
 
@@ -71,3 +72,14 @@ def test_check_says_what_is_wrong_with_the_store(config: Path, capsys: pytest.Ca
     config.write_text(NOBODY + "[storage]\nimplementation = 'tape'\n")
     assert cli.run(["check", "--config", str(config)]) == 1
     assert "problem: store tape: no remote storage manager is called 'tape'" in capsys.readouterr().out
+
+
+def test_a_file_that_cannot_be_read_is_named(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(work: object) -> None:
+        Path("/nowhere/notes").read_bytes()
+
+    monkeypatch.setattr(topics, "run_command", missing)
+    assert cli.run(["tier", "topics", "--config", str(config)]) == 3
+    assert capsys.readouterr().err == "tidegate: /nowhere/notes: No such file or directory\n"
