@@ -153,7 +153,7 @@ def _noted(resume: Path | None) -> set[str]:
     """A line that a crash cut short counts for nothing."""
     if resume is None or not resume.exists():
         return set()
-    lines = resume.read_text().splitlines()
+    lines = resume.read_text(errors="replace").splitlines()
     noted = set()
     for line in lines:
         with suppress(ValueError, KeyError, TypeError):

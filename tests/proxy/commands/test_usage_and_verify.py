@@ -59,6 +59,9 @@ async def test_what_was_whole_is_not_read_again(bench: CommandBench) -> None:
         file.write("{}")
     with pytest.raises(RemoteTierError, match="was not written by this command"):
         await verify_tier(bench.tier(), None, 2, notes)
+    notes.write_bytes(b"\x7fELF\xb0")
+    with pytest.raises(RemoteTierError, match="was not written by this command"):
+        await verify_tier(bench.tier(), None, 2, notes)
 
 
 async def test_a_key_is_wrapped_again_and_the_old_one_not_needed(bench: CommandBench) -> None:
