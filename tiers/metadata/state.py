@@ -30,11 +30,12 @@ from tiers.metadata.state_layout import (
     StateIdentity,
     decode_partition,
     decode_tier_config,
+    offset_key,
     partition_key,
     partition_of,
     start_key,
 )
-from tiers.metadata.stored_segment import decode_stored_segment
+from tiers.metadata.stored_segment import decode_answer, decode_stored_segment
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
@@ -104,6 +105,12 @@ class RemoteLogMetadataState:
             raw = txn.get(I32.pack(metadata_partition), db=self._db.consumed)
         return 0 if raw is None else int(I64.unpack(raw)[0])
 
+    def reached(self, metadata_partition: int) -> int:
+        """The highest that `next_offset` ever was for this topic, before the state was read anew too."""
+        with self._env.begin() as txn:
+            raw = txn.get(I32.pack(metadata_partition), db=self._db.reached)
+        return max(self.next_offset(metadata_partition), 0 if raw is None else int(I64.unpack(raw)[0]))
+
     def fresh_at_ms(self, metadata_partition: int) -> int | None:
         """When (monotonic) what was read last reached the high watermark; None: not since the writer opened."""
         with self._freshness.begin() as txn:
@@ -117,13 +124,13 @@ class RemoteLogMetadataState:
     def remote_log_segment_metadata(
         self, partition: TopicIdPartition, offset: int, leader_epoch: int | None = None
     ) -> RemoteLogSegmentMetadata | None:
-        key = partition_key(partition)
         with self._env.begin() as txn:
-            segment = self._covering(txn, key, offset)
+            segment = self._covering(txn, partition, offset)
             if segment is None or segment.start_offset > offset:
                 return None
             if leader_epoch is None or leader_epoch_at(segment, offset) == leader_epoch:
                 return segment
+            key = partition_key(partition)
             for run in sorted(self.overlapping(txn, key, offset, offset), reverse=True):
                 if run.order != NOT_READABLE:
                     other = self._segment(txn, key, run.uuid)
@@ -133,22 +140,25 @@ class RemoteLogMetadataState:
 
     def next_segment(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
         with self._env.begin() as txn:
-            return self._covering(txn, partition_key(partition), offset)
+            return self._covering(txn, partition, offset)
 
-    def _covering(self, txn: lmdb.Transaction, key: bytes, offset: int) -> RemoteLogSegmentMetadata | None:
+    def _covering(
+        self, txn: lmdb.Transaction, partition: TopicIdPartition, offset: int
+    ) -> RemoteLogSegmentMetadata | None:
         """Of the first run of offsets that ends at or above `offset`: it holds it, if any readable segment does."""
-        if offset < 0:
-            offset = 0
-        cursor = txn.cursor(db=self._db.cover)
-        if not cursor.set_range(key + U64.pack(offset)) or cursor.key()[:PARTITION_KEY_BYTES] != key:
+        key = offset_key(partition, offset if offset > 0 else 0)
+        cursor = txn.cursor(self._db.cover)
+        if not cursor.set_range(key):
             return None
-        return self._segment(txn, key, bytes(cursor.value()[8:]))
+        found, value = cursor.item()
+        partition_bytes = found[:PARTITION_KEY_BYTES]
+        return decode_answer(partition_bytes, value[8:]) if key.startswith(partition_bytes) else None
 
     def _segment(self, txn: lmdb.Transaction, key: bytes, uuid: bytes) -> RemoteLogSegmentMetadata:
         raw = txn.get(key + uuid, db=self._db.segments)
         if raw is None:
             raise RemoteLogMetadataError("the saved state names a segment that it does not hold")
-        return self._clamped(txn, key, decode_stored_segment(key + uuid, raw))
+        return self._clamped(txn, key, decode_stored_segment(key + uuid, bytes(raw)))
 
     def _clamped(
         self, txn: lmdb.Transaction, key: bytes, metadata: RemoteLogSegmentMetadata
@@ -246,12 +256,14 @@ class RemoteLogMetadataState:
         return piece, position
 
     def earliest_offset(self, partition: TopicIdPartition) -> int | None:
-        key = partition_key(partition)
         with self._env.begin() as txn:
-            cursor = txn.cursor(db=self._db.cover)
-            if not cursor.set_range(key) or cursor.key()[:PARTITION_KEY_BYTES] != key:
-                return None
-            return int(U64.unpack_from(cursor.value())[0])
+            return self._earliest_offset(txn, partition_key(partition))
+
+    def _earliest_offset(self, txn: lmdb.Transaction, key: bytes) -> int | None:
+        cursor = txn.cursor(self._db.cover)
+        if not cursor.set_range(key) or cursor.key()[:PARTITION_KEY_BYTES] != key:
+            return None
+        return int(U64.unpack_from(cursor.value())[0])
 
     def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
         key = partition_key(partition)
@@ -268,19 +280,23 @@ class RemoteLogMetadataState:
         return None if raw is None else int(LOWEST_AND_HIGHEST.unpack(raw)[1])
 
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
-        recorded = max((offset for _, offset in self.log_starts(partition)), default=None)
-        return self.earliest_offset(partition) if recorded is None else recorded
+        key = partition_key(partition)
+        with self._env.begin() as txn:
+            recorded = [start for _, start in self._log_starts(txn, key)]
+            return max(recorded) if recorded else self._earliest_offset(txn, key)
 
     def log_starts(self, partition: TopicIdPartition) -> list[tuple[str, int]]:
         """What each writer recorded."""
-        key = partition_key(partition)
-        recorded = []
         with self._env.begin() as txn:
-            cursor = txn.cursor(db=self._db.log_starts)
-            found = cursor.set_range(key)
-            while found and cursor.key()[:PARTITION_KEY_BYTES] == key:
-                recorded.append((cursor.key()[PARTITION_KEY_BYTES:].decode(), I64.unpack(cursor.value())[0]))
-                found = cursor.next()
+            return self._log_starts(txn, partition_key(partition))
+
+    def _log_starts(self, txn: lmdb.Transaction, key: bytes) -> list[tuple[str, int]]:
+        recorded = []
+        cursor = txn.cursor(self._db.log_starts)
+        found = cursor.set_range(key)
+        while found and cursor.key()[:PARTITION_KEY_BYTES] == key:
+            recorded.append((str(cursor.key()[PARTITION_KEY_BYTES:], "utf-8"), I64.unpack(cursor.value())[0]))
+            found = cursor.next()
         return recorded
 
     def local_log_start_offset(self, partition: TopicIdPartition) -> int | None:
@@ -326,11 +342,3 @@ def leader_epoch_at(segment: RemoteLogSegmentMetadata, offset: int) -> int | Non
             break
         epoch = entry.epoch
     return epoch
-
-
-def leader_epoch_ends(segment: RemoteLogSegmentMetadata) -> Iterator[tuple[int, int]]:
-    """`(leader epoch, its inclusive end in this segment)`."""
-    epochs = segment.segment_leader_epochs
-    for index, entry in enumerate(epochs):
-        is_last = index + 1 == len(epochs)
-        yield entry.epoch, segment.end_offset if is_last else epochs[index + 1].start_offset - 1

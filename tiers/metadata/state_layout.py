@@ -6,7 +6,7 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
     partitions   partition                 -> widest span of its segments, topic name
     segments     partition, uuid           -> the folded record, see `stored_segment`
     starts       partition, start, uuid    -> end, finish order: every listable segment
-    cover        partition, last offset    -> first offset, uuid: which segment answers for these offsets
+    cover        partition, last offset    -> first offset, and the segment that answers, see `stored_segment`
     epochs       partition, leader epoch   -> lowest start and highest end offset that were ever finished
     clamps       partition, valid end      -> offset of the record: cuts what finished below it
     quarantine_deletions partition, uuid   -> empty: an operator wants the segment deleted
@@ -15,6 +15,7 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
     deletions    partition                 -> RemotePartitionDeleteState
     tier_configs partition 0 of a topic    -> the record as `serde` writes it
     consumed     metadata partition        -> next offset to read
+    reached      metadata partition        -> that of states of the same topic that were read anew since
     meta         name                      -> identity, time of the last read to the end
 
 The cover is disjoint. Finished segments may overlap (two owners copied the same range, which is legal): each offset is
@@ -37,7 +38,7 @@ from tiers.metadata.serde import decode_value
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import TopicTierConfigUpdate
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 STATE_FILE = "remote-log-metadata.mdb"
 FRESHNESS_FILE = "freshness.mdb"
 FINAL = b"final"
@@ -56,6 +57,7 @@ DATABASES = (
     "quarantine_deletions",
     "local_log_starts",
     "consumed",
+    "reached",
     "meta",
 )
 NOT_READABLE = -1
@@ -63,6 +65,8 @@ NOT_READABLE = -1
 PARTITION_KEY_BYTES = 20
 
 U64 = struct.Struct(">Q")
+_PARTITION = struct.Struct(">16si")
+_PARTITION_AND_OFFSET = struct.Struct(">16siQ")
 END_AND_ORDER = struct.Struct(">Qq")
 LOWEST_AND_HIGHEST = struct.Struct(">qq")
 I64 = struct.Struct(">q")
@@ -108,6 +112,7 @@ class Databases:
     quarantine_deletions: lmdb._Database
     local_log_starts: lmdb._Database
     consumed: lmdb._Database
+    reached: lmdb._Database
     meta: lmdb._Database
 
     @classmethod
@@ -116,7 +121,12 @@ class Databases:
 
 
 def partition_key(partition: TopicIdPartition) -> bytes:
-    return partition.topic_id.bytes + I32.pack(partition.partition)
+    return _PARTITION.pack(partition.topic_id.bytes, partition.partition)
+
+
+def offset_key(partition: TopicIdPartition, offset: int) -> bytes:
+    """Of the cover; the partition's key is its head."""
+    return _PARTITION_AND_OFFSET.pack(partition.topic_id.bytes, partition.partition, offset)
 
 
 def partition_of(key: bytes, topic: str) -> TopicIdPartition:

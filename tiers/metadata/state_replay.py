@@ -7,10 +7,11 @@ that was never added, and what it has seen already. What a record's time is, is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import lmdb
 
+from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.serde import (
     CLAMP_API_KEY,
     LOCAL_LOG_START_API_KEY,
@@ -24,7 +25,7 @@ from tiers.metadata.serde import (
     RecordKey,
     encode_value,
 )
-from tiers.metadata.state import RemoteLogMetadataState, leader_epoch_ends, valid_end_offset
+from tiers.metadata.state import RemoteLogMetadataState, valid_end_offset
 from tiers.metadata.state_layout import (
     END_AND_ORDER,
     I32,
@@ -39,7 +40,14 @@ from tiers.metadata.state_layout import (
     partition_key,
     start_key,
 )
-from tiers.metadata.stored_segment import decode_stored_segment, encode_stored_segment
+from tiers.metadata.stored_segment import (
+    StoredFields,
+    encode_answer,
+    encode_stored_segment,
+    stored_fields,
+    stored_leader_epochs,
+    update_stored_segment,
+)
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
@@ -78,7 +86,10 @@ class PartitionRead:
 
 
 class Replay:
-    """One write transaction. What becomes readable is added to `finished`."""
+    """One write transaction. What becomes readable is added to `finished`.
+
+    Millions of records may be replayed at once when a state is built anew: segments are changed as they are stored,
+    and not decoded."""
 
     def __init__(
         self,
@@ -91,13 +102,15 @@ class Replay:
         self._db = databases
         self._txn = txn
         self._finished = finished
+        self._known: dict[bytes, tuple[int, str]] = {}
+        """Of the partitions, what this transaction has seen."""
 
     def apply(self, event: MetadataEvent) -> None:
         match event.record:
             case RemoteLogSegmentMetadata() as metadata:
-                self._add(replace(metadata, event_timestamp_ms=event.timestamp_ms))
+                self._add(metadata, event.timestamp_ms)
             case RemoteLogSegmentMetadataUpdate() as update:
-                self._update(replace(update, event_timestamp_ms=event.timestamp_ms), event.offset)
+                self._update(update, event.timestamp_ms, event.offset)
             case RemotePartitionDeleteMetadata() as deletion:
                 self._delete_partition(deletion.topic_id_partition, deletion.state)
             case LogStartOffsetUpdate() as update:
@@ -114,64 +127,70 @@ class Replay:
             case None:
                 self._bury(event.key)
 
-    def _add(self, metadata: RemoteLogSegmentMetadata) -> None:
+    def _add(self, metadata: RemoteLogSegmentMetadata, timestamp_ms: int) -> None:
         if metadata.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
             return
-        key = partition_key(metadata.topic_id_partition)
+        partition = metadata.segment_id.topic_id_partition
+        key = partition_key(partition)
         uuid = metadata.segment_id.id.bytes
-        if self._txn.get(key + uuid, db=self._db.segments) is not None:
+        stored = encode_stored_segment(metadata, timestamp_ms)
+        if not self._txn.put(key + uuid, stored, overwrite=False, db=self._db.segments):
             return
-        span = metadata.end_offset - metadata.start_offset
-        self._know(key, metadata.topic_id_partition.topic, span)
-        self._put(key, metadata, NOT_READABLE)
-
-    def _put(self, key: bytes, metadata: RemoteLogSegmentMetadata, order: int) -> None:
-        uuid = metadata.segment_id.id.bytes
-        self._txn.put(key + uuid, encode_stored_segment(metadata), db=self._db.segments)
-        place = start_key(key, metadata.start_offset, uuid)
-        self._txn.put(place, END_AND_ORDER.pack(metadata.end_offset, order), db=self._db.starts)
+        start, end = metadata.start_offset, metadata.end_offset
+        self._know(key, partition.topic, end - start)
+        self._txn.put(start_key(key, start, uuid), END_AND_ORDER.pack(end, NOT_READABLE), db=self._db.starts)
 
     def _know(self, key: bytes, topic: str, span: int = 0) -> None:
-        raw = self._txn.get(key, db=self._db.partitions)
-        known_span, known_topic = (-1, "") if raw is None else decode_partition(raw)
-        if raw is None or span > known_span or (topic and topic != known_topic):
-            self._txn.put(key, encode_partition(max(span, known_span), topic or known_topic), db=self._db.partitions)
+        known = self._known.get(key)
+        if known is None:
+            raw = self._txn.get(key, db=self._db.partitions)
+            known = (-1, "") if raw is None else decode_partition(raw)
+        known_span, known_topic = known
+        if known_span < 0 or span > known_span or (topic and topic != known_topic):
+            known = (max(span, known_span), topic or known_topic)
+            self._txn.put(key, encode_partition(*known), db=self._db.partitions)
+        self._known[key] = known
 
-    def _update(self, update: RemoteLogSegmentMetadataUpdate, offset: int) -> None:
+    def _update(self, update: RemoteLogSegmentMetadataUpdate, timestamp_ms: int, offset: int) -> None:
         key = partition_key(update.segment_id.topic_id_partition)
         uuid = update.segment_id.id.bytes
         raw = self._txn.get(key + uuid, db=self._db.segments)
         if raw is None:
             return
-        known = decode_stored_segment(key + uuid, raw)
-        if not is_forward(known.state, update.state):
+        raw = bytes(raw)
+        known = stored_fields(raw)
+        if not is_forward(RemoteLogSegmentState(known.state), update.state):
             return
         if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
-            self._remove(key, known)
+            self._remove(key, uuid, known)
             return
-        moved = known.with_update(update)
-        is_readable = moved.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+        start, end = known.start_offset, known.end_offset
+        is_readable = update.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
         # A repeated record counts as the later one, which is the one that compaction keeps.
-        self._put(key, moved, offset if is_readable else NOT_READABLE)
-        if is_readable or known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-            self._cover_again(key, known.start_offset, known.end_offset)
+        order = offset if is_readable else NOT_READABLE
+        stored = update_stored_segment(raw, known, update, timestamp_ms)
+        self._txn.put(key + uuid, stored, db=self._db.segments)
+        self._txn.put(start_key(key, start, uuid), END_AND_ORDER.pack(end, order), db=self._db.starts)
+        if is_readable or known.state == RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+            self._cover_again(key, start, end)
         if is_readable:
-            self._raise_epochs(key, moved)
-            self._finished.append(moved.segment_id)
+            self._raise_epochs(key, end, stored_leader_epochs(raw, known))
+            self._finished.append(update.segment_id)
 
-    def _raise_epochs(self, key: bytes, metadata: RemoteLogSegmentMetadata) -> None:
-        starts = (entry.start_offset for entry in metadata.segment_leader_epochs)
-        for start_offset, (epoch, end_offset) in zip(starts, leader_epoch_ends(metadata), strict=True):
+    def _raise_epochs(self, key: bytes, segment_end: int, epochs: list[tuple[int, int]]) -> None:
+        ends = [*[start_offset - 1 for _, start_offset in epochs[1:]], segment_end]
+        for (epoch, start_offset), end_offset in zip(epochs, ends, strict=True):
             epoch_key = key + I32.pack(epoch)
             raw = self._txn.get(epoch_key, db=self._db.epochs)
             lowest, highest = (start_offset, end_offset) if raw is None else LOWEST_AND_HIGHEST.unpack(raw)
             bounds = LOWEST_AND_HIGHEST.pack(min(lowest, start_offset), max(highest, end_offset))
-            self._txn.put(epoch_key, bounds, db=self._db.epochs)
+            if bounds != raw:
+                self._txn.put(epoch_key, bounds, db=self._db.epochs)
 
     def _clamp(self, clamp: RemoteLogClampUpdate, offset: int) -> None:
         key, valid_end = partition_key(clamp.topic_id_partition), clamp.valid_end_offset
         self._txn.put(key + U64.pack(valid_end), I64.pack(offset), db=self._db.clamps)
-        self._cover_again(key, valid_end + 1, _LAST_OFFSET)
+        self._cover_all_above(key, valid_end)
         cursor = self._txn.cursor(db=self._db.epochs)
         found = cursor.set_range(key)
         while found and cursor.key()[:PARTITION_KEY_BYTES] == key:
@@ -188,13 +207,12 @@ class Replay:
         if self._txn.get(key, db=self._db.segments) is not None:
             self._txn.put(key, b"", db=self._db.quarantine_deletions)
 
-    def _remove(self, key: bytes, metadata: RemoteLogSegmentMetadata) -> None:
-        uuid = metadata.segment_id.id.bytes
+    def _remove(self, key: bytes, uuid: bytes, known: StoredFields) -> None:
         self._txn.delete(key + uuid, db=self._db.segments)
         self._txn.delete(key + uuid, db=self._db.quarantine_deletions)
-        self._txn.delete(start_key(key, metadata.start_offset, uuid), db=self._db.starts)
-        if metadata.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-            self._cover_again(key, metadata.start_offset, metadata.end_offset)
+        self._txn.delete(start_key(key, known.start_offset, uuid), db=self._db.starts)
+        if known.state == RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+            self._cover_again(key, known.start_offset, known.end_offset)
         self._forget_if_empty(key)
 
     def _forget_if_empty(self, key: bytes) -> None:
@@ -204,6 +222,7 @@ class Replay:
                 return
         if self._deletion(key) in (None, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED):
             self._txn.delete(key, db=self._db.partitions)
+            self._known.pop(key, None)
 
     def _deletion(self, key: bytes) -> RemotePartitionDeleteState | None:
         raw = self._txn.get(key, db=self._db.deletions)
@@ -228,6 +247,7 @@ class Replay:
                 self._db.partitions,
             ):
                 self._delete_prefix(database, key)
+            self._known.pop(key, None)
         else:
             self._know(key, partition.topic)
 
@@ -257,12 +277,12 @@ class Replay:
         if named.api_key in (SEGMENT_METADATA_API_KEY, SEGMENT_METADATA_UPDATE_API_KEY):
             raw = self._txn.get(key + named.name, db=self._db.segments)
             if raw is not None:
-                self._remove(key, decode_stored_segment(key + named.name, raw))
+                self._remove(key, named.name, stored_fields(bytes(raw)))
         elif named.api_key == PARTITION_DELETE_API_KEY:
             self._delete_partition(named.topic_id_partition, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED)
         elif named.api_key == CLAMP_API_KEY:
             if self._txn.delete(key + named.name, db=self._db.clamps):
-                self._cover_again(key, U64.unpack(named.name)[0] + 1, _LAST_OFFSET)
+                self._cover_all_above(key, U64.unpack(named.name)[0])
         elif named.api_key == QUARANTINE_DELETION_API_KEY:
             self._txn.delete(key + named.name, db=self._db.quarantine_deletions)
         elif named.api_key == TOPIC_TIER_CONFIG_API_KEY:
@@ -273,35 +293,51 @@ class Replay:
         elif named.api_key == LOG_START_OFFSET_API_KEY and self._txn.delete(key + named.name, db=self._db.log_starts):
             self._forget_if_empty(key)
 
+    def _cover_all_above(self, key: bytes, offset: int) -> None:
+        """Whatever reaches above `offset` is covered anew from its start: runs below say where their segment ends."""
+        overlapping = self._state.overlapping(self._txn, key, offset + 1, _LAST_OFFSET)
+        first = min([offset + 1, *(run.start_offset for run in overlapping)])
+        self._cover_again(key, first, _LAST_OFFSET)
+
     def _cover_again(self, key: bytes, first: int, last: int) -> None:
         """Decides anew which readable segment answers for the offsets in [first, last]."""
         self._cut(key, first, last)
+        overlapping = self._state.overlapping(self._txn, key, first, last)
+        runs = [run for run in overlapping if run.order != NOT_READABLE]
+        if not runs:
+            return
         holes = [(first, last)]
         clamps = self._state.clamps(self._txn, key)
-        for run in sorted(self._state.overlapping(self._txn, key, first, last), reverse=True):
-            if run.order == NOT_READABLE:
-                break
+        for run in sorted(runs, reverse=True):
             uncovered = []
-            run_end = valid_end_offset(clamps, run.order, run.end_offset)
+            run_end = valid_end_offset(clamps, run.order, run.end_offset) if clamps else run.end_offset
+            answer = b""
             for hole_first, hole_last in holes:
                 run_first, run_last = max(hole_first, run.start_offset), min(hole_last, run_end)
                 if run_first > run_last:
                     uncovered.append((hole_first, hole_last))
                     continue
-                self._put_run(key, run_first, run_last, run.uuid)
+                answer = answer or self._answer(key, run.uuid, run_end)
+                self._put_run(key, run_first, run_last, answer)
                 if hole_first < run_first:
                     uncovered.append((hole_first, run_first - 1))
                 if run_last < hole_last:
                     uncovered.append((run_last + 1, hole_last))
             holes = uncovered
 
-    def _put_run(self, key: bytes, first: int, last: int, uuid: bytes) -> None:
-        self._txn.put(key + U64.pack(last), U64.pack(first) + uuid, db=self._db.cover)
+    def _answer(self, key: bytes, uuid: bytes, valid_end: int) -> bytes:
+        stored = self._txn.get(key + uuid, db=self._db.segments)
+        if stored is None:
+            raise RemoteLogMetadataError("the saved state names a segment that it does not hold")
+        return encode_answer(uuid, valid_end, bytes(stored))
+
+    def _put_run(self, key: bytes, first: int, last: int, answer: bytes) -> None:
+        self._txn.put(key + U64.pack(last), U64.pack(first) + answer, db=self._db.cover)
 
     def _cut(self, key: bytes, first: int, last: int) -> None:
         """Takes [first, last] out of the cover; what sticks out of it on either side stays."""
         cut: list[tuple[int, int, bytes]] = []
-        cursor = self._txn.cursor(db=self._db.cover)
+        cursor = self._txn.cursor(self._db.cover)
         found = cursor.set_range(key + U64.pack(first))
         while found and cursor.key()[:PARTITION_KEY_BYTES] == key:
             run_last = U64.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0]
@@ -310,8 +346,8 @@ class Replay:
                 break
             cut.append((run_first, run_last, bytes(cursor.value()[8:])))
             found = cursor.delete()
-        for run_first, run_last, uuid in cut:
+        for run_first, run_last, answer in cut:
             if run_first < first:
-                self._put_run(key, run_first, first - 1, uuid)
+                self._put_run(key, run_first, first - 1, answer)
             if run_last > last:
-                self._put_run(key, last + 1, run_last, uuid)
+                self._put_run(key, last + 1, run_last, answer)

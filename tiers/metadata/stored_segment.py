@@ -3,26 +3,51 @@
 The partition and the uuid are the key of the entry, and not repeated. Layout, big-endian: `_FIXED`, the leader epochs
 as (i32, i64) each, the custom metadata, the topic's name to the end. It is nobody's but the state's: another layout
 is another `SCHEMA_VERSION`.
+
+A run of the cover holds the whole segment that answers for it, behind its first offset, the segment's uuid and the
+last offset that clamps leave of the segment: one seek finds all that a fetch asks for.
 """
 
 from __future__ import annotations
 
 import struct
 from functools import lru_cache
+from typing import NamedTuple
 from uuid import UUID
 
 from tiers.errors import RemoteLogMetadataError
+from tiers.metadata.quick_values import quick, quick_uuid
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
 
 _FIXED = struct.Struct(">qqiqqiB?Ii")
 _EPOCH = struct.Struct(">iq")
+_UUID_AND_VALID_END = struct.Struct(">16sq")
+_ANSWER = struct.Struct(">16sqqqiqqiB?Ii")
+"""`_UUID_AND_VALID_END` and `_FIXED`."""
 _NO_CUSTOM_METADATA = -1
+_NOT_CUT = (1 << 63) - 1
 _STATES = tuple(RemoteLogSegmentState)
+_SEGMENT = quick(RemoteLogSegmentMetadata)
 
 
-def encode_stored_segment(metadata: RemoteLogSegmentMetadata) -> bytes:
+class StoredFields(NamedTuple):
+    """The fixed fields."""
+
+    start_offset: int
+    end_offset: int
+    broker_id: int
+    max_timestamp_ms: int
+    event_timestamp_ms: int
+    segment_size_bytes: int
+    state: int
+    txn_index_empty: bool
+    epoch_count: int
+    custom_metadata_length: int
+
+
+def encode_stored_segment(metadata: RemoteLogSegmentMetadata, event_timestamp_ms: int | None = None) -> bytes:
     """Whatever `serde` can read fits. What a clamp cuts off is not stored: the state works it out."""
     custom = metadata.custom_metadata
     epochs = metadata.segment_leader_epochs
@@ -31,40 +56,97 @@ def encode_stored_segment(metadata: RemoteLogSegmentMetadata) -> bytes:
         metadata.end_offset,
         metadata.broker_id,
         metadata.max_timestamp_ms,
-        metadata.event_timestamp_ms,
+        metadata.event_timestamp_ms if event_timestamp_ms is None else event_timestamp_ms,
         metadata.segment_size_bytes,
         metadata.state,
         metadata.txn_index_empty,
         len(epochs),
         _NO_CUSTOM_METADATA if custom is None else len(custom),
     )
-    parts = [fixed, *(_EPOCH.pack(entry.epoch, entry.start_offset) for entry in epochs), custom or b""]
-    return b"".join((*parts, metadata.topic_id_partition.topic.encode()))
+    parts = [fixed, *[_EPOCH.pack(entry.epoch, entry.start_offset) for entry in epochs], custom or b""]
+    return b"".join((*parts, metadata.segment_id.topic_id_partition.topic.encode()))
+
+
+def stored_fields(raw: bytes) -> StoredFields:
+    try:
+        return StoredFields(*_FIXED.unpack_from(raw))
+    except struct.error as error:
+        raise RemoteLogMetadataError(f"the saved state holds an unreadable segment: {error}") from error
+
+
+def stored_leader_epochs(raw: bytes, fields: StoredFields) -> list[tuple[int, int]]:
+    """`(leader epoch, its start offset)`."""
+    return list(_EPOCH.iter_unpack(raw[_FIXED.size : _FIXED.size + fields.epoch_count * _EPOCH.size]))
+
+
+def update_stored_segment(
+    raw: bytes, fields: StoredFields, update: RemoteLogSegmentMetadataUpdate, event_timestamp_ms: int
+) -> bytes:
+    """What `RemoteLogSegmentMetadata.with_update` makes of it, without its decoding."""
+    custom = update.custom_metadata
+    length = fields.custom_metadata_length if custom is None else len(custom)
+    start, end, _, max_timestamp, _, size, _, no_txn, epoch_count, _ = fields
+    fixed = _FIXED.pack(
+        *(start, end, update.broker_id, max_timestamp, event_timestamp_ms),
+        *(size, update.state, no_txn, epoch_count, length),
+    )
+    if custom is None:
+        return fixed + raw[_FIXED.size :]
+    epochs_end = _FIXED.size + epoch_count * _EPOCH.size
+    custom_end = epochs_end + max(fields.custom_metadata_length, 0)
+    return b"".join((fixed, raw[_FIXED.size : epochs_end], custom, raw[custom_end:]))
+
+
+def decode_stored_segment(key: bytes, raw: bytes) -> RemoteLogSegmentMetadata:
+    """`key` is partition and uuid."""
+    return _decode(key[:20], encode_answer(key[20:], _NOT_CUT, raw))
+
+
+def encode_answer(uuid: bytes, valid_end_offset: int, stored: bytes) -> bytes:
+    """A run of the cover without its first offset. `valid_end_offset` is the segment's, and may lie above the run."""
+    return _UUID_AND_VALID_END.pack(uuid, valid_end_offset) + stored
 
 
 @lru_cache(maxsize=4096)
-def decode_stored_segment(key: bytes, raw: bytes) -> RemoteLogSegmentMetadata:
-    """`key` is partition and uuid. Cached by its bytes: readers of old data ask for the same few segments again."""
+def decode_answer(partition_key: bytes, answer: bytes) -> RemoteLogSegmentMetadata:
+    """Cached by its bytes: readers of old data ask for the same few segments again."""
+    return _decode(partition_key, answer)
+
+
+def _decode(partition_key: bytes, answer: bytes) -> RemoteLogSegmentMetadata:
     try:
-        start, end, broker_id, max_timestamp, event_timestamp, size, state, no_txn, epoch_count, custom_length = (
-            _FIXED.unpack_from(raw)
-        )
-        epochs_end = _FIXED.size + epoch_count * _EPOCH.size
-        custom_end = epochs_end + max(custom_length, 0)
-        if custom_end > len(raw):
-            raise RemoteLogMetadataError("the saved state holds a torn segment")
-        return RemoteLogSegmentMetadata(
-            RemoteLogSegmentId(_partition(key[:20], raw[custom_end:]), UUID(bytes=key[20:])),
+        (
+            uuid,
+            valid_end,
             start,
             end,
             broker_id,
             max_timestamp,
             event_timestamp,
-            tuple(LeaderEpochEntry(*entry) for entry in _EPOCH.iter_unpack(raw[_FIXED.size : epochs_end])),
+            size,
+            state,
+            no_txn,
+            epoch_count,
+            custom_length,
+        ) = _ANSWER.unpack_from(answer)
+        epochs_end = _ANSWER.size + epoch_count * _EPOCH.size
+        custom_end = epochs_end + custom_length if custom_length > 0 else epochs_end
+        if custom_end > len(answer):
+            raise RemoteLogMetadataError("the saved state holds a torn segment")
+        epochs = [LeaderEpochEntry(*entry) for entry in _EPOCH.iter_unpack(answer[_ANSWER.size : epochs_end])]
+        return _SEGMENT(
+            RemoteLogSegmentId(_partition(partition_key, answer[custom_end:]), quick_uuid(uuid)),
+            start,
+            end,
+            broker_id,
+            max_timestamp,
+            event_timestamp,
+            tuple(epochs),
             size,
             _STATES[state],
-            None if custom_length == _NO_CUSTOM_METADATA else raw[epochs_end:custom_end],
+            None if custom_length == _NO_CUSTOM_METADATA else answer[epochs_end:custom_end],
             no_txn,
+            valid_end if valid_end < end else None,
         )
     except (struct.error, IndexError, ValueError) as error:
         raise RemoteLogMetadataError(f"the saved state holds an unreadable segment: {error}") from error
