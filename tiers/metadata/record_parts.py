@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import struct
+from functools import lru_cache
+from uuid import UUID
+
+from protocol.errors import ProtocolError, TruncatedError
 from protocol.primitives import (
     EMPTY_TAGGED_SECTION,
     INT32,
     Buffer,
     read_bytes_bounds,
-    read_int32,
-    read_string,
-    read_uuid,
+    read_string_bounds,
     skip_tagged_section,
     write_bytes_length,
     write_string,
 )
+from tiers.metadata.quick_values import quick_uuid
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+
+_ID_AND_NUMBER = struct.Struct(">16si")
 
 
 def write_partition(partition: TopicIdPartition) -> bytes:
@@ -27,10 +33,24 @@ def write_partition(partition: TopicIdPartition) -> bytes:
 
 
 def read_partition(buf: Buffer, pos: int) -> tuple[TopicIdPartition, int]:
-    topic, pos = read_string(buf, pos, compact=True)
-    topic_id, pos = read_uuid(buf, pos)
-    partition, pos = read_int32(buf, pos)
-    return TopicIdPartition(topic_id, partition, topic or ""), skip_tagged_section(buf, pos)
+    start, end = read_string_bounds(buf, pos, compact=True)
+    if end < 0:
+        end = start
+    behind = end + _ID_AND_NUMBER.size
+    if behind > len(buf):
+        raise TruncatedError(f"a partition at {pos} of {len(buf)} bytes")
+    return _partition(bytes(buf[start:behind])), skip_tagged_section(buf, behind)
+
+
+@lru_cache(maxsize=4096)
+def _partition(raw: bytes) -> TopicIdPartition:
+    """Cached: a topic with millions of records names the same few thousand."""
+    name = raw[: -_ID_AND_NUMBER.size]
+    topic_id, partition = _ID_AND_NUMBER.unpack_from(raw, len(name))
+    try:
+        return TopicIdPartition(UUID(bytes=topic_id), partition, name.decode())
+    except UnicodeDecodeError as error:
+        raise ProtocolError("the name of a topic is not UTF-8") from error
 
 
 def write_segment_id(segment_id: RemoteLogSegmentId) -> bytes:
@@ -39,8 +59,10 @@ def write_segment_id(segment_id: RemoteLogSegmentId) -> bytes:
 
 def read_segment_id(buf: Buffer, pos: int) -> tuple[RemoteLogSegmentId, int]:
     partition, pos = read_partition(buf, pos)
-    uuid, pos = read_uuid(buf, pos)
-    return RemoteLogSegmentId(partition, uuid), skip_tagged_section(buf, pos)
+    end = pos + 16
+    if end > len(buf):
+        raise TruncatedError(f"uuid at {pos} of {len(buf)} bytes")
+    return RemoteLogSegmentId(partition, quick_uuid(bytes(buf[pos:end]))), skip_tagged_section(buf, end)
 
 
 def write_nullable_bytes(value: bytes | None) -> bytes:

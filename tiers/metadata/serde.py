@@ -10,8 +10,10 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from protocol.errors import ProtocolError, TruncatedError
 from protocol.primitives import (
@@ -43,6 +45,7 @@ from tiers.metadata.own_records import (
     write_quarantine_deletion,
     write_tier_config,
 )
+from tiers.metadata.quick_values import quick
 from tiers.metadata.record_parts import (
     read_nullable_bytes,
     read_partition,
@@ -77,6 +80,9 @@ LOCAL_LOG_START_API_KEY = 1004
 _FRAME_VERSION = 1
 _MESSAGE_VERSION = 0
 _TXN_INDEX_EMPTY_TAG = 0
+_OFFSETS_AND_TIMES = struct.Struct(">qqiqq")
+_LEADER_EPOCH = struct.Struct(">iq")
+_SEGMENT = quick(RemoteLogSegmentMetadata)
 
 MetadataRecord = (
     RemoteLogSegmentMetadata
@@ -232,25 +238,19 @@ def _write_metadata(metadata: RemoteLogSegmentMetadata) -> bytes:
 
 def _read_metadata(buf: Buffer, pos: int) -> tuple[RemoteLogSegmentMetadata, int]:
     segment_id, pos = read_segment_id(buf, pos)
-    start_offset, pos = read_int64(buf, pos)
-    end_offset, pos = read_int64(buf, pos)
-    broker_id, pos = read_int32(buf, pos)
-    max_timestamp_ms, pos = read_int64(buf, pos)
-    event_timestamp_ms, pos = read_int64(buf, pos)
-    count, pos = read_array_length(buf, pos, compact=True)
+    start_offset, end_offset, broker_id, max_timestamp_ms, event_timestamp_ms = _unpack(_OFFSETS_AND_TIMES, buf, pos)
+    count, pos = read_array_length(buf, pos + _OFFSETS_AND_TIMES.size, compact=True)
     epochs = []
     for _ in range(count):
-        epoch, pos = read_int32(buf, pos)
-        epoch_start, pos = read_int64(buf, pos)
-        epochs.append(LeaderEpochEntry(epoch, epoch_start))
-        pos = skip_tagged_section(buf, pos)
+        epochs.append(LeaderEpochEntry(*_unpack(_LEADER_EPOCH, buf, pos)))
+        pos = skip_tagged_section(buf, pos + _LEADER_EPOCH.size)
     segment_size_bytes, pos = read_int32(buf, pos)
     custom_metadata, pos = read_nullable_bytes(buf, pos)
     state, pos = read_int8(buf, pos)
     txn_index_empty, pos = _read_txn_index_empty(buf, pos)
-    if not epochs or min(start_offset, *(entry.start_offset for entry in epochs)) < 0 or start_offset > end_offset:
+    if not epochs or min([start_offset, *[each.start_offset for each in epochs]]) < 0 or start_offset > end_offset:
         raise RemoteLogMetadataError(f"segment {segment_id.id} holds no offsets or no leader epoch")
-    metadata = RemoteLogSegmentMetadata(
+    metadata = _SEGMENT(
         segment_id=segment_id,
         start_offset=start_offset,
         end_offset=end_offset,
@@ -266,8 +266,17 @@ def _read_metadata(buf: Buffer, pos: int) -> tuple[RemoteLogSegmentMetadata, int
     return metadata, pos
 
 
+def _unpack(fields: struct.Struct, buf: Buffer, pos: int) -> tuple[Any, ...]:
+    try:
+        return fields.unpack_from(buf, pos)
+    except struct.error as error:
+        raise TruncatedError(f"{fields.size} bytes at {pos} of {len(buf)}") from error
+
+
 def _read_txn_index_empty(buf: Buffer, pos: int) -> tuple[bool, int]:
     end = skip_tagged_section(buf, pos)
+    if end == pos + 1:
+        return False, end
     count, pos = read_uvarint(buf, pos)
     for _ in range(count):
         tag, pos = read_uvarint(buf, pos)
