@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from protocol.records.record_batch import iterate_batches
 from tests.fakes.record_batches import batch_of
@@ -19,6 +20,7 @@ from tiers.errors import CorruptSegmentError
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.chunk_cache import ChunkKey
 from tiers.reader.disk_chunk_cache import DiskChunkCache, DiskChunkCacheSettings
+from tiers.reader.metrics import RemoteLogReaderMetrics
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index, monotonic_ms
 from tiers.segment.segment_encryption import KeyRing
 
@@ -178,3 +180,21 @@ async def test_what_is_encrypted_in_the_store_is_encrypted_on_the_disk(tmp_path:
         on_disk = b"".join(path.read_bytes() for path in (tmp_path / "chunks").iterdir())
         assert on_disk
         assert bench.log.bytes_of(0, 9)[61:] not in on_disk
+
+
+async def test_metrics_tell_what_the_disk_and_the_hedges_did(tier: RemoteTier, tmp_path: Path) -> None:
+    await tier.fill(P0, segments=1, batches=3)
+    for _ in range(2):
+        kept = disk(tmp_path)
+        async with reader_of(tier, kept) as reader:
+            await read(reader, 0)
+            registry = CollectorRegistry()
+            registry.register(RemoteLogReaderMetrics(reader))
+            prefix = "tidegate_remote_reader"
+            names = ("disk_chunk_hits_total", "disk_chunk_misses_total", "disk_chunk_evictions_total")
+            counts = [registry.get_sample_value(f"{prefix}_{name}") for name in names]
+            assert registry.get_sample_value(f"{prefix}_hedged_requests_total") == 0
+            assert registry.get_sample_value(f"{prefix}_hedge_wins_total") == 0
+    assert counts == [kept.hits, 0, 0]
+    assert kept.hits > 0
+    assert registry.get_sample_value(f"{prefix}_disk_chunk_bytes") == kept.size_bytes > 0
