@@ -120,6 +120,7 @@ def _server_of(item: pytest.Item) -> str | None:
     return next((server for server in _SERVERS if server in asked), None)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where several processes run the tests, all that ask for one server run in one of them: it starts once per run.
 
