@@ -53,10 +53,8 @@ def show_table(headings: Sequence[str], rows: Iterable[Sequence[object]], number
     """`numbers` are the headings of columns that stand to the right. None is a dash."""
     table = Table(box=box.SIMPLE_HEAD)
     for heading in headings:
-        if heading in numbers:
-            table.add_column(heading, justify="right")
-        else:
-            table.add_column(heading, overflow="fold")
+        # Folded, for rich would cut what a narrow terminal has no room for, digits too.
+        table.add_column(heading, justify="right" if heading in numbers else "left", overflow="fold")
     for row in rows:
         # As text: brackets of an error are no markup.
         table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
