@@ -195,7 +195,8 @@ class RemoteLogConfig(Section):
         ge=0,
         description=(
             "Record data kept in files under `state.path`, as the store has it: encrypted segments stay encrypted. It "
-            "outlives a restart; 0: none. Workers share it equally."
+            "outlives a restart, and what was deleted leaves it when its room is needed. Workers share it equally; 0: "
+            "none."
         ),
     )
     reader_hedge_max_percent: int = Field(

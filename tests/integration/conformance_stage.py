@@ -61,6 +61,7 @@ _SETTINGS: Mapping[str, str | int] = {
     "remote.log.manager.task.interval.ms": 200,
     "remote.log.manager.task.retry.backoff.ms": 100,
     "remote.log.visible.after.ms": 400,
+    "remote.log.reader.hedge.max.percent": 0,  # requests are counted
 }
 
 
