@@ -193,9 +193,12 @@ async def test_a_request_without_a_response_takes_no_turn() -> None:
     ):
         silent = request(0, 3, 1, b"123456789" + b"\x00" + b"records" * 50_000)
         answered = request(0, 3, 2, b"123456789" + b"\x01" + b"records")
-        for piece in (frame(silent)[:6], frame(silent)[6:20], frame(silent)[20:], frame(answered)):
-            await client.send_raw(piece)
-            await asyncio.sleep(0.001)
+        for start, end in ((0, 6), (6, 20)):
+            await client.send_raw(frame(silent)[start:end])
+            async with asyncio.timeout(5):
+                while proxy.metrics.bytes_from_clients < end:  # noqa: ASYNC110 - a counter has no event
+                    await asyncio.sleep(0.001)
+        await client.send_raw(frame(silent)[20:] + frame(answered))
         upstream = await broker.accepted()
         assert await upstream.receive() == silent
         assert await upstream.receive() == answered
