@@ -227,9 +227,19 @@ async def test_small_objects_are_written_replaced_and_read(storage: RemoteStorag
     assert await storage.get_object(key) == b""
 
 
-async def test_a_listing_names_all_below_a_prefix_in_order(
-    store: str, storage: RemoteStorageManager, segment: Copied
-) -> None:
+async def test_a_small_object_is_deleted_once_or_twice(storage: RemoteStorageManager, segment: Copied) -> None:
+    metadata, data = segment
+    await storage.copy_log_segment_data(metadata, data)
+    key = partition_manifest_key(CLUSTER_ID, metadata.topic_id_partition)
+    await storage.put_object(key, b"data")
+    await storage.delete_object(key)
+    await storage.delete_object(key)
+    with pytest.raises(RemoteResourceNotFoundError):
+        await storage.get_object(key)
+    assert await storage.fetch_indexes(metadata) == data.indexes
+
+
+async def test_a_listing_names_all_below_a_prefix_in_order(storage: RemoteStorageManager, segment: Copied) -> None:
     metadata, data = segment
     prefix = partition_prefix(CLUSTER_ID, metadata.topic_id_partition)
     await storage.copy_log_segment_data(metadata, data)

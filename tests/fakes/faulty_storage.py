@@ -83,6 +83,9 @@ class FaultyStorage:
     async def get_object(self, key: str) -> bytes:
         return await self.inner.get_object(key)
 
+    async def delete_object(self, key: str) -> None:
+        await self.inner.delete_object(key)
+
     def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
         return self.inner.list_objects(prefix)
 

@@ -103,6 +103,11 @@ class LyingStore:
         await self._after()
         return data[: len(data) // 2] if self.lie is Lie.TRUNCATES else data
 
+    async def delete_object(self, key: str) -> None:
+        await self._before()
+        await self._inner.delete_object(key)
+        await self._after()
+
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
         """Stale in both ways: every other object is missing, and one that is long gone is there."""
         self.listings += 1

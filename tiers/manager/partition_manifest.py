@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from dataclasses import replace
 
 from tiers.errors import (
     LogDivergedError,
@@ -60,6 +61,24 @@ def manifest_of(metadata: RemoteLogMetadataReader, cluster_id: str, partition: T
         ),
         tier_config=dict(metadata.topic_tier_config(partition.topic_id)),
     )
+
+
+async def bury_manifest(services: TaskServices, partition: TopicIdPartition) -> None:
+    """Of a deleted topic's partition: rewrites it, if segments are left, so that it accepts none. Raises what the store
+    raises."""
+    if not services.cluster_id:
+        return
+    manifest = manifest_of(services.metadata, services.cluster_id, partition)
+    if manifest.segments:
+        dead = (*(each.id for each in manifest.segments), *manifest.dead)
+        content = encode_partition_manifest(replace(manifest, segments=(), dead=dead))
+        await services.storage.put_object(partition_manifest_key(services.cluster_id, partition), content)
+
+
+async def delete_manifest(services: TaskServices, partition: TopicIdPartition) -> None:
+    """Of a deleted topic's partition, of which nothing else is left."""
+    if services.cluster_id:
+        await services.storage.delete_object(partition_manifest_key(services.cluster_id, partition))
 
 
 class PartitionManifestTask:

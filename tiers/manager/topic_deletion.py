@@ -3,6 +3,8 @@
 * A topic is gone when every broker of the cluster says UNKNOWN_TOPIC_ID for its id, again after the delay. A topic that
   is only missing from a listing may be one that we are no longer allowed to see.
 * Tier settings that the topic was given are forgotten.
+* The manifest calls every segment dead before the first one goes, so that `rebuild` brings none back, and goes last: as
+  long as the store refuses to delete anything, it stays.
 * The whole deletion is recorded: DELETE_PARTITION_MARKED, STARTED, every segment's own deletion, FINISHED.
 """
 
@@ -18,6 +20,7 @@ from kafka.protocol.metadata import MetadataRequest
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
 from tiers.errors import OwnershipLostError, RemoteLogError
+from tiers.manager.partition_manifest import bury_manifest, delete_manifest
 from tiers.manager.segment_deletion import is_due, try_to_delete
 from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
@@ -101,6 +104,8 @@ class TopicDeletionTask:
         if reached in (None, states.DELETE_PARTITION_MARKED):
             await self._write(partition, states.DELETE_PARTITION_STARTED)
             services.checkpoint("partition-deletion-started")
+        await bury_manifest(services, partition)
+        services.checkpoint("manifest-buried")
         remaining = 0
         for segment in list(services.metadata.list_remote_log_segments(partition)):
             if not services.metadata.owns(partition):
@@ -109,6 +114,10 @@ class TopicDeletionTask:
                 remaining += 1
         if remaining:
             return False
+        if not services.metadata.owns(partition):
+            raise OwnershipLostError(f"{partition} is owned by another member")
+        await delete_manifest(services, partition)
+        services.checkpoint("manifest-deleted")
         await self._write(partition, states.DELETE_PARTITION_FINISHED)
         services.checkpoint("partition-deletion-finished")
         _LOG.info("the remote log of a deleted topic is gone", extra={"partition": str(partition)})

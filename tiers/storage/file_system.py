@@ -96,7 +96,7 @@ class FileSystemRemoteStorageManager:
         path = f".check-{uuid.uuid4()}"
         await self.put_object(path, path.encode())
         found = await self.get_object(path)
-        await self._run(lambda _: self._files.delete(path))
+        await self.delete_object(path)
         if found != path.encode():
             raise RemoteStorageError(f"{self._files.name}: an object does not read back as it was written")
 
@@ -160,6 +160,10 @@ class FileSystemRemoteStorageManager:
             return sorted(
                 (path, size)
                 for path, size in self._files.walk(prefix)
+    async def delete_object(self, key: str) -> None:
+        path = _checked(key)
+        await self._run(lambda _: self._files.delete(path))
+
                 if path.startswith(prefix) and not path.startswith(f"{_TEMPORARY}/")
             )
 

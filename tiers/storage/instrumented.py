@@ -90,6 +90,10 @@ class InstrumentedRemoteStorageManager:
         self._count_bytes("get_object", len(data))
         return data
 
+    async def delete_object(self, key: str) -> None:
+        with self._measured("delete_object"):
+            await self._inner.delete_object(key)
+
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
         with self._measured("list_objects"):
             async for stored in self._inner.list_objects(prefix):

@@ -69,7 +69,7 @@ class LocalRemoteStorageManager:
         await self.put_object(key, key.encode())
         if await self.get_object(key) != key.encode():
             raise RemoteStorageError(f"{self._root}: an object does not read back as it was written")
-        await self._run(lambda: self._unlink(self._root / key))
+        await self.delete_object(key)
 
     async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
         log = self._path(log_key(self._cluster_id, metadata))
@@ -118,6 +118,10 @@ class LocalRemoteStorageManager:
     async def get_object(self, key: str) -> bytes:
         path = self._path(key)
         return await self._run(path.read_bytes)
+
+    async def delete_object(self, key: str) -> None:
+        path = self._path(key)
+        await self._run(lambda: self._unlink(path))
 
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
         objects = self._walk(prefix)

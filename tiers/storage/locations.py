@@ -20,7 +20,13 @@ from fnmatch import fnmatchcase
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import parse_segment_key
-from tiers.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager, StoredObject
+from tiers.storage.remote_storage_manager import (
+    LogSegmentData,
+    RemoteStorageManager,
+    StoredObject,
+    UnfinishedUpload,
+    UnfinishedUploads,
+)
 
 HOME = ""
 _MAGIC = b"TGL\x01"
@@ -133,6 +139,9 @@ class LocatedRemoteStorageManager:
                         continue
             raise
 
+    async def delete_object(self, key: str) -> None:
+        await self._home.delete_object(key)
+
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
         """One location after the other; each object says by `custom_metadata` where it lies."""
         for name, place in self._different_places():
@@ -141,6 +150,18 @@ class LocatedRemoteStorageManager:
                     yield replace(stored, custom_metadata=encode_location(name, stored.custom_metadata))
                 else:
                     yield stored
+
+    async def list_uploads(self) -> AsyncIterator[UnfinishedUpload]:
+        """Of the locations whose stores keep such things."""
+        for name, place in self._different_places():
+            if isinstance(place, UnfinishedUploads):
+                async for upload in place.list_uploads():
+                    yield replace(upload, location=name)
+
+    async def abort_upload(self, upload: UnfinishedUpload) -> None:
+        place = self._places[upload.location]
+        if isinstance(place, UnfinishedUploads):
+            await place.abort_upload(upload)
 
     async def close(self) -> None:
         for _, place in self._different_places():

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
@@ -76,11 +76,36 @@ class RemoteStorageManager(Protocol):
     async def get_object(self, key: str) -> bytes:
         """Reads a small object."""
 
+    async def delete_object(self, key: str) -> None:
+        """Removes a small object; one that is missing is no error."""
+
     def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
         """Every object under `prefix`; costs money: for `rebuild` and `orphans` alone."""
 
     async def close(self) -> None:
         """Releases connections; safe to call twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedUpload:
+    """What a writer that died, or a request that was repeated, left in a store that keeps the parts of an object until
+    it has them all. `key` is relative to the store's prefix; `location` is which of several stores has it."""
+
+    key: str
+    id: str
+    started_ms: int | None
+    location: str = ""
+
+
+@runtime_checkable
+class UnfinishedUploads(Protocol):
+    """What a storage manager offers besides, where its store keeps such things beside the objects."""
+
+    def list_uploads(self) -> AsyncIterator[UnfinishedUpload]:
+        """All of them, those under way too; costs money: for `orphans` alone."""
+
+    async def abort_upload(self, upload: UnfinishedUpload) -> None:
+        """One that is gone is no error."""
 
 
 class RemoteStorageManagerFactory(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
@@ -18,8 +18,9 @@ from botocore.exceptions import BotoCoreError
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
-from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject
+from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject, UnfinishedUpload
 from tiers.storage.s3_download import S3Downloader
+from tiers.storage.s3_errors import NoSuchUploadError
 from tiers.storage.s3_upload import S3Uploader
 from tiers.storage.settings import read_flag, read_number, read_settings
 
@@ -103,7 +104,7 @@ class S3RemoteStorageManager:
         name = f".check-{uuid.uuid4()}"
         await self.put_object(name, name.encode())
         found = await self.get_object(name)
-        await self._up.call("delete_object", self._prefix + name, Key=self._prefix + name)
+        await self.delete_object(name)
         if found != name.encode():
             raise RemoteStorageError(f"s3://{self._bucket}: an object does not read back as it was written")
 
@@ -139,6 +140,9 @@ class S3RemoteStorageManager:
     async def get_object(self, key: str) -> bytes:
         return bytes(await self._down.get(self._prefix + key))
 
+    async def delete_object(self, key: str) -> None:
+        await self._up.call("delete_object", self._prefix + key, Key=self._prefix + key)
+
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
         parameters = {"Prefix": self._prefix + prefix}
         while True:
@@ -150,6 +154,20 @@ class S3RemoteStorageManager:
                 return
             parameters["ContinuationToken"] = page["NextContinuationToken"]
 
+    async def list_uploads(self) -> AsyncIterator[UnfinishedUpload]:
+        parameters = {"Prefix": self._prefix}
+        while True:
+            page = await self._up.call("list_multipart_uploads", self._prefix, **parameters)
+            for item in page.get("Uploads", ()):
+                started_ms = int(item["Initiated"].timestamp() * 1000) if "Initiated" in item else None
+                yield UnfinishedUpload(item["Key"].removeprefix(self._prefix), item["UploadId"], started_ms)
+            if not page.get("IsTruncated"):
+                return
+            parameters["KeyMarker"], parameters["UploadIdMarker"] = page["NextKeyMarker"], page["NextUploadIdMarker"]
+
+    async def abort_upload(self, upload: UnfinishedUpload) -> None:
+        await self._abort(self._prefix + upload.key, upload.id)
+
     async def close(self) -> None:
         await self._resources.aclose()
 
@@ -158,7 +176,12 @@ class S3RemoteStorageManager:
         page = await self._up.call("list_multipart_uploads", key, Prefix=key)
         for upload in page.get("Uploads", ()):
             if upload["Key"] == key:
-                await self._up.call("abort_multipart_upload", key, Key=key, UploadId=upload["UploadId"])
+                await self._abort(key, upload["UploadId"])
+
+    async def _abort(self, key: str, upload_id: str) -> None:
+        # Gone already: it was completed, or aborted by whoever began it.
+        with suppress(NoSuchUploadError):
+            await self._up.call("abort_multipart_upload", key, Key=key, UploadId=upload_id)
 
     def _log_key(self, metadata: RemoteLogSegmentMetadata) -> str:
         return self._prefix + log_key(self._cluster_id, metadata)

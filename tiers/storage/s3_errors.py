@@ -43,7 +43,6 @@ _HEALING = {
     "Throttling",
     "OperationAborted",
     "ConditionalRequestConflict",
-    "NoSuchUpload",
 }
 _HEALING_EXCEPTIONS = (
     aiohttp.ClientError,
@@ -64,6 +63,10 @@ class PreconditionFailedError(RemoteStorageError):
     """Create-if-absent found the object there. Stays within this implementation."""
 
 
+class NoSuchUploadError(RetriableRemoteStorageError):
+    """The multipart upload was completed or aborted. Stays within this implementation where it is no error."""
+
+
 def error_code_of(body: bytes) -> str:
     """The code in an error document; empty when there is none."""
     found = _CODE_ELEMENT.search(body)
@@ -82,6 +85,8 @@ def error_of_answer(bucket: str, key: str, status: int, code: str) -> RemoteStor
         return RemoteStorageError(f"{where}: {answer}: set this machine's clock")
     if code in _WRONG_PLACE or status in (301, 307):
         return RemoteStorageError(f"{where}: {answer}: change `region` or `endpoint.url` to the bucket's")
+    if code == "NoSuchUpload":
+        return NoSuchUploadError(f"{where}: {answer}")
     if code in _HEALING or status in _HEALING_STATUS:
         return RetriableRemoteStorageError(f"{where}: {answer}")
     if status == _PRECONDITION_FAILED:

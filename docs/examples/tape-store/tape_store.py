@@ -36,7 +36,7 @@ class TapeRemoteStorageManager:
         await self.put_object("check", b"check")
         if await self.get_object("check") != b"check":
             raise RemoteStorageError(f"{self._folder}: an object does not read back as it was written")
-        (self._folder / "check").unlink()
+        await self.delete_object("check")
 
     async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
         log = data.log_segment.read_bytes()
@@ -66,6 +66,9 @@ class TapeRemoteStorageManager:
             return (self._folder / key.replace("/", "%2F")).read_bytes()
         except FileNotFoundError as error:
             raise RemoteResourceNotFoundError(f"no such object: {key}") from error
+
+    async def delete_object(self, key: str) -> None:
+        (self._folder / key.replace("/", "%2F")).unlink(missing_ok=True)
 
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
         for path in sorted(self._folder.iterdir()):

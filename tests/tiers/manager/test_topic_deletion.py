@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -11,10 +12,13 @@ from tests.fakes.broker.scripted_broker import ScriptedBroker
 from tests.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, ProcessEnded, Workbench
 from tiers.broker.client import BrokerClient
-from tiers.errors import OwnershipLostError, RemoteLogMetadataError
+from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RetriableRemoteStorageError
+from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.topic_deletion import ClusterTopicExistence, TopicDeletionTask
+from tiers.metadata.bucket_scan import BucketScan
+from tiers.metadata.rebuild import PartitionPlan, plan_partition
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemotePartitionDeleteMetadata
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemotePartitionDeleteMetadata
 from tiers.model.segment_state import RemotePartitionDeleteState
 
 
@@ -79,6 +83,79 @@ async def test_what_is_recorded_after_the_deletion_ended_goes_too(copied: Workbe
     assert await task.run() == 1
     assert copied.metadata.partitions() == []
     assert await task.run() == 0
+
+
+@pytest.fixture
+async def told(copied: Workbench) -> Workbench:
+    """The store has the partition's manifest too."""
+    copied.services = replace(copied.services, cluster_id="cluster")
+    await PartitionManifestTask(copied.services, PARTITION).run()
+    copied.steps.clear()
+    return copied
+
+
+async def deleted_after_the_delay(bench: Workbench) -> TopicDeletionTask:
+    """The next round deletes."""
+    existence = Existence()
+    existence.deleted = {PARTITION.topic_id}
+    task = TopicDeletionTask(bench.services, existence)
+    await task.run()
+    bench.now_ms += bench.services.settings.topic_deletion_delay_ms
+    return task
+
+
+async def rebuilt(bench: Workbench) -> PartitionPlan | None:
+    """What `rebuild` makes of the store; None: nothing is there of the partition."""
+    scan = BucketScan(bench.store, "cluster", lambda read: read())
+    await scan.list()
+    await scan.read(1)
+    found = scan.partitions.get((PARTITION.topic_id, PARTITION.partition))
+    return None if found is None else plan_partition(found)
+
+
+async def test_the_manifest_goes_last(told: Workbench) -> None:
+    task = await deleted_after_the_delay(told)
+    assert await task.run() == 1
+    assert await told.objects() == []
+    assert told.steps[-2:] == ["manifest-deleted", "partition-deletion-finished"]
+
+
+async def test_while_anything_is_left_the_manifest_says_that_it_is_dead(
+    told: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete, stuck = told.store.delete_log_segment_data, told.segments[1].segment_id
+
+    async def refuse(metadata: RemoteLogSegmentMetadata) -> bool:
+        if metadata.segment_id == stuck:
+            raise RetriableRemoteStorageError("503")
+        return await delete(metadata)
+
+    monkeypatch.setattr(told.store, "delete_log_segment_data", refuse)
+    task = await deleted_after_the_delay(told)
+    for _ in range(2):
+        assert await task.run() == 0
+        assert len(await told.objects()) == 3
+        plan = await rebuilt(told)
+        assert plan is not None
+        assert (plan.segments, plan.refused) == ([], [])
+        assert len(plan.dropped) == 1
+    monkeypatch.setattr(told.store, "delete_log_segment_data", delete)
+    told.now_ms += 3_600_000
+    assert await task.run() == 1
+    assert await rebuilt(told) is None
+
+
+@pytest.mark.parametrize("step", ["manifest-buried", "delete-started-written", "objects-deleted", "manifest-deleted"])
+async def test_a_deletion_that_ends_anywhere_brings_no_segment_back(told: Workbench, step: str) -> None:
+    task = await deleted_after_the_delay(told)
+    told.end_after = step
+    with pytest.raises(ProcessEnded):
+        await task.run()
+    plan = await rebuilt(told)
+    assert plan is None or (plan.segments, plan.refused) == ([], [])
+    told.end_after = ""
+    assert await (await deleted_after_the_delay(told)).run() == 1
+    assert await told.objects() == []
 
 
 async def test_only_the_owner_deletes(copied: Workbench) -> None:

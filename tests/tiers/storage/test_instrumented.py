@@ -47,6 +47,7 @@ async def test_every_operation_is_counted_with_its_bytes(tmp_path: Path) -> None
     assert await storage.get_object("small") == b"1234"
     assert len([stored async for stored in storage.list_objects("")]) == 3
     assert await storage.delete_log_segment_data(metadata)
+    await storage.delete_object("small")
     with pytest.raises(RemoteResourceNotFoundError):
         await storage.fetch_indexes(metadata)
     await storage.close()
@@ -60,7 +61,7 @@ async def test_every_operation_is_counted_with_its_bytes(tmp_path: Path) -> None
     }
     for operation, count in expected_bytes.items():
         assert numbers.of("bytes_total", operation) == count
-    for operation in (*expected_bytes, "open", "check", "list_objects", "delete_log_segment_data"):
+    for operation in (*expected_bytes, "open", "check", "list_objects", "delete_log_segment_data", "delete_object"):
         requests = 2 if operation == "fetch_indexes" else 1
         assert numbers.of("requests_total", operation) == requests
         assert numbers.of("seconds_count", operation) == requests

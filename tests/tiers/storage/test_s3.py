@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,6 +163,37 @@ async def test_a_server_that_dies_in_the_middle_of_a_copy(s3: VersityGateway, tm
         assert await s3.uploads(BUCKET) == 1
         assert await direct.delete_log_segment_data(metadata)
         assert await s3.uploads(BUCKET) == 0
+
+
+async def test_unfinished_uploads_are_listed_and_aborted_once_or_twice(s3: VersityGateway) -> None:
+    async with opened(s3, {"prefix": "uploads"}) as manager, s3.client() as client:
+        keys = ["a.log", "a.log", "b.log"]
+        for key in keys:
+            await client.create_multipart_upload(Bucket=BUCKET, Key=f"uploads/{key}")
+        found = [upload async for upload in manager.list_uploads()]
+        assert sorted(upload.key for upload in found) == keys
+        assert all(upload.started_ms is not None and upload.started_ms > 1_700_000_000_000 for upload in found)
+        for upload in (*found, *found):
+            await manager.abort_upload(upload)
+        assert [upload async for upload in manager.list_uploads()] == []
+
+
+async def test_a_second_page_of_uploads_begins_after_the_last_of_the_first(
+    s3: VersityGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers as S3 gives them: versitygw 1.8 refuses the marker that it gave itself."""
+    markers: list[tuple[object, object]] = []
+
+    async def answer(operation: str, key: str, **parameters: Any) -> dict[str, Any]:
+        markers.append((parameters.get("KeyMarker"), parameters.get("UploadIdMarker")))
+        one = {"Uploads": [{"Key": "b", "UploadId": "2"}]}
+        two = {"Uploads": [{"Key": "a", "UploadId": "1"}], "IsTruncated": True}
+        return one if len(markers) > 1 else two | {"NextKeyMarker": "a", "NextUploadIdMarker": "1"}
+
+    async with opened(s3) as manager:
+        monkeypatch.setattr(manager._up, "call", answer)
+        assert [(upload.key, upload.id) async for upload in manager.list_uploads()] == [("a", "1"), ("b", "2")]
+    assert markers == [(None, None), ("a", "1")]
 
 
 async def test_a_copy_that_is_cancelled_takes_its_parts_back(s3: VersityGateway, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import botocore.exceptions
 import pytest
 
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
-from tiers.storage.s3_errors import error_code_of, error_of_answer, error_of_exception
+from tiers.storage.s3_errors import NoSuchUploadError, error_code_of, error_of_answer, error_of_exception
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from tiers.storage.s3_errors import error_code_of, error_of_answer, error_of_exc
         (404, "", RemoteResourceNotFoundError, "404"),
         (404, "NoSuchBucket", RemoteStorageError, "`bucket`"),
         (404, "XAdminUserNotFound", RemoteStorageError, "`access.key.id`"),
-        (404, "NoSuchUpload", RetriableRemoteStorageError, "NoSuchUpload"),
+        (404, "NoSuchUpload", NoSuchUploadError, "NoSuchUpload"),
         (403, "AccessDenied", RemoteStorageError, "rights"),
         (403, "", RemoteStorageError, "rights"),
         (403, "SignatureDoesNotMatch", RemoteStorageError, "`secret.access.key`"),
