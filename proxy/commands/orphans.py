@@ -4,6 +4,9 @@ The store is listed first and the metadata read after: COPY_SEGMENT_STARTED is c
 written (safety rule 3), so a copy under way is never taken for an orphan. Nothing here is deleted by itself. `--delete
 --yes` deletes what was shown, segment by segment, if it is older than the grace period and no partition manifest names
 it: what a manifest accepted and the metadata lacks is a sign of lost metadata, which `rebuild` is for.
+
+Uploads that did not end are beside the objects: a writer that died, or a request that was repeated, left them. Those of
+a copy that is recorded and not finished go with it; all others are shown, and aborted when they are old enough.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from tiers.errors import RemoteLogMetadataError, RemoteResourceNotFoundError
 from tiers.manager.segment_verification import persistently
 from tiers.metadata.partition_manifest import decode_partition_manifest
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, open_tier, readable_segments
 from tiers.storage.object_key import (
     INDEXES_SUFFIX,
@@ -37,14 +42,15 @@ from tiers.storage.object_key import (
     partition_manifest_key,
     segment_of_key,
 )
-from tiers.storage.remote_storage_manager import StoredObject
+from tiers.storage.remote_storage_manager import StoredObject, UnfinishedUpload
 
-ORPHAN, NAMED, MANIFEST, UNKNOWN, MISSING = (
+ORPHAN, NAMED, MANIFEST, UNKNOWN, MISSING, UPLOAD = (
     "no record names it",
     "a partition manifest names it: was metadata lost?",
     "the manifest of a partition without metadata",
     "not an object of the tier",
     "a record names it, and it is not in the store",
+    "an upload that did not end",
 )
 
 
@@ -59,6 +65,7 @@ class Orphan:
     segment: str | None = None
     deletable: bool = False
     custom_metadata: bytes | None = None
+    upload: UnfinishedUpload | None = None
 
 
 @dataclass(slots=True)
@@ -68,6 +75,8 @@ class OrphanReport:
     """Objects of other clusters in the same place, which nothing is said of."""
     deleted: int = 0
     """Segments."""
+    aborted: int = 0
+    """Uploads."""
 
 
 def orphans(
@@ -88,21 +97,27 @@ def orphans(
     report = run_command(lambda: _report(settings, grace_ms, delete and yes))
     if as_json:
         lines = [
-            {key: value for key, value in asdict(each).items() if key != "custom_metadata"} for each in report.orphans
+            {key: value for key, value in asdict(each).items() if key not in ("custom_metadata", "upload")}
+            for each in report.orphans
         ]
-        show_json({"orphans": lines, "other_clusters": report.other_clusters, "deleted": report.deleted})
+        counts = {"other_clusters": report.other_clusters, "deleted": report.deleted, "aborted": report.aborted}
+        show_json({"orphans": lines, **counts})
     else:
         _print(report)
     if delete and not yes:
-        say(f"Nothing was deleted. With --yes the {_count(report)} segments are deleted that may be.")
+        segments, uploads = _count(report)
+        say(f"Nothing was deleted. With --yes {segments} segments are deleted and {uploads} uploads aborted.")
     if delete and yes:
-        say(f"{report.deleted} segments were deleted.")
+        say(f"{report.deleted} segments were deleted, {report.aborted} uploads aborted.")
     if any(not each.deletable for each in report.orphans) or (report.orphans and not (delete and yes)):
         raise typer.Exit(FINDINGS)
 
 
-def _count(report: OrphanReport) -> int:
-    return len({each.segment for each in report.orphans if each.deletable})
+def _count(report: OrphanReport) -> tuple[int, int]:
+    """Segments and uploads that may go."""
+    deletable = [each for each in report.orphans if each.deletable]
+    segments = {each.segment for each in deletable if each.upload is None}
+    return len(segments), sum(each.upload is not None for each in deletable)
 
 
 def _print(report: OrphanReport) -> None:
@@ -133,6 +148,7 @@ async def find_orphans(tier: OpenTier, older_than_ms: int, grace_ms: int) -> Orp
         async for stored in tier.storage.list_objects(""):
             listed.append(stored)
             advance(1)
+    uploads = [upload async for upload in tier.storage.list_uploads()]
     await tier.refresh()
     known = set(tier.metadata.partitions())
     report = OrphanReport([])
@@ -147,13 +163,24 @@ async def find_orphans(tier: OpenTier, older_than_ms: int, grace_ms: int) -> Orp
         elif key is not None:
             seen.add((key.segment_uuid, key.suffix))
             if not _is_known(tier, key):
-                is_old = grace_ms == 0 or (stored.modified_ms is not None and stored.modified_ms <= older_than_ms)
+                is_old = _is_old(stored.modified_ms, older_than_ms, grace_ms)
                 report.orphans.append(_line(stored, ORPHAN, key, is_old))
         elif TopicIdPartition(named.topic_id, named.partition) not in known:
             report.orphans.append(_line(stored, MANIFEST))
     report.orphans = _as_one(await _without_the_accepted(tier, report.orphans))
+    for upload in uploads:
+        key = parse_segment_key(upload.key)
+        if key is not None and key.cluster_id != tier.cluster_id:
+            report.other_clusters += 1
+        elif key is None or _leaves_uploads(tier, key):
+            is_old = key is not None and _is_old(upload.started_ms, older_than_ms, grace_ms)
+            report.orphans.append(_upload_line(upload, key, is_old))
     report.orphans += _missing(tier, seen)
     return report
+
+
+def _is_old(written_ms: int | None, older_than_ms: int, grace_ms: int) -> bool:
+    return grace_ms == 0 or (written_ms is not None and written_ms <= older_than_ms)
 
 
 def _line(stored: StoredObject, what: str, key: SegmentObjectKey | None = None, deletable: bool = False) -> Orphan:
@@ -168,10 +195,24 @@ def _line(stored: StoredObject, what: str, key: SegmentObjectKey | None = None, 
     )
 
 
-def _is_known(tier: OpenTier, key: SegmentObjectKey) -> bool:
+def _upload_line(upload: UnfinishedUpload, key: SegmentObjectKey | None, deletable: bool) -> Orphan:
+    segment = None if key is None else str(key.segment_uuid)
+    return Orphan(upload.key, 0, upload.started_ms, UPLOAD, segment, deletable, upload=upload)
+
+
+def _known(tier: OpenTier, key: SegmentObjectKey) -> RemoteLogSegmentMetadata | None:
     partition = TopicIdPartition(key.topic_id, key.partition)
-    segment_id = RemoteLogSegmentId(partition, key.segment_uuid)
-    return tier.metadata.remote_log_segment_metadata_by_id(segment_id) is not None
+    return tier.metadata.remote_log_segment_metadata_by_id(RemoteLogSegmentId(partition, key.segment_uuid))
+
+
+def _is_known(tier: OpenTier, key: SegmentObjectKey) -> bool:
+    return _known(tier, key) is not None
+
+
+def _leaves_uploads(tier: OpenTier, key: SegmentObjectKey) -> bool:
+    """Nobody writes the segment any more, and nobody deletes it either with what was written of it."""
+    known = _known(tier, key)
+    return known is None or known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
 
 async def _without_the_accepted(tier: OpenTier, orphans: list[Orphan]) -> list[Orphan]:
@@ -218,8 +259,9 @@ def _missing(tier: OpenTier, seen: set[tuple[UUID, str]]) -> Iterable[Orphan]:
 
 
 async def delete_orphans(tier: OpenTier, report: OrphanReport) -> None:
-    wanted = {each.segment: each for each in report.orphans if each.deletable}
-    if wanted and not any(readable_segments(tier, partition) for partition in partitions_of(tier, None)):
+    wanted = {each.segment: each for each in report.orphans if each.deletable and each.upload is None}
+    uploads = [each.upload for each in report.orphans if each.deletable and each.upload is not None]
+    if (wanted or uploads) and not any(readable_segments(tier, partition) for partition in partitions_of(tier, None)):
         raise RemoteTierError("the metadata knows no segment at all: it was lost, and nothing is deleted by it")
     with progress_bar("segments", len(wanted)) as advance:
         for orphan in wanted.values():
@@ -229,4 +271,13 @@ async def delete_orphans(tier: OpenTier, report: OrphanReport) -> None:
             await tier.metadata.ensure_fresh(segment.topic_id_partition, 1000, TIMEOUT_MS)
             if not _is_known(tier, key) and await tier.storage.delete_log_segment_data(segment):
                 report.deleted += 1
+            advance(1)
+    with progress_bar("uploads", len(uploads)) as advance:
+        for upload in uploads:
+            key = parse_segment_key(upload.key)
+            assert key is not None
+            await tier.metadata.ensure_fresh(TopicIdPartition(key.topic_id, key.partition), 1000, TIMEOUT_MS)
+            if _leaves_uploads(tier, key):
+                await tier.storage.abort_upload(upload)
+                report.aborted += 1
             advance(1)

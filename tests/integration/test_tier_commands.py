@@ -38,7 +38,7 @@ class Site:
     """One operator's cluster, bucket and settings; `proxy` is made with the settings as they are then."""
 
     def __init__(self, kafka: KafkaCluster, s3: VersityGateway, home: Path, topic: str) -> None:
-        self.kafka, self.home = kafka, home
+        self.kafka, self.s3, self.home = kafka, s3, home
         self.plain, self.sealed = f"{topic}-plain", f"{topic}-sealed"
         self.metadata_topic = f"__metadata-{topic}"[:200]
         self.bucket = s3.folder / "data" / BUCKET
@@ -233,13 +233,17 @@ async def leave_orphans(site: Site) -> None:
     orphan = log.with_name(log.name.replace(str(manifest.segments[0].id), str(uuid4())))
     orphan.write_bytes(log.read_bytes())
     code, found = await site.json("orphans")
-    assert (code, [each["what"] for each in found["orphans"]]) == (1, ["no record names it"])
+    assert [each["what"] for each in found["orphans"]] == ["no record names it", "an upload that did not end"]
+    assert code == 1
+    async with site.s3.client() as client:  # a request that was repeated: the copy ended with the other upload
+        await client.create_multipart_upload(Bucket=BUCKET, Key=str(log.relative_to(site.bucket)))
     code, _, err = await site.as_process("orphans", "--delete", "--grace", "0s")
     assert (code, "Nothing was deleted" in err, orphan.exists()) == (1, True, True)
     code, found = await site.json("orphans", "--delete", "--yes")
-    assert (code, found["deleted"], orphan.exists()) == (1, 0, True)
+    assert (code, found["deleted"], found["aborted"], orphan.exists()) == (1, 0, 0, True)
     code, found = await site.json("orphans", "--delete", "--yes", "--grace", "0s")
-    assert (code, found["deleted"], orphan.exists()) == (0, 1, False)
+    assert (code, found["deleted"], found["aborted"], orphan.exists()) == (0, 1, 1, False)
+    assert await site.s3.uploads(BUCKET) == 0
     assert log.exists()
 
 

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from uuid import uuid4
+
 import pytest
 
-from proxy.commands.orphans import MANIFEST, MISSING, NAMED, ORPHAN, UNKNOWN, OrphanReport, delete_orphans, find_orphans
+from proxy.commands.orphans import (
+    MANIFEST,
+    MISSING,
+    NAMED,
+    ORPHAN,
+    UNKNOWN,
+    UPLOAD,
+    OrphanReport,
+    delete_orphans,
+    find_orphans,
+)
 from tests.fakes.segments import PARTITION
 from tests.proxy.commands.command_bench import CLUSTER_ID, CommandBench
-from tiers.model.ids import TopicIdPartition
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.open_tier import RemoteTierError
-from tiers.storage.object_key import partition_manifest_key
+from tiers.storage.local import LocalRemoteStorageManager
+from tiers.storage.locations import LocatedRemoteStorageManager, StorageLocation
+from tiers.storage.object_key import log_key, partition_manifest_key
+from tiers.storage.remote_storage_manager import StoredObject, UnfinishedUpload
 
 DAY_MS = 86_400_000
 FUTURE_MS = 1 << 50
@@ -41,6 +59,22 @@ async def test_objects_without_a_record_are_deleted_when_they_are_old_and_shown(
     assert (report.deleted, len(bench.files())) == (1, before - 2)
     assert await bench.storage.fetch_indexes(kept)
     assert what(await found(bench)) == []
+
+
+async def test_what_a_store_tells_no_time_of_counts_as_new(
+    bench: CommandBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.tiered(0)
+    await bench.stored(10)
+    listed = bench.storage.list_objects
+
+    async def timeless(prefix: str) -> AsyncIterator[StoredObject]:
+        async for stored in listed(prefix):
+            yield replace(stored, modified_ms=None)
+
+    monkeypatch.setattr(bench.storage, "list_objects", timeless)
+    assert what(await found(bench)) == [(ORPHAN, False)] * 2
+    assert what(await found(bench, grace_ms=0)) == [(ORPHAN, True)] * 2
 
 
 async def test_a_copy_under_way_is_none(bench: CommandBench) -> None:
@@ -107,3 +141,49 @@ async def test_a_record_without_its_objects_is_named(bench: CommandBench) -> Non
     assert what(report) == [(MISSING, False)]
     assert report.orphans[0].segment == str(lost.segment_id.id)
     assert report.orphans[0].key.endswith(".log")
+
+
+class Uploads(LocalRemoteStorageManager):
+    """A store that keeps parts of objects."""
+
+    def __init__(self, bench: CommandBench) -> None:
+        super().__init__({"path": str(bench.root), "cluster.id": CLUSTER_ID})
+        self.pending: list[UnfinishedUpload] = []
+
+    def begin(self, key: str) -> None:
+        self.pending.append(UnfinishedUpload(key, str(len(self.pending)), started_ms=1000))
+
+    async def list_uploads(self) -> AsyncIterator[UnfinishedUpload]:
+        for upload in self.pending:
+            yield upload
+
+    async def abort_upload(self, upload: UnfinishedUpload) -> None:
+        self.pending.remove(replace(upload, location=""))
+
+
+async def test_uploads_that_nothing_else_ends_are_aborted(bench: CommandBench) -> None:
+    finished = await bench.tiered(0)
+    started = RemoteLogSegmentState.COPY_SEGMENT_STARTED
+    under_way = replace(finished, segment_id=RemoteLogSegmentId(PARTITION, uuid4()), state=started)
+    await bench.rlmm.add_remote_log_segment_metadata(under_way)
+    nobodys = replace(finished, segment_id=RemoteLogSegmentId(PARTITION, uuid4()))
+    uploads = Uploads(bench)
+    bench.storage = LocatedRemoteStorageManager(bench.storage, [StorageLocation("east", uploads)])
+    for key in (log_key(CLUSTER_ID, each) for each in (finished, under_way, nobodys)):
+        uploads.begin(key)
+    uploads.begin(log_key("another", nobodys))
+    uploads.begin("notes.txt")
+
+    report = await found(bench, older_than_ms=999)
+    assert what(report) == [(UPLOAD, False)] * 3
+    report = await found(bench, older_than_ms=1000)
+    assert what(report) == [(UPLOAD, True), (UPLOAD, True), (UPLOAD, False)]
+    assert report.other_clusters == 1
+    await delete_orphans(bench.tier(), report)
+    assert (report.deleted, report.aborted) == (0, 2)
+    assert [each.key for each in uploads.pending] == [
+        log_key(CLUSTER_ID, under_way),
+        log_key("another", nobodys),
+        "notes.txt",
+    ]
+    assert await bench.storage.fetch_indexes(finished)
