@@ -12,6 +12,7 @@ the store refuses, the next attempt waits from the newest one's last record on, 
 from __future__ import annotations
 
 from tiers.errors import RetriableRemoteStorageError
+from tiers.manager.failed_deletions import StillPublishedError
 from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -47,7 +48,7 @@ def check_last_attempt(services: TaskServices, partition: TopicIdPartition) -> N
         return
     newest = attempts[0]
     error = services.failed_deletions.last_error(newest.segment_id)
-    if error is None:
+    if error is None or isinstance(error, StillPublishedError):
         return
     pause_ms = _PAUSE_WHILE_IN_TROUBLE_MS if error.retriable else _PAUSE_WHEN_REFUSED_MS
     pause_ms = min(_MAX_PAUSE_MS, pause_ms << min(len(attempts) - 1, 10))

@@ -12,13 +12,17 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
-from tiers.errors import RemoteLogError, RemoteStorageError
+from tiers.errors import RemoteLogError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.metadata.failed_deletions_topic import FailedDeletion
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
 _LOG = logging.getLogger(__name__)
 _KEPT = 100_000
+
+
+class StillPublishedError(RetriableRemoteStorageError):
+    """The store has deleted the objects, but what was published of them cannot be taken back yet."""
 
 
 class FailedDeletionLog(Protocol):

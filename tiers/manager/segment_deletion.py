@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from tiers.errors import OwnershipLostError, RemoteLogError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.manager.copy_attempts import unfinished_attempts, unfinished_segments
+from tiers.manager.failed_deletions import StillPublishedError
 from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
@@ -66,7 +67,7 @@ async def _take_back(services: TaskServices, segment: RemoteLogSegmentMetadata) 
     try:
         await services.failed_deletions.deleted(segment.segment_id)
     except RemoteLogError as error:
-        raise RetriableRemoteStorageError(
+        raise StillPublishedError(
             f"{segment.segment_id.id} is deleted, but what was published of it cannot be taken back: {error}"
         ) from error
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import Workbench
-from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
+from tiers.errors import RemoteLogMetadataError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.manager.failed_deletions import FailedDeletions
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -140,5 +140,14 @@ async def test_a_clock_that_was_put_back_does_not_hold_copying_up(bench: Workben
     with pytest.raises(RetriableRemoteStorageError, match="copying waits"):
         await bench.copy()
     bench.wall_ms -= 24 * HOUR_MS
+    await bench.copy_all()
+    assert len(bench.finished) == 3
+
+
+async def test_a_record_that_cannot_be_taken_back_is_not_the_stores_trouble(bench: Workbench, outage: Outage) -> None:
+    outage.error = DOWN
+    await outage.rounds(9 * MINUTE_MS)
+    assert len(bench.failed_deletion_log.published) == 1
+    outage.error, bench.failed_deletion_log.failure = None, RemoteLogMetadataError("not writable")
     await bench.copy_all()
     assert len(bench.finished) == 3

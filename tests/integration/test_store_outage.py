@@ -1,0 +1,63 @@
+"""A real S3 server that is killed while segments are copied to it, and started again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.record_batches import batch_of
+from tests.servers.versitygw import VersityGateway
+from tests.tiers.manager.workbench import Workbench, workbench
+from tiers.errors import RetriableRemoteStorageError
+from tiers.storage.s3 import S3RemoteStorageManager
+
+pytestmark = pytest.mark.integration
+BUCKET = "outage"
+ROUNDS = 8
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[VersityGateway]:
+    """One of its own: others are not to notice."""
+    with VersityGateway() as gateway:
+        await gateway.create_bucket(BUCKET)
+        yield gateway
+
+
+@pytest.fixture
+async def store(gateway: VersityGateway) -> AsyncIterator[S3RemoteStorageManager]:
+    store = S3RemoteStorageManager(gateway.settings(BUCKET) | {"cluster.id": "cluster", "timeout.ms": "2000"})
+    await store.open()
+    yield store
+    await store.close()
+
+
+async def round_of(bench: Workbench) -> bool:
+    bench.now_ms += 30_000
+    bench.wall_ms += 30_000
+    return await bench.copy()
+
+
+async def test_an_outage_of_many_rounds_leaves_one_attempt_and_copying_goes_on(
+    gateway: VersityGateway, store: S3RemoteStorageManager, tmp_path: Path
+) -> None:
+    async with workbench(tmp_path) as bench:
+        bench.services = replace(bench.services, storage=store)
+        bench.restart()
+        bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
+        gateway.kill()
+        for _ in range(ROUNDS):
+            with pytest.raises(RetriableRemoteStorageError):
+                await round_of(bench)
+        assert bench.steps.count("copy-started-written") == 1
+        assert len(bench.segments) == 1
+
+        gateway.start()
+        while await round_of(bench):
+            pass
+        assert bench.finished == [(0, 29), (30, 59), (60, 89)]
+        assert bench.steps.count("copy-started-written") == 4
+        assert len([stored async for stored in store.list_objects("")]) == 2 * len(bench.segments) == 6
