@@ -187,7 +187,7 @@ class RemoteLogProcess:
         cluster_id = await self._cluster_id()
         await check_own_rights(client, config, RIGHTS_TIMEOUT_MS)
         storage = await open_storage(stack, config, cluster_id, registry)
-        metadata = await open_metadata(stack, config, client)
+        metadata = await open_metadata(stack, config, client, storage)
         await run_remote_log_manager(stack, config, client, storage, metadata, registry)
         self._metadata = metadata
 

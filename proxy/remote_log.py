@@ -37,6 +37,7 @@ from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, Topic
 from tiers.open_tier import RemoteTierError, open_key_ring, storage_cluster_id
 from tiers.quota import QuotaWindow, RateQuota
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
+from tiers.storage.object_key import parse_segment_key
 from tiers.storage.registry import create_storage
 
 logger = logging.getLogger(__name__)
@@ -69,17 +70,42 @@ async def open_storage(
 
 
 async def open_metadata(
-    stack: AsyncExitStack, config: TidegateConfig, client: BrokerClient
+    stack: AsyncExitStack,
+    config: TidegateConfig,
+    client: BrokerClient,
+    storage: InstrumentedRemoteStorageManager,
 ) -> TopicBasedRemoteLogMetadataManager:
     """Raises `RemoteTierError`."""
     remote_log = config.remote_log
     topic = MetadataTopicSettings(
         remote_log.metadata_topic, remote_log.metadata_topic_partitions, remote_log.metadata_topic_replication_factor
     )
-    metadata = TopicBasedRemoteLogMetadataManager(client, TopicBasedSettings(metadata_folder(config), topic=topic))
+    metadata = TopicBasedRemoteLogMetadataManager(
+        client,
+        TopicBasedSettings(
+            metadata_folder(config),
+            topic=topic,
+            refusal_to_create=lambda: _segments_without_metadata(config, client, storage),
+        ),
+    )
     stack.push_async_callback(metadata.close)
     await _opened("the remote log metadata", metadata.open, metadata.close)
     return metadata
+
+
+async def _segments_without_metadata(
+    config: TidegateConfig, client: BrokerClient, storage: InstrumentedRemoteStorageManager
+) -> str | None:
+    """The one look into the store that lists it: there is no metadata topic, and none may be made if there was one."""
+    cluster_id = storage_cluster_id(config, (await client.metadata()).cluster_id)
+    async for stored in storage.list_objects(""):
+        segment = parse_segment_key(stored.key)
+        if segment is not None and segment.cluster_id == cluster_id:
+            return (
+                f"there is no topic {config.remote_log.metadata_topic}, and the store holds segments of this cluster:"
+                " see 'The metadata topic is lost' in docs/operations.md"
+            )
+    return None
 
 
 async def run_remote_log_manager(
@@ -147,6 +173,7 @@ def _task_services(
         topics_interval_ms=min(10_000, remote_log.task_interval_ms),
         copier_tasks=remote_log.copier_threads,
         visible_after_ms=remote_log.visible_after_ms,
+        topic_deletion_delay_ms=remote_log.topic_deletion_delay_ms,
         custom_metadata_max_bytes=remote_log.custom_metadata_max_bytes,
         request_timeout_ms=config.upstream.request_timeout_ms,
     )

@@ -31,22 +31,16 @@ from proxy.handlers.list_offsets import ListOffsetsHandler
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from proxy.local_log_bounds import LocalLogBoundsCache
-from proxy.remote_log import (
-    metadata_folder,
-    open_key_ring,
-    open_metadata,
-    open_storage,
-    run_remote_log_manager,
-    topic_rule,
-)
-from tiers.metadata.failed_deletions_topic import FAILED_DELETIONS_TOPIC
+from proxy.remote_log import metadata_folder, open_metadata, open_storage, run_remote_log_manager, topic_rule
 from proxy.tiered_partitions import TieredPartitions
 from proxy.topic_tier_configs import TopicTierConfigs
 from proxy.topology import Topology
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.log.broker_log import BrokerLogSource
+from tiers.metadata.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 from tiers.metadata.shared_reader import SharedRemoteLogMetadataReader
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, wall_clock_ms
+from tiers.open_tier import open_key_ring
 from tiers.quota import QuotaWindow, RemoteFetchQuotas
 from tiers.reader.disk_chunk_cache import DiskChunkCache, DiskChunkCacheSettings
 from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexSettings
@@ -87,7 +81,7 @@ async def remote_tier(proxy: ProxyParts, worker: str | None) -> AsyncIterator[Re
         storage = await open_storage(stack, config, proxy.topology.cluster_id, proxy.registry)
         if worker is None:
             await asyncio.to_thread(remove_other_chunk_folders, config, [worker])
-            metadata = await open_metadata(stack, config, client)
+            metadata = await open_metadata(stack, config, client, storage)
             await run_remote_log_manager(stack, config, client, storage, metadata, proxy.registry)
             yield RemoteTier(await _handlers(stack, proxy, storage, metadata, worker), lambda: alarms(metadata))
         else:

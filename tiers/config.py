@@ -140,6 +140,12 @@ class RemoteLogConfig(Section):
             "`__delete_failed_remote_log_segments`; it is tried further, ever more rarely."
         ),
     )
+    topic_deletion_delay_ms: DurationMs = Field(
+        300_000,
+        alias="remote.log.topic.deletion.delay.ms",
+        gt=0,
+        description="How long no broker must have known a topic any more, before its segments are deleted.",
+    )
     reader_threads: int = Field(
         10, alias="remote.log.reader.threads", gt=0, description="Downloads from the remote tier at the same time."
     )

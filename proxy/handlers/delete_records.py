@@ -52,7 +52,9 @@ _MAX_TIMEOUT_MS = 60_000
 class LogStartRecorder(Protocol):
     """The one method of `RemoteLogMetadataManager` that needs no ownership."""
 
-    async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None: ...
+    async def raise_log_start_offset(
+        self, partition: TopicIdPartition, offset: int, timeout_ms: int | None = None
+    ) -> None: ...
 
 
 class DeleteRecordsHandler:
@@ -135,6 +137,7 @@ class DeleteRecordsHandler:
         timeout_ms: int,
     ) -> DeleteRecordsAnswer | None:
         tools = self._tools
+        deadline_ms = tools.clock_ms() + timeout_ms
         topic_id = await topics.topic_id(asked.topic, timeout_ms)
         if topic_id is None:
             raise RemoteLogMetadataNotReadyError(f"{asked.topic} is not there any more")
@@ -150,7 +153,8 @@ class DeleteRecordsHandler:
             bounds = (await tools.bounds.ask(partition, tools.clock_ms() + 1, timeout_ms)).bounds
             if bounds.log_start_offset < max(offset, broker.low_watermark):
                 raise RemoteLogMetadataNotReadyError(f"{asked.topic} is not the topic that records were deleted of")
-            await self._recorder.raise_log_start_offset(partition, offset)
+            # All that is left of the client's own patience: what is behind a dead owner's transaction waits long.
+            await self._recorder.raise_log_start_offset(partition, offset, deadline_ms - tools.clock_ms())
             log_start = offset
         return DeleteRecordsAnswer(log_start) if log_start < broker.low_watermark else None
 

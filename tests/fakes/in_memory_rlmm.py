@@ -223,7 +223,9 @@ class InMemoryRemoteLogMetadataManager:
             self._write(partition)
             self.local_log_starts[partition] = offset
 
-    async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
+    async def raise_log_start_offset(
+        self, partition: TopicIdPartition, offset: int, timeout_ms: int | None = None
+    ) -> None:
         if self.fail_writes is not None:
             raise self.fail_writes
         self.written += 1

@@ -58,8 +58,10 @@ class JournaledRemoteLogMetadataManager(InMemoryRemoteLogMetadataManager):
         await super().raise_local_log_start_offset(partition, offset)
         self._append("raise_local_log_start_offset", partition, offset)
 
-    async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
-        await super().raise_log_start_offset(partition, offset)
+    async def raise_log_start_offset(
+        self, partition: TopicIdPartition, offset: int, timeout_ms: int | None = None
+    ) -> None:
+        await super().raise_log_start_offset(partition, offset, timeout_ms)
         self._append("raise_log_start_offset", partition, offset)
 
     def _append(self, name: str, *arguments: object) -> None:

@@ -135,7 +135,9 @@ class FollowingMetadataManager(StateBackedReader):
         update = LocalLogStartUpdate(partition, self._name, self._log.wall_clock_ms(), offset)
         self._write(lambda: records_of_trim(self._state, update))
 
-    async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
+    async def raise_log_start_offset(
+        self, partition: TopicIdPartition, offset: int, timeout_ms: int | None = None
+    ) -> None:
         self.follow()
         if max((known for _, known in self._state.log_starts(partition)), default=-1) < offset:
             update = LogStartOffsetUpdate(partition, self._name, self._log.wall_clock_ms(), offset)

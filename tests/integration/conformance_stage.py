@@ -62,6 +62,7 @@ _SETTINGS: Mapping[str, str | int] = {
     "remote.log.manager.task.retry.backoff.ms": 100,
     "remote.log.visible.after.ms": 400,
     "remote.log.reader.hedge.max.percent": 0,  # requests are counted
+    "remote.log.topic.deletion.delay.ms": 500,
 }
 
 
@@ -84,6 +85,7 @@ class Stage:
     next_offset: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     topic_ids: dict[str, Any] = field(default_factory=dict)
     admins: dict[str, AdminClient] = field(default_factory=dict)
+    is_deleted: bool = False
 
     @property
     def bootstrap(self) -> str:
@@ -190,6 +192,22 @@ def expect_segments(*expected: tuple[int, int], partition: int = 0) -> Action:
 
 def expect_no_remote_segments(partition: int = 0) -> Action:
     return expect_segments(partition=partition)
+
+
+def expect_no_objects() -> Action:
+    """Of any partition, halves of segments included."""
+
+    def act(stage: Stage) -> None:
+        tier = stage.home / "tier"
+
+        def objects() -> list[str]:
+            keys = {path.name: parse_segment_key(str(path.relative_to(tier))) for path in tier.rglob("*.*")}
+            topic_id = stage.topic_ids[stage.topic]
+            return [name for name, key in keys.items() if key is not None and key.topic_id == topic_id]
+
+        _until(lambda: not objects(), lambda: f"{objects()} are left")
+
+    return act
 
 
 def expect_local_start(offset: int, partition: int = 0) -> Action:
@@ -339,8 +357,10 @@ def move_log_dir(node_id: int, folder: Callable[[Stage], Path], partition: int =
 
 def delete_topic() -> Action:
     def act(stage: Stage) -> None:
-        stage.segments(0)  # its id, while there is one
-        stage.admin().delete_topics([stage.topic])[stage.topic].result(TIMEOUT_S)
+        if not stage.is_deleted:
+            stage.segments(0)  # its id, while there is one
+            stage.admin().delete_topics([stage.topic])[stage.topic].result(TIMEOUT_S)
+            stage.is_deleted = True
 
     return act
 

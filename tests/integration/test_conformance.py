@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration import conformance_stage as stages
 from tests.integration.conformance_stage import (
     BEGINNING_MS,
     EARLIEST,
@@ -36,7 +35,9 @@ from tests.integration.conformance_stage import (
     consume,
     create,
     delete_records,
+    delete_topic,
     expect_local_start,
+    expect_no_objects,
     expect_no_remote_segments,
     expect_offset,
     expect_segments,
@@ -235,6 +236,18 @@ SCENARIOS = [
         ),
     ),
     Scenario(
+        "DeleteTopicTest",
+        (
+            create("one", partitions=2),
+            produce(3, 0),
+            produce(3, 1),
+            expect_segments((0, 0), (1, 1), partition=0),
+            expect_segments((0, 0), (1, 1), partition=1),
+            delete_topic(),
+            expect_no_objects(),
+        ),
+    ),
+    Scenario(
         "PartitionsExpandTest",
         (
             create("one"),
@@ -382,4 +395,4 @@ def play(scenario: Scenario, stage: Stage) -> None:
         except BaseException as error:
             error.add_note(f"{scenario.name}, action {number}")
             raise
-    stages.delete_topic()(stage)
+    delete_topic()(stage)

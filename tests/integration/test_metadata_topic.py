@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from kafka.protocol.admin import (
 from tests.contract.test_remote_log_metadata_manager import copied, segment, to, until
 from tests.servers.kafka import KafkaCluster
 from tiers.broker.client import BrokerClient
-from tiers.errors import OwnershipLostError, RemoteLogMetadataError
+from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata import topic_based
 from tiers.metadata.metadata_topic import MetadataTopicSettings, MetadataTopicUnfitError, open_metadata_topic
 from tiers.metadata.serde import encode_key, encode_value, key_of, segment_keys
@@ -142,6 +143,12 @@ async def delete(client: BrokerClient, topic_name: str) -> None:
     assert response.responses[0].error_code == 0
 
 
+async def until_gone(client: BrokerClient, topic_name: str) -> None:
+    async with asyncio.timeout(TIMEOUT_MS / 1000):
+        while topic_name in (await client.metadata(0, TIMEOUT_MS)).topics:  # noqa: ASYNC110  # no event says so
+            await asyncio.sleep(0.05)
+
+
 async def test_a_topic_that_is_grown_is_written_no_more_and_read_on(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
@@ -193,11 +200,32 @@ async def test_a_topic_that_is_deleted_is_an_alarm_and_one_that_comes_in_its_pla
             await manager.add_remote_log_segment_metadata(segment(partition, 10, 19))
         assert manager.remote_end_offset(partition) == 9
 
+        # A restart takes neither the new topic nor, when that is gone too, an empty one of its own for the lost one.
+        for what_is_there in ("is not the one", "is not there any more"):
+            await manager.close()
+            await manager.open()
+            assert what_is_there in str(manager.alarm)
+            assert str(mine.state_folder) in str(manager.alarm)
+            assert manager.is_final()
+            assert manager.remote_end_offset(partition) == 9
+            assert not manager.owns(partition)
+            with pytest.raises(RemoteLogMetadataNotReadyError):
+                await manager.ensure_fresh(partition, 60_000, 100)
+            with pytest.raises(RemoteLogMetadataError):
+                await manager.raise_log_start_offset(partition, 5, 100)
+            if what_is_there == "is not the one":
+                await delete(client, topic_name)
+                await until_gone(client, topic_name)
+        assert topic_name not in (await client.metadata(0, TIMEOUT_MS)).topics
+
+        # An operator says that it is lost for good.
         await manager.close()
+        shutil.rmtree(mine.state_folder)
         await manager.open()
         assert manager.remote_end_offset(partition) is None
         assert manager.alarm is None
         assert not manager.is_final()
+        await manager.ensure_fresh(partition, 60_000, TIMEOUT_MS)
     finally:
         await manager.close()
         await client.close()

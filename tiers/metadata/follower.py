@@ -6,6 +6,7 @@
   look-up must know (safety rule 1).
 * Positions live here while nothing is to be replayed; markers alone are not worth a transaction of the state.
 * A state that cannot be written (disk or map full) or trusted is not fresh: `trouble` says why, reading goes on.
+* A topic that lacks what was read of it is not read anew: the state is kept, and not fresh (`LostRecords`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tiers.broker.fetch import FetchedPartition, FetchPosition, fetch_raw
 from tiers.errors import BrokerError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.committed_records import read_committed
 from tiers.metadata.leadership import MetadataLeadership
+from tiers.metadata.lost_records import LostRecords
 from tiers.metadata.metadata_topic import MetadataTopic
 from tiers.metadata.state_replay import PartitionRead
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
@@ -89,7 +91,7 @@ class MetadataFollower:
         """Committed records since this follower started."""
         self.foreign_records_read = 0
         self._trouble: str | None = None
-        self._lost: dict[int, str] = {}
+        self._lost = LostRecords({number: state.reached(number) for number in self._positions})
 
     def close(self) -> None:
         """Waits for a commit under way. `run` must have ended."""
@@ -104,7 +106,7 @@ class MetadataFollower:
     @property
     def trouble(self) -> str | None:
         """Why the state does not follow the topic, for an operator; None when it does."""
-        return self._trouble or next(iter(self._lost.values()), None)
+        return self._trouble or self._lost.reason
 
     def position(self, metadata_partition: int) -> int:
         return self._positions[metadata_partition]
@@ -152,6 +154,9 @@ class MetadataFollower:
         leader = self._leadership.leader(metadata_partition)
         asked_at_ms = self._clock_ms()
         high_watermark = await self._list_offset(metadata_partition, LATEST_TIMESTAMP, timeout_ms)
+        if self._lost.check(metadata_partition, self._positions[metadata_partition], 0, high_watermark):
+            self._fresh_at_ms.pop(metadata_partition, None)
+            raise BrokerError("the metadata topic lost records", retriable=True)
         await self._wait_for_position(metadata_partition, high_watermark)
         as_of_ms = self._leadership.holds_as_of(metadata_partition, leader, asked_at_ms)
         if self._start_over_for is not None or as_of_ms is None or as_of_ms < not_before_ms:
@@ -246,13 +251,13 @@ class MetadataFollower:
             # A partition may have moved here while its old leader's answer was under way.
             if asked.get(fetched.partition) != self._positions.get(fetched.partition):
                 continue
-            read = await self._read(fetched, asked[fetched.partition])
+            leader = leaders[fetched.partition]
+            is_known = self._first_asked.get(fetched.partition) == leader
+            read = await self._read(fetched, asked[fetched.partition], is_known)
             if read is None:
                 is_whole = False
                 continue
             reads.append(read)
-            leader = leaders[fetched.partition]
-            is_known = self._first_asked.get(fetched.partition) == leader
             is_whole = is_whole and is_known
             as_of_ms = self._leadership.holds_as_of(fetched.partition, leader, asked_at_ms)
             if is_known and as_of_ms is not None and read.next_offset >= fetched.high_watermark:
@@ -268,9 +273,10 @@ class MetadataFollower:
             found = await self._leadership.offsets(new, LATEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
             self._first_asked |= {number: new[number] for number in found}
 
-    async def _read(self, fetched: FetchedPartition, position: int) -> PartitionRead | None:
+    async def _read(self, fetched: FetchedPartition, position: int, is_known: bool) -> PartitionRead | None:
+        """`is_known`: the high watermark is the new leader's own."""
         if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
-            await self._find_position_again(fetched.partition, position)
+            await self._look_for_lost_records(fetched.partition, position)
             return None
         if fetched.error != ErrorCode.NONE:
             log.info(
@@ -278,29 +284,18 @@ class MetadataFollower:
                 extra={"metadata_partition": fetched.partition, "error_code": fetched.error},
             )
             return None
-        self._lost.pop(fetched.partition, None)
+        if is_known and self._lost.check(fetched.partition, position, 0, fetched.high_watermark):
+            self._fresh_at_ms.pop(fetched.partition, None)
+            return None
         read = read_committed(fetched, position)
         self.foreign_records_read += read.foreign_records
         return read
 
-    async def _find_position_again(self, metadata_partition: int, position: int) -> None:
+    async def _look_for_lost_records(self, metadata_partition: int, position: int) -> None:
         earliest = await self._list_offset(metadata_partition, EARLIEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
-        if position < earliest:
-            # Whatever they named is not known: until an operator mends it, no answer about it may pass for the truth.
-            lost = (
-                f"records {position} to {earliest - 1} of metadata partition {metadata_partition} were deleted unread"
-            )
-            if metadata_partition not in self._lost:
-                log.error("the remote log metadata is not followed", extra={"reason": lost})
-            self._lost[metadata_partition] = lost
-            self._fresh_at_ms.pop(metadata_partition, None)
-            return
         latest = await self._list_offset(metadata_partition, LATEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
-        if position > latest:
-            # The topic lost records that this state was built from: none of it can be trusted.
-            async with self._replaying:
-                self._forget("the metadata topic lost records")
-                await self._start_over()
+        if self._lost.check(metadata_partition, position, earliest, latest):
+            self._fresh_at_ms.pop(metadata_partition, None)
 
     def _forget(self, reason: str) -> None:
         """At once, before the state is emptied: what is not there any more must not pass for never written."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -19,6 +20,7 @@ from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError, RemoteLogMetadataError
+from tiers.metadata.state_layout import StateIdentity
 
 DEFAULT_TOPIC_NAME = "__remote_log_metadata"
 DEFAULT_PARTITION_COUNT = 50
@@ -31,6 +33,10 @@ _TIERED_STORAGE_OF_KAFKA = "remote.log.storage.system.enable"
 
 class MetadataTopicUnfitError(RemoteLogMetadataError):
     """The topic is not what metadata may be kept in; only an operator can change that."""
+
+
+class MetadataTopicLostError(RemoteLogMetadataError):
+    """The topic that a saved state was read from is gone; none may be created, or believed, in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +56,43 @@ class MetadataTopic:
     delete_retention_ms: int
 
 
-async def open_metadata_topic(client: BrokerClient, settings: MetadataTopicSettings, timeout_ms: int) -> MetadataTopic:
-    """Creates the topic if it is missing, and checks it. `MetadataTopicUnfitError` says what is wrong."""
+async def open_metadata_topic(
+    client: BrokerClient,
+    settings: MetadataTopicSettings,
+    timeout_ms: int,
+    saved: StateIdentity | None = None,
+    refusal_to_create: Callable[[], Awaitable[str | None]] | None = None,
+) -> MetadataTopic:
+    """Creates the topic if it is missing, and checks it. `MetadataTopicUnfitError` says what is wrong.
+
+    `saved`: what the state was read from that would be forgotten; when that is gone, `MetadataTopicLostError`."""
     metadata = await client.metadata(0, timeout_ms)
     await _refuse_to_share(client, metadata, settings, timeout_ms)
+    if saved is not None and saved.cluster_id == metadata.cluster_id:
+        await _refuse_to_replace(client, settings, saved, timeout_ms)
     if settings.name not in metadata.topics:
+        refusal = None if refusal_to_create is None else await refusal_to_create()
+        if refusal is not None:
+            raise MetadataTopicUnfitError(refusal)
         await _create(client, metadata, settings, timeout_ms)
         return await _wait_until_shown(client, settings, timeout_ms)
     return await check_metadata_topic(client, settings, timeout_ms)
+
+
+async def _refuse_to_replace(
+    client: BrokerClient, settings: MetadataTopicSettings, saved: StateIdentity, timeout_ms: int
+) -> None:
+    for pause_ms in (500, 1_000, 0):  # one broker may not have heard of it yet
+        metadata = await client.metadata(0, timeout_ms)
+        topic = metadata.topics.get(settings.name)
+        if topic is not None and topic.error == ErrorCode.NONE:
+            if topic.topic_id == saved.topic_id:
+                return
+            raise MetadataTopicLostError(f"topic {settings.name} is not the one that the saved state was read from")
+        if topic is not None:
+            return  # the check that follows says what it is about
+        await asyncio.sleep(pause_ms / 1000)
+    raise MetadataTopicLostError(f"topic {settings.name}, which the saved state was read from, is not there any more")
 
 
 async def _wait_until_shown(client: BrokerClient, settings: MetadataTopicSettings, timeout_ms: int) -> MetadataTopic:

@@ -116,8 +116,13 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
     async def raise_local_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
         """Records that the local log is about to be trimmed to `offset`; never lowers."""
 
-    async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
-        """Records that nothing below `offset` exists for clients; never lowers. Needs no ownership."""
+    async def raise_log_start_offset(
+        self, partition: TopicIdPartition, offset: int, timeout_ms: int | None = None
+    ) -> None:
+        """Records that nothing below `offset` exists for clients; never lowers. Needs no ownership.
+
+        Whoever was killed in the middle of a transaction holds this back until the coordinator ends that, some 20 s
+        after: a client that would wait so long says so by `timeout_ms`. None: as any other write."""
 
     async def change_topic_tier_config(
         self,

@@ -8,6 +8,7 @@ then the file is another one, and is opened again.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from uuid import UUID
@@ -18,7 +19,7 @@ from tiers.metadata.metadata_producer import KeyAndValue, MetadataProducer
 from tiers.metadata.metadata_topic import DEFAULT_TOPIC_NAME, MetadataTopic
 from tiers.metadata.serde import encode_key, encode_value, key_of, nothing_key
 from tiers.metadata.state import RemoteLogMetadataState
-from tiers.metadata.state_backed_reader import StateBackedReader
+from tiers.metadata.state_backed_reader import StateBackedReader, in_turn
 from tiers.metadata.state_layout import STATE_FILE, StateIdentity
 from tiers.metadata.tier_config_writer import CheckTierConfig, TierConfigWriter, changed_tier_config
 from tiers.metadata.topic_based_settings import metadata_group_id
@@ -57,7 +58,7 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
         self._topic: MetadataTopic | None = None
         self._identity: StateIdentity | None = None
         self._file: tuple[int, int] | None = None
-        self._writing_log_start = asyncio.Lock()
+        self._writing_log_start: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         prefix = metadata_group_id(topic_name)
         self._tier_configs = TierConfigWriter(client, prefix, clock_ms=clock_ms)
 
@@ -132,9 +133,12 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
         not_before_ms = self._clock_ms() - max_age_ms + 1
         await self._look_until(lambda: self._is_fresh_since(partition, not_before_ms), partition, timeout_ms)
 
-    async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
-        deadline_ms = self._clock_ms() + _WRITE_TIMEOUT_MS
-        async with self._writing_log_start:
+    async def raise_log_start_offset(
+        self, partition: TopicIdPartition, offset: int, timeout_ms: int | None = None
+    ) -> None:
+        timeout_ms = _WRITE_TIMEOUT_MS if timeout_ms is None else timeout_ms
+        deadline_ms = self._clock_ms() + timeout_ms
+        async with in_turn(self._writing_log_start[self.metadata_partition(partition)], timeout_ms):
             # What this writer wrote before must be known, or its latest record might not be its highest.
             await self.ensure_fresh(partition, 0, deadline_ms - self._clock_ms())
             if self._log_start(partition) >= offset:

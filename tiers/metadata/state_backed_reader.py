@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from uuid import UUID
 
 from tiers.errors import RemoteLogMetadataNotReadyError
@@ -10,6 +12,20 @@ from tiers.metadata.state import RemoteLogMetadataState
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemotePartitionDeleteState
+
+
+@asynccontextmanager
+async def in_turn(lock: asyncio.Lock, timeout_ms: int) -> AsyncIterator[None]:
+    """Holds the lock; `RemoteLogMetadataNotReadyError` when whoever holds it takes longer than that."""
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            await lock.acquire()
+    except TimeoutError as error:
+        raise RemoteLogMetadataNotReadyError(f"an earlier write did not end in {timeout_ms} ms") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class StateBackedReader:

@@ -2,7 +2,8 @@
 
 The records of one read and the offset to go on from are one LMDB transaction. The file is thrown away, and read again
 from the topic, when it is torn, when its identity or schema version is another one, or when it was last read to the end
-so long ago that tombstones may have been compacted away unseen.
+so long ago that tombstones may have been compacted away unseen. How far the topic was read is kept even then: a log
+that is shorter has lost records. Whether a state may go for another topic's, its caller asks before (`saved_identity`).
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
             writer = cls._open_files(folder, lock, map_size_bytes)
             reason = writer._reason_to_start_over(identity, wall_clock_ms, max_age_ms)
             if reason is not None:
-                writer.start_over(reason)
+                saved = writer.identity()
+                writer.start_over(reason, is_same_topic=saved is not None and saved.topic_id == identity.topic_id)
             with writer._env.begin(write=True) as txn:
                 txn.put(b"identity", identity.encode(), db=writer._db.meta)
         except lmdb.Error as error:
@@ -118,15 +120,21 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
             return "it is older than the topic keeps tombstones for certain"
         return None
 
-    def _clear(self) -> None:
-        """All but whose this is, and the name that others who share the folder know its keeper by."""
+    def _clear(self, is_same_topic: bool) -> None:
+        """All but whose this is, how far that was read, and the name that others know this folder's keeper by."""
+        reached: dict[bytes, int] = {}
         with self._env.begin(write=True) as txn:
+            for offsets in (self._db.consumed, self._db.reached) if is_same_topic else ():
+                for number, raw in txn.cursor(db=offsets):
+                    reached[bytes(number)] = max(int(I64.unpack(raw)[0]), reached.get(bytes(number), 0))
             kept = {name: txn.get(name, db=self._db.meta) for name in (b"identity", b"writer")}
             for database in DATABASES:
                 txn.drop(getattr(self._db, database), delete=False)
             for name, value in kept.items():
                 if value is not None:
                     txn.put(name, value, db=self._db.meta)
+            for number, offset in reached.items():
+                txn.put(number, I64.pack(offset), db=self._db.reached)
 
     def close(self) -> None:
         super().close()
@@ -163,12 +171,12 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
         with self._env.begin(write=True) as txn:
             txn.put(b"read_to_end_at_ms", I64.pack(wall_clock_ms), db=self._db.meta)
 
-    def start_over(self, reason: str) -> None:
+    def start_over(self, reason: str, *, is_same_topic: bool = True) -> None:
         """Forgets everything that was read; first that it was fresh: who shares the state would believe the void."""
         log.warning("the saved remote log metadata is read again from the topic", extra={"reason": reason})
         with self._freshness.begin(write=True) as txn:
             txn.drop(self._freshness.open_db(None, txn), delete=False)
-        self._clear()
+        self._clear(is_same_topic)
 
     def apply(self, reads: Iterable[PartitionRead]) -> list[RemoteLogSegmentId]:
         """Replays `reads` in one transaction; returns the segments that they made readable."""
@@ -180,6 +188,27 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
                     replay.apply(event)
                 txn.put(I32.pack(read.metadata_partition), I64.pack(read.next_offset), db=self._db.consumed)
         return finished
+
+
+def saved_identity(folder: Path) -> StateIdentity | None:
+    """Whose state is saved here; None when no segment would be forgotten with it, or nothing can be read."""
+    path = folder / STATE_FILE
+    if not path.exists():
+        return None
+    try:
+        env = lmdb.open(str(path), subdir=False, readonly=True, create=False, max_dbs=16, max_readers=MAX_READERS)
+    except lmdb.Error:
+        return None
+    try:
+        _check_whole(env, path)
+        meta, starts = (env.open_db(name, create=False) for name in (b"meta", b"starts"))
+        with env.begin() as txn:
+            raw = txn.get(b"identity", db=meta)
+            return None if raw is None or not txn.stat(starts)["entries"] else StateIdentity.decode(raw)
+    except lmdb.Error:
+        return None
+    finally:
+        env.close()
 
 
 def forget_freshness(folder: Path) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,29 +18,24 @@ from uuid import UUID
 
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient, monotonic_ms
-from tiers.errors import (
-    BrokerError,
-    RemoteLogMetadataError,
-    RemoteLogMetadataNotReadyError,
-)
+from tiers.errors import BrokerError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.clock_skew import ClockSkew
 from tiers.metadata.follower import MetadataFollower
 from tiers.metadata.membership import MembershipSettings
 from tiers.metadata.metadata_producer import KeyAndValue, MetadataProducer
 from tiers.metadata.metadata_topic import (
     MetadataTopic,
+    MetadataTopicLostError,
     MetadataTopicUnfitError,
     check_metadata_topic,
     open_metadata_topic,
 )
 from tiers.metadata.ownership import MetadataPartitionOwnership
-from tiers.metadata.serde import (
-    nothing_key,
-)
+from tiers.metadata.serde import nothing_key
 from tiers.metadata.state import RemoteLogMetadataState
-from tiers.metadata.state_backed_reader import StateBackedReader
+from tiers.metadata.state_backed_reader import StateBackedReader, in_turn
 from tiers.metadata.state_layout import StateIdentity
-from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
+from tiers.metadata.state_writer import RemoteLogMetadataStateWriter, saved_identity
 from tiers.metadata.tier_config_writer import CheckTierConfig, TierConfigWriter, changed_tier_config
 from tiers.metadata.topic_based_settings import MetadataStatus, TopicBasedSettings
 from tiers.metadata.written_records import (
@@ -61,9 +57,7 @@ from tiers.model.segment_metadata import (
     RemotePartitionDeleteMetadata,
     TopicTierConfigUpdate,
 )
-from tiers.model.segment_state import (
-    RemoteLogSegmentState,
-)
+from tiers.model.segment_state import RemoteLogSegmentState
 
 __all__ = ["MetadataStatus", "TopicBasedRemoteLogMetadataManager", "TopicBasedSettings", "wall_clock_ms"]
 
@@ -94,7 +88,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         self._clock_ms = clock_ms
         self._wall_clock_ms = wall_clock_ms
         self._writer = settings.writer or ""
-        self._writing_log_start = asyncio.Lock()
+        self._writing_log_start: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._tier_configs = TierConfigWriter(client, settings.group_id, clock_ms=clock_ms)
         self._seen_at_ms: dict[RemoteLogSegmentId, int] = {}
         self._opened_at_ms = 0
@@ -111,15 +105,27 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
     async def open(self) -> None:
         """Creates or checks the topic, opens the state and begins to follow.
 
+        Where the topic of a saved state is gone, that state is the last that knows the segments: then it is opened as
+        it is, final and never fresh, and `alarm` says so.
+
         `MetadataTopicUnfitError`: an operator must act. `BrokerError`: the cluster cannot be reached."""
         settings = self._settings
-        topic = await open_metadata_topic(self._client, settings.topic, settings.open_timeout_ms)
+        saved, lost = await asyncio.to_thread(saved_identity, settings.state_folder), None
+        try:
+            topic = await open_metadata_topic(
+                self._client, settings.topic, settings.open_timeout_ms, saved, settings.refusal_to_create
+            )
+        except MetadataTopicLostError as error:
+            assert saved is not None
+            topic = MetadataTopic(saved.cluster_id, settings.topic.name, saved.topic_id, saved.partition_count, 0)
+            lost = f"{error}: see 'The metadata topic is lost' in docs/operations.md, and then remove that state, in"
+            lost = f"{lost} {settings.state_folder}"
         state = await asyncio.to_thread(
             RemoteLogMetadataStateWriter.open,
             settings.state_folder,
             StateIdentity(topic.cluster_id, topic.topic_id, topic.partition_count),
             wall_clock_ms=self._wall_clock_ms,
-            max_age_ms=topic.delete_retention_ms // 2,
+            max_age_ms=topic.delete_retention_ms // 2 if lost is None else None,
         )
         self._topic, self._opened_state, self._opened_at_ms = topic, state, self._clock_ms()
         self._topic_alarm = self._ended = None
@@ -135,6 +141,10 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             wall_clock_ms=self._wall_clock_ms,
             on_finished=self._on_finished,
         )
+        if lost is not None:
+            self._set_alarm(lost)
+            state.mark_final(True)
+            return
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         self._running = [
@@ -276,19 +286,23 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             update = LocalLogStartUpdate(partition, self._writer, self._wall_clock_ms(), offset)
             await self._write(partition, lambda: records_of_trim(self._state, update))
 
-    async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
+    async def raise_log_start_offset(
+        self, partition: TopicIdPartition, offset: int, timeout_ms: int | None = None
+    ) -> None:
         metadata_partition = self.metadata_partition(partition)
-        timeout_ms = self._settings.write_timeout_ms
+        timeout_ms = self._settings.write_timeout_ms if timeout_ms is None else timeout_ms
+        deadline_ms = self._clock_ms() + timeout_ms
         if self._producer is None:
             raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
-        async with self._writing_log_start:
+        async with in_turn(self._writing_log_start[metadata_partition], timeout_ms):
             # What this writer wrote before must be known, or its latest record might not be its highest.
-            await self.follower.ensure_fresh(metadata_partition, 0, timeout_ms)
+            await self.follower.ensure_fresh(metadata_partition, 0, deadline_ms - self._clock_ms())
             if max((known for _, known in self._state.log_starts(partition)), default=-1) >= offset:
                 return
             update = LogStartOffsetUpdate(partition, self._writer, self._wall_clock_ms(), offset)
-            written = await self._producer.send(metadata_partition, [key_and_value(update)], timeout_ms)
-            await self.follower.read_past(metadata_partition, written, timeout_ms)
+            left_ms = deadline_ms - self._clock_ms()
+            written = await self._producer.send(metadata_partition, [key_and_value(update)], left_ms)
+            await self.follower.read_past(metadata_partition, written, deadline_ms - self._clock_ms())
 
     async def change_topic_tier_config(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +33,9 @@ class TopicBasedSettings:
     """Below the transactions' own timeout, after which the coordinator would fence us."""
     check_interval_ms: int = 30_000
     """Trouble with the topic is known within a minute."""
+
+    refusal_to_create: Callable[[], Awaitable[str | None]] | None = None
+    """Asked before a topic is created that is missing: a sentence for an operator when that must not be."""
 
     @property
     def group_id(self) -> str:

@@ -38,9 +38,13 @@ class SlowRecorder:
         self.gate = asyncio.Event()
         self.asked = asyncio.Event()
         self.done = asyncio.Event()
+        self.timeouts_ms: list[int | None] = []
         self._inner = inner
 
-    async def raise_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
+    async def raise_log_start_offset(
+        self, partition: TopicIdPartition, offset: int, timeout_ms: int | None = None
+    ) -> None:
+        self.timeouts_ms.append(timeout_ms)
         self.asked.set()
         await self.gate.wait()
         await self._inner.raise_log_start_offset(partition, offset)
@@ -56,14 +60,20 @@ class Bench:
         self.handler = DeleteRecordsHandler(tools, self.recorder)
 
     async def delete(
-        self, version: int, offset: int, low_watermark: int, error_code: int = 0, topic: str = "orders"
+        self,
+        version: int,
+        offset: int,
+        low_watermark: int,
+        error_code: int = 0,
+        topic: str = "orders",
+        timeout_ms: int = 1000,
     ) -> tuple[int, int]:
         """`(error code, low watermark)`; the given ones are the broker's answer."""
         compact = version >= 2
         tags = b"\x00" if compact else b""
         head = write_array_length(1, compact) + write_string(topic, compact) + write_array_length(1, compact)
         frame = build_request_header(ApiKey.DELETE_RECORDS, version, 9, "test") + head
-        frame += INT32.pack(0) + INT64.pack(offset) + tags * 2 + INT32.pack(1000) + tags
+        frame += INT32.pack(0) + INT64.pack(offset) + tags * 2 + INT32.pack(timeout_ms) + tags
         action, state = self.handler.on_request(FakeExchange(self.cluster, frame))
         assert isinstance(action, Forward)
         assert action.frame == frame
@@ -127,6 +137,23 @@ async def test_a_log_start_that_cannot_be_recorded_is_an_error_to_try_again(benc
     bench.tier.rlmm.fail_writes = None
     bench.tier.rlmm.fresh = False
     assert await bench.delete(2, 12, 30) == (ErrorCode.REQUEST_TIMED_OUT, -1)
+
+
+@pytest.mark.parametrize(("patience_ms", "at_least", "at_most"), [(0, 1, 5_000), (45_000, 30_000, 45_000)])
+async def test_a_log_start_may_take_as_long_as_the_client_waits(
+    bench: Bench, patience_ms: int, at_least: int, at_most: int
+) -> None:
+    assert await bench.delete(2, 12, 30, timeout_ms=patience_ms) == (0, 12)
+    (timeout_ms,) = bench.recorder.timeouts_ms
+    assert timeout_ms is not None
+    assert at_least <= timeout_ms <= at_most
+
+
+async def test_no_client_waits_for_more_than_a_minute(bench: Bench) -> None:
+    assert await bench.delete(2, 12, 30, timeout_ms=3_600_000) == (0, 12)
+    (timeout_ms,) = bench.recorder.timeouts_ms
+    assert timeout_ms is not None
+    assert timeout_ms <= 60_000
 
 
 async def test_a_log_that_does_not_begin_where_the_broker_said_is_another_topics(bench: Bench) -> None:

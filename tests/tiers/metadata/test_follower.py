@@ -45,6 +45,8 @@ class Cluster:
         """Who leads, by the broker that says so."""
         self.isr = [NODE]
         self.error_of_latest = ErrorCode.NONE
+        self.high_watermark: int | None = None
+        """Of every answer to a Fetch; None: the log's end."""
         self.epochs_fetched: list[int] = []
 
     async def metadata(self, max_age_ms: int, timeout_ms: int) -> ClusterMetadata:
@@ -98,6 +100,7 @@ class Cluster:
         error = ErrorCode.NONE if is_held else ErrorCode.OFFSET_OUT_OF_RANGE
         records = [(encode_key(key_of(each)), encode_value(each)) for each in self.logs[number][offset:]]
         raw = b"".join(batch(offset + index, [record]) for index, record in enumerate(records))
+        end = end if self.high_watermark is None else self.high_watermark
         return FetchedPartition(TOPIC.topic_id, number, error, end, end, 0, (), memoryview(raw))
 
 
@@ -152,19 +155,72 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
-async def test_after_a_loss_of_records_everything_is_read_again(cluster: Cluster, following: Following) -> None:
+async def test_after_a_loss_of_records_the_state_is_kept_and_is_not_fresh(
+    cluster: Cluster, following: Following
+) -> None:
     cluster.logs = {0: finished(1, 0), 1: finished(2, 100)}
     assert await following.poll()
-    # Partition 1 lost its records; partition 0 answers with a new one, from its old position.
-    cluster.logs[0] += finished(3, 10)
-    cluster.logs[1] = []
-    assert not await following.poll()
-    assert [following.follower.position(number) for number in (0, 1)] == [0, 0]
-    assert not following.follower.is_fresh(0, 60_000)
+    lost, records = segment(2, 100, 109).topic_id_partition, cluster.logs[1]
+    for left in ([], records[:1]):
+        # Partition 1 lost records; partition 0 goes on.
+        cluster.logs[0] += finished(3, 10)
+        cluster.logs[1] = left
+        assert not await following.poll()
+        with pytest.raises(RemoteLogMetadataNotReadyError):
+            await following.follower.ensure_fresh(1, 60_000, 50)
+        assert not following.follower.is_fresh(1, 60_000)
+        assert f"metadata partition 1 ends at {len(left)} and was read to 2" in str(following.follower.trouble)
+        assert following.follower.is_fresh(0, 60_000)
+        assert following.follower.position(0) == len(cluster.logs[0])
+        assert following.state.remote_end_offset(lost) == 109
+    cluster.logs[1] = records
     assert await following.poll()
-    partition = segment(1, 0, 9).topic_id_partition
-    assert [each.start_offset for each in following.state.list_remote_log_segments(partition)] == [0, 10]
-    assert following.follower.is_fresh(0, 60_000)
+    assert following.follower.trouble is None
+    assert following.follower.is_fresh(1, 60_000)
+
+
+async def test_a_loss_of_records_is_seen_by_a_look_at_the_end_alone(cluster: Cluster, following: Following) -> None:
+    cluster.logs[0] = finished(1, 0)
+    assert await following.poll()
+    cluster.logs[0] = []
+    with pytest.raises(RemoteLogMetadataNotReadyError):
+        await following.follower.ensure_fresh(0, 0, 50)
+    assert "was read to 2" in str(following.follower.trouble)
+
+
+async def test_a_new_leaders_first_answers_are_no_loss_of_records(cluster: Cluster, following: Following) -> None:
+    """Its high watermark may lie below what was committed before it."""
+    cluster.logs[0] = finished(1, 0)
+    assert await following.poll()
+    cluster.leaders[NODE] = Leader(NODE, 5)
+    cluster.error_of_latest = ErrorCode.OFFSET_NOT_AVAILABLE
+    cluster.high_watermark = 1
+    assert not await following.poll()
+    assert following.follower.trouble is None
+
+
+async def test_how_far_a_topic_was_read_outlives_the_state_that_read_it(cluster: Cluster, tmp_path: Path) -> None:
+    """It was too old, say, and what it held is to be read again; from a topic that was emptied meanwhile."""
+    state = open_state(tmp_path)
+    cluster.logs[0] = finished(1, 0)
+    before = Following(cluster, state)
+    assert await before.poll()
+    before.follower.close()
+    state.start_over("it is old")
+    state.start_over("it is old again")
+    assert state.next_offset(0) == 0
+    cluster.logs[0] = []
+    again = Following(cluster, state)
+    assert not await again.poll()
+    assert not again.follower.is_fresh(0, 60_000)
+    assert "ends at 0 and was read to 2" in str(again.follower.trouble)
+    cluster.logs[0] = finished(1, 0)
+    assert await again.poll()
+    assert again.follower.is_fresh(0, 60_000)
+    again.follower.close()
+    state.start_over("another topic", is_same_topic=False)
+    assert state.reached(0) == 0
+    state.close()
 
 
 async def test_records_that_were_deleted_unread_are_never_taken_for_read(
@@ -200,22 +256,29 @@ async def test_nothing_is_fresh_while_the_state_is_emptied(
         go_on.wait(20)
         start_over(reason)
 
+    def contradicts_itself(reads: Any) -> Any:
+        raise RemoteLogMetadataError("a segment that is not there")
+
     clear = following.state._clear
 
-    def observed() -> None:
+    def observed(is_same_topic: bool) -> None:
         at_the_start.append(following.state.fresh_at_ms(0))
-        clear()
+        clear(is_same_topic)
 
     monkeypatch.setattr(following.state, "start_over", slowly)
     monkeypatch.setattr(following.state, "_clear", observed)
-    cluster.logs[0] = []
+    cluster.logs[0] += finished(2, 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(following.state, "apply", contradicts_itself)
+        with pytest.raises(RemoteLogMetadataError):
+            await following.poll()
     poll = asyncio.create_task(following.poll())
     await asyncio.to_thread(started.wait, 20)
     assert not following.follower.is_fresh(0, 60_000)
     with pytest.raises(RemoteLogMetadataNotReadyError):
         await following.follower.ensure_fresh(0, 60_000, 100)
     go_on.set()
-    assert not await poll
+    await poll
     # Who shares the state knew before it was empty.
     assert at_the_start == [None]
 
@@ -280,7 +343,7 @@ async def test_an_answer_that_was_overtaken_is_not_replayed(cluster: Cluster, fo
         to(segment(1, 0, 9), State.DELETE_SEGMENT_STARTED),
         to(segment(1, 0, 9), State.DELETE_SEGMENT_FINISHED),
     ]
-    reads = [await following.follower._read(each, 0) for each in late]
+    reads = [await following.follower._read(each, 0, True) for each in late]
     assert await following.poll()
     await following.follower._replay([each for each in reads if each is not None], {0: 0}, {0: 1_000_000})
     assert following.follower.position(0) == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
@@ -10,11 +11,13 @@ from uuid import UUID
 
 import pytest
 
-from tests.tiers.metadata.test_state import Topic, fill, open_state, segment, to
+from tests.tiers.metadata.test_state import IDENTITY, NOW_MS, Topic, fill, open_state, segment, to
+from tiers.broker.client import BrokerClient
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.metadata.shared_reader import SharedRemoteLogMetadataReader
 from tiers.metadata.state import RemoteLogMetadataState
-from tiers.metadata.state_layout import StateIdentity
-from tiers.metadata.state_writer import RemoteLogMetadataStateWriter, forget_freshness
+from tiers.metadata.state_layout import STATE_FILE, StateIdentity
+from tiers.metadata.state_writer import RemoteLogMetadataStateWriter, forget_freshness, saved_identity
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
 
@@ -61,6 +64,19 @@ def test_what_is_left_of_freshness_is_forgotten_before_anybody_reads(tmp_path: P
         RemoteLogMetadataState.open_shared(tmp_path)
 
 
+def test_a_saved_state_says_whose_it_is_while_segments_would_be_forgotten_with_it(tmp_path: Path) -> None:
+    assert saved_identity(tmp_path) is None
+    open_state(tmp_path).close()
+    assert saved_identity(tmp_path) is None, "it names no segment"
+    fill(tmp_path)
+    assert saved_identity(tmp_path) == IDENTITY
+    path = tmp_path / STATE_FILE
+    path.write_bytes(path.read_bytes()[:8192])
+    assert saved_identity(tmp_path) is None, "it is torn"
+    path.write_bytes(b"nothing of the kind")
+    assert saved_identity(tmp_path) is None
+
+
 def test_freshness_goes_before_a_foreign_state_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever shares the state would else take an empty one for all there is."""
     fill(tmp_path)
@@ -70,9 +86,9 @@ def test_freshness_goes_before_a_foreign_state_does(tmp_path: Path, monkeypatch:
     seen: list[int | None] = []
     start_over = RemoteLogMetadataStateWriter.start_over
 
-    def look_and_start_over(writer: RemoteLogMetadataStateWriter, reason: str) -> None:
+    def look_and_start_over(writer: RemoteLogMetadataStateWriter, reason: str, *, is_same_topic: bool) -> None:
         seen.append(writer.fresh_at_ms(0))
-        start_over(writer, reason)
+        start_over(writer, reason, is_same_topic=is_same_topic)
 
     monkeypatch.setattr(RemoteLogMetadataStateWriter, "start_over", look_and_start_over)
     other = StateIdentity("another cluster", UUID(int=9), 1)
@@ -115,3 +131,24 @@ def test_other_processes_see_each_transaction(tmp_path: Path) -> None:
         state.mark_fresh({0: 4711})
         assert ask() == "199 4711"
     state.close()
+
+
+@pytest.mark.parametrize(
+    ("timeout_ms", "waited"), [(None, r"7\d{3}|8000"), (500, r"[45]\d{2}"), (30_000, r"2\d{4}|30000")]
+)
+async def test_a_log_start_is_waited_for_as_long_as_its_caller_would(
+    tmp_path: Path, timeout_ms: int | None, waited: str
+) -> None:
+    """Nobody keeps this state fresh. Every look at the clock takes a while."""
+    fill(tmp_path)
+    open_state(tmp_path).close()
+    ticks = itertools.count(0, 100)
+    client = BrokerClient([("broker", 9092)], client_id="test")
+    worker = SharedRemoteLogMetadataReader(
+        client, tmp_path, "worker-1", clock_ms=lambda: next(ticks), wall_clock_ms=lambda: NOW_MS
+    )
+    await worker.open()
+    with pytest.raises(RemoteLogMetadataNotReadyError, match=f"was not read in ({waited}) ms"):
+        await worker.raise_log_start_offset(segment(1, 0, 9).topic_id_partition, 5, timeout_ms)
+    await worker.close()
+    await client.close()

@@ -1,0 +1,83 @@
+"""The metadata topic is deleted on the brokers: consumers of what is only remote go on, or wait; none of them jumps."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import ErrorCode
+from tests.integration.strict_consumer import consumer_at, read
+from tests.integration.test_workers import client_of, fetch, settled
+from tests.integration.waiting import until
+from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import create_topic, delete_topic, produce, random_values, topic_id_partition
+from tests.servers.tidegate import TidegateProcess, tidegate_over
+
+pytestmark = pytest.mark.integration
+
+
+def not_ready(tidegate: TidegateProcess) -> str:
+    """What `/readyz` says; empty while it is ready, or says nothing yet."""
+    try:
+        with urllib.request.urlopen(f"http://{tidegate.admin[0]}:{tidegate.admin[1]}/readyz", timeout=2):
+            return ""
+    except urllib.error.HTTPError as error:
+        return error.read().decode()
+    except OSError:
+        return ""
+
+
+def start_again(tidegate: TidegateProcess, monkeypatch: pytest.MonkeyPatch, alarm: str) -> None:
+    tidegate.keep()
+    tidegate.stop()
+    monkeypatch.setattr(tidegate, "wait_until_ready", lambda: until(lambda: alarm in not_ready(tidegate)))
+    tidegate.start()
+
+
+async def test_no_consumer_jumps_while_the_metadata_topic_is_gone_or_another_one(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, metadata_topic = topic_name, f"__metadata-{topic_name}"
+    create_topic(kafka.bootstrap_servers, topic)
+    values = random_values(300)
+    settings: dict[str, str | int] = {
+        "workers": 1,
+        "remote.log.visible.after.ms": "2s",
+        "remote.log.metadata.topic.name": metadata_topic,
+    }
+    with tidegate_over(kafka, tmp_path, tiered=[topic], segment_bytes=50_000, settings=settings) as tidegate:
+        await asyncio.to_thread(produce, tidegate.bootstrap_servers, topic, values)
+        local_start = await settled(kafka, topic)
+
+        async def errors() -> list[int]:
+            async with client_of(tidegate.address) as client:
+                partition = await topic_id_partition(client, topic)
+                return [(await fetch(client, partition, offset)).error for offset in (0, local_start - 1, local_start)]
+
+        await asyncio.to_thread(delete_topic, kafka.bootstrap_servers, metadata_topic)
+        await asyncio.to_thread(until, lambda: "not read to its end lately" in not_ready(tidegate))
+        waits_or_is_served = {ErrorCode.NONE, ErrorCode.REPLICA_NOT_AVAILABLE}
+        assert {*(await errors())} <= waits_or_is_served
+
+        create_topic(
+            kafka.bootstrap_servers,
+            metadata_topic,
+            partitions=4,
+            config={"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"},
+        )
+        await asyncio.to_thread(start_again, tidegate, monkeypatch, "not read to its end lately")
+        assert {*(await errors())} <= waits_or_is_served
+
+        def read_all() -> None:
+            """From the first offset, which is only remote, by a client that fails rather than jumps."""
+            with consumer_at(tidegate.bootstrap_servers, topic, 0) as consumer:
+                assert read(consumer, 300) == list(enumerate(values))
+
+        # The saved state is the last that knows, and knows enough.
+        await asyncio.to_thread(read_all)
+        assert await errors() == [ErrorCode.NONE] * 3
+        assert "is not the one that the saved state was read from" in tidegate.output.read_text()
