@@ -258,6 +258,21 @@ async def test_hedges_are_never_more_than_their_part(slow: list[bool], percent: 
         assert stage.reads.hedged_requests == len(slow) * percent // 100
 
 
+async def test_calm_times_save_up_only_a_few_hedges() -> None:
+    stage = Stage(HedgeSettings(max_percent=50))
+    await stage.take(*[1] * 100)
+    for _ in range(24):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.read())
+            first = await stage.store.asked.get()
+            await stage.pass_delay()
+            await settle()
+            first.answer.set_result(memoryview(b""))
+        while not stage.store.asked.empty():
+            stage.store.asked.get_nowait()
+    assert stage.reads.hedged_requests == 21
+
+
 async def test_slow_is_what_takes_longer_than_almost_all_others() -> None:
     stage = Stage()
     assert stage.reads.delay_ms == 2_000
