@@ -232,11 +232,11 @@ async def leave_orphans(site: Site) -> None:
     log = site.objects(str(manifest.topic_id_partition.topic_id), ".log")[0]
     orphan = log.with_name(log.name.replace(str(manifest.segments[0].id), str(uuid4())))
     orphan.write_bytes(log.read_bytes())
+    async with site.s3.client() as client:  # a request that was repeated: the copy ended with the other upload
+        await client.create_multipart_upload(Bucket=BUCKET, Key=str(log.relative_to(site.bucket)))
     code, found = await site.json("orphans")
     assert [each["what"] for each in found["orphans"]] == ["no record names it", "an upload that did not end"]
     assert code == 1
-    async with site.s3.client() as client:  # a request that was repeated: the copy ended with the other upload
-        await client.create_multipart_upload(Bucket=BUCKET, Key=str(log.relative_to(site.bucket)))
     code, _, err = await site.as_process("orphans", "--delete", "--grace", "0s")
     assert (code, "Nothing was deleted" in err, orphan.exists()) == (1, True, True)
     code, found = await site.json("orphans", "--delete", "--yes")

@@ -153,6 +153,10 @@ class FileSystemRemoteStorageManager:
         path = _checked(key)
         return bytes(await self._run(lambda _: self._files.read(path, 0, None)))
 
+    async def delete_object(self, key: str) -> None:
+        path = _checked(key)
+        await self._run(lambda _: self._files.delete(path))
+
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
         """The whole listing is in memory: these libraries promise no order."""
 
@@ -160,10 +164,6 @@ class FileSystemRemoteStorageManager:
             return sorted(
                 (path, size)
                 for path, size in self._files.walk(prefix)
-    async def delete_object(self, key: str) -> None:
-        path = _checked(key)
-        await self._run(lambda _: self._files.delete(path))
-
                 if path.startswith(prefix) and not path.startswith(f"{_TEMPORARY}/")
             )
 
