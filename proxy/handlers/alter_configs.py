@@ -123,7 +123,7 @@ class _State:
         async def record(change: Change, answer: ConfigAnswer) -> None:
             refusal = await self._record(change, answer)
             if refusal is None:
-                del refused[change.topic]
+                refused.pop(change.topic, None)
             else:
                 refused[change.topic] = refusal
 

@@ -63,6 +63,18 @@ async def test_what_the_broker_refuses_is_not_recorded(bench: Bench, code: int) 
     assert bench.own() == {}
 
 
+async def test_a_broker_that_answers_a_topic_twice_ends_nothing(bench: Bench) -> None:
+    def twice(seen: Any) -> Any:
+        answer = altered(IncrementalAlterConfigsResponse, {})(seen)
+        answer.responses = [*answer.responses, *answer.responses]
+        return answer
+
+    request = incremental({"orders": [(ENABLE, 0, "true")]})
+    _, response = await bench.pass_through(bench.alter, request, 1, IncrementalAlterConfigsResponse, twice)
+    assert [one.error_code for one in response.responses] == [0, 0]
+    assert bench.own() == {ENABLE: "true"}
+
+
 async def test_validate_only_records_nothing(bench: Bench) -> None:
     request = incremental({"orders": [(ENABLE, 0, "true")], "ruled": [(LOCAL_MS, 0, "x")]}, validate_only=True)
     _, response = await alter(bench, request)
