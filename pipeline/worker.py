@@ -1,0 +1,114 @@
+"""`Worker`: what a Python process of Spark keeps between tasks: an event loop, and what was opened on it.
+
+The tier's own code is asynchronous; Spark calls plain functions. One loop runs in a thread of its own as long as the
+process lives; broker clients and stores are opened once per configuration and shared by all tasks of the process.
+Spark forks its Python processes, so nothing is made before the first task asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Generator
+from contextlib import aclosing
+from typing import TypeVar
+
+import uvloop
+
+from pipeline.config import PipelineConfig
+from tiers.broker.client import BrokerClient
+from tiers.open_tier import RemoteTierError
+from tiers.storage.locations import LocatedRemoteStorageManager
+from tiers.storage.registry import create_storage
+from tiers.upstream_config import broker_client
+
+T = TypeVar("T")
+
+CLIENT_ID = "tidegate-pipeline"
+_END = object()
+
+
+class Worker:
+    def __init__(self) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._lock = asyncio.Lock()
+        self._clients: dict[str, BrokerClient] = {}
+        self._stores: dict[tuple[str, str], LocatedRemoteStorageManager] = {}
+        threading.Thread(target=self._loop.run_forever, name="tidegate-worker", daemon=True).start()
+
+    def run(self, work: Coroutine[object, object, T]) -> T:
+        """Runs `work` on the loop; an interrupted caller cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def iterate(self, items: AsyncGenerator[T, None], ahead: int = 2) -> Generator[T, None, None]:
+        """The items in order, at most `ahead` of them made before they are asked for. Leaving early ends `items`."""
+        queue: asyncio.Queue[object] = asyncio.Queue(ahead)
+
+        async def fill() -> None:
+            async with aclosing(items):
+                async for item in items:
+                    await queue.put(item)
+            await queue.put(_END)
+
+        async def next_item(filling: asyncio.Task[None]) -> object:
+            getting = asyncio.ensure_future(queue.get())  # noqa: TID251  # raced against the task that fills the queue
+            try:
+                await asyncio.wait({getting, filling}, return_when=asyncio.FIRST_COMPLETED)
+                if not getting.done() and filling.done() and queue.empty():
+                    filling.result()
+                return await getting
+            finally:
+                getting.cancel()
+
+        async def start() -> asyncio.Task[None]:
+            return asyncio.get_running_loop().create_task(fill())
+
+        async def stop(filling: asyncio.Task[None]) -> None:
+            filling.cancel()
+            await asyncio.wait({filling})
+
+        filling = self.run(start())
+        try:
+            while (item := self.run(next_item(filling))) is not _END:
+                yield item  # type: ignore[misc]  # a T, as only `fill` puts
+        finally:
+            self.run(stop(filling))
+
+    async def client(self, config: PipelineConfig) -> BrokerClient:
+        """Of this process, for the cluster of `config`. Raises `TlsError`."""
+        key = config.upstream.model_dump_json()
+        async with self._lock:
+            if key not in self._clients:
+                self._clients[key] = broker_client(config.upstream, CLIENT_ID)
+            return self._clients[key]
+
+    async def storage(self, config: PipelineConfig, cluster_id: str) -> LocatedRemoteStorageManager:
+        """Of this process, open. Raises `RemoteTierError`, `RemoteLogError`."""
+        if config.storage is None:
+            raise RemoteTierError("there is no [storage]")
+        key = repr(sorted(config.storage.plain_settings().items())) + config.storage.implementation, cluster_id
+        async with self._lock:
+            if key not in self._stores:
+                storage = create_storage(config.storage, cluster_id)
+                await storage.open()
+                self._stores[key] = storage
+            return self._stores[key]
+
+
+_worker: tuple[int, Worker] | None = None
+_making = threading.Lock()
+
+
+def worker() -> Worker:
+    """That of this process."""
+    global _worker  # one per process, whatever Spark forks it from
+    with _making:
+        if _worker is None or _worker[0] != os.getpid():
+            _worker = os.getpid(), Worker()
+        return _worker[1]
