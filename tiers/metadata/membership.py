@@ -41,6 +41,8 @@ _HEARTBEAT_TIMEOUT_MS = 1_500
 _REQUEST_TIMEOUT_MS = 5_000
 _LEAVE_TIMEOUT_MS = 1_000
 _BACKOFF_CAP_MS = 1_000
+_LONGEST_SESSION_TIMEOUT_MS = 384_000
+"""Six doublings of the default: who asks for longer sessions than that is told so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class MembershipSettings:
     group_id: str
     session_timeout_ms: int = 6_000
     """The shortest that brokers take by default. For so long a dead owner's partitions have none; a group that waits
-    for a second dead member may take twice as long, and ownership is to be back within 15 s."""
+    for a second dead member may take twice as long, and ownership is to be back within 15 s. Brokers may be set to take
+    only longer ones (`group.min.session.timeout.ms`): then it is doubled until they do."""
     rebalance_timeout_ms: int = 6_000
     heartbeat_interval_ms: int = 1_000
     claims: frozenset[int] | None = None
@@ -85,6 +88,7 @@ class GroupMembership:
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         self._jitter = jitter
+        self._session_timeout_ms = settings.session_timeout_ms
         self._coordinator: int | None = None
         self._member_id = ""
         self._generation_id = -1
@@ -185,6 +189,8 @@ class GroupMembership:
         if response.error_code == ErrorCode.MEMBER_ID_REQUIRED:
             self._member_id = response.member_id
             response = await self._join_group()
+        if response.error_code == ErrorCode.INVALID_SESSION_TIMEOUT:
+            self._ask_for_longer_sessions()
         if response.error_code != ErrorCode.NONE:
             self._raise_for("JoinGroup", response.error_code)
         self._member_id, self._generation_id = response.member_id, response.generation_id
@@ -222,7 +228,7 @@ class GroupMembership:
         subscription = Subscription(self._owned, self._settings.claims)
         message = JoinGroupRequest(
             group_id=self._settings.group_id,
-            session_timeout_ms=self._settings.session_timeout_ms,
+            session_timeout_ms=self._session_timeout_ms,
             rebalance_timeout_ms=self._settings.rebalance_timeout_ms,
             member_id=self._member_id,
             group_instance_id=None,
@@ -239,6 +245,23 @@ class GroupMembership:
         return await self._client.request(
             await self._find_coordinator(), message, timeout_ms, min_version=4, lane=_JOIN_LANE
         )
+
+    def _ask_for_longer_sessions(self) -> None:
+        """Always raises. Nothing acts on the session alone: ownership is confirmed by each heartbeat."""
+        refused_ms, self._session_timeout_ms = self._session_timeout_ms, self._session_timeout_ms * 2
+        if self._session_timeout_ms > _LONGEST_SESSION_TIMEOUT_MS:
+            self._session_timeout_ms = self._settings.session_timeout_ms
+            raise BrokerError(
+                f"the brokers take no session timeout from {self._session_timeout_ms} to {refused_ms} ms: set their"
+                " group.min.session.timeout.ms lower, or their group.max.session.timeout.ms higher",
+                ErrorCode.INVALID_SESSION_TIMEOUT,
+                retriable=True,
+            )
+        log.warning(
+            "the brokers' group.min.session.timeout.ms asks for longer sessions: a dead owner is replaced later",
+            extra={"refused_ms": refused_ms, "session_timeout_ms": self._session_timeout_ms},
+        )
+        raise _RejoinError(f"a session timeout of {refused_ms} ms is not allowed")
 
     def _raise_for(self, what: str, code: int) -> None:
         if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.FENCED_INSTANCE_ID):
