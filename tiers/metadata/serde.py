@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from protocol.errors import ProtocolError, TruncatedError
 from protocol.primitives import (
@@ -96,8 +95,7 @@ MetadataRecord = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RecordKey:
+class RecordKey(NamedTuple):
     """What a record says of. `name` is the segment's uuid, the writer of a log start, or empty for a partition."""
 
     api_key: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import lmdb
 
@@ -64,8 +65,7 @@ from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDele
 _LAST_OFFSET = (1 << 63) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataEvent:
+class MetadataEvent(NamedTuple):
     """One record of a metadata partition. `record` None: what `key` names is gone."""
 
     offset: int
@@ -172,7 +172,7 @@ class Replay:
         self._txn.put(key + uuid, stored, db=self._db.segments)
         self._txn.put(start_key(key, start, uuid), END_AND_ORDER.pack(end, order), db=self._db.starts)
         if is_readable or known.state == RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-            self._cover_again(key, start, end)
+            self._cover_again(key, start, end, uuid, stored)
         if is_readable:
             self._raise_epochs(key, end, stored_leader_epochs(raw, known))
             self._finished.append(update.segment_id)
@@ -299,8 +299,10 @@ class Replay:
         first = min([offset + 1, *(run.start_offset for run in overlapping)])
         self._cover_again(key, first, _LAST_OFFSET)
 
-    def _cover_again(self, key: bytes, first: int, last: int) -> None:
-        """Decides anew which readable segment answers for the offsets in [first, last]."""
+    def _cover_again(self, key: bytes, first: int, last: int, uuid: bytes = b"", stored: bytes = b"") -> None:
+        """Decides anew which readable segment answers for the offsets in [first, last].
+
+        `stored` is the segment `uuid`, if it is at hand."""
         self._cut(key, first, last)
         overlapping = self._state.overlapping(self._txn, key, first, last)
         runs = [run for run in overlapping if run.order != NOT_READABLE]
@@ -317,7 +319,9 @@ class Replay:
                 if run_first > run_last:
                     uncovered.append((hole_first, hole_last))
                     continue
-                answer = answer or self._answer(key, run.uuid, run_end)
+                if not answer:
+                    segment = stored if run.uuid == uuid else self._stored(key, run.uuid)
+                    answer = encode_answer(run.uuid, run_end, segment)
                 self._put_run(key, run_first, run_last, answer)
                 if hole_first < run_first:
                     uncovered.append((hole_first, run_first - 1))
@@ -325,11 +329,11 @@ class Replay:
                     uncovered.append((run_last + 1, hole_last))
             holes = uncovered
 
-    def _answer(self, key: bytes, uuid: bytes, valid_end: int) -> bytes:
+    def _stored(self, key: bytes, uuid: bytes) -> bytes:
         stored = self._txn.get(key + uuid, db=self._db.segments)
         if stored is None:
             raise RemoteLogMetadataError("the saved state names a segment that it does not hold")
-        return encode_answer(uuid, valid_end, bytes(stored))
+        return bytes(stored)
 
     def _put_run(self, key: bytes, first: int, last: int, answer: bytes) -> None:
         self._txn.put(key + U64.pack(last), U64.pack(first) + answer, db=self._db.cover)
