@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from protocol.primitives import (
     EMPTY_TAGGED_SECTION,
     INT32,
@@ -22,6 +24,7 @@ from tiers.metadata.record_parts import (
     write_partition,
     write_segment_id,
 )
+from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
     LogStartOffsetUpdate,
@@ -31,31 +34,48 @@ from tiers.model.segment_metadata import (
 )
 
 
-def write_log_start(update: LogStartOffsetUpdate) -> bytes:
+class _OfPartition(Protocol):
+    """What all but the deletion of a segment begin with."""
+
+    @property
+    def topic_id_partition(self) -> TopicIdPartition: ...
+    @property
+    def writer(self) -> str: ...
+    @property
+    def event_timestamp_ms(self) -> int: ...
+
+
+def _write_head(update: _OfPartition) -> bytes:
     return (
         write_partition(update.topic_id_partition)
         + write_string(update.writer, compact=True)
         + INT64.pack(update.event_timestamp_ms)
-        + INT64.pack(update.log_start_offset)
-        + EMPTY_TAGGED_SECTION
     )
 
 
-def read_log_start(buf: Buffer, pos: int) -> tuple[LogStartOffsetUpdate, int]:
+def _read_head(buf: Buffer, pos: int) -> tuple[TopicIdPartition, str, int, int]:
+    """Partition, writer, timestamp, and the position after them."""
     partition, pos = read_partition(buf, pos)
     writer, pos = read_string(buf, pos, compact=True)
     event_timestamp_ms, pos = read_int64(buf, pos)
+    return partition, writer or "", event_timestamp_ms, pos
+
+
+def write_log_start(update: LogStartOffsetUpdate) -> bytes:
+    return _write_head(update) + INT64.pack(update.log_start_offset) + EMPTY_TAGGED_SECTION
+
+
+def read_log_start(buf: Buffer, pos: int) -> tuple[LogStartOffsetUpdate, int]:
+    partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
     log_start_offset, pos = read_int64(buf, pos)
-    update = LogStartOffsetUpdate(partition, writer or "", event_timestamp_ms, log_start_offset)
+    update = LogStartOffsetUpdate(partition, writer, event_timestamp_ms, log_start_offset)
     return update, skip_tagged_section(buf, pos)
 
 
 def write_tier_config(update: TopicTierConfigUpdate) -> bytes:
     return b"".join(
         (
-            write_partition(update.topic_id_partition),
-            write_string(update.writer, compact=True),
-            INT64.pack(update.event_timestamp_ms),
+            _write_head(update),
             write_array_length(len(update.config), compact=True),
             *(
                 write_string(key, compact=True) + write_string(value, compact=True) + EMPTY_TAGGED_SECTION
@@ -67,9 +87,7 @@ def write_tier_config(update: TopicTierConfigUpdate) -> bytes:
 
 
 def read_tier_config(buf: Buffer, pos: int) -> tuple[TopicTierConfigUpdate, int]:
-    partition, pos = read_partition(buf, pos)
-    writer, pos = read_string(buf, pos, compact=True)
-    event_timestamp_ms, pos = read_int64(buf, pos)
+    partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
     count, pos = read_array_length(buf, pos, compact=True)
     config: dict[str, str] = {}
     for _ in range(count):
@@ -77,14 +95,12 @@ def read_tier_config(buf: Buffer, pos: int) -> tuple[TopicTierConfigUpdate, int]
         value, pos = read_string(buf, pos, compact=True)
         pos = skip_tagged_section(buf, pos)
         config[key or ""] = value or ""
-    return TopicTierConfigUpdate(partition, writer or "", event_timestamp_ms, config), skip_tagged_section(buf, pos)
+    return TopicTierConfigUpdate(partition, writer, event_timestamp_ms, config), skip_tagged_section(buf, pos)
 
 
 def write_clamp(update: RemoteLogClampUpdate) -> bytes:
     return (
-        write_partition(update.topic_id_partition)
-        + write_string(update.writer, compact=True)
-        + INT64.pack(update.event_timestamp_ms)
+        _write_head(update)
         + INT32.pack(update.leader_epoch)
         + INT64.pack(update.valid_end_offset)
         + EMPTY_TAGGED_SECTION
@@ -92,14 +108,12 @@ def write_clamp(update: RemoteLogClampUpdate) -> bytes:
 
 
 def read_clamp(buf: Buffer, pos: int) -> tuple[RemoteLogClampUpdate, int]:
-    partition, pos = read_partition(buf, pos)
-    writer, pos = read_string(buf, pos, compact=True)
-    event_timestamp_ms, pos = read_int64(buf, pos)
+    partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
     leader_epoch, pos = read_int32(buf, pos)
     valid_end_offset, pos = read_int64(buf, pos)
     if valid_end_offset < 0:
         raise RemoteLogMetadataError(f"a clamp of {partition} leaves nothing: {valid_end_offset}")
-    update = RemoteLogClampUpdate(partition, writer or "", event_timestamp_ms, leader_epoch, valid_end_offset)
+    update = RemoteLogClampUpdate(partition, writer, event_timestamp_ms, leader_epoch, valid_end_offset)
     return update, skip_tagged_section(buf, pos)
 
 
@@ -120,19 +134,11 @@ def read_quarantine_deletion(buf: Buffer, pos: int) -> tuple[QuarantineDeletionU
 
 
 def write_local_log_start(update: LocalLogStartUpdate) -> bytes:
-    return (
-        write_partition(update.topic_id_partition)
-        + write_string(update.writer, compact=True)
-        + INT64.pack(update.event_timestamp_ms)
-        + INT64.pack(update.local_log_start)
-        + EMPTY_TAGGED_SECTION
-    )
+    return _write_head(update) + INT64.pack(update.local_log_start) + EMPTY_TAGGED_SECTION
 
 
 def read_local_log_start(buf: Buffer, pos: int) -> tuple[LocalLogStartUpdate, int]:
-    partition, pos = read_partition(buf, pos)
-    writer, pos = read_string(buf, pos, compact=True)
-    event_timestamp_ms, pos = read_int64(buf, pos)
+    partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
     local_log_start, pos = read_int64(buf, pos)
-    update = LocalLogStartUpdate(partition, writer or "", event_timestamp_ms, local_log_start)
+    update = LocalLogStartUpdate(partition, writer, event_timestamp_ms, local_log_start)
     return update, skip_tagged_section(buf, pos)
