@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from proxy.commands.tools import run_command
 from proxy.config import load_config
 from proxy.remote_log import topic_rule
 from tiers.console import AsJson, ConfigFile, show_json, show_table, time_text
+from tiers.manager.copy_attempts import copy_failing_since_ms
 from tiers.manager.settings import TopicRule
 from tiers.manager.topic_policy import matching_rule
 from tiers.manager.topic_tier_config import TierValue, tier_values
@@ -38,6 +40,8 @@ class TieredTopic:
     size_bytes: int
     oldest_ms: int | None
     newest_ms: int | None
+    copy_fails_since_ms: int | None
+    """The longest of its partitions; only what an attempt left in the metadata is known here."""
     settings: Mapping[str, Setting]
     exists: bool
 
@@ -54,7 +58,7 @@ def topics(config: ConfigFile, as_json: AsJson = False) -> None:
     if as_json:
         show_json(found)
         return
-    headings = ("topic", "partitions", "segments", "bytes", "oldest", "newest", "settings")
+    headings = ("topic", "partitions", "segments", "bytes", "oldest", "newest", "copying", "settings")
     rows = [
         (
             each.topic if each.exists else f"{each.topic} (deleted)",
@@ -63,6 +67,7 @@ def topics(config: ConfigFile, as_json: AsJson = False) -> None:
             each.size_bytes,
             time_text(each.oldest_ms),
             time_text(each.newest_ms),
+            "ok" if each.copy_fails_since_ms is None else f"fails since {time_text(each.copy_fails_since_ms)}",
             _settings_text(each.settings),
         )
         for each in found
@@ -114,6 +119,9 @@ def _line(
             for key, each in brokers.get(topic.topic, {}).items()
             if key.startswith("retention.")
         }
+    now_ms = time.time_ns() // 1_000_000
+    since_ms = (copy_failing_since_ms(tier.metadata, partition, now_ms) for partition in partitions)
+    failing = [each for each in since_ms if each is not None and known is not None]
     times = [each.max_timestamp_ms for each in segments if each.max_timestamp_ms >= 0]
     return TieredTopic(
         topic=topic.topic,
@@ -123,6 +131,7 @@ def _line(
         size_bytes=_size(segments),
         oldest_ms=min(times, default=None),
         newest_ms=max(times, default=None),
+        copy_fails_since_ms=min(failing, default=None),
         settings=settings,
         exists=known is not None,
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 from tiers.errors import RetriableRemoteStorageError
 from tiers.manager.failed_deletions import StillPublishedError
 from tiers.manager.task_services import TaskServices
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -22,28 +23,40 @@ _UNFINISHED = (RemoteLogSegmentState.COPY_SEGMENT_STARTED, RemoteLogSegmentState
 _PAUSE_WHILE_IN_TROUBLE_MS = 15 * 60_000
 _PAUSE_WHEN_REFUSED_MS = 60_000
 _MAX_PAUSE_MS = 3_600_000
+_LEFT_AFTER_MS = 60_000
 
 
 def unfinished_segments(
-    services: TaskServices, partition: TopicIdPartition, min_offset: int = 0
+    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, min_offset: int = 0
 ) -> list[RemoteLogSegmentMetadata]:
     """Those that neither are readable nor gone, and end at `min_offset` or later."""
-    segments = services.metadata.list_remote_log_segments(partition, min_offset)
+    segments = metadata.list_remote_log_segments(partition, min_offset)
     return [one for one in segments if one.state in _UNFINISHED]
 
 
-def unfinished_attempts(services: TaskServices, partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
+def unfinished_attempts(
+    metadata: RemoteLogMetadataReader, partition: TopicIdPartition
+) -> list[RemoteLogSegmentMetadata]:
     """At what is to be copied next, the newest first."""
-    remote_end = services.metadata.remote_end_offset(partition)
-    log_start = services.metadata.log_start_offset(partition)
+    remote_end = metadata.remote_end_offset(partition)
+    log_start = metadata.log_start_offset(partition)
     next_offset = max(0 if remote_end is None else remote_end + 1, log_start or 0)
-    attempts = unfinished_segments(services, partition, next_offset)
+    attempts = unfinished_segments(metadata, partition, next_offset)
     return sorted(attempts, key=lambda one: one.event_timestamp_ms, reverse=True)
+
+
+def copy_failing_since_ms(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, now_ms: int) -> int | None:
+    """As anybody can tell by the metadata: when the oldest attempt at what is to be copied next was left, if it was a
+    minute ago or more; None: the last copy ended well, or is under way."""
+    attempts = unfinished_attempts(metadata, partition)
+    if not attempts or now_ms - attempts[-1].event_timestamp_ms < _LEFT_AFTER_MS:
+        return None
+    return attempts[-1].event_timestamp_ms
 
 
 def check_last_attempt(services: TaskServices, partition: TopicIdPartition) -> None:
     """After `collect_leftovers`. Raises `RetriableRemoteStorageError` when no new attempt may begin yet."""
-    attempts = unfinished_attempts(services, partition)
+    attempts = unfinished_attempts(services.metadata, partition)
     if not attempts:
         return
     newest = attempts[0]

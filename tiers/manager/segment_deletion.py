@@ -95,11 +95,11 @@ async def collect_leftovers(services: TaskServices, partition: TopicIdPartition)
 
     What is not due again yet is left for a later round, but for the newest copy of what is to be copied next: whether
     its objects go tells how the store is (`copy_attempts`)."""
-    leftovers = unfinished_segments(services, partition)
+    leftovers = unfinished_segments(services.metadata, partition)
     labels = partition.topic, str(partition.partition)
     services.metrics.delete_lag_segments.labels(*labels).set(len(leftovers))
     services.metrics.delete_lag_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in leftovers))
-    newest = next(iter(unfinished_attempts(services, partition)), None)
+    newest = next(iter(unfinished_attempts(services.metadata, partition)), None)
     collected = failed = 0
     for leftover in sorted(leftovers, key=lambda one: one != newest):
         if failed == _FAILURES_PER_ROUND:
