@@ -20,6 +20,7 @@ from tests.servers.hdfs import HdfsCluster
 from tiers.errors import RetriableRemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.hdfs import HdfsRemoteStorageManager
 from tiers.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager
 
 Calls = dict[str, Callable[[], Awaitable[object]]]
@@ -53,8 +54,7 @@ async def until_it_works(call: Callable[[], Awaitable[object]]) -> None:
         return
 
 
-# Not gcs: pyarrow holds the interpreter's lock while that answers nothing (docs/storage.md).
-@pytest.mark.parametrize("store", ["s3", "azure", "hdfs"])
+@pytest.mark.parametrize("store", ["s3", "azure", "gcs", "hdfs"])
 async def test_every_call_ends_and_works_again(store: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     settings = await settings_of(store, request, tmp_path)
     settings |= {"timeout.ms": str(DEADLINE_MS)} | ({} if store == "s3" else {"copy.timeout.ms": str(DEADLINE_MS)})
@@ -80,9 +80,25 @@ async def test_every_call_ends_and_works_again(store: str, request: pytest.Fixtu
                 for name in calls:
                     await until_it_works(calls[name])
         assert threading.active_count() <= threads_before + 5 * 16
-        if store != "hdfs":  # calls that were given up may hold theirs: its library never closes what went silent
-            await until(lambda: relay.connections == 0)
+        await until(lambda: relay.connections == 0)
     assert data.log_segment.is_file()
+
+
+async def test_a_connection_that_went_silent_for_good_is_given_up(
+    hdfs: HdfsCluster, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """As a firewall leaves it that forgot it. The library has one to the NameNode, waits for ever, opens no other."""
+    settings = await settings_of("hdfs", request, tmp_path)
+    async with BreakingRelay(hdfs.name_node_port) as relay:
+        settings |= {"url": f"hdfs://127.0.0.1:{relay.port}", "timeout.ms": "2000"}
+        async with opened("hdfs", settings) as storage:
+            assert isinstance(storage, HdfsRemoteStorageManager)
+            await until_it_works(lambda: storage.put_object("manifest.json", b"{}"))
+            relay.silence_open()
+            with pytest.raises(RetriableRemoteStorageError, match="no answer"):
+                await storage.get_object("manifest.json")
+            await until_it_works(lambda: storage.get_object("manifest.json"))
+            await until(lambda: len(storage.processes) == 1 and relay.connections == 1)
 
 
 async def test_a_data_node_that_dies_and_comes_back(

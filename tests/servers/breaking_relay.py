@@ -34,6 +34,7 @@ class BreakingRelay:
         self._holds_all = False
         self._fault: Fault | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._silent: set[asyncio.StreamWriter] = set()
         self.reached = asyncio.Event()
         self.url = ""
 
@@ -61,6 +62,10 @@ class BreakingRelay:
     def hold_all(self) -> None:
         """From now on nothing passes to the server, on no connection."""
         self._holds_all = True
+
+    def silence_open(self) -> None:
+        """What is open now passes nothing any more, and is never closed; new connections work."""
+        self._silent |= self._writers
 
     def break_with(self, fault: Fault) -> None:
         self._fault = fault
@@ -101,6 +106,9 @@ class BreakingRelay:
             while data := await reader.read(1 << 16):
                 if await self._breaks(direction, reader, writer, client, data):
                     return
+                if client in self._silent:
+                    await self._until_closed(reader)
+                    break
                 if self._holds_all:
                     await self._until_closed(reader)
                     return

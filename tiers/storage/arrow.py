@@ -4,6 +4,8 @@ Storage and Data Lake, and by URI all else that it knows.
 * A range costs two requests: opening an object asks for its size, which the clamping of ranges needs.
 * An object that was not written to its end appears too when its stream is dropped: a write that fails closes its stream
   and deletes what that has made.
+* A GCS file holds the interpreter's lock while it begins its download, whatever it is asked (`NativeFile.closed`), and
+  gives up after minutes: all runs in a child process (`child_storage.py`).
 * S3 and HDFS have managers of their own, which are faster and abort what they give up.
 """
 
@@ -15,7 +17,9 @@ from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
-from tiers.storage.file_system import FileSystemRemoteStorageManager
+from tiers.storage.child_storage import ChildStorageManager
+from tiers.storage.file_system import DEFAULTS, FileSystemRemoteStorageManager
+from tiers.storage.remote_storage_manager import StoredObject
 from tiers.storage.settings import read_flag, read_number, read_settings
 
 try:
@@ -23,17 +27,14 @@ try:
 except ImportError as error:
     raise ImportError("pyarrow is missing: install tidegate[arrow]") from error
 
-_DEFAULTS = {
+_DEFAULTS: Mapping[str, str | None] = {
+    **DEFAULTS,
     "uri": None,
-    "cluster.id": None,
     "endpoint.url": "",
     "anonymous": "false",
     "account.name": "",
     "account.key": "",
     "sas.token": "",
-    "threads": "16",
-    "timeout.ms": "30000",
-    "copy.timeout.ms": "600000",
 }
 _GCS = ("gs", "gcs")
 _AZURE = ("az", "abfs", "abfss")
@@ -54,30 +55,28 @@ _REFUSALS = {
 }
 
 
-class ArrowRemoteStorageManager(FileSystemRemoteStorageManager):
+class ArrowRemoteStorageManager(ChildStorageManager):
     """Settings: `uri` (gs://bucket/prefix, abfss://container@account.dfs.core.windows.net/prefix,
     az://container/prefix, or any other that pyarrow takes), `cluster.id`; `endpoint.url`, `anonymous` (false);
     of Azure `account.name`, `account.key`, `sas.token`; `threads` (16), `timeout.ms` (30000), and `copy.timeout.ms`
     (600000) for a whole segment. Without a key or a token the credentials are the environment's."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
-        values = read_settings("arrow", settings, _DEFAULTS)
-        timeout_ms = read_number(values, "timeout.ms", 1)
-        super().__init__(
-            ArrowFiles(values, timeout_ms),
-            values["cluster.id"],
-            read_number(values, "threads", 1),
-            timeout_ms,
-            read_number(values, "copy.timeout.ms", 1),
-        )
+        super().__init__(in_this_process, settings)
+
+
+def in_this_process(settings: Mapping[str, str]) -> FileSystemRemoteStorageManager:
+    """Not yet open. Raises `ValueError`."""
+    values = read_settings("arrow", settings, _DEFAULTS)
+    return FileSystemRemoteStorageManager.of(ArrowFiles(values), values)
 
 
 class ArrowFiles:
     """A `BlockingFileSystem`."""
 
-    def __init__(self, values: Mapping[str, str], timeout_ms: int) -> None:
+    def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values
-        self._timeout_ms = timeout_ms
+        self._timeout_ms = read_number(values, "timeout.ms", 1)
         uri = urlsplit(values["uri"])
         if not uri.scheme or uri.scheme in ("hdfs", "viewfs"):
             raise ValueError("setting 'uri': expected a URI such as gs://bucket/prefix; HDFS has a manager of its own")
@@ -177,12 +176,14 @@ class ArrowFiles:
         except FileNotFoundError:
             return
 
-    def walk(self, prefix: str) -> Iterator[tuple[str, int]]:
+    def walk(self, prefix: str) -> Iterator[StoredObject]:
         folder = prefix.rpartition("/")[0]
         base = self._path(folder) if folder else self._root
         for info in self._files.get_file_info(fs.FileSelector(base, allow_not_found=True, recursive=True)):
             if info.type == fs.FileType.File:
-                yield info.path.removeprefix(f"{self._root}/"), int(info.size)
+                written_ns = info.mtime_ns
+                modified_ms = None if written_ns is None else written_ns // 1_000_000
+                yield StoredObject(info.path.removeprefix(f"{self._root}/"), int(info.size), modified_ms=modified_ms)
 
     def error_of(self, error: Exception) -> RemoteStorageError:
         text = str(error).partition("\n")[0]

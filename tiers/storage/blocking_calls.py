@@ -57,7 +57,7 @@ class BlockingCalls:
         """Threads that are stuck in calls that nobody waits for."""
         return self._abandoned
 
-    async def run(self, work: Callable[[Call[T]], T], timeout_s: float) -> T:
+    async def run(self, work: Callable[[Call[T]], T], timeout_s: float | None) -> T:
         """Raises `TimeoutError` at the deadline, waiting for a thread included."""
         async with asyncio.timeout(timeout_s):
             await self._free.acquire()

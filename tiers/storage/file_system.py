@@ -12,21 +12,20 @@ from __future__ import annotations
 import contextlib
 import os
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
-from itertools import islice
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.blocking_calls import BlockingCalls, Call
 from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
 from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject
+from tiers.storage.settings import read_number
 
 T = TypeVar("T")
 
 PIECE_BYTES = 1024 * 1024
-_LIST_PAGE = 1000
 _TEMPORARY = ".tmp"
 
 
@@ -62,11 +61,20 @@ class BlockingFileSystem(Protocol):
     def delete(self, path: str) -> None:
         """What is missing is no error."""
 
-    def walk(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """Path and size of at least every file whose path begins so, in any order, temporary files included."""
+    def walk(self, prefix: str) -> Iterator[StoredObject]:
+        """At least every file whose path begins so, in any order, temporary files included."""
 
     def error_of(self, error: Exception) -> RemoteStorageError:
         """In this layer's words; `FileNotFoundError` has been dealt with."""
+
+
+DEFAULTS: Mapping[str, str | None] = {
+    "cluster.id": None,
+    "threads": "16",
+    "timeout.ms": "30000",
+    "copy.timeout.ms": "600000",
+}
+"""The settings that all of them have."""
 
 
 class FileSystemRemoteStorageManager:
@@ -78,9 +86,24 @@ class FileSystemRemoteStorageManager:
         self._files = files
         self._cluster_id = check_cluster_id(cluster_id)
         self._threads = threads
-        self._timeout_s = timeout_ms / 1000
-        self._copy_timeout_s = copy_timeout_ms / 1000
+        self.timeout_s: float | None = timeout_ms / 1000
+        self.copy_timeout_s: float | None = copy_timeout_ms / 1000
         self._calls: BlockingCalls | None = None
+
+    @classmethod
+    def of(cls, files: BlockingFileSystem, values: Mapping[str, str]) -> Self:
+        """Raises `ValueError`."""
+        threads, timeout_ms = read_number(values, "threads", 1), read_number(values, "timeout.ms", 1)
+        return cls(files, values["cluster.id"], threads, timeout_ms, read_number(values, "copy.timeout.ms", 1))
+
+    @property
+    def name(self) -> str:
+        return self._files.name
+
+    def without_deadlines(self) -> Self:
+        """For a caller that has the same ones and cancels."""
+        self.timeout_s = self.copy_timeout_s = None
+        return self
 
     @property
     def abandoned_calls(self) -> int:
@@ -113,7 +136,7 @@ class FileSystemRemoteStorageManager:
             self._create(call, log, size_bytes, attempt, lambda: _pieces_of(call, source, size_bytes))
             self._create(call, indexes, len(data.indexes), attempt, lambda: _one_piece(call, data.indexes))
 
-        await self._run(copy, self._copy_timeout_s, writes=True)
+        await self._run(copy, writes=True, takes_long=True)
         return None
 
     async def fetch_log_segment(
@@ -135,8 +158,8 @@ class FileSystemRemoteStorageManager:
             self._files.delete(indexes)
             self._files.delete(log)
             if not self._files.shows_on_close:
-                for path, _size in list(self._files.walk(f"{_TEMPORARY}/{metadata.segment_id.id}.")):
-                    self._files.delete(path)
+                for leftover in list(self._files.walk(f"{_TEMPORARY}/{metadata.segment_id.id}.")):
+                    self._files.delete(leftover.key)
             return True
 
         return await self._run(delete)
@@ -160,18 +183,16 @@ class FileSystemRemoteStorageManager:
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
         """The whole listing is in memory: these libraries promise no order."""
 
-        def collect(_: Call[list[tuple[str, int]]]) -> list[tuple[str, int]]:
-            return sorted(
-                (path, size)
-                for path, size in self._files.walk(prefix)
-                if path.startswith(prefix) and not path.startswith(f"{_TEMPORARY}/")
-            )
+        def collect(_: Call[list[StoredObject]]) -> list[StoredObject]:
+            found = [
+                stored
+                for stored in self._files.walk(prefix)
+                if stored.key.startswith(prefix) and not stored.key.startswith(f"{_TEMPORARY}/")
+            ]
+            return sorted(found, key=lambda stored: stored.key)
 
-        listed: list[tuple[str, int]] = await self._run(collect, self._copy_timeout_s)
-        found = iter(listed)
-        while page := list(islice(found, _LIST_PAGE)):
-            for path, size in page:
-                yield StoredObject(path, size)
+        for stored in await self._run(collect, takes_long=True):
+            yield stored
 
     async def close(self) -> None:
         if self._calls is not None:
@@ -181,10 +202,10 @@ class FileSystemRemoteStorageManager:
     def _paths(self, metadata: RemoteLogSegmentMetadata) -> tuple[str, str]:
         return log_key(self._cluster_id, metadata), indexes_key(self._cluster_id, metadata)
 
-    async def _run(self, work: Callable[[Call[T]], T], timeout_s: float | None = None, *, writes: bool = False) -> T:
+    async def _run(self, work: Callable[[Call[T]], T], *, writes: bool = False, takes_long: bool = False) -> T:
         if self._calls is None:
             raise RuntimeError(f"{self._files.name} is not open")
-        timeout_s = self._timeout_s if timeout_s is None else timeout_s
+        timeout_s = self.copy_timeout_s if takes_long else self.timeout_s
         try:
             return await self._calls.run(work, timeout_s)
         except RemoteStorageError:

@@ -4,6 +4,8 @@
 * A read past the end panics too: every range is clamped to the length, which opening the file tells anyway.
 * A file takes about half a second to close however small it is, since the NameNode first waits for the DataNode's
   report: this is the price of a segment's two files, whatever their size.
+* The one connection to the NameNode has no deadline, and a call waits for it as long as the kernel keeps it: all runs
+  in a child process (`child_storage.py`), which is replaced when a call passes its deadline.
 * Who it is comes from Kerberos, or from `$HADOOP_USER_NAME`, which the library reads whenever it connects.
 """
 
@@ -13,7 +15,9 @@ import posixpath
 from collections.abc import Iterator, Mapping
 
 from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
-from tiers.storage.file_system import FileSystemRemoteStorageManager
+from tiers.storage.child_storage import ChildStorageManager
+from tiers.storage.file_system import DEFAULTS, FileSystemRemoteStorageManager
+from tiers.storage.remote_storage_manager import StoredObject
 from tiers.storage.settings import read_number, read_settings
 
 try:
@@ -21,17 +25,14 @@ try:
 except ImportError as error:
     raise ImportError("hdfs-native is missing: install tidegate[hdfs]") from error
 
-_DEFAULTS = {
+_DEFAULTS: Mapping[str, str | None] = {
+    **DEFAULTS,
     "url": None,
     "path": None,
-    "cluster.id": None,
     "config.dir": "",
     "kerberos.principal": "",
     "kerberos.keytab": "",
     "replication": "",
-    "threads": "16",
-    "timeout.ms": "30000",
-    "copy.timeout.ms": "600000",
 }
 _CREDENTIALS = "change `kerberos.principal`, `kerberos.keytab` or $HADOOP_USER_NAME, or the rights on `path`"
 _REFUSALS = {
@@ -50,21 +51,19 @@ _REFUSALS = {
 }
 
 
-class HdfsRemoteStorageManager(FileSystemRemoteStorageManager):
+class HdfsRemoteStorageManager(ChildStorageManager):
     """Settings: `url` (hdfs://host:port or hdfs://nameservice), `path` (absolute), `cluster.id`; `config.dir` (of
     Hadoop's XML files), `kerberos.principal`, `kerberos.keytab`, `replication` (the cluster's), `threads` (16),
     `timeout.ms` (30000), and `copy.timeout.ms` (600000) for a whole segment."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
-        values = read_settings("hdfs", settings, _DEFAULTS)
-        timeout_ms = read_number(values, "timeout.ms", 1)
-        super().__init__(
-            HdfsFiles(values, timeout_ms),
-            values["cluster.id"],
-            read_number(values, "threads", 1),
-            timeout_ms,
-            read_number(values, "copy.timeout.ms", 1),
-        )
+        super().__init__(in_this_process, settings)
+
+
+def in_this_process(settings: Mapping[str, str]) -> FileSystemRemoteStorageManager:
+    """Not yet open. Raises `ValueError`."""
+    values = read_settings("hdfs", settings, _DEFAULTS)
+    return FileSystemRemoteStorageManager.of(HdfsFiles(values), values)
 
 
 class HdfsFiles:
@@ -72,7 +71,7 @@ class HdfsFiles:
 
     shows_on_close = False
 
-    def __init__(self, values: Mapping[str, str], timeout_ms: int) -> None:
+    def __init__(self, values: Mapping[str, str]) -> None:
         root = values["path"].rstrip("/")
         if not values["path"].startswith("/"):
             raise ValueError("setting 'path': expected an absolute path")
@@ -84,7 +83,7 @@ class HdfsFiles:
         self._replication = read_number(values, "replication", 1) if values["replication"] else None
         # The library's own patience is minutes: a call that nobody waits for any more must end soon after.
         self._config = {
-            "dfs.client.socket-timeout": str(timeout_ms),
+            "dfs.client.socket-timeout": values["timeout.ms"],
             "dfs.client.failover.max.attempts": "4",
             "dfs.client.failover.sleep.base.millis": "100",
             "dfs.client.failover.sleep.max.millis": "1000",
@@ -144,12 +143,13 @@ class HdfsFiles:
     def delete(self, path: str) -> None:
         self._client.delete(self._path(path))
 
-    def walk(self, prefix: str) -> Iterator[tuple[str, int]]:
+    def walk(self, prefix: str) -> Iterator[StoredObject]:
         folder = prefix.rpartition("/")[0]
         try:
             for status in self._client.list_status(self._path(folder) if folder else self._root or "/", True):
                 if not status.isdir:
-                    yield status.path.removeprefix(f"{self._root}/"), status.length
+                    key = status.path.removeprefix(f"{self._root}/")
+                    yield StoredObject(key, status.length, modified_ms=status.modification_time)
         except FileNotFoundError:
             return
 

@@ -1,0 +1,75 @@
+"""A `BlockingFileSystem` over a folder that gets stuck at will, for the child process of a `ChildStorageManager`.
+
+A read of `frozen` holds the interpreter's lock for good, one of `stuck` only waits, one of `dies` ends the process.
+A write waits with each piece while there is a file `hold`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tiers.errors import RemoteStorageError
+from tiers.storage.file_system import FileSystemRemoteStorageManager
+from tiers.storage.remote_storage_manager import StoredObject
+
+
+def make(settings: Mapping[str, str]) -> FileSystemRemoteStorageManager:
+    return FileSystemRemoteStorageManager(
+        StallingFiles(Path(settings["path"])), "cluster-1", 4, int(settings["timeout.ms"]), 600_000
+    )
+
+
+class StallingFiles:
+    name = "stalling"
+    shows_on_close = True
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def connect(self) -> None:
+        pass
+
+    def disconnect(self) -> None:
+        pass
+
+    def size(self, path: str) -> int | None:
+        file = self._folder / path
+        return file.stat().st_size if file.is_file() else None
+
+    def write(self, path: str, pieces: Iterator[bytes]) -> None:
+        file = self._folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("wb", buffering=0) as opened:
+            for piece in pieces:
+                opened.write(piece)
+                while (self._folder / "hold").exists():
+                    time.sleep(0.001)
+
+    def move(self, source: str, target: str, *, replace: bool) -> None:
+        raise NotImplementedError
+
+    def read(self, path: str, start: int, end: int | None) -> memoryview:
+        match path.rpartition("/")[2]:
+            case "frozen":
+                ctypes.PyDLL(None).sleep(3600)
+            case "stuck":
+                threading.Event().wait()
+            case "dies":
+                os._exit(3)
+        return memoryview(bytearray((self._folder / path).read_bytes()))[start : None if end is None else end + 1]
+
+    def delete(self, path: str) -> None:
+        (self._folder / path).unlink(missing_ok=True)
+
+    def walk(self, prefix: str) -> Iterator[StoredObject]:
+        for file in self._folder.rglob("*"):
+            if file.is_file():
+                yield StoredObject(str(file.relative_to(self._folder)), file.stat().st_size)
+
+    def error_of(self, error: Exception) -> RemoteStorageError:
+        return RemoteStorageError(repr(error))

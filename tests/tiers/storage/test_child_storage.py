@@ -1,0 +1,150 @@
+"""A store in a child process: what gets stuck there, what replaces it, and what ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fakes.record_batches import batch_of
+from tests.fakes.segments import build_segment, metadata_of
+from tests.fakes.stalling_files import make
+from tiers.errors import RemoteResourceNotFoundError, RetriableRemoteStorageError
+from tiers.storage.child_storage import MAX_RETIRED, ChildStorageManager
+from tiers.storage.child_wire import FrameBuffer, frame_of
+
+
+@asynccontextmanager
+async def opened(folder: Path, timeout_ms: int = 60_000) -> AsyncIterator[ChildStorageManager]:
+    storage = ChildStorageManager(make, {"path": str(folder), "timeout.ms": str(timeout_ms)}, grace_s=0.5)
+    try:
+        await storage.open()
+        yield storage
+    finally:
+        await storage.close()
+        assert storage.processes == []
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110  # processes end without an event
+        await asyncio.sleep(0.005)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_calls_results_and_errors_pass(tmp_path: Path) -> None:
+    async with opened(tmp_path) as storage:
+        [pid] = storage.processes
+        assert pid != os.getpid()
+        await storage.put_object("a/b", b"data")
+        assert await storage.get_object("a/b") == b"data"
+        assert [stored.key async for stored in storage.list_objects("a/")] == ["a/b"]
+        with pytest.raises(RemoteResourceNotFoundError, match="no such object"):
+            await storage.get_object("a/c")
+        with pytest.raises(ValueError, match="not a key"):
+            await storage.get_object("../c")
+        await storage.check()
+        assert storage.processes == [pid]
+
+
+@pytest.mark.parametrize("fault", ["frozen", "stuck"])
+async def test_a_stuck_call_meets_its_deadline_and_another_process_takes_the_next(tmp_path: Path, fault: str) -> None:
+    """A frozen one shares its interpreter with every other call there, and none with this process."""
+    async with opened(tmp_path, 300) as storage:
+        [first] = storage.processes
+        with pytest.raises(RetriableRemoteStorageError, match="no answer"):
+            await storage.get_object(fault)
+        await until_it_works(storage)
+        assert first not in storage.processes[-1:]
+        await until(lambda: len(storage.processes) == 1)
+
+
+async def until_it_works(storage: ChildStorageManager) -> None:
+    while True:
+        try:
+            await storage.put_object("key", b"data")
+        except RetriableRemoteStorageError:
+            continue
+        return
+
+
+async def test_however_often_it_gets_stuck_there_are_few_processes(tmp_path: Path) -> None:
+    async with opened(tmp_path, 200) as storage:
+        most = 0
+        for _ in range(MAX_RETIRED + 3):
+            await until_it_works(storage)
+            calls = [storage.get_object("frozen") for _ in range(20)]
+            assert {type(each) for each in await asyncio.gather(*calls, return_exceptions=True)} == {
+                RetriableRemoteStorageError
+            }
+            most = max(most, len(storage.processes))
+        assert most <= 1 + MAX_RETIRED
+
+
+async def test_a_process_that_ends_fails_its_calls_and_is_replaced(tmp_path: Path) -> None:
+    async with opened(tmp_path) as storage:
+        stuck = asyncio.gather(storage.get_object("stuck"), return_exceptions=True)
+        with pytest.raises(RetriableRemoteStorageError, match="has ended"):
+            await storage.get_object("dies")
+        assert [type(each) for each in await stuck] == [RetriableRemoteStorageError]
+        await storage.put_object("key", b"data")
+        [pid] = storage.processes
+        os.kill(pid, signal.SIGKILL)
+        await until_it_works(storage)
+
+
+async def test_a_cancelled_copy_is_taken_back_by_the_child(tmp_path: Path) -> None:
+    built = build_segment(tmp_path / "log", [batch_of(0, 1, value_bytes=5 << 19)])
+    metadata = metadata_of(built)
+    data = built.log_segment_data(metadata)
+    folder = tmp_path / "store"
+    folder.mkdir()
+    hold = folder / "hold"
+    hold.touch()
+
+    def written() -> list[Path]:
+        return [file for file in folder.rglob("*.log") if file.stat().st_size]
+
+    async with opened(folder) as storage:
+        async with asyncio.TaskGroup() as group:
+            copying = group.create_task(storage.copy_log_segment_data(metadata, data))
+            await until(lambda: bool(written()))
+            copying.cancel()
+        assert written()
+        [pid] = storage.processes
+        # Its cancellation goes the same way before this call.
+        assert len([stored async for stored in storage.list_objects("")]) == 2
+        hold.unlink()
+        await until(lambda: not written())
+        assert storage.processes == [pid]
+
+
+async def test_the_child_of_a_parent_that_is_killed_ends(tmp_path: Path) -> None:
+    async with opened(tmp_path) as storage:
+        [pid] = storage.processes
+        child = storage._child
+        assert child is not None
+        child._transport.abort()  # all that a dead parent leaves behind is a closed socket
+        await until(lambda: not child.is_alive())
+    assert not is_alive(pid)
+
+
+@given(st.lists(st.binary(max_size=50), max_size=8), st.integers(min_value=1, max_value=40))
+def test_frames_come_out_however_they_are_cut(bodies: list[bytes], step: int) -> None:
+    stream = b"".join(frame_of(body) for body in bodies)
+    frames = FrameBuffer()
+    found = [said for start in range(0, len(stream), step) for said in frames.feed(stream[start : start + step])]
+    assert found == bodies

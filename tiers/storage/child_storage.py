@@ -1,0 +1,247 @@
+"""`ChildStorageManager`: a store whose library may hold up a whole process, in a child process of its own.
+
+* pyarrow holds the interpreter's lock while Google's storage answers nothing; hdfs-native waits on a silent connection
+  for as long as the kernel keeps it. Neither can be interrupted, but a process can be ended.
+* A call that passes its deadline ends the child's service: it takes no new calls, the next call starts another child,
+  and it ends with the last of its calls, each of which has a deadline. So what got stuck lives no longer than that.
+* At most `MAX_RETIRED` of them are left to end so; the oldest is killed before there are more, and its calls fail.
+* A child is told of every call that nobody waits for any more, and so can take back what that has begun. One that has
+  not ended `grace_s` after it was hung up on is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from tiers.errors import RetriableRemoteStorageError
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.child_wire import CANCEL, READY, Answer, FrameBuffer, Request, Task, frame_of
+from tiers.storage.file_system import FileSystemRemoteStorageManager
+from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject
+
+logger = logging.getLogger(__name__)
+
+MAX_RETIRED = 2
+_START_S = 60.0
+_BUFFER_BYTES = 4 << 20
+"""What the kernel grants of it. Every time that it is full costs a change of processes."""
+
+
+class ChildStorageManager:
+    """A `RemoteStorageManager`. `make` is found by its name in the child; here it only reads the settings."""
+
+    def __init__(
+        self,
+        make: Callable[[Mapping[str, str]], FileSystemRemoteStorageManager],
+        settings: Mapping[str, str],
+        grace_s: float = 5.0,
+    ) -> None:
+        made = make(settings)
+        self._task = Task(make, dict(settings), grace_s)
+        self._name = made.name
+        self._timeout_s = made.timeout_s or _START_S
+        self._copy_timeout_s = made.copy_timeout_s or _START_S
+        self._child: _Child | None = None
+        self._retired: list[_Child] = []
+        self._starting = asyncio.Lock()
+
+    async def open(self) -> None:
+        await self._call("open", timeout_s=max(self._timeout_s, _START_S))
+
+    async def check(self) -> None:
+        await self._call("check", timeout_s=3 * self._timeout_s)
+
+    async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+        await self._call("copy_log_segment_data", metadata, data, timeout_s=self._copy_timeout_s)
+        return None
+
+    async def fetch_log_segment(
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+    ) -> memoryview:
+        return memoryview(await self._call("fetch_log_segment", metadata, start_position, end_position))
+
+    async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
+        return bytes(await self._call("fetch_indexes", metadata))
+
+    async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
+        return bool(await self._call("delete_log_segment_data", metadata))
+
+    async def put_object(self, key: str, data: bytes) -> None:
+        await self._call("put_object", key, data)
+
+    async def get_object(self, key: str) -> bytes:
+        return bytes(await self._call("get_object", key))
+
+    async def delete_object(self, key: str) -> None:
+        await self._call("delete_object", key)
+
+    async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
+        for stored in await self._call("list_objects", prefix, timeout_s=self._copy_timeout_s):
+            yield stored
+
+    async def close(self) -> None:
+        children = [*self._retired, *([] if self._child is None else [self._child])]
+        self._child = None
+        for child in children:
+            child.hang_up()
+        for child in children:
+            await child.ended()
+        self._retired.clear()
+
+    @property
+    def processes(self) -> list[int]:
+        """The ids of the children that have not ended, the one in service last."""
+        children = [*self._retired, *([] if self._child is None else [self._child])]
+        return [child.pid for child in children if child.is_alive()]
+
+    async def _call(self, method: str, *arguments: object, timeout_s: float | None = None) -> Any:
+        timeout_s = timeout_s or self._timeout_s
+        child, was_ready = None, False
+        try:
+            async with asyncio.timeout(timeout_s):
+                child = await self._in_service()
+                was_ready = child.is_ready
+                return await child.call(method, arguments)
+        except TimeoutError as error:
+            if child is not None and was_ready and not child.is_retired:
+                self._retire(child)
+            raise RetriableRemoteStorageError(f"{self._name}: no answer in {timeout_s} s") from error
+
+    async def _in_service(self) -> _Child:
+        async with self._starting:
+            if self._child is None or self._child.is_retired:
+                if self._child is not None and self._child not in self._retired:  # it ended by itself
+                    self._retired.append(self._child)
+                self._child = await _start(self._name, self._task)
+            return self._child
+
+    def _retire(self, child: _Child) -> None:
+        logger.warning("a store's process is replaced: a call passed its deadline", extra={"store": self._name})
+        self._retired = [one for one in self._retired if one.is_alive()]
+        while len(self._retired) >= MAX_RETIRED:
+            self._retired.pop(0).kill()
+        self._retired.append(child)
+        child.retire()
+
+
+class _Child(asyncio.Protocol):
+    """One process, and the calls that wait for it."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], grace_s: float) -> None:
+        self._name = name
+        self._grace_s = grace_s
+        self._process = process
+        self._loop = asyncio.get_running_loop()
+        self._frames = FrameBuffer()
+        self._pending: dict[int, asyncio.Future[object]] = {}
+        self._next = 0
+        self._transport: asyncio.Transport
+        self._is_lost = False
+        self.is_ready = False
+        self.is_retired = False
+        self._start_deadline = self._loop.call_later(_START_S, self.kill)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    async def call(self, method: str, arguments: tuple[object, ...]) -> object:
+        number, self._next = self._next, self._next + 1
+        future: asyncio.Future[object] = self._loop.create_future()
+        self._pending[number] = future
+        try:
+            self._send((number, method, arguments))
+            return await future
+        except asyncio.CancelledError:
+            self._send((number, CANCEL, ()))
+            raise
+        finally:
+            del self._pending[number]
+            if self.is_retired and not self._pending:
+                self.hang_up()
+
+    def retire(self) -> None:
+        self.is_retired = True
+        if not self._pending:
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        """The child ends by itself when it has taken back what nobody waits for; else it is killed."""
+        self.is_retired = True
+        if not self._is_lost:
+            self._is_lost = True
+            self._start_deadline.cancel()
+            self._transport.close()
+            self._loop.call_later(self._grace_s, self.kill)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    async def ended(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._process.wait, self._grace_s)
+        self.kill()
+
+    def _send(self, request: Request) -> None:
+        if not self._is_lost:
+            self._transport.write(frame_of(request))
+        elif request[1] != CANCEL:
+            raise RetriableRemoteStorageError(f"{self._name}: the store's process has ended")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # uvloop's are not subclasses of asyncio's
+
+    def data_received(self, data: bytes) -> None:
+        answer: Answer
+        for answer in self._frames.feed(data):
+            number, result, error = answer
+            if number == READY:
+                self.is_ready = True
+                self._start_deadline.cancel()
+                continue
+            future = self._pending.get(number)
+            if future is not None and not future.done():
+                if error is None:
+                    future.set_result(result)
+                else:
+                    future.set_exception(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.hang_up()
+        for future in self._pending.values():
+            if not future.done():
+                future.set_exception(RetriableRemoteStorageError(f"{self._name}: the store's process has ended"))
+
+
+async def _start(name: str, task: Task) -> _Child:
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    with theirs:
+        process = _spawn(theirs.fileno())
+    loop = asyncio.get_running_loop()
+    try:
+        transport, child = await loop.create_unix_connection(lambda: _Child(name, process, task.grace_s), sock=ours)
+    except BaseException:
+        ours.close()
+        process.kill()
+        process.wait()
+        raise
+    transport.write(frame_of(task))
+    return child
+
+
+def _spawn(channel: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "tiers.storage.child_main", str(channel)]
+    return subprocess.Popen(command, pass_fds=[channel], stdin=subprocess.DEVNULL)
