@@ -7,105 +7,23 @@ the same over a restart. Azurite is `$TIDEGATE_AZURITE`, else in `.cache/azurite
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import http.client
 import json
 import os
-import shutil
-import subprocess
-import tempfile
-import time
 from pathlib import Path
-from types import TracebackType
-from typing import ClassVar, Self
 
-from tests.servers.jars import CACHE, ServerUnavailable
-from tests.servers.kafka import free_ports
+from tests.servers.jars import CACHE
+from tests.servers.own_server import OwnServer
 
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 10.0
 FAKE_GCS_VERSION = "v1.56.1"
 ACCOUNT_NAME = "devstoreaccount1"
 ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """Azurite's own, which every installation of it knows."""
 
 
-class _ObjectStore:
-    """One server; `with` starts and stops it."""
-
-    install: ClassVar[str]
-
-    def __init__(self, program: Path) -> None:
-        if not os.access(program, os.X_OK):
-            raise ServerUnavailable(f"{program} is missing: run {self.install}")
-        self._program = program
-        self.folder = Path(tempfile.mkdtemp(prefix="tidegate-objects-"))
-        (self.port,) = free_ports(1)
-        self.endpoint_url = f"http://127.0.0.1:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
-        atexit.register(self.stop)
-
-    def arguments(self) -> list[str]:
-        raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Returns when the server has answered a request."""
-        with (self.folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [str(self._program), *self.arguments()], stdout=log, stderr=log, cwd=self.folder
-            )
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                last = (self.folder / "server.log").read_text(errors="replace").strip().splitlines()[-1:]
-                self.stop()
-                raise ServerUnavailable(f"{self._program.name} did not start: {last[0] if last else 'no output'}")
-            time.sleep(0.02)
-
-    def _answers(self) -> bool:
-        try:
-            self._request("GET", "/")
-        except (OSError, http.client.HTTPException):
-            return False
-        return True
-
-    def _request(self, method: str, path: str, body: bytes | None = None) -> int:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
-        try:
-            connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
-            return connection.getresponse().status
-        finally:
-            connection.close()
-
-    def stop(self) -> None:
-        """Ends the process and removes its folder; safe to call twice."""
-        if self._process is not None:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_TIMEOUT_S)
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-
-class Azurite(_ObjectStore):
-    install = "make .cache/azurite/installed"
-
+class Azurite(OwnServer):
     def __init__(self) -> None:
-        super().__init__(
-            Path(os.environ.get("TIDEGATE_AZURITE") or CACHE / "azurite" / "node_modules" / ".bin" / "azurite-blob")
-        )
+        installed = CACHE / "azurite" / "node_modules" / ".bin" / "azurite-blob"
+        super().__init__(Path(os.environ.get("TIDEGATE_AZURITE") or installed), "make .cache/azurite/installed")
         self._containers: set[str] = set()
 
     def arguments(self) -> list[str]:
@@ -141,11 +59,12 @@ class Azurite(_ObjectStore):
         }
 
 
-class FakeGcs(_ObjectStore):
-    install = f"GOBIN={CACHE / 'bin'} go install github.com/fsouza/fake-gcs-server@{FAKE_GCS_VERSION}"
-
+class FakeGcs(OwnServer):
     def __init__(self) -> None:
-        super().__init__(Path(os.environ.get("TIDEGATE_FAKE_GCS") or CACHE / "bin" / "fake-gcs-server"))
+        super().__init__(
+            Path(os.environ.get("TIDEGATE_FAKE_GCS") or CACHE / "bin" / "fake-gcs-server"),
+            f"GOBIN={CACHE / 'bin'} go install github.com/fsouza/fake-gcs-server@{FAKE_GCS_VERSION}",
+        )
 
     def arguments(self) -> list[str]:
         place = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(self.port)]
@@ -153,7 +72,7 @@ class FakeGcs(_ObjectStore):
         return [*place, "-public-host", f"127.0.0.1:{self.port}", "-backend", "memory", "-log-level", "error"]
 
     def create_bucket(self, name: str) -> None:
-        status = self._request("POST", "/storage/v1/b?project=tidegate", json.dumps({"name": name}).encode())
+        status = self.request("POST", "/storage/v1/b?project=tidegate", json.dumps({"name": name}).encode())
         assert status in (200, 409), status
 
     def settings(self, bucket: str, prefix: str) -> dict[str, str]:
