@@ -117,6 +117,8 @@ def _server_of(item: pytest.Item) -> str | None:
         item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
     )
     asked = {*getattr(item, "fixturenames", ()), *(one for one in parameters if isinstance(one, str))}
+    if "spark" in asked:  # its tests that need a Kafka use that of three brokers
+        return "kafka_of_three"
     return next((server for server in _SERVERS if server in asked), None)
 
 

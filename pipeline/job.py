@@ -1,0 +1,61 @@
+"""`run_tasks`: a plan's rows go out to the executors, a result row comes back for each. Record bytes never do.
+
+A task that fails for a reason of its own segment says so in its result; one that raises ends the whole run, so it does
+that only for what no other row could do better: no right to read, no store. An executor that dies is replaced by Spark,
+which gives its rows to another one: `attempt` tells a task that it may not be the first.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from py4j.protocol import Py4JJavaError
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from pipeline.progress import job_progress
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+
+class JobError(Exception):
+    """The run ended; the message is for the user, one line."""
+
+
+def run_tasks(session: SparkSession, what: str, plan: Sequence[P], task: Callable[[P], R]) -> list[R]:
+    """One Spark task per row; results in the plan's order. Rows that take less than a second are better packed.
+
+    Raises `JobError`."""
+    if not plan:
+        return []
+    context = session.sparkContext
+    group = f"tidegate-{uuid.uuid4()}"
+    context.setJobGroup(group, what, interruptOnCancel=True)
+    try:
+        with job_progress(context, group, what, len(plan)):
+            return context.parallelize(plan, len(plan)).map(task).collect()
+    except (Py4JJavaError, PySparkException) as error:
+        raise JobError(f"{what}: {_cause(error)}") from error
+    except KeyboardInterrupt:
+        context.cancelJobGroup(group)
+        raise
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", "")
+
+
+def attempt() -> int:
+    """How often Spark has begun this task before: 0 the first time, and outside Spark."""
+    context = TaskContext.get()
+    return 0 if context is None else context.attemptNumber()
+
+
+def _cause(error: Exception) -> str:
+    """The last line of the task's own traceback, without Spark's wrapping."""
+    text = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    own = [line for line in lines if "Error: " in line and not line.startswith(("at ", "File ", "org.apache"))]
+    return (own or lines or [type(error).__name__])[-1]

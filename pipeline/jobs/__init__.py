@@ -1,0 +1,1 @@
+"""One job each: a plain function that plans on the driver, runs its tasks on the executors, and gives a result."""

@@ -1,0 +1,31 @@
+"""Rows go out, results come back in the plan's order; what a task raises ends the run in one line."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.job import JobError, attempt, run_tasks
+
+
+def squared(number: int) -> tuple[int, int]:
+    return number * number, attempt()
+
+
+def refused(number: int) -> int:
+    raise PermissionError(f"no right to read segment {number}")
+
+
+def test_results_come_in_the_order_of_the_plan(spark: SparkSession) -> None:
+    assert run_tasks(spark, "squaring", range(5), squared) == [(0, 0), (1, 0), (4, 0), (9, 0), (16, 0)]
+    assert run_tasks(spark, "squaring", [], squared) == []
+
+
+def test_what_a_task_raises_is_one_line(spark: SparkSession) -> None:
+    with pytest.raises(JobError) as failed:
+        run_tasks(spark, "reading", [7], refused)
+    assert str(failed.value) == "reading: PermissionError: no right to read segment 7"
+
+
+def test_outside_spark_it_is_the_first_attempt() -> None:
+    assert attempt() == 0
