@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from itertools import count
 
 from protocol.records.record_batch import cut_at_batches
 from tiers.errors import (
@@ -50,7 +51,8 @@ class RLMCopyTask:
         self.throttled_ms = 0
         """After a run: how long the quota lets nothing be copied; 0: it did not stop this run."""
         self.progress_at_ms = services.clock_ms()
-        """When something was last read or written, or there was nothing to copy."""
+        """When something was last read or written for the first time, or there was nothing to copy."""
+        self._furthest = -1, 0
 
     async def run(self, policy: TopicPolicy, bounds: LocalLogBounds) -> bool:
         """Copies what is ready, at most `segments_per_run` segments; True when more may be ready. Raises
@@ -135,8 +137,10 @@ class RLMCopyTask:
             if fits and not await self._append(await self._builder_from(start), read, fits):
                 return True
             builder = self._builder
-            if read.records or next_offset >= read.last_stable_offset:
-                self._progress()
+            if builder is not None and builder.next_offset > next_offset:
+                self._progress(builder.next_offset)
+            elif not read.records and next_offset >= read.last_stable_offset:
+                self.progress_at_ms = services.clock_ms()
             self._read_bytes += fits
             self._read_offsets += 0 if builder is None else builder.next_offset - next_offset
             self._observe_lag(start, read.last_stable_offset, policy)
@@ -158,8 +162,11 @@ class RLMCopyTask:
             self.throttled_ms = max(1, quota.throttle_ms())
             self._services.metrics.copy_throttle_time.observe(self.throttled_ms / 1000)
 
-    def _progress(self) -> None:
-        self.progress_at_ms = self._services.clock_ms()
+    def _progress(self, next_offset: int, stage: int = 0) -> None:
+        """Of what an attempt that failed came to before, nothing counts again."""
+        if (next_offset, stage) > self._furthest:
+            self._furthest = next_offset, stage
+            self.progress_at_ms = self._services.clock_ms()
 
     async def _follow_leader(self, leader_epoch: int) -> None:
         """What was read from an earlier leader must be this one's too, or an unclean election replaced it. So must what
@@ -244,7 +251,8 @@ class RLMCopyTask:
             await self._check_open_segment(builder)
             built = await services.spool.run(builder.finish)
             services.checkpoint("segment-built")
-            await copy_segment(services, self._partition, built, self._progress)
+            next_offset, stages = built.end_offset + 1, count(1)
+            await copy_segment(services, self._partition, built, lambda: self._progress(next_offset, next(stages)))
         except BaseException:
             services.metrics.copy_errors.labels(self._partition.topic).inc()
             raise
@@ -299,6 +307,7 @@ class RLMCopyTask:
         """After a clamp: nothing that was read or taken over continues what is remote now."""
         self.discard()
         self._continuation = None
+        self._furthest = -1, 0
 
     def discard(self) -> None:
         """Gives up the open segment and its spool file."""

@@ -70,6 +70,26 @@ async def test_an_error_that_comes_back_is_the_reason_that_is_named(
     assert (line["partition"], line["error"]) == (str(PARTITION), "no leader")
 
 
+@pytest.mark.parametrize("refused", ["copy and delete", "copy", "verification"])
+async def test_attempts_that_fail_again_and_again_are_no_progress(
+    running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refused: str
+) -> None:
+    """Each reads the same records anew, and some write them."""
+    store = running.bench.store
+
+    async def fails(*args: object) -> bool:
+        raise RetriableRemoteStorageError("503")
+
+    monkeypatch.setattr(store, "fetch_log_segment" if refused == "verification" else "copy_log_segment_data", fails)
+    if refused == "copy and delete":
+        monkeypatch.setattr(store, "delete_log_segment_data", fails)
+    async with running.run():
+        await eventually(lambda: stalls(running) == 2)
+    lines = [vars(line) for line in caplog.records if line.getMessage() == "copying makes no progress"]
+    assert all("503" in line["error"] for line in lines)
+    assert running.bench.finished == []
+
+
 async def test_who_waits_for_a_copier_that_another_holds_is_reported_too(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
