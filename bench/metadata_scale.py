@@ -34,6 +34,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tiers.broker.client import BrokerClient
+from tiers.metadata.quick_values import making_many
 from tiers.metadata.serde import decode_value, encode_value, key_of
 from tiers.metadata.shared_reader import SharedRemoteLogMetadataReader
 from tiers.metadata.state_layout import StateIdentity
@@ -93,11 +94,15 @@ def values(numbers: range) -> Iterator[bytes]:
         )
 
 
-def events(base_offset: int, records: Sequence[bytes]) -> Iterator[MetadataEvent]:
+@making_many()
+def events(base_offset: int, records: Sequence[bytes]) -> list[MetadataEvent]:
+    """As `read_committed` makes them of a Fetch."""
+    read = []
     for offset, value in enumerate(records, base_offset):
         record = decode_value(value)
         assert record is not None
-        yield MetadataEvent(offset, offset // 2 * 1000, key_of(record), record)
+        read.append(MetadataEvent(offset, offset // 2 * 1000, key_of(record), record))
+    return read
 
 
 def fill(folder: Path, segments: int, console: Console) -> list[Figure]:
@@ -110,7 +115,7 @@ def fill(folder: Path, segments: int, console: Console) -> list[Figure]:
             numbers = range(first, min(first + SEGMENTS_PER_READ, segments))
             records = list(values(numbers))
             begun, cpu_begun = time.perf_counter(), time.thread_time()
-            writer.apply([PartitionRead(0, list(events(2 * first, records)), 2 * numbers.stop)])
+            writer.apply([PartitionRead(0, events(2 * first, records), 2 * numbers.stop)])
             seconds += time.perf_counter() - begun
             cpu_s += time.thread_time() - cpu_begun
     writer.close()

@@ -19,6 +19,7 @@ from protocol.records.record_batch import RecordBatch, verify_batches
 from protocol.records.record_reader import Record, read_records
 from tiers.broker.fetch import FetchedPartition
 from tiers.errors import BrokerError, RemoteLogMetadataError
+from tiers.metadata.quick_values import making_many
 from tiers.metadata.serde import RecordKey, decode_key, decode_value, key_of, nothing_key
 from tiers.metadata.state_replay import MetadataEvent, PartitionRead
 from tiers.model.segment_metadata import LogStartOffsetUpdate, QuarantineDeletionUpdate
@@ -32,6 +33,7 @@ _ANYBODYS = (LogStartOffsetUpdate, QuarantineDeletionUpdate)
 """Written without ownership, and so that neither order nor repetition matters: no transaction is needed."""
 
 
+@making_many()
 def read_committed(fetched: FetchedPartition, position: int) -> PartitionRead:
     """The events from `position` on. Raises `BrokerError` for the partition's error, `CorruptBatchError`."""
     if fetched.error != ErrorCode.NONE:

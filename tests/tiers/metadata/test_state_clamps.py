@@ -45,6 +45,27 @@ def test_a_clamp_cuts_what_was_finished_before_it(state: RemoteLogMetadataStateW
     assert state.remote_log_segment_metadata(PARTITION, 250) is None
 
 
+def test_what_lies_below_a_clamp_tells_of_it_for_as_long_as_it_is_there(state: RemoteLogMetadataStateWriter) -> None:
+    topic = Topic(state)
+    long, head = segment(1, 0, 199), segment(2, 0, 49)
+    for each in (long, head):
+        topic.put(each, to(each, State.COPY_SEGMENT_FINISHED))
+
+    def answers() -> list[tuple[int, int | None] | None]:
+        found = [state.remote_log_segment_metadata(PARTITION, offset) for offset in (0, 60, 120, 199)]
+        return [None if each is None else (each.segment_id.id.int, each.clamped_to) for each in found]
+
+    assert answers() == [(2, None), (1, None), (1, None), (1, None)]
+    topic.put(clamp(99))
+    assert answers() == [(2, None), (1, 99), None, None]
+    topic.put(clamp(29))
+    assert answers() == [(2, 29), None, None, None]
+    topic.bury(key_of(clamp(29)))
+    assert answers() == [(2, None), (1, 99), None, None]
+    topic.bury(key_of(clamp(99)))
+    assert answers() == [(2, None), (1, None), (1, None), (1, None)]
+
+
 def test_that_the_topic_is_gone_is_forgotten_when_the_state_is_opened_again(tmp_path: Path) -> None:
     with closing(open_state(tmp_path)) as state:
         assert not state.is_final()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,9 +9,17 @@ from hypothesis import strategies as st
 
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.state_layout import partition_key
-from tiers.metadata.stored_segment import decode_stored_segment, encode_stored_segment
+from tiers.metadata.stored_segment import (
+    decode_answer,
+    decode_stored_segment,
+    encode_answer,
+    encode_stored_segment,
+    stored_fields,
+    stored_leader_epochs,
+    update_stored_segment,
+)
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
 
 int32s = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -41,6 +50,25 @@ def test_what_was_stored_is_read_again(segment: RemoteLogSegmentMetadata) -> Non
     read = decode_stored_segment(key_of(segment), encode_stored_segment(segment))
     assert read == segment
     assert read.topic_id_partition.topic == segment.topic_id_partition.topic
+
+
+@given(segments, st.integers(0, 1 << 62))
+def test_an_answer_says_where_the_segment_ends(segment: RemoteLogSegmentMetadata, valid_end: int) -> None:
+    key = key_of(segment)
+    read = decode_answer(key[:20], encode_answer(key[20:], valid_end, encode_stored_segment(segment)))
+    assert read == replace(segment, clamped_to=valid_end if valid_end < segment.end_offset else None)
+
+
+@given(segments, st.sampled_from(RemoteLogSegmentState), st.none() | st.binary(max_size=20), int64s)
+def test_what_is_changed_as_it_is_stored_is_as_if_it_were_changed_first(
+    segment: RemoteLogSegmentMetadata, state: RemoteLogSegmentState, custom_metadata: bytes | None, at_ms: int
+) -> None:
+    update = RemoteLogSegmentMetadataUpdate(segment.segment_id, 7, at_ms, state, custom_metadata)
+    raw = encode_stored_segment(segment)
+    changed = update_stored_segment(raw, stored_fields(raw), update, at_ms)
+    assert changed == encode_stored_segment(segment.with_update(update))
+    epochs = stored_leader_epochs(changed, stored_fields(changed))
+    assert epochs == [(each.epoch, each.start_offset) for each in segment.segment_leader_epochs]
 
 
 @given(segments, st.data())
