@@ -19,6 +19,10 @@ class RetriableRemoteStorageError(RemoteStorageError):
     retriable = True
 
 
+class SomeStoresInTroubleError(RetriableRemoteStorageError):
+    """Of several stores that are one remote tier some did it, others are slow, throttling or unreachable."""
+
+
 class RemoteResourceNotFoundError(RemoteStorageError):
     """The object does not exist, or a store that is eventually consistent does not show it yet."""
 

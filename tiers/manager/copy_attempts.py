@@ -4,14 +4,15 @@ While a store is down every attempt leaves one more COPY_SEGMENT_STARTED, to be 
 newest attempt at what is to be copied next have to go first; `collect_leftovers` asks for that in every round. While
 the store refuses, the next attempt waits from the newest one's last record on, which every owner sees:
 
-* refused for now: the store is in trouble, 15 minutes; refused for good: it may be this one object, a minute;
+* refused for now: the store is in trouble, 15 minutes; refused for good, when it may be this one object, or refused by
+  one store of several, when the next attempt may go to another one: a minute;
 * twice as long with each attempt that is left, at most an hour. An object that never goes stops no copying for ever,
   and one copy that succeeds has all before it forgotten.
 """
 
 from __future__ import annotations
 
-from tiers.errors import RetriableRemoteStorageError
+from tiers.errors import RetriableRemoteStorageError, SomeStoresInTroubleError
 from tiers.manager.failed_deletions import StillPublishedError
 from tiers.manager.task_services import TaskServices
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
@@ -63,7 +64,8 @@ def check_last_attempt(services: TaskServices, partition: TopicIdPartition) -> N
     error = services.failed_deletions.last_error(newest.segment_id)
     if error is None or isinstance(error, StillPublishedError):
         return
-    pause_ms = _PAUSE_WHILE_IN_TROUBLE_MS if error.retriable else _PAUSE_WHEN_REFUSED_MS
+    is_in_trouble = error.retriable and not isinstance(error, SomeStoresInTroubleError)
+    pause_ms = _PAUSE_WHILE_IN_TROUBLE_MS if is_in_trouble else _PAUSE_WHEN_REFUSED_MS
     pause_ms = min(_MAX_PAUSE_MS, pause_ms << min(len(attempts) - 1, 10))
     # Of a record from our clock's future nobody knows when it was written.
     if 0 <= services.wall_clock_ms() - newest.event_timestamp_ms < pause_ms:

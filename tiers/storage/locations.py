@@ -17,7 +17,12 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.errors import (
+    RemoteResourceNotFoundError,
+    RemoteStorageError,
+    RetriableRemoteStorageError,
+    SomeStoresInTroubleError,
+)
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import parse_segment_key
 from tiers.storage.remote_storage_manager import (
@@ -114,7 +119,17 @@ class LocatedRemoteStorageManager:
         if metadata.custom_metadata is not None:
             place, metadata = self._place_of(metadata)
             return await place.delete_log_segment_data(metadata)
-        deleted = [await place.delete_log_segment_data(metadata) for _, place in self._different_places()]
+        deleted: list[bool] = []
+        troubles: list[RemoteStorageError] = []
+        for name, place in self._different_places():
+            try:
+                deleted.append(await place.delete_log_segment_data(metadata))
+            except RemoteStorageError as error:
+                troubles.append(_named(name, error))
+        if troubles and deleted and troubles[0].retriable:
+            raise SomeStoresInTroubleError(str(troubles[0])) from troubles[0]
+        if troubles:
+            raise troubles[0]
         return all(deleted)
 
     def place_of(self, metadata: RemoteLogSegmentMetadata) -> RemoteStorageManager:

@@ -8,7 +8,12 @@ import pytest
 
 from tests.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import Workbench
-from tiers.errors import RemoteLogMetadataError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.errors import (
+    RemoteLogMetadataError,
+    RemoteStorageError,
+    RetriableRemoteStorageError,
+    SomeStoresInTroubleError,
+)
 from tiers.manager.failed_deletions import FailedDeletions
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -71,6 +76,7 @@ def outage(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> Outage:
 
 
 DOWN = RetriableRemoteStorageError("connection refused")
+ONE_DOWN = SomeStoresInTroubleError("location 'east': connection refused")
 DENIED = RemoteStorageError("403 AccessDenied")
 
 
@@ -104,7 +110,7 @@ async def test_credentials_that_expired_get_few_attempts_too(bench: Workbench, o
     assert await outage.rounds(HOUR_MS) <= 7
 
 
-@pytest.mark.parametrize(("error", "waits_ms"), [(DENIED, MINUTE_MS), (DOWN, 15 * MINUTE_MS)])
+@pytest.mark.parametrize(("error", "waits_ms"), [(DENIED, MINUTE_MS), (ONE_DOWN, MINUTE_MS), (DOWN, 15 * MINUTE_MS)])
 async def test_one_object_that_never_goes_holds_copying_up_once(
     bench: Workbench, outage: Outage, error: RemoteStorageError, waits_ms: int
 ) -> None:

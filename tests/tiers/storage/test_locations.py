@@ -17,7 +17,12 @@ from hypothesis import strategies as st
 from tests.fakes.record_batches import batch_of
 from tests.fakes.segments import build_segment, metadata_of
 from tiers.config import StorageConfig
-from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
+from tiers.errors import (
+    RemoteResourceNotFoundError,
+    RemoteStorageError,
+    RetriableRemoteStorageError,
+    SomeStoresInTroubleError,
+)
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.locations import HOME, LocatedRemoteStorageManager, decode_location, encode_location
@@ -133,6 +138,32 @@ async def test_topics_have_locations_of_their_own_and_home_takes_the_others(root
         recorded = (await copied(storage, root)).custom_metadata
         assert recorded is not None
         assert decode_location(recorded) == (HOME, None)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (RetriableRemoteStorageError("503"), SomeStoresInTroubleError),
+        (RemoteStorageError("403"), RemoteStorageError),
+    ],
+)
+async def test_what_a_copy_left_is_deleted_wherever_it_can_be(
+    root: Path, error: RemoteStorageError, raised: type[RemoteStorageError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stores(root, EAST, WEST) as storage:
+        metadata, data = segment(root)
+        place = storage.place_of(replace(metadata, custom_metadata=encode_location("west", None)))
+        await place.copy_log_segment_data(metadata, data)
+
+        async def refuse(self: object, metadata: RemoteLogSegmentMetadata) -> bool:
+            raise error
+
+        east = storage.place_of(replace(metadata, custom_metadata=encode_location("east", None)))
+        monkeypatch.setattr(east, "delete_log_segment_data", refuse.__get__(east))
+        with pytest.raises(RemoteStorageError, match=r"'east'.*(503|403)") as caught:
+            await storage.delete_log_segment_data(metadata)
+        assert type(caught.value) is raised
+        assert objects(root, "west") == []
 
 
 async def test_a_listing_says_where_each_object_lies(root: Path) -> None:
