@@ -25,6 +25,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
@@ -62,6 +63,7 @@ class Figure(NamedTuple):
     target: float | None = None
 
 
+@cache
 def partition(number: int) -> TopicIdPartition:
     return TopicIdPartition(UUID(int=1 + number // 10), number % 10, f"orders-{number // 10}")
 

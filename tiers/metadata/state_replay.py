@@ -26,7 +26,7 @@ from tiers.metadata.serde import (
     RecordKey,
     encode_value,
 )
-from tiers.metadata.state import RemoteLogMetadataState, valid_end_offset
+from tiers.metadata.state import RemoteLogMetadataState, SegmentRun, valid_end_offset
 from tiers.metadata.state_layout import (
     END_AND_ORDER,
     I32,
@@ -171,11 +171,12 @@ class Replay:
         stored = update_stored_segment(raw, known, update, timestamp_ms)
         self._txn.put(key + uuid, stored, db=self._db.segments)
         self._txn.put(start_key(key, start, uuid), END_AND_ORDER.pack(end, order), db=self._db.starts)
-        if is_readable or known.state == RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-            self._cover_again(key, start, end, uuid, stored)
         if is_readable:
+            self._cover_finished(key, SegmentRun(offset, start, end, uuid), stored)
             self._raise_epochs(key, end, stored_leader_epochs(raw, known))
             self._finished.append(update.segment_id)
+        elif known.state == RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+            self._cover_again(key, start, end)
 
     def _raise_epochs(self, key: bytes, segment_end: int, epochs: list[tuple[int, int]]) -> None:
         ends = [*[start_offset - 1 for _, start_offset in epochs[1:]], segment_end]
@@ -299,10 +300,19 @@ class Replay:
         first = min([offset + 1, *(run.start_offset for run in overlapping)])
         self._cover_again(key, first, _LAST_OFFSET)
 
-    def _cover_again(self, key: bytes, first: int, last: int, uuid: bytes = b"", stored: bytes = b"") -> None:
-        """Decides anew which readable segment answers for the offsets in [first, last].
+    def _cover_finished(self, key: bytes, run: SegmentRun, stored: bytes) -> None:
+        """Where nobody answered, no other segment may: what is readable and not cut off there would have."""
+        _, first, last, uuid = run
+        if self._cut(key, first, last):
+            self._cover_again(key, first, last)
+            return
+        clamps = self._state.clamps(self._txn, key)
+        run_end = valid_end_offset(clamps, run.order, last) if clamps else last
+        if run_end >= first:
+            self._put_run(key, first, run_end, encode_answer(uuid, run_end, stored))
 
-        `stored` is the segment `uuid`, if it is at hand."""
+    def _cover_again(self, key: bytes, first: int, last: int) -> None:
+        """Decides anew which readable segment answers for the offsets in [first, last]."""
         self._cut(key, first, last)
         overlapping = self._state.overlapping(self._txn, key, first, last)
         runs = [run for run in overlapping if run.order != NOT_READABLE]
@@ -319,9 +329,7 @@ class Replay:
                 if run_first > run_last:
                     uncovered.append((hole_first, hole_last))
                     continue
-                if not answer:
-                    segment = stored if run.uuid == uuid else self._stored(key, run.uuid)
-                    answer = encode_answer(run.uuid, run_end, segment)
+                answer = answer or encode_answer(run.uuid, run_end, self._stored(key, run.uuid))
                 self._put_run(key, run_first, run_last, answer)
                 if hole_first < run_first:
                     uncovered.append((hole_first, run_first - 1))
@@ -338,8 +346,8 @@ class Replay:
     def _put_run(self, key: bytes, first: int, last: int, answer: bytes) -> None:
         self._txn.put(key + U64.pack(last), U64.pack(first) + answer, db=self._db.cover)
 
-    def _cut(self, key: bytes, first: int, last: int) -> None:
-        """Takes [first, last] out of the cover; what sticks out of it on either side stays."""
+    def _cut(self, key: bytes, first: int, last: int) -> bool:
+        """Takes [first, last] out of the cover; what sticks out of it on either side stays. Whether there was any."""
         cut: list[tuple[int, int, bytes]] = []
         cursor = self._txn.cursor(self._db.cover)
         found = cursor.set_range(key + U64.pack(first))
@@ -355,3 +363,4 @@ class Replay:
                 self._put_run(key, run_first, first - 1, answer)
             if run_last > last:
                 self._put_run(key, last + 1, run_last, answer)
+        return bool(cut)
