@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import struct
-from collections.abc import Iterator
 from uuid import UUID
 
 import pytest
@@ -23,6 +21,7 @@ from protocol.apis.topic_reference import TopicReference
 from protocol.errors import ProtocolError
 from protocol.schema import compile_message
 from tests.fakes.message_oracle import RECORDS, Message, encoded_messages
+from tests.fakes.streaming import chunked, completes_at_the_last_byte, damaged, stream
 
 FETCH = 1
 OVERRIDES = {
@@ -62,17 +61,6 @@ def payloads(draw: st.DrawFn) -> tuple[int, bytes, int]:
     if version >= 12:
         header += draw(st.sampled_from(HEADER_TAGS))
     return version, header + message.payload, len(header)
-
-
-def chunked(payload: bytes, cuts: list[int]) -> Iterator[memoryview]:
-    positions = [0, *sorted(cut for cut in cuts if cut < len(payload)), len(payload)]
-    view = memoryview(payload)
-    for start, end in itertools.pairwise(positions):
-        yield view[start:end]
-
-
-def stream(patcher: StreamingFetchPatcher, chunks: Iterator[memoryview]) -> bytes:
-    return b"".join(bytes(buffer) for chunk in chunks for buffer in patcher.feed(chunk))
 
 
 def patched_while_held(
@@ -128,27 +116,18 @@ def test_without_patches_every_byte_passes(message: tuple[int, bytes, int], cuts
 @given(payloads(), st.data())
 def test_a_response_is_complete_at_its_last_byte(message: tuple[int, bytes, int], data: st.DataObject) -> None:
     version, payload, _ = message
-    patcher = StreamingFetchPatcher(version, Scripted([]))
     length = data.draw(st.integers(0, len(payload) - 1))
-    complete = []
-    for part in (memoryview(payload)[:length], memoryview(payload)[length:]):
-        patcher.feed(part)
-        complete.append(patcher.is_complete)
-    assert complete == [False, True]
-    with pytest.raises(ProtocolError, match="1 bytes after"):
-        patcher.feed(memoryview(b"\x00"))
+    completes_at_the_last_byte(StreamingFetchPatcher(version, Scripted([])), payload, length)
 
 
 @given(payloads(), st.data())
 def test_damage_raises_nothing_but_protocol_errors(message: tuple[int, bytes, int], data: st.DataObject) -> None:
     version, payload, _ = message
-    damaged = bytearray(payload)
-    for position in data.draw(st.lists(st.integers(4, len(payload) - 1), min_size=1, max_size=4)):
-        damaged[position] = data.draw(st.integers(0, 255))
+    broken = damaged(payload, data)
     cuts = data.draw(st.lists(st.integers(1, len(payload)), max_size=4))
     with contextlib.suppress(ProtocolError):
-        out = stream(StreamingFetchPatcher(version, Scripted([])), chunked(bytes(damaged), cuts))
-        assert damaged.startswith(out)
+        out = stream(StreamingFetchPatcher(version, Scripted([])), chunked(broken, cuts))
+        assert broken.startswith(out)
 
 
 @pytest.mark.parametrize("version", [4, 11, 12, 18])

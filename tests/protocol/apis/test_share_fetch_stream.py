@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -14,6 +12,7 @@ from protocol.errors import LimitExceededError, ProtocolError
 from protocol.primitives import read_tag, read_tag_count
 from protocol.schema import compile_message
 from tests.fakes.message_oracle import RECORDS, Message, encoded_messages
+from tests.fakes.streaming import chunked, completes_at_the_last_byte, damaged, stream
 
 HEADERS = [b"\x00\x00\x00\x2a\x00", b"\x00\x00\x00\x2a\x01\x07\x03abc"]
 OVERRIDES = {
@@ -32,17 +31,6 @@ def payloads(draw: st.DrawFn) -> tuple[int, bytes, int]:
     message: Message = draw(encoded_messages("ShareFetchResponse", version, OVERRIDES))
     header = draw(st.sampled_from(HEADERS))
     return version, header + message.payload, len(header)
-
-
-def chunked(payload: bytes, cuts: list[int]) -> Iterator[memoryview]:
-    positions = [0, *sorted(cut for cut in cuts if cut < len(payload)), len(payload)]
-    view = memoryview(payload)
-    for start, end in itertools.pairwise(positions):
-        yield view[start:end]
-
-
-def stream(patcher: StreamingShareFetchPatcher, chunks: Iterator[memoryview]) -> bytes:
-    return b"".join(bytes(buffer) for chunk in chunks for buffer in patcher.feed(chunk))
 
 
 def without_endpoints(version: int, payload: bytes, body: int) -> tuple[bytes, list[tuple[int, bytes]], int]:
@@ -84,26 +72,17 @@ def test_only_the_endpoints_go_whatever_the_chunks(message: tuple[int, bytes, in
 @given(payloads(), st.data())
 def test_a_response_is_complete_at_its_last_byte(message: tuple[int, bytes, int], data: st.DataObject) -> None:
     _, payload, _ = message
-    patcher = StreamingShareFetchPatcher()
     length = data.draw(st.integers(0, len(payload) - 1))
-    complete = []
-    for part in (memoryview(payload)[:length], memoryview(payload)[length:]):
-        patcher.feed(part)
-        complete.append(patcher.is_complete)
-    assert complete == [False, True]
-    with pytest.raises(ProtocolError, match="1 bytes after a ShareFetch response"):
-        patcher.feed(memoryview(b"\x00"))
+    completes_at_the_last_byte(StreamingShareFetchPatcher(), payload, length)
 
 
 @given(payloads(), st.data())
 def test_damage_raises_nothing_but_protocol_errors(message: tuple[int, bytes, int], data: st.DataObject) -> None:
     _, payload, _ = message
-    damaged = bytearray(payload)
-    for position in data.draw(st.lists(st.integers(4, len(payload) - 1), min_size=1, max_size=4)):
-        damaged[position] = data.draw(st.integers(0, 255))
+    broken = damaged(payload, data)
     cuts = data.draw(st.lists(st.integers(1, len(payload)), max_size=4))
     with contextlib.suppress(ProtocolError):
-        stream(StreamingShareFetchPatcher(), chunked(bytes(damaged), cuts))
+        stream(StreamingShareFetchPatcher(), chunked(broken, cuts))
 
 
 def head_of_a_partition(records: bytes) -> bytes:
