@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -21,6 +22,7 @@ from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, Config
 from proxy import cli
 from tests.integration.strict_consumer import consumer_at, read, until_trimmed
 from tests.integration.waiting import until
+from tests.servers.jars import ServerUnavailable
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic, delete_topic, produce, random_values
 from tests.servers.tidegate import TidegateProcess, tidegate_over
@@ -283,8 +285,17 @@ async def export_and_import(site: Site) -> None:
 
 
 async def begin_without(site: Site) -> None:
-    """Who starts on an empty metadata topic copies nothing beside what was there, and leaves the manifests."""
-    topic, site.metadata_topic = site.metadata_topic, f"{site.metadata_topic}-begun"
+    """Whoever knows nothing makes no metadata topic; on one that somebody else made it copies nothing beside what was
+    there, and leaves the manifests."""
+    topic, home = site.metadata_topic, site.home
+    site.metadata_topic, site.home = f"{site.metadata_topic}-begun", site.home / "begun"
+    site.home.mkdir()
+    refused = site.proxy()
+    with pytest.raises(ServerUnavailable, match="the store holds segments of this cluster"):
+        await asyncio.to_thread(refused.start)
+    shutil.rmtree(refused.folder)
+    compacted = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}
+    create_topic(site.kafka.bootstrap_servers, site.metadata_topic, partitions=4, config=compacted)
     before = {path: path.read_bytes() for path in site.bucket.rglob("*") if path.is_file()}
     with site.proxy() as proxy:
 
@@ -295,7 +306,7 @@ async def begin_without(site: Site) -> None:
         for name in (site.plain, site.sealed):
             await asyncio.to_thread(until, partial(is_refused, name))
     assert {path: path.read_bytes() for path in site.bucket.rglob("*") if path.is_file()} == before
-    site.metadata_topic = topic
+    site.metadata_topic, site.home = topic, home
 
 
 async def lose_the_metadata(site: Site, values: Mapping[str, Sequence[bytes]]) -> None:
