@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,6 +16,7 @@ from tests.servers.hdfs import SUPERUSER, HdfsCluster
 from tests.servers.jars import ServerUnavailable
 from tests.servers.kafka import SHRINKS_SOON, KafkaCluster
 from tests.servers.object_stores import Azurite, FakeGcs
+from tests.servers.own_server import OwnServer
 from tests.servers.secure_kafka import add_users, secure_kafka
 from tests.servers.versitygw import VersityGateway
 
@@ -22,6 +24,7 @@ from tests.servers.versitygw import VersityGateway
 settings.register_profile("tidegate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tidegate")
 
+Server = TypeVar("Server", bound=OwnServer)
 BROKER_HOST = "localhost"
 """What the brokers of every session advertise. Proxies under test advertise 127.0.0.1: no client may ever see this."""
 
@@ -75,37 +78,31 @@ def secured(authority: Authority) -> Iterator[KafkaCluster]:
         cluster.stop()
 
 
+def _server(make: Callable[[], Server]) -> Iterator[Server]:
+    try:
+        server = make()
+    except ServerUnavailable as missing:
+        pytest.fail(str(missing), pytrace=False)
+    with server:
+        yield server
+
+
 @pytest.fixture(scope="session")
 def s3() -> Iterator[VersityGateway]:
     """A real S3; a test makes a bucket of its own, and starts again what it kills."""
-    try:
-        gateway = VersityGateway()
-    except ServerUnavailable as missing:
-        pytest.fail(str(missing), pytrace=False)
-    with gateway:
-        yield gateway
+    yield from _server(VersityGateway)
 
 
 @pytest.fixture(scope="session")
 def gcs() -> Iterator[FakeGcs]:
     """A server of Google Cloud Storage's interface; a test makes a bucket of its own."""
-    try:
-        server = FakeGcs()
-    except ServerUnavailable as missing:
-        pytest.fail(str(missing), pytrace=False)
-    with server:
-        yield server
+    yield from _server(FakeGcs)
 
 
 @pytest.fixture(scope="session")
 def azure() -> Iterator[Azurite]:
     """A server of Azure Blob Storage's interface; a test makes a container of its own."""
-    try:
-        server = Azurite()
-    except ServerUnavailable as missing:
-        pytest.fail(str(missing), pytrace=False)
-    with server:
-        yield server
+    yield from _server(Azurite)
 
 
 _SERVERS = ("kafka_of_three", "secured", "kafka", "hdfs", "s3", "gcs", "azure")

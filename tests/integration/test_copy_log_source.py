@@ -42,13 +42,21 @@ async def client(kafka: KafkaCluster) -> AsyncIterator[BrokerClient]:
     await client.close()
 
 
+async def filled(
+    kafka: KafkaCluster, client: BrokerClient, topic: str, count: int
+) -> tuple[BrokerLogSource, TopicIdPartition, int]:
+    """A new topic with `count` records, and its leader epoch."""
+    create_topic(kafka.bootstrap_servers, topic)
+    produce(kafka.bootstrap_servers, topic, random_values(count))
+    partition = await topic_id_partition(client, topic)
+    source = BrokerLogSource(client)
+    return source, partition, (await source.bounds(partition, TIMEOUT_MS)).leader_epoch
+
+
 async def test_the_log_is_read_as_it_lies_in_the_broker_folder(
     kafka: KafkaCluster, client: BrokerClient, topic_name: str
 ) -> None:
-    create_topic(kafka.bootstrap_servers, topic_name)
-    produce(kafka.bootstrap_servers, topic_name, random_values(200))
-    partition = await topic_id_partition(client, topic_name)
-    source = BrokerLogSource(client)
+    source, partition, _ = await filled(kafka, client, topic_name, 200)
 
     bounds = await source.bounds(partition, TIMEOUT_MS)
     log = b""
@@ -68,11 +76,7 @@ async def test_the_log_is_read_as_it_lies_in_the_broker_folder(
 async def test_a_trim_moves_the_log_start_and_what_lies_below_is_a_gap(
     kafka: KafkaCluster, client: BrokerClient, topic_name: str
 ) -> None:
-    create_topic(kafka.bootstrap_servers, topic_name)
-    produce(kafka.bootstrap_servers, topic_name, random_values(50))
-    partition = await topic_id_partition(client, topic_name)
-    source = BrokerLogSource(client)
-    epoch = (await source.bounds(partition, TIMEOUT_MS)).leader_epoch
+    source, partition, epoch = await filled(kafka, client, topic_name, 50)
 
     assert await source.delete_records(partition, 30, epoch, TIMEOUT_MS, still_ours) == 30
     assert (await source.bounds(partition, TIMEOUT_MS)).log_start_offset == 30
@@ -110,11 +114,7 @@ async def test_bounds_of_logs_that_are_empty_trimmed_or_held_back(
 async def test_nothing_is_trimmed_past_the_end(
     kafka: KafkaCluster, client: BrokerClient, topic_name: str, offset: int
 ) -> None:
-    create_topic(kafka.bootstrap_servers, topic_name)
-    produce(kafka.bootstrap_servers, topic_name, random_values(50))
-    partition = await topic_id_partition(client, topic_name)
-    source = BrokerLogSource(client)
-    epoch = (await source.bounds(partition, TIMEOUT_MS)).leader_epoch
+    source, partition, epoch = await filled(kafka, client, topic_name, 50)
     with pytest.raises(BrokerError) as error:
         await source.delete_records(partition, offset, epoch, TIMEOUT_MS, still_ours)
     assert not error.value.retriable
@@ -124,11 +124,7 @@ async def test_nothing_is_trimmed_past_the_end(
 async def test_nothing_is_trimmed_in_another_leader_epoch_or_topic(
     kafka: KafkaCluster, client: BrokerClient, topic_name: str
 ) -> None:
-    create_topic(kafka.bootstrap_servers, topic_name)
-    produce(kafka.bootstrap_servers, topic_name, random_values(50))
-    partition = await topic_id_partition(client, topic_name)
-    source = BrokerLogSource(client)
-    epoch = (await source.bounds(partition, TIMEOUT_MS)).leader_epoch
+    source, partition, epoch = await filled(kafka, client, topic_name, 50)
 
     with pytest.raises(BrokerError) as other_epoch:
         await source.delete_records(partition, 30, epoch + 1, TIMEOUT_MS, still_ours)
@@ -141,11 +137,7 @@ async def test_nothing_is_trimmed_in_another_leader_epoch_or_topic(
 
 
 async def test_a_recreated_topic_is_another_topic(kafka: KafkaCluster, client: BrokerClient, topic_name: str) -> None:
-    create_topic(kafka.bootstrap_servers, topic_name)
-    produce(kafka.bootstrap_servers, topic_name, random_values(10))
-    old = await topic_id_partition(client, topic_name)
-    source = BrokerLogSource(client)
-    epoch = (await source.bounds(old, TIMEOUT_MS)).leader_epoch
+    source, old, epoch = await filled(kafka, client, topic_name, 10)
     delete_topic(kafka.bootstrap_servers, topic_name)
     create_topic(kafka.bootstrap_servers, topic_name)
     produce(kafka.bootstrap_servers, topic_name, random_values(10))

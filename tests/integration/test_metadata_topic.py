@@ -6,9 +6,10 @@ import asyncio
 import gc
 import shutil
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import pytest
@@ -43,6 +44,27 @@ def addresses(kafka: KafkaCluster) -> list[tuple[str, int]]:
 
 def settings(folder: Path, topic_name: str) -> TopicBasedSettings:
     return TopicBasedSettings(folder, prefix=topic_name, topic=MetadataTopicSettings(topic_name, 3))
+
+
+class Owner(NamedTuple):
+    client: BrokerClient
+    manager: TopicBasedRemoteLogMetadataManager
+    partition: TopicIdPartition
+
+
+@asynccontextmanager
+async def owner(kafka: KafkaCluster, wanted: TopicBasedSettings) -> AsyncIterator[Owner]:
+    """Of the metadata partition that `partition` hashes to, as long as nothing happens to the topic."""
+    client = BrokerClient(addresses(kafka), client_id="test")
+    manager = TopicBasedRemoteLogMetadataManager(client, wanted)
+    partition = TopicIdPartition(uuid4(), 0, "orders")
+    try:
+        await manager.open()
+        await until(lambda: manager.owns(partition))
+        yield Owner(client, manager, partition)
+    finally:
+        await manager.close()
+        await client.close()
 
 
 async def configs(client: BrokerClient, topic_name: str) -> dict[str, str]:
@@ -108,12 +130,8 @@ async def test_a_dead_broker_is_outlived(
 async def test_a_policy_that_loses_records_stops_the_owner(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
-    client = BrokerClient(addresses(kafka), client_id="test")
-    manager = TopicBasedRemoteLogMetadataManager(client, replace(settings(tmp_path, topic_name), check_interval_ms=100))
-    try:
-        await manager.open()
-        partition = TopicIdPartition(uuid4(), 0, "orders")
-        await until(lambda: manager.owns(partition))
+    watching = replace(settings(tmp_path, topic_name), check_interval_ms=100)
+    async with owner(kafka, watching) as (client, manager, partition):
         await set_cleanup_policy(client, topic_name, "compact,delete")
         await until(lambda: manager.alarm is not None)
         assert manager.alarm is not None
@@ -124,9 +142,6 @@ async def test_a_policy_that_loses_records_stops_the_owner(
         await set_cleanup_policy(client, topic_name, "compact")
         await until(lambda: manager.alarm is None and manager.owns(partition))
         await copied(manager, segment(partition, 0, 9))
-    finally:
-        await manager.close()
-        await client.close()
 
 
 async def grow(client: BrokerClient, topic_name: str, count: int) -> None:
@@ -152,12 +167,8 @@ async def until_gone(client: BrokerClient, topic_name: str) -> None:
 async def test_a_topic_that_is_grown_is_written_no_more_and_read_on(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
-    client = BrokerClient(addresses(kafka), client_id="test")
-    manager = TopicBasedRemoteLogMetadataManager(client, replace(settings(tmp_path, topic_name), check_interval_ms=100))
-    try:
-        await manager.open()
-        partition = TopicIdPartition(uuid4(), 0, "orders")
-        await until(lambda: manager.owns(partition))
+    watching = replace(settings(tmp_path, topic_name), check_interval_ms=100)
+    async with owner(kafka, watching) as (client, manager, partition):
         await copied(manager, segment(partition, 0, 9))
         await grow(client, topic_name, 5)
         await until(lambda: manager.alarm is not None)
@@ -170,21 +181,13 @@ async def test_a_topic_that_is_grown_is_written_no_more_and_read_on(
         await manager.close()
         with pytest.raises(MetadataTopicUnfitError, match="5 partitions"):
             await manager.open()
-    finally:
-        await manager.close()
-        await client.close()
 
 
 async def test_a_topic_that_is_deleted_is_an_alarm_and_one_that_comes_in_its_place_is_foreign(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
-    client = BrokerClient(addresses(kafka), client_id="test")
     mine = replace(settings(tmp_path, topic_name), check_interval_ms=100, write_timeout_ms=2_000)
-    manager = TopicBasedRemoteLogMetadataManager(client, mine)
-    try:
-        await manager.open()
-        partition = TopicIdPartition(uuid4(), 0, "orders")
-        await until(lambda: manager.owns(partition))
+    async with owner(kafka, mine) as (client, manager, partition):
         await copied(manager, segment(partition, 0, 9))
         await delete(client, topic_name)
         await until(lambda: manager.alarm is not None)
@@ -201,7 +204,7 @@ async def test_a_topic_that_is_deleted_is_an_alarm_and_one_that_comes_in_its_pla
         assert manager.remote_end_offset(partition) == 9
 
         # A restart takes neither the new topic nor, when that is gone too, an empty one of its own for the lost one.
-        for what_is_there in ("is not the one", "is not there any more"):
+        for what_is_there in ("is not the one", "there is no topic"):
             await manager.close()
             await manager.open()
             assert what_is_there in str(manager.alarm)
@@ -226,9 +229,6 @@ async def test_a_topic_that_is_deleted_is_an_alarm_and_one_that_comes_in_its_pla
         assert manager.alarm is None
         assert not manager.is_final()
         await manager.ensure_fresh(partition, 60_000, TIMEOUT_MS)
-    finally:
-        await manager.close()
-        await client.close()
 
 
 async def test_records_of_strangers_harm_nothing(
@@ -291,24 +291,16 @@ async def test_records_of_strangers_harm_nothing(
 async def test_an_error_that_nobody_thought_of_is_an_alarm_and_ends_nobody_elses_task(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = BrokerClient(addresses(kafka), client_id="test")
-    manager = TopicBasedRemoteLogMetadataManager(client, replace(settings(tmp_path, topic_name), check_interval_ms=100))
-
     async def breaks(*args: object) -> None:
         raise ZeroDivisionError
 
-    try:
-        await manager.open()
-        partition = TopicIdPartition(uuid4(), 0, "orders")
-        await until(lambda: manager.owns(partition))
+    watching = replace(settings(tmp_path, topic_name), check_interval_ms=100)
+    async with owner(kafka, watching) as (_, manager, partition):
         monkeypatch.setattr(topic_based, "check_metadata_topic", breaks)
         await until(lambda: manager.alarm is not None)
         assert "ZeroDivisionError" in str(manager.alarm)
         assert not manager.owns(partition)
         await manager.ensure_fresh(partition, 0, TIMEOUT_MS)
-    finally:
-        await manager.close()
-        await client.close()
 
 
 async def test_a_manager_that_is_closed_at_once_leaves_nothing(
