@@ -14,10 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from tiers.errors import RetriableRemoteStorageError
@@ -51,9 +53,15 @@ class ChildStorageManager:
         self._child: _Child | None = None
         self._retired: list[_Child] = []
         self._starting = asyncio.Lock()
+        self._is_open = False
 
     async def open(self) -> None:
-        await self._call("open", timeout_s=max(self._timeout_s, _START_S))
+        self._is_open = True
+        try:
+            await self._call("open", timeout_s=max(self._timeout_s, _START_S))
+        except BaseException:
+            await self.close()
+            raise
 
     async def check(self) -> None:
         await self._call("check", timeout_s=3 * self._timeout_s)
@@ -87,6 +95,7 @@ class ChildStorageManager:
             yield stored
 
     async def close(self) -> None:
+        self._is_open = False
         children = [*self._retired, *([] if self._child is None else [self._child])]
         self._child = None
         for child in children:
@@ -116,6 +125,8 @@ class ChildStorageManager:
 
     async def _in_service(self) -> _Child:
         async with self._starting:
+            if not self._is_open:
+                raise RuntimeError(f"{self._name} is not open")
             if self._child is None or self._child.is_retired:
                 if self._child is not None and self._child not in self._retired:  # it ended by itself
                     self._retired.append(self._child)
@@ -243,5 +254,7 @@ async def _start(name: str, task: Task) -> _Child:
 
 
 def _spawn(channel: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "tiers.storage.child_main", str(channel)]
-    return subprocess.Popen(command, pass_fds=[channel], stdin=subprocess.DEVNULL)
+    # The folder of the caller must not be searched for modules before ours.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
+    command = [sys.executable, "-P", "-m", "tiers.storage.child_main", str(channel)]
+    return subprocess.Popen(command, env=environment, pass_fds=[channel], stdin=subprocess.DEVNULL)

@@ -60,6 +60,14 @@ async def test_calls_results_and_errors_pass(tmp_path: Path) -> None:
         assert storage.processes == [pid]
 
 
+async def test_nothing_is_started_after_the_end(tmp_path: Path) -> None:
+    async with opened(tmp_path) as storage:
+        pass
+    with pytest.raises(RuntimeError, match="not open"):
+        await storage.get_object("key")
+    assert storage.processes == []
+
+
 @pytest.mark.parametrize("fault", ["frozen", "stuck"])
 async def test_a_stuck_call_meets_its_deadline_and_another_process_takes_the_next(tmp_path: Path, fault: str) -> None:
     """A frozen one shares its interpreter with every other call there, and none with this process."""
