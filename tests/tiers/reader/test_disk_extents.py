@@ -133,6 +133,20 @@ async def test_damaged_bytes_of_the_store_are_not_kept(tier: RemoteTier, tmp_pat
         assert (await read(reader, 0, 1))[0] == batches[0]
 
 
+async def test_a_damaged_chunk_is_not_kept_beside_its_neighbours(tier: RemoteTier, tmp_path: Path) -> None:
+    await tier.fill(P0, segments=1, batches=12)
+    (segment,) = tier.rlmm.list_remote_log_segments(P0)
+    async with reader_of(tier, disk(tmp_path)) as reader:
+        index = await reader.index(segment, deadline_ms=monotonic_ms() + 20_000, connection_id=1)
+        bad = index.chunks()[1].stored_position + 100
+        tier.storage.damage = lambda data: data[:bad] + bytes([data[bad] ^ 1]) + data[bad + 1 :]
+        await read(reader, 0, 1)
+        assert tier.storage.gets[0][0] == 0
+        assert tier.storage.gets[0][1] > bad
+    assert f"{segment.segment_id.id.hex}-0" in {path.name for path in (tmp_path / "chunks").iterdir()}
+    assert f"{segment.segment_id.id.hex}-1" not in {path.name for path in (tmp_path / "chunks").iterdir()}
+
+
 async def test_a_whole_file_that_is_not_the_chunk_is_fetched_again(tier: RemoteTier, tmp_path: Path) -> None:
     batches = await tier.fill(P0, segments=1, batches=3)
     (segment,) = tier.rlmm.list_remote_log_segments(P0)
