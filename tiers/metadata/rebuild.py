@@ -5,7 +5,9 @@ older than the metadata was. So, per partition:
 
 * What the manifest accepts is live, what it calls dead is dead. What it does not name came after it: such a segment is
   live when it continues what is accepted, without a gap and without another one beside it.
-* Accepted segments that are gone from the front expired after the manifest was written. Gone from between: refused.
+* Accepted segments that are gone from the front expired after the manifest was written, or were lost: the manifest is
+  rewritten in the round that expires, so the latter is likelier. The log start moves no further than our own trims: the
+  owner deletes what brokers have below it, and that may be the last copy. Gone from between: refused.
 * A `.log` without `.indexes` is a copy that did not end. The reverse never comes about by itself: refused.
 * Two segments with different content for one range, unreadable objects, a `.log` of another size: refused.
 
@@ -103,8 +105,8 @@ def plan_partition(found: FoundPartition) -> PartitionPlan:
     accepted = {} if manifest is None else {each.id: each for each in manifest.segments}
     dead = frozenset(() if manifest is None else manifest.dead)
     candidates = _whole_segments(found, plan, accepted, dead)
-    _take_accepted(found, plan, manifest, candidates)
-    _take_unnamed(plan, sorted(candidates.values(), key=lambda each: _place(each.metadata)))
+    gone_to = _take_accepted(found, plan, manifest, candidates)
+    _take_unnamed(plan, gone_to, sorted(candidates.values(), key=lambda each: _place(each.metadata)))
     names = [each.topic_id_partition.topic for each in plan.segments]
     if manifest is None and names:
         plan.topic_id_partition = replace(plan.topic_id_partition, topic=names[-1])
@@ -145,10 +147,12 @@ def _take_accepted(
     plan: PartitionPlan,
     manifest: PartitionManifest | None,
     candidates: dict[UUID, FoundIndexes],
-) -> None:
-    """Takes them out of `candidates`."""
+) -> int | None:
+    """Takes them out of `candidates`. The last offset (inclusive) of those that are gone from the front, if any are."""
+    if manifest is None:
+        return None
     missing: list[ManifestSegment] = []
-    for named in () if manifest is None else manifest.segments:
+    for named in manifest.segments:
         if named.id not in found.segments:
             missing.append(named)
             continue
@@ -162,33 +166,44 @@ def _take_accepted(
             continue
         custom = named.custom_metadata if named.custom_metadata is not None else metadata.custom_metadata
         plan.segments.append(replace(metadata, custom_metadata=custom, clamped_to=named.clamped_to))
-    _judge_missing(found, plan, missing)
+    return _judge_missing(found, plan, manifest, missing)
 
 
-def _judge_missing(found: FoundPartition, plan: PartitionPlan, missing: Sequence[ManifestSegment]) -> None:
+def _judge_missing(
+    found: FoundPartition, plan: PartitionPlan, manifest: PartitionManifest, missing: Sequence[ManifestSegment]
+) -> int | None:
     if not missing:
-        return
+        return None
+    recorded = manifest.log_start_offset or 0
     if not found.segments:
-        plan.notes.append(f"nothing is left of the {len(missing)} segments that the manifest names")
-        plan.log_start_offset = max(plan.log_start_offset or 0, *(each.end_offset + 1 for each in missing))
-        return
+        plan.notes.append(
+            f"nothing is left of the {len(missing)} segments that the manifest names: they expired after it was "
+            f"written, or were lost; the log start stays at {recorded} until the owner sees where the log begins"
+        )
+        plan.log_start_offset = recorded
+        return None
     first = min(segment.base_offset for segment in found.segments.values())
-    expired = [each for each in missing if each.end_offset < first]
+    gone = [each for each in missing if each.end_offset < first]
     plan.refused += [
         f"segment {each.id} ({each.start_offset} to {each.end_offset}) was accepted, and both its objects are missing"
         for each in missing
-        if each not in expired
+        if each not in gone
     ]
-    if expired:
-        plan.notes.append(f"{len(expired)} segments below {first} expired after the manifest was written")
-        plan.log_start_offset = max(plan.log_start_offset or 0, first)
+    if not gone:
+        return None
+    plan.log_start_offset = max(recorded, min(first, manifest.local_log_start_offset or 0))
+    plan.notes.append(
+        f"{len(gone)} segments below {first} are gone: they expired after the manifest was written, or were lost; "
+        f"the log start is {plan.log_start_offset}"
+    )
+    return max(each.end_offset if each.clamped_to is None else each.clamped_to for each in gone)
 
 
-def _take_unnamed(plan: PartitionPlan, candidates: Sequence[FoundIndexes]) -> None:
-    """In offset order; each must continue what was taken before."""
+def _take_unnamed(plan: PartitionPlan, gone_to: int | None, candidates: Sequence[FoundIndexes]) -> None:
+    """In offset order; each must continue what was taken before, or what was accepted and is gone."""
     by_range = {_place(each): each for each in plan.segments}
     contents: dict[tuple[int, int], bytes] = {}
-    end = max((each.valid_end_offset for each in plan.segments), default=None)
+    end = max((each.valid_end_offset for each in plan.segments), default=gone_to)
     for candidate in candidates:
         metadata = candidate.metadata
         uuid, place = metadata.segment_id.id, _place(metadata)

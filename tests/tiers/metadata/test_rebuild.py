@@ -56,13 +56,17 @@ class Store:
         return made
 
     def manifest(
-        self, *accepted: RemoteLogSegmentMetadata, log_start: int = 0, dead: tuple[RemoteLogSegmentMetadata, ...] = ()
+        self,
+        *accepted: RemoteLogSegmentMetadata,
+        log_start: int = 0,
+        trimmed_to: int | None = None,
+        dead: tuple[RemoteLogSegmentMetadata, ...] = (),
     ) -> None:
         self.found.manifest = PartitionManifest(
             "c",
             PARTITION,
             log_start,
-            None,
+            trimmed_to,
             tuple(
                 ManifestSegment(
                     each.segment_id.id,
@@ -126,17 +130,38 @@ def test_without_a_manifest_all_that_tiles_is_live(store: Store) -> None:
     assert "its copy did not end" in plan.dropped[0]
 
 
-def test_what_expired_since_is_no_loss(store: Store) -> None:
+@pytest.mark.parametrize(("trimmed_to", "log_start"), [(None, 3), (2, 3), (7, 7), (10, 10), (15, 10)])
+def test_what_is_gone_from_the_front_moves_the_log_start_no_further_than_our_trims(
+    store: Store, trimmed_to: int | None, log_start: int
+) -> None:
     gone, kept = store.holds(0, 9), store.holds(10, 19)
-    below = store.holds(0, 4)
-    store.manifest(gone, kept, log_start=5)
+    store.manifest(gone, kept, log_start=3, trimmed_to=trimmed_to)
     store.loses(gone)
-    store.loses(below)
     plan = store.plan()
-    assert (live(plan), plan.log_start_offset) == ([(10, 19)], 10)
-    store.loses(kept)
+    assert (live(plan), plan.log_start_offset) == ([(10, 19)], log_start)
+    assert "1 segments below 10 are gone" in plan.notes[0]
+
+
+def test_where_nothing_is_left_the_log_start_stays_for_the_owner_to_move(store: Store) -> None:
+    gone = store.holds(0, 9), store.holds(10, 19)
+    store.manifest(*gone, log_start=3, trimmed_to=15)
+    for each in gone:
+        store.loses(each)
     plan = store.plan()
-    assert (live(plan), plan.log_start_offset) == ([], 20)
+    assert (live(plan), plan.log_start_offset) == ([], 3)
+    assert "nothing is left of the 2 segments" in plan.notes[0]
+
+
+def test_what_came_after_the_manifest_continues_what_is_gone(store: Store) -> None:
+    gone = store.holds(0, 9)
+    store.manifest(gone)
+    later = store.holds(10, 19)
+    store.loses(gone)
+    plan = store.plan()
+    assert (live(plan), plan.unnamed, plan.log_start_offset) == ([(10, 19)], [later], 0)
+    store.loses(later)
+    store.holds(11, 19)
+    assert "offsets from 10 on are missing" in refused(store)
 
 
 def test_a_leftover_below_the_log_start_is_not_read_again(store: Store) -> None:
