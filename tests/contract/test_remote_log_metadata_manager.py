@@ -187,10 +187,11 @@ async def test_impossible_moves_are_refused_and_not_written(
 
 async def test_the_log_start_only_rises(manager: RemoteLogMetadataManager, partition: TopicIdPartition) -> None:
     await copied(manager, segment(partition, 10, 99))
-    assert manager.log_start_offset(partition) == 10
+    assert (manager.log_start_offset(partition), manager.recorded_log_start_offset(partition)) == (10, None)
     for raised, expected in ((50, 50), (20, 50), (50, 50), (70, 70)):
         await manager.raise_log_start_offset(partition, raised)
         assert manager.log_start_offset(partition) == expected
+        assert manager.recorded_log_start_offset(partition) == expected
 
 
 async def test_a_partition_is_deleted_in_order_and_forgotten(

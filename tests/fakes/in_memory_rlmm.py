@@ -126,6 +126,9 @@ class InMemoryRemoteLogMetadataManager:
         recorded = self.log_starts.get(partition)
         return self.earliest_offset(partition) if recorded is None else recorded
 
+    def recorded_log_start_offset(self, partition: TopicIdPartition) -> int | None:
+        return self.log_starts.get(partition)
+
     def local_log_start_offset(self, partition: TopicIdPartition) -> int | None:
         return self.local_log_starts.get(partition)
 

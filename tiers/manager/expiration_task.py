@@ -4,7 +4,8 @@
 * What a clamp cut off is in quarantine: it is deleted only when an operator asked for it.
 * Time is the brokers' (LogAppendTime of our own metadata records): too much skew stops every expiry (safety rule 6).
 * Of two copies of a range, the one that answers for nothing goes too, without moving the log start (KAFKA-16511).
-* A broker whose log start went back (unclean stop) is told again what was deleted (safety rule 5).
+* A broker whose log start went back (unclean stop) is told again what was deleted (safety rule 5). Only a recorded log
+  start says so: that the remote tier begins somewhere is no reason to delete what a broker has before it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class RLMExpirationTask:
             services.checkpoint("log-start-raised")
             log_start = expired_to
         deleted = await self._delete_below(log_start, segments)
-        await self._apply_log_start(log_start, bounds)
+        await self._apply_log_start(services.metadata.recorded_log_start_offset(partition), bounds)
         return deleted
 
     def _readable(self) -> list[RemoteLogSegmentMetadata]:
@@ -135,8 +136,8 @@ class RLMExpirationTask:
         asked = self._services.metadata.is_quarantine_deletion_asked(segment.segment_id)
         return asked and is_in_quarantine(segment, log_start)
 
-    async def _apply_log_start(self, log_start: int, bounds: LocalLogBounds) -> None:
-        if not bounds.log_start_offset < log_start <= bounds.last_stable_offset:
+    async def _apply_log_start(self, log_start: int | None, bounds: LocalLogBounds) -> None:
+        if log_start is None or not bounds.log_start_offset < log_start <= bounds.last_stable_offset:
             return
         self._check_ownership()
         settings = self._services.settings

@@ -41,7 +41,7 @@ def manifest_of(metadata: RemoteLogMetadataReader, cluster_id: str, partition: T
     return PartitionManifest(
         cluster_id=cluster_id,
         topic_id_partition=partition,
-        log_start_offset=metadata.log_start_offset(partition),
+        log_start_offset=metadata.recorded_log_start_offset(partition),
         local_log_start_offset=metadata.local_log_start_offset(partition),
         segments=tuple(
             ManifestSegment(

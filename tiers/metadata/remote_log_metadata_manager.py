@@ -71,6 +71,9 @@ class RemoteLogMetadataReader(Protocol):
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
         """The tier's log start offset: the maximum of what was recorded; when nothing was, `earliest_offset`."""
 
+    def recorded_log_start_offset(self, partition: TopicIdPartition) -> int | None:
+        """The maximum of what was recorded alone: nothing below it may be kept. None when nothing was."""
+
     def local_log_start_offset(self, partition: TopicIdPartition) -> int | None:
         """The highest end of a trim that was ever begun; None before the first. The local log may start below it."""
 

@@ -285,6 +285,9 @@ class RemoteLogMetadataState:
             recorded = [start for _, start in self._log_starts(txn, key)]
             return max(recorded) if recorded else self._earliest_offset(txn, key)
 
+    def recorded_log_start_offset(self, partition: TopicIdPartition) -> int | None:
+        return max((start for _, start in self.log_starts(partition)), default=None)
+
     def log_starts(self, partition: TopicIdPartition) -> list[tuple[str, int]]:
         """What each writer recorded."""
         with self._env.begin() as txn:

@@ -71,6 +71,9 @@ class StateBackedReader:
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
         return self._state.log_start_offset(partition)
 
+    def recorded_log_start_offset(self, partition: TopicIdPartition) -> int | None:
+        return self._state.recorded_log_start_offset(partition)
+
     def local_log_start_offset(self, partition: TopicIdPartition) -> int | None:
         return self._state.local_log_start_offset(partition)
 

@@ -109,6 +109,14 @@ async def test_a_broker_whose_log_start_went_back_is_told_again(copied: Workbenc
     assert copied.log.trims == [45]
 
 
+async def test_where_the_remote_tier_begins_deletes_nothing_that_a_broker_has_before_it(copied: Workbench) -> None:
+    del copied.metadata.log_starts[PARTITION]
+    del copied.metadata.segments[copied.segments[0].segment_id]
+    assert copied.metadata.log_start_offset(PARTITION) == 30
+    await copied.expire(POLICY)
+    assert copied.log.trims == []
+
+
 async def test_a_log_start_above_the_log_is_not_applied(copied: Workbench) -> None:
     await copied.metadata.raise_log_start_offset(PARTITION, 500)
     await copied.expire(POLICY)

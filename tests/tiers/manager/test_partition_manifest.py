@@ -129,6 +129,13 @@ async def test_dead_segments_and_clamps_are_in_it(manifests: Manifests) -> None:
     assert stored.dead == (UUID(int=9),)
 
 
+async def test_a_log_start_that_nobody_recorded_is_not_in_it(manifests: Manifests) -> None:
+    await copied(manifests.bench)
+    manifests.bench.metadata.log_starts.clear()
+    await manifests.round()
+    assert (await manifests.stored()).log_start_offset is None
+
+
 async def test_a_store_that_fails_is_one_alarm_and_is_asked_again(manifests: Manifests) -> None:
     bench = manifests.bench
     await copied(bench)

@@ -283,6 +283,7 @@ async def _compare_with_model(steps: list[tuple[str, object, object]]) -> None:
             assert state.earliest_offset(PARTITION) == model.earliest_offset(PARTITION)
             assert state.remote_end_offset(PARTITION) == model.remote_end_offset(PARTITION)
             assert state.log_start_offset(PARTITION) == model.log_start_offset(PARTITION)
+            assert state.recorded_log_start_offset(PARTITION) == model.recorded_log_start_offset(PARTITION)
             assert state.partitions() == model.partitions()
             assert state.is_tiered(TOPIC_ID) == model.is_tiered(TOPIC_ID)
         finally:
