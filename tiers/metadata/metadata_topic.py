@@ -92,7 +92,7 @@ async def _refuse_to_replace(
         if topic is not None:
             return  # the check that follows says what it is about
         await asyncio.sleep(pause_ms / 1000)
-    raise MetadataTopicLostError(f"topic {settings.name}, which the saved state was read from, is not there any more")
+    raise MetadataTopicLostError(f"there is no topic {settings.name}, and the saved state was read from one")
 
 
 async def _wait_until_shown(client: BrokerClient, settings: MetadataTopicSettings, timeout_ms: int) -> MetadataTopic:
