@@ -1,0 +1,125 @@
+"""`decode_batches`: whole record batches in, Arrow batches out; the one way from a log to columns, for both tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import pyarrow as pa
+
+from pipeline.decode.python_decoder import PythonDecoder
+from pipeline.decode.record_columns import KAFKA_COLUMNS, RecordColumns
+from pipeline.decode.wanted_batches import AbortedTransactions, CorruptRecordsError, wanted_batches
+from protocol.errors import CorruptBatchError
+from protocol.primitives import Buffer
+from protocol.records.compression import decompress
+from protocol.records.record_batch import BATCH_HEADER_BYTES, RecordBatch
+from tiers.segment.segment_index import AbortedTransactionRange
+
+MAX_ARROW_BYTES = 8 << 20
+"""Of one Arrow batch, unless it is a single record."""
+_MIN_RECORD_BYTES = 7
+_FIXED_ROW_BYTES = 40
+"""About, without the topic: offset, timestamp and its type, partition, where key, value, topic and headers end."""
+
+
+def decode_batches(
+    data: Buffer,
+    *,
+    topic: str,
+    partition: int,
+    first_offset: int,
+    end_offset: int,
+    columns: RecordColumns = KAFKA_COLUMNS,
+    aborted: Sequence[AbortedTransactionRange] = (),
+    is_committed_only: bool,
+    min_timestamp_ms: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The records of the batches in `data` at offsets from `first_offset` to `end_offset`, both inclusive.
+
+    `data` must not change until the last Arrow batch is there; none of them refers to it. Control records are never in
+    the answer, those of `aborted` transactions are not with `is_committed_only`. Batches whose latest record is before
+    `min_timestamp_ms` are left out without being read; others may still hold earlier records.
+
+    An aborted range without an end goes up to the ABORT marker: in bytes after that marker it must not be given again.
+
+    Raises `CorruptRecordsError` (a `CorruptBatchError`) where a batch cannot be read, after all before it was yielded.
+    """
+    transactions = AbortedTransactions(aborted) if is_committed_only else None
+    rows = _Rows(columns, topic, partition)
+    corrupt: CorruptBatchError | None = None
+    try:
+        for batch in wanted_batches(data, first_offset, end_offset, transactions, min_timestamp_ms):
+            try:
+                yield from rows.add(data, batch, first_offset, end_offset)
+            except CorruptBatchError as error:
+                raise CorruptRecordsError(batch.base_offset, str(error)) from error
+    except CorruptRecordsError as error:
+        corrupt = error
+    yield from rows.take()
+    if corrupt is not None:
+        raise corrupt
+
+
+class _Rows:
+    """Rows on their way into one Arrow batch after another."""
+
+    def __init__(self, columns: RecordColumns, topic: str, partition: int) -> None:
+        self._columns = columns
+        self._topic = topic
+        self._partition = partition
+        self._row_bytes = _FIXED_ROW_BYTES + len(topic.encode())
+        self._python_decoder = PythonDecoder(columns)
+        self._decoder = self._python_decoder
+        self._size_bytes = 0
+
+    def add(self, data: Buffer, batch: RecordBatch, first_offset: int, end_offset: int) -> Iterator[pa.RecordBatch]:
+        """Gives what must leave before the batch's records have room. Raises `CorruptBatchError`."""
+        if batch.magic < 2:
+            payload_bytes = self._python_decoder.add_legacy(data, batch, first_offset, end_offset)
+            self._size_bytes += payload_bytes + self._row_bytes
+            if self._size_bytes > MAX_ARROW_BYTES:
+                yield from self.take()
+            return
+        records = decompress(batch.codec, memoryview(data)[batch.start + BATCH_HEADER_BYTES : batch.end])
+        if batch.records_count * _MIN_RECORD_BYTES > len(records):
+            raise CorruptBatchError(f"{batch.records_count} records in {len(records)} bytes")
+        size_bytes = len(records) + batch.records_count * self._row_bytes
+        if self._size_bytes + size_bytes > MAX_ARROW_BYTES:
+            yield from self.take()
+        self._decoder.add(batch, records, first_offset, end_offset)
+        self._size_bytes += size_bytes
+
+    def take(self) -> Iterator[pa.RecordBatch]:
+        rows = len(self._decoder)
+        self._size_bytes = 0
+        arrays = self._decoder.take()
+        if rows == 0:
+            return
+        arrays["topic"] = _repeated(self._topic, pa.string(), rows)
+        arrays["partition"] = _repeated(self._partition, pa.int32(), rows)
+        schema = self._columns.schema
+        yield from _in_pieces(pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema))
+
+
+def _in_pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Of at most `MAX_ARROW_BYTES`, or one record."""
+    if batch.nbytes <= MAX_ARROW_BYTES or batch.num_rows == 1:
+        yield batch
+        return
+    middle = batch.num_rows // 2
+    yield from _in_pieces(batch.slice(0, middle))
+    yield from _in_pieces(batch.slice(middle))
+
+
+def _repeated(value: object, arrow_type: pa.DataType, rows: int) -> pa.Array:
+    return _many(value, arrow_type, 1 << (rows - 1).bit_length()).slice(0, rows)
+
+
+@lru_cache(maxsize=32)
+def _many(value: object, arrow_type: pa.DataType, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, arrow_type), rows)
+
+
+def warm() -> None:
+    """Compiles what is compiled, so that no task has to wait for it; for the build of an image."""

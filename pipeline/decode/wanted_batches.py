@@ -1,0 +1,101 @@
+"""`wanted_batches`: of the batches in some bytes those that may hold records which a reader asked for.
+
+Judged by headers alone, nothing is decompressed; CRCs are checked first, since a flipped bit of a header could make a
+batch look unwanted. Transactions are judged as Kafka's consumers do (KIP-98): an aborted one is its producer's batches
+from its first offset up to its ABORT marker. What that producer wrote after the marker is another transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from struct import Struct
+
+from protocol.errors import CorruptBatchError
+from protocol.primitives import Buffer
+from protocol.records.record_batch import RecordBatch, crc_matches, iterate_batches
+from protocol.records.record_reader import read_records
+from tiers.segment.segment_index import AbortedTransactionRange
+
+_CONTROL_KEY = Struct(">hh")
+_ABORT = 0
+
+
+class CorruptRecordsError(CorruptBatchError):
+    """`offset`: where the batch that cannot be read begins; all before it was read."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(f"the batch at offset {offset}: {reason}")
+        self.offset = offset
+
+
+class AbortedTransactions:
+    """The ranges that still count, by producer."""
+
+    def __init__(self, ranges: Sequence[AbortedTransactionRange]) -> None:
+        self._ranges: dict[int, list[AbortedTransactionRange]] = {}
+        for one in ranges:
+            self._ranges.setdefault(one.producer_id, []).append(one)
+
+    def hold(self, batch: RecordBatch) -> bool:
+        return batch.is_transactional and any(
+            one.first_offset <= batch.last_offset and batch.base_offset <= one.last_offset
+            for one in self._ranges.get(batch.producer_id, ())
+        )
+
+    def pass_marker(self, buf: Buffer, marker: RecordBatch) -> None:
+        """An ABORT ends its producer's ranges that began before it: one whose end is not known must not go on."""
+        begun = self._ranges.get(marker.producer_id)
+        if begun and _is_abort(buf, marker):
+            self._ranges[marker.producer_id] = [one for one in begun if one.first_offset > marker.last_offset]
+
+
+def _is_abort(buf: Buffer, marker: RecordBatch) -> bool:
+    return any(
+        record.key is not None
+        and len(record.key) >= _CONTROL_KEY.size
+        and _CONTROL_KEY.unpack_from(record.key)[1] == _ABORT
+        for record in read_records(buf, marker)
+    )
+
+
+def wanted_batches(
+    data: Buffer,
+    first_offset: int,
+    end_offset: int,
+    aborted: AbortedTransactions | None,
+    min_timestamp_ms: int | None,
+) -> Iterator[RecordBatch]:
+    """In offset order; both offsets inclusive. `aborted` None: aborted transactions' records are wanted too.
+
+    Batches beyond `end_offset` are not looked at. Raises `CorruptRecordsError` where the bytes are not whole, ascending
+    batches that match their CRCs.
+    """
+    next_offset = 0
+    next_position = 0
+    try:
+        for batch in iterate_batches(data):
+            next_position = batch.end
+            if batch.magic == 2 and batch.base_offset > end_offset:
+                return
+            if not crc_matches(data, batch):
+                raise CorruptRecordsError(batch.base_offset, "its CRC does not match")
+            if batch.base_offset < next_offset:
+                raise CorruptRecordsError(batch.base_offset, f"it follows offset {next_offset - 1}")
+            next_offset = batch.next_offset
+            if batch.is_control:
+                if aborted is not None:
+                    aborted.pass_marker(data, batch)
+                continue
+            if batch.last_offset < first_offset or (aborted is not None and aborted.hold(batch)):
+                continue
+            if min_timestamp_ms is not None and batch.max_timestamp < min_timestamp_ms:
+                continue
+            yield batch
+    except CorruptRecordsError:
+        raise
+    except CorruptBatchError as error:
+        raise CorruptRecordsError(max(next_offset, first_offset), str(error)) from error
+    if next_position != len(data):
+        raise CorruptRecordsError(
+            max(next_offset, first_offset), f"{len(data) - next_position} bytes at {next_position} are not a whole one"
+        )

@@ -1,0 +1,254 @@
+"""Every row that a reader may see, and no other; the expected ones are those of kafka-python and of the records that
+were written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import google_crc32c
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.record import MemoryRecords
+
+from pipeline.decode.arrow_records import MAX_ARROW_BYTES, decode_batches
+from pipeline.decode.record_columns import ALL_COLUMNS, KAFKA_COLUMNS, RecordColumns
+from pipeline.decode.wanted_batches import CorruptRecordsError
+from protocol.primitives import Buffer
+from protocol.records.record_batch import CODEC_GZIP, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
+from protocol.records.record_reader import Record
+from tests.fakes.record_batches import batch_of, build_batch, control_batch, legacy_message, legacy_wrapper, record
+from tiers.segment.segment_index import AbortedTransactionRange
+
+LAST = (1 << 63) - 1
+
+
+def arrow_batches(
+    log: Buffer,
+    columns: RecordColumns = ALL_COLUMNS,
+    first: int = 0,
+    end: int = LAST,
+    aborted: Sequence[AbortedTransactionRange] | None = None,
+    since: int | None = None,
+) -> list[pa.RecordBatch]:
+    found = []
+    for batch in decode_batches(
+        log,
+        topic="orders",
+        partition=3,
+        first_offset=first,
+        end_offset=end,
+        columns=columns,
+        aborted=aborted or (),
+        is_committed_only=aborted is not None,
+        min_timestamp_ms=since,
+    ):
+        batch.validate(full=True)
+        assert batch.schema == columns.schema
+        assert batch.nbytes <= MAX_ARROW_BYTES or batch.num_rows == 1
+        found.append(batch)
+    return found
+
+
+def rows(log: Buffer, **options: object) -> list[dict[str, object]]:
+    return [row for batch in arrow_batches(log, **options) for row in batch.to_pylist()]  # type: ignore[arg-type]
+
+
+def offsets(log: Buffer, **options: object) -> list[int]:
+    found = arrow_batches(log, RecordColumns(("offset",)), **options)  # type: ignore[arg-type]
+    return [offset for batch in found for offset in batch.column(0).to_pylist()]
+
+
+def records(log: Buffer, **options: object) -> list[Record]:
+    found = []
+    for batch in arrow_batches(log, **options):  # type: ignore[arg-type]
+        timestamps = batch.column("timestamp").cast(pa.int64()).to_pylist()
+        for row, timestamp in zip(batch.to_pylist(), timestamps, strict=True):
+            headers = [(header["key"], header["value"]) for header in row["headers"] or ()]
+            found.append(record(row["offset"], timestamp // 1000, row["key"], row["value"], headers))
+    return found
+
+
+payloads = st.none() | st.binary(max_size=200)
+header_lists = st.lists(st.tuples(st.text(max_size=8), payloads), max_size=3)
+
+
+@st.composite
+def record_lists(draw: st.DrawFn) -> list[Record]:
+    """Timestamps go back as often as forth; offsets have the gaps that compaction leaves."""
+    offset = draw(st.integers(0, 2**40))
+    made = []
+    for _ in range(draw(st.integers(1, 6))):
+        made.append(record(offset, draw(st.integers(0, 2**45)), draw(payloads), draw(payloads), draw(header_lists)))
+        offset += draw(st.integers(1, 300))
+    return made
+
+
+@given(record_lists(), st.integers(0, 4), st.booleans())
+def test_records_of_every_codec(written: list[Record], codec: int, xerial: bool) -> None:
+    log = build_batch(written[0].offset - written[0].offset % 7, written, codec=codec, xerial=xerial)
+    assert records(log) == written
+    if codec != CODEC_SNAPPY or xerial:  # kafka-python reads xerial's framing alone
+        theirs = [(r.offset, r.timestamp, r.key, r.value, tuple(r.headers)) for b in MemoryRecords(log) for r in b]
+        assert theirs == written
+
+
+def test_a_row_has_what_sparks_own_source_gives() -> None:
+    log = build_batch(5, [record(5, 1_700_000_000_123, b"k", b"v", [("h", None)]), record(6, 1_700_000_000_124)])
+    (first, second) = rows(log, columns=KAFKA_COLUMNS)
+    assert list(first) == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
+    assert first.pop("timestamp").isoformat() == "2023-11-14T22:13:20.123000+00:00"  # type: ignore[attr-defined]
+    assert list(first.values()) == [b"k", b"v", "orders", 3, 5, 0]
+    assert second["key"] is None
+    assert [row["headers"] for row in rows(log)] == [[{"key": "h", "value": None}], None]
+
+
+def test_the_range_is_inclusive_at_both_ends_and_within_batches() -> None:
+    log = b"".join(batch_of(offset, 10) for offset in (0, 10, 20))
+    assert offsets(log, first=7, end=22) == list(range(7, 23))
+    assert offsets(log, first=15, end=15) == [15]
+    assert offsets(log, first=30) == []
+
+
+def test_beyond_the_range_nothing_is_judged() -> None:
+    damaged = bytearray(batch_of(10, 10))
+    damaged[-1] ^= 1
+    assert offsets(batch_of(0, 10) + damaged, end=9) == list(range(10))
+
+
+def test_log_append_time_is_every_records_time() -> None:
+    log = build_batch(0, [record(0, 10), record(1, 20)], log_append_time_ms=9000)
+    assert [r.timestamp for r in records(log)] == [9000, 9000]
+    assert [row["timestampType"] for row in rows(log)] == [1, 1]
+
+
+def test_control_records_are_no_records() -> None:
+    log = batch_of(0, 2) + control_batch(2, commit=True, producer_id=7) + batch_of(3, 1)
+    assert offsets(log) == [0, 1, 3]
+
+
+def transactional(offset: int, producer_id: int) -> bytes:
+    made = [record(offset), record(offset + 1)]
+    return build_batch(offset, made, producer_id=producer_id, producer_epoch=0, transactional=True)
+
+
+TWO_TRANSACTIONS = (
+    transactional(0, 7)
+    + transactional(2, 8)
+    + batch_of(4, 1)
+    + transactional(5, 7)
+    + control_batch(7, commit=False, producer_id=7)
+    + transactional(8, 7)
+    + control_batch(10, commit=True, producer_id=8)
+    + control_batch(11, commit=True, producer_id=7)
+)
+
+
+@pytest.mark.parametrize("last_offset", [7, LAST])
+def test_an_aborted_transaction_ends_with_its_marker_and_is_its_producers_alone(last_offset: int) -> None:
+    aborted = [AbortedTransactionRange(7, 0, last_offset)]
+    assert offsets(TWO_TRANSACTIONS, aborted=aborted) == [2, 3, 4, 8, 9]
+    assert offsets(TWO_TRANSACTIONS, aborted=aborted, first=1, end=8) == [2, 3, 4, 8]
+    assert offsets(TWO_TRANSACTIONS) == [0, 1, 2, 3, 4, 5, 6, 8, 9]
+
+
+def test_the_marker_may_have_been_read_before() -> None:
+    after = TWO_TRANSACTIONS[TWO_TRANSACTIONS.index(transactional(8, 7)) :]
+    assert offsets(after, aborted=[AbortedTransactionRange(7, 0, 7)]) == [8, 9]
+
+
+def test_a_producer_may_abort_twice() -> None:
+    log = (
+        TWO_TRANSACTIONS + transactional(12, 7) + control_batch(14, commit=False, producer_id=7) + transactional(15, 7)
+    )
+    aborted = [AbortedTransactionRange(7, 0, LAST), AbortedTransactionRange(7, 12, LAST)]
+    assert offsets(log, aborted=aborted) == [2, 3, 4, 8, 9, 15, 16]
+
+
+def test_what_is_not_transactional_is_no_part_of_a_transaction() -> None:
+    log = build_batch(0, [record(0)], producer_id=7, producer_epoch=0)
+    assert offsets(log, aborted=[AbortedTransactionRange(7, 0, LAST)]) == [0]
+
+
+def test_batches_that_are_too_old_are_left_out_without_being_read() -> None:
+    unreadable = build_batch(0, [record(0, 999)])[:-3] + b"\xff\xff\xff"
+    unreadable = unreadable[:17] + crc_of(unreadable) + unreadable[21:]
+    log = unreadable + build_batch(1, [record(1, 998), record(2, 1000)])
+    assert offsets(log, since=1000) == [1, 2]
+    with pytest.raises(CorruptRecordsError):
+        offsets(log)
+
+
+def crc_of(batch: bytes) -> bytes:
+    return int(google_crc32c.value(batch[21:])).to_bytes(4, "big")
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("codec", [CODEC_NONE, CODEC_GZIP, CODEC_SNAPPY])
+def test_legacy_messages(magic: int, codec: int) -> None:
+    made = [record(offset, 1_500_000_000_000 + offset, b"k", b"v%d" % offset) for offset in range(10, 14)]
+    if codec == CODEC_NONE:
+        legacy = b"".join(legacy_message(magic, r.offset, r.timestamp, r.key, r.value) for r in made)
+    else:
+        legacy = legacy_wrapper(magic, 10, made, codec)
+    log = batch_of(0, 2) + legacy + batch_of(14, 1)
+    assert offsets(log) == [0, 1, 10, 11, 12, 13, 14]
+    assert offsets(log, first=11, end=12) == [11, 12]
+    found = rows(log, first=10, end=13)
+    assert [row["timestampType"] for row in found] == [0 if magic else -1] * 4
+    expected = [r if magic else r._replace(timestamp=-1) for r in made]
+    assert records(log, first=10, end=13) == expected
+
+
+def test_one_large_batch_leaves_in_pieces() -> None:
+    made = [record(offset, value=bytes(1 << 20)) for offset in range(20)]
+    log = build_batch(0, made, codec=CODEC_ZSTD)
+    found = arrow_batches(log)
+    assert len(found) > 2
+    assert [row["value"] for batch in found for row in batch.select(["value"]).to_pylist()] == [r.value for r in made]
+
+
+def test_a_record_larger_than_an_arrow_batch() -> None:
+    made = [record(0), record(1, value=bytes(10 << 20)), record(2)]
+    assert records(build_batch(0, made, codec=CODEC_ZSTD)) == made
+
+
+def test_many_small_records_make_few_arrow_batches() -> None:
+    log = b"".join(batch_of(offset, 50) for offset in range(0, 20_000, 50))
+    assert len(arrow_batches(log)) == 1
+    assert offsets(log) == list(range(20_000))
+
+
+@pytest.mark.parametrize(
+    ("damage", "good", "offset", "reason"),
+    [
+        (lambda log: log[:-1], 20, 20, "not a whole one"),
+        (lambda log: log[:-100] + b"\x07" + log[-99:], 20, 20, "CRC"),
+        (lambda log: log + bytes(30), 30, 30, "length 0"),
+        (lambda log: log + batch_of(28, 5), 30, 28, "follows offset 29"),
+    ],
+)
+def test_what_comes_before_a_corrupt_batch_is_given(
+    damage: Callable[[bytes], bytes], good: int, offset: int, reason: str
+) -> None:
+    log = damage(b"".join(batch_of(first, 10, value_bytes=40) for first in (0, 10, 20)))
+    found = decode_batches(
+        log, topic="t", partition=0, first_offset=0, end_offset=LAST, columns=KAFKA_COLUMNS, is_committed_only=True
+    )
+    before = next(found)
+    assert before.num_rows == good
+    with pytest.raises(CorruptRecordsError, match=f"offset {offset}: .*{reason}") as raised:
+        next(found)
+    assert raised.value.offset == offset
+
+
+def test_columns_come_in_the_order_asked_for() -> None:
+    (batch,) = arrow_batches(batch_of(0, 2), RecordColumns(("value", "offset", "topic")))
+    assert batch.schema.names == ["value", "offset", "topic"]
+
+
+@pytest.mark.parametrize("names", [(), ("value", "value"), ("leader",)])
+def test_columns_that_there_are_not(names: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="there are key, value"):
+        RecordColumns(names)
