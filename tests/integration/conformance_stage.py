@@ -29,7 +29,7 @@ from tests.integration.waiting import until
 from tests.servers.kafka import KafkaCluster
 from tests.servers.peer import Peer, topic_id_of
 from tests.servers.tidegate import TidegateProcess, tidegate_over
-from tiers.storage.object_key import parse_segment_key
+from tiers.storage.object_key import parse_partition_manifest_key, parse_segment_key
 
 TIMEOUT_S = 60.0
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = range(-1, -6, -1)
@@ -195,13 +195,14 @@ def expect_no_remote_segments(partition: int = 0) -> Action:
 
 
 def expect_no_objects() -> Action:
-    """Of any partition, halves of segments included."""
+    """Of any partition, halves of segments and manifests included."""
 
     def act(stage: Stage) -> None:
         tier = stage.home / "tier"
 
         def objects() -> list[str]:
-            keys = {path.name: parse_segment_key(str(path.relative_to(tier))) for path in tier.rglob("*.*")}
+            names = [str(path.relative_to(tier)) for path in tier.rglob("*.*")]
+            keys = {name: parse_segment_key(name) or parse_partition_manifest_key(name) for name in names}
             topic_id = stage.topic_ids[stage.topic]
             return [name for name, key in keys.items() if key is not None and key.topic_id == topic_id]
 
