@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import shutil
@@ -224,6 +225,7 @@ def _command_line(pid: int) -> list[str]:
 def _descendants(pid: int) -> list[int]:
     found: list[int] = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, children.read_text().split()):
-            found += [child, *_descendants(child)]
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread ends, or a process with its threads
+            for child in map(int, children.read_text().split()):
+                found += [child, *_descendants(child)]
     return found
