@@ -22,20 +22,22 @@ def handshake(mechanism: str) -> bytes:
 HANDSHAKE_ANSWER = response(1, b"\x00\x00\x00\x00\x00\x00")
 
 
+def noting_connections(seen: list[int]) -> ForwardingHandler:
+    def answer(exchange: Exchange, payload: memoryview) -> Buffers:
+        seen.append(exchange.connection_id)
+        return (payload,)
+
+    return ForwardingHandler(answer)
+
+
 @pytest.mark.parametrize(
     ("mechanism", "rounds"), [("PLAIN", 1), ("OAUTHBEARER", 1), ("SCRAM-SHA-256", 2), ("SCRAM-SHA-512", 2)]
 )
 async def test_after_raw_tokens_requests_are_requests_again(mechanism: str, rounds: int) -> None:
     seen: list[int] = []
-
-    def answer(exchange: Exchange, payload: memoryview) -> Buffers:
-        seen.append(exchange.connection_id)
-        return (payload,)
-
-    handlers = {HANDLED: ForwardingHandler(answer)}
     async with (
         FakeBroker() as broker,
-        proxy_before(broker, handlers=handlers) as proxy,
+        proxy_before(broker, handlers={HANDLED: noting_connections(seen)}) as proxy,
         connected(proxy.port) as client,
     ):
         # All at once: what comes behind the tokens waits, and is read for what it is.
@@ -72,15 +74,9 @@ async def test_raw_tokens_of_an_unknown_mechanism_never_end(caplog: pytest.LogCa
 
 async def test_what_follows_an_authentication_is_remembered_apart() -> None:
     seen: list[int] = []
-
-    def answer(exchange: Exchange, payload: memoryview) -> Buffers:
-        seen.append(exchange.connection_id)
-        return (payload,)
-
-    handlers = {HANDLED: ForwardingHandler(answer)}
     async with (
         FakeBroker() as broker,
-        proxy_before(broker, handlers=handlers) as proxy,
+        proxy_before(broker, handlers={HANDLED: noting_connections(seen)}) as proxy,
         connected(proxy.port) as client,
     ):
         # All at once: the first request is answered only after the broker was asked to authenticate.
