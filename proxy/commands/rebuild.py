@@ -1,15 +1,17 @@
 """`tidegate tier rebuild`: the metadata topic again, from nothing but the store.
 
 It shows the plan; with --yes it writes it, into a metadata topic that nothing was ever written to. What it cannot
-decide it refuses, and then writes nothing unless --skip-undecided leaves those partitions out.
+decide it refuses, and then writes nothing unless --skip-undecided leaves those partitions out. Topics that the
+cluster does not have are refused too: once there is metadata, their owners take them for deleted ones.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Annotated
+from uuid import UUID
 
 import typer
 
@@ -18,13 +20,22 @@ from proxy.commands.tools import Concurrency, run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.console import FINDINGS, AsJson, ConfigFile, progress_bar, say, show_json, show_table
 from tiers.manager.segment_verification import persistently, verify_segment
+from tiers.manager.topic_deletion import ClusterTopicExistence
 from tiers.metadata.bucket_scan import BucketScan
 from tiers.metadata.metadata_producer import KeyAndValue
 from tiers.metadata.rebuild import PartitionPlan, plan_partition, records_of, tier_configs_of
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.metadata.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
-from tiers.open_tier import RemoteTierError, each_of, open_key_ring, open_storage, storage_cluster_id, tiered_cluster
+from tiers.open_tier import (
+    TIMEOUT_MS,
+    RemoteTierError,
+    each_of,
+    open_key_ring,
+    open_storage,
+    storage_cluster_id,
+    tiered_cluster,
+)
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.locations import LocatedRemoteStorageManager
 
@@ -52,6 +63,9 @@ def rebuild(
     cluster: Annotated[str | None, typer.Option("--cluster", help="Whose objects; else those of this cluster.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "--apply", help="Without it nothing is written.")] = False,
     skip_undecided: Annotated[bool, typer.Option("--skip-undecided", help="Writes what can be decided.")] = False,
+    with_unknown_topics: Annotated[
+        bool, typer.Option("--with-unknown-topics", help="Also topics that are not in the cluster, to be deleted.")
+    ] = False,
     concurrency: Concurrency = 16,
     as_json: AsJson = False,
 ) -> None:
@@ -60,7 +74,7 @@ def rebuild(
     if into is not None:
         remote_log = settings.remote_log.model_copy(update={"metadata_topic": into})
         settings = settings.model_copy(update={"remote_log": remote_log})
-    done = run_command(lambda: _rebuild(settings, cluster, yes, skip_undecided, concurrency))
+    done = run_command(lambda: _rebuild(settings, cluster, yes, skip_undecided, with_unknown_topics, concurrency))
     if as_json:
         show_json(
             {
@@ -128,12 +142,21 @@ def _name(partition: TopicIdPartition) -> str:
 
 
 async def _rebuild(
-    config: TidegateConfig, cluster_id: str | None, write: bool, skip_undecided: bool, at_once: int
+    config: TidegateConfig,
+    cluster_id: str | None,
+    write: bool,
+    skip_undecided: bool,
+    with_unknown_topics: bool,
+    at_once: int,
 ) -> Rebuild:
     async with tiered_cluster(config, is_new=True) as (client, cluster):
         cluster_id = cluster_id or storage_cluster_id(config, cluster.cluster_id)
         async with open_storage(config, cluster_id) as storage:
             done = await plan_rebuild(storage, cluster_id, open_key_ring(config), at_once)
+        topic_ids = {each.topic_id_partition.topic_id for each in done.plans}
+        judge_unknown_topics(
+            done.plans, await ClusterTopicExistence(client).gone(topic_ids, TIMEOUT_MS), with_unknown_topics
+        )
         done.topic = config.remote_log.metadata_topic
         if done.topic in cluster.topics:
             done.taken = await records_read(config, client)
@@ -172,6 +195,17 @@ async def plan_rebuild(storage: LocatedRemoteStorageManager, cluster_id: str, ri
 
         await each_of(range(len(plan.unnamed)), check, at_once)
     return Rebuild("", plans, sorted(scan.other_clusters), 0)
+
+
+def judge_unknown_topics(plans: Iterable[PartitionPlan], unknown: Set[UUID], are_meant: bool) -> None:
+    """`unknown` topic ids are in the store, and no broker of the cluster has them."""
+    for plan in plans:
+        if plan.segments and plan.topic_id_partition.topic_id in unknown:
+            said = plan.notes if are_meant else plan.refused
+            said.append(
+                f"the cluster has no topic with the id {plan.topic_id_partition.topic_id}: once its metadata is there, "
+                "its owner takes it for deleted, and deletes its objects"
+            )
 
 
 def _records(plans: Sequence[PartitionPlan]) -> Iterator[tuple[TopicIdPartition, Sequence[KeyAndValue]]]:

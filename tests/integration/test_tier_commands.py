@@ -148,6 +148,7 @@ async def test_what_an_operator_sees_breaks_loses_and_makes_again(
     await change_the_key(site)
     await export_and_import(site)
     await lose_the_metadata(site, values)
+    await lose_a_topic_too(site)
 
 
 async def look(site: Site) -> None:
@@ -334,6 +335,20 @@ async def lose_the_metadata(site: Site, values: Mapping[str, Sequence[bytes]]) -
         assert 'tier="remote"' in proxy.metrics()
         code, _, err = await site.run("metadata", "import", f"{site.plain}:0", str(tmp_file(site)), "--yes")
         assert (code, "stop every `tidegate serve`" in err) == (3, True)
+
+
+async def lose_a_topic_too(site: Site) -> None:
+    await asyncio.to_thread(delete_topic, site.kafka.bootstrap_servers, site.plain)
+    site.metadata_topic += "-again"
+
+    async def undecided(*arguments: str) -> tuple[int, dict[str, list[str]]]:
+        code, found = await site.json("rebuild", *arguments)
+        return code, {each["topic"]: each["refused"] for each in found["partitions"]}
+
+    code, refused = await undecided()
+    assert (code, refused[site.sealed]) == (1, [])
+    assert "the cluster has no topic with the id" in refused[site.plain][0]
+    assert await undecided("--with-unknown-topics") == (0, {site.plain: [], site.sealed: []})
 
 
 def tmp_file(site: Site) -> Path:
