@@ -77,23 +77,30 @@ class RLMCopyTask:
         None until the next round when records are missing for the first time: a DeleteRecords is the broker's first,
         and may be recorded by then."""
         metadata, partition = self._services.metadata, self._partition
-        remote_end = metadata.remote_end_offset(partition)
+        remote_end, earliest = metadata.remote_end_offset(partition), metadata.earliest_offset(partition)
         recorded = metadata.log_start_offset(partition)
-        if remote_end is not None and bounds.log_start_offset <= remote_end + 1:
-            return remote_end + 1
+        start = max(bounds.log_start_offset, recorded or 0)
+        hole_from, log_start = recorded or 0, start
+        if remote_end is not None and earliest is not None:
+            if bounds.log_start_offset <= remote_end + 1:
+                # The tiers meet; but what came first may be gone from the store when the metadata was rebuilt.
+                start, log_start = remote_end + 1, max(recorded or 0, min(earliest, bounds.log_start_offset))
+                if recorded == log_start:
+                    return start
+            else:
+                hole_from = max(hole_from, remote_end + 1)
         if not metadata.owns(partition):
             # Behind the present owner, what it copied and trimmed looks like what exists nowhere.
             raise OwnershipLostError(f"{partition} is owned by another member")
-        start = max(bounds.log_start_offset, recorded or 0)
-        if recorded == start:
+        if recorded == log_start:
             return start
         if recorded is not None:
-            unexplained, self._unexplained_start = self._unexplained_start, start
+            unexplained, self._unexplained_start = self._unexplained_start, log_start
             if unexplained is None or recorded >= unexplained:
                 return None
-            self._alarm_hole(recorded if remote_end is None else max(recorded, remote_end + 1), start)
+            self._alarm_hole(hole_from, log_start)
         self._unexplained_start = None
-        await metadata.raise_log_start_offset(partition, start)
+        await metadata.raise_log_start_offset(partition, log_start)
         return start
 
     def _alarm_hole(self, first: int, next_offset: int) -> None:

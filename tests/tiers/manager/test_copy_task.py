@@ -89,6 +89,23 @@ async def test_records_removed_before_they_were_copied_move_the_log_start_with_a
     assert bench.metric("remote_log_alarms_total", topic="orders", reason="hole") == 1
 
 
+@pytest.mark.parametrize(("local_start", "log_start"), [(0, 0), (20, 20), (80, 30)])
+async def test_a_front_that_is_in_neither_tier_moves_the_log_start_with_an_alarm(
+    bench: Workbench, local_start: int, log_start: int
+) -> None:
+    bench.log.append(*batches(0, 10))
+    await bench.copy_all()
+    del bench.metadata.segments[bench.segments[0].segment_id]
+    bench.log.log_start_offset = local_start
+    await bench.copy_all()
+    assert bench.metadata.log_start_offset(PARTITION) == 0
+    await bench.copy_all()
+    assert bench.metadata.log_start_offset(PARTITION) == log_start
+    assert bench.finished[0][0] == 30
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="hole") == (log_start > 0)
+    assert bench.log.trims == []
+
+
 async def test_records_whose_deletion_is_recorded_a_moment_after_the_broker_did_it_are_no_hole(
     bench: Workbench,
 ) -> None:
