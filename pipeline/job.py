@@ -39,7 +39,7 @@ def run_tasks(session: SparkSession, what: str, plan: Sequence[P], task: Callabl
         with job_progress(context, group, what, len(plan)):
             return context.parallelize(plan, len(plan)).map(task).collect()
     except (Py4JJavaError, PySparkException) as error:
-        raise JobError(f"{what}: {_cause(error)}") from error
+        raise JobError(f"{what}: {spark_cause(error)}") from error
     except KeyboardInterrupt:
         context.cancelJobGroup(group)
         raise
@@ -53,7 +53,7 @@ def attempt() -> int:
     return 0 if context is None else context.attemptNumber()
 
 
-def _cause(error: Exception) -> str:
+def spark_cause(error: Exception) -> str:
     """The last line of the task's own traceback, without Spark's wrapping."""
     text = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
@@ -46,6 +47,20 @@ def spark_session(
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel(session.conf.get("spark.log.level", "ERROR") or "ERROR")
     return session
+
+
+@contextmanager
+def open_session(
+    master: str | None = None, conf: Mapping[str, str] | None = None, name: str = "tidegate"
+) -> Iterator[SparkSession]:
+    """As `spark_session`, and stopped at the end unless it was there before."""
+    is_ours = SparkSession.getActiveSession() is None
+    session = spark_session(master, conf, name)
+    try:
+        yield session
+    finally:
+        if is_ours:
+            session.stop()
 
 
 def _submitted() -> dict[str, str]:
