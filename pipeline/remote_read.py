@@ -1,0 +1,151 @@
+"""`read_remote_range`: the record batches of a part of one segment, straight from the store, in whole chunks.
+
+The `.indexes` object says where the chunks lie; adjacent ones are one ranged GET, and a few of those are under way
+while the one before is decoded. Every chunk is held against its checksum before it is given out. A failed GET comes out
+only after all that lies before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing
+from typing import NamedTuple, TypeVar
+
+from protocol.records.record_batch import crc32c
+from tiers.errors import CorruptSegmentError
+from tiers.manager.segment_verification import chunk_runs, persistently
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.reader.segment_reads import SegmentReads
+from tiers.segment.indexes_object import SegmentCiphers, decode_indexes_object
+from tiers.segment.remote_log_index import RemoteLogIndex
+from tiers.segment.segment_index import AbortedTransactionRange, Chunk
+
+T = TypeVar("T")
+
+GET_BYTES = 8 << 20
+GETS_AT_ONCE = 3
+
+
+class RawBatches(NamedTuple):
+    """Whole record batches and the aborted transactions that overlap them. `next_offset` follows the last one."""
+
+    data: memoryview
+    aborted: tuple[AbortedTransactionRange, ...]
+    next_offset: int
+
+
+class _Numbered(NamedTuple):
+    number: int
+    chunk: Chunk
+
+
+async def read_remote_range(
+    storage: SegmentReads,
+    segment: RemoteLogSegmentMetadata,
+    key_ring: SegmentCiphers | None,
+    first_offset: int,
+    end_offset: int,
+    *,
+    min_timestamp_ms: int | None = None,
+    get_bytes: int = GET_BYTES,
+    gets_at_once: int = GETS_AT_ONCE,
+) -> AsyncGenerator[RawBatches]:
+    """The chunks with any of `[first_offset, end_offset]` (inclusive), so the first and the last batches may lie
+    outside. Chunks whose latest record is before `min_timestamp_ms` are not fetched. Holds `gets_at_once * get_bytes`.
+
+    Raises `RemoteResourceNotFoundError` when an object is gone, `CorruptSegmentError` for bytes that are not what was
+    stored, `EncryptionKeyError`, and `RemoteStorageError` when the store fails for longer than a few attempts."""
+    stored = decode_indexes_object(await persistently(lambda: storage.fetch_indexes(segment)), segment)
+    index = stored.remote_log_index(key_ring)
+    runs = _runs(index, first_offset, end_offset, min_timestamp_ms, get_bytes)
+    calls = (_get(storage, segment, run) for run in runs)
+    async with aclosing(in_order(calls, gets_at_once)) as fetched:
+        async for run, view in fetched:
+            for batches in _opened(index, run, view):
+                yield batches
+
+
+def _runs(
+    index: RemoteLogIndex, first_offset: int, end_offset: int, min_timestamp_ms: int | None, get_bytes: int
+) -> Iterator[list[_Numbered]]:
+    """Wanted chunks that are neighbours."""
+    neighbours: list[_Numbered] = []
+    for number, chunk in enumerate(index.chunks()):
+        is_wanted = chunk.last_offset >= first_offset and chunk.first_offset <= end_offset
+        if is_wanted and (min_timestamp_ms is None or not 0 <= chunk.max_timestamp_ms < min_timestamp_ms):
+            neighbours.append(_Numbered(number, chunk))
+            continue
+        yield from _gets(neighbours, get_bytes)
+        neighbours = []
+    yield from _gets(neighbours, get_bytes)
+
+
+def _gets(neighbours: list[_Numbered], get_bytes: int) -> Iterator[list[_Numbered]]:
+    start = 0
+    for run in chunk_runs(tuple(each.chunk for each in neighbours), get_bytes):
+        yield neighbours[start : start + len(run)]
+        start += len(run)
+
+
+def _get(
+    storage: SegmentReads, segment: RemoteLogSegmentMetadata, run: list[_Numbered]
+) -> Callable[[], Awaitable[tuple[list[_Numbered], memoryview]]]:
+    first, last = run[0].chunk, run[-1].chunk
+    end_position = last.stored_position + last.stored_bytes - 1
+
+    async def get() -> tuple[list[_Numbered], memoryview]:
+        return run, await persistently(lambda: storage.fetch_log_segment(segment, first.stored_position, end_position))
+
+    return get
+
+
+def _opened(index: RemoteLogIndex, run: list[_Numbered], view: memoryview) -> Iterator[RawBatches]:
+    """All at once where the stored bytes are the log's, else chunk by chunk."""
+    start = run[0].chunk.stored_position
+    opened: list[memoryview] = []
+    is_plain = True
+    for number, chunk in run:
+        piece = view[chunk.stored_position - start :][: chunk.stored_bytes]
+        log_bytes = index.open_chunk(number, piece)
+        if len(log_bytes) != chunk.log_bytes or (
+            chunk.crc32c is not None and crc32c(log_bytes, 0, len(log_bytes)) != chunk.crc32c
+        ):
+            raise CorruptSegmentError(
+                f"the chunk with offsets {chunk.first_offset} to {chunk.last_offset}, at {chunk.stored_position}, "
+                "is not what was stored"
+            )
+        opened.append(log_bytes)
+        is_plain = is_plain and log_bytes is piece
+    if is_plain:
+        yield _batches(index, view, run[0].chunk, run[-1].chunk)
+        return
+    for (_, chunk), log_bytes in zip(run, opened, strict=True):
+        yield _batches(index, log_bytes, chunk, chunk)
+
+
+def _batches(index: RemoteLogIndex, log_bytes: memoryview, first: Chunk, last: Chunk) -> RawBatches:
+    aborted = index.aborted_transactions(first.first_offset, last.last_offset)
+    return RawBatches(log_bytes, tuple(aborted), last.last_offset + 1)
+
+
+async def in_order(calls: Iterable[Callable[[], Awaitable[T]]], at_once: int) -> AsyncGenerator[T]:
+    """What `calls` give, in their order, `at_once` of them under way. A failure comes in its place, and ends it."""
+    running: deque[asyncio.Future[T]] = deque()
+    waiting = iter(calls)
+    try:
+        while True:
+            while len(running) < at_once and (call := next(waiting, None)) is not None:
+                running.append(asyncio.ensure_future(call()))  # noqa: TID251  # a TaskGroup does not go with a yield
+            if not running:
+                return
+            yield await running.popleft()
+    finally:
+        for each in running:
+            each.cancel()
+        if running:
+            await asyncio.wait(running)
+        for each in running:
+            if not each.cancelled():
+                each.exception()  # of a read that nobody asks for any more
