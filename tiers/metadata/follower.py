@@ -150,7 +150,7 @@ class MetadataFollower:
             ) from error
 
     async def _read_to_end(self, metadata_partition: int, not_before_ms: int, timeout_ms: int) -> None:
-        await self._leadership.confirm(min(timeout_ms, _LEADERS_TIMEOUT_MS))
+        await self._leadership.confirm(min(timeout_ms, _LEADERS_TIMEOUT_MS), metadata_partition)
         leader = self._leadership.leader(metadata_partition)
         asked_at_ms = self._clock_ms()
         high_watermark = await self._list_offset(metadata_partition, LATEST_TIMESTAMP, timeout_ms)

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 WITNESSES = 3
 """Brokers asked at a time: one may be the leader, another one dead."""
+_NEWER_WITHIN_MS = 200
 _METADATA_WITH_TOPIC_IDS = 10
 _TELLS_OF_A_LAGGING_HIGH_WATERMARK = 5
 """Version of ListOffsets; those before it say LEADER_NOT_AVAILABLE, which is an error as well."""
@@ -73,13 +74,26 @@ class MetadataLeadership:
             return None
         return min(at_ms, confirmed_at_ms)
 
-    async def confirm(self, timeout_ms: int) -> None:
-        """Asks some brokers who leads; each answer counts as it comes. `BrokerError` when there was none."""
+    async def confirm(self, timeout_ms: int, number: int | None = None) -> None:
+        """Asks some brokers who leads; each answer counts as it comes. `BrokerError` when there was none.
+
+        With a metadata partition's `number`, its leader is what is asked for: once that is confirmed, those who have
+        not answered yet, of whom one may hang, get a moment to name a newer one."""
         metadata = self._client.cached_metadata
         nodes = [] if metadata is None else sorted(metadata.brokers)
         chosen = self._choose(nodes, min(WITNESSES, len(nodes)))
-        answers = await asyncio.gather(*(self._ask(node_id, timeout_ms) for node_id in chosen))
-        if not any(answers):
+        began_at_ms = self._clock_ms()
+        async with asyncio.TaskGroup() as asking:
+            asked = [asking.create_task(self._ask(node_id, timeout_ms)) for node_id in chosen]
+            pending = set(asked)
+            while pending:
+                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                if pending and number is not None and self._confirmed_at_ms.get(number, -1) >= began_at_ms:
+                    await asyncio.wait(pending, timeout=_NEWER_WITHIN_MS / 1000)
+                    break
+            for late in asked:
+                late.cancel()
+        if not any(answer.result() for answer in asked if not answer.cancelled()):
             raise BrokerError("no broker says who leads the metadata topic", retriable=True)
 
     async def _ask(self, node_id: int, timeout_ms: int) -> bool:

@@ -48,6 +48,7 @@ class Cluster:
         self.high_watermark: int | None = None
         """Of every answer to a Fetch; None: the log's end."""
         self.epochs_fetched: list[int] = []
+        self.hanging: dict[int, asyncio.Event] = {}
 
     async def metadata(self, max_age_ms: int, timeout_ms: int) -> ClusterMetadata:
         return self.cached_metadata
@@ -58,6 +59,8 @@ class Cluster:
         return ClusterMetadata("cluster", NODE, brokers, {}, 0)
 
     async def request(self, node_id: int, message: Any, timeout_ms: int, *, min_version: int) -> Any:
+        if node_id in self.hanging:
+            await self.hanging[node_id].wait()
         return self._named(node_id) if isinstance(message, MetadataRequest) else self._listed(message)
 
     def _named(self, witness: int) -> Any:
@@ -306,6 +309,42 @@ async def test_a_leader_that_is_cut_off_makes_nothing_fresh(cluster: Cluster, fo
     fresh_ms = following.follower.fresh_at_ms(0)
     assert fresh_ms is not None
     assert fresh_ms > known_ms
+
+
+async def test_a_broker_that_hangs_holds_up_no_proof_that_another_one_leads(
+    cluster: Cluster, following: Following
+) -> None:
+    cluster.isr = [NODE, 2, 3]
+    cluster.leaders = dict.fromkeys((NODE, 2, 3), Leader(NODE, 4))
+    cluster.hanging[3] = asyncio.Event()
+    leadership = following.follower._leadership
+    before_ms = following.now_ms
+    async with asyncio.timeout(20):
+        await leadership.confirm(600_000, 0)
+    as_of_ms = leadership.holds_as_of(0, Leader(NODE, 4), 1 << 40)
+    assert as_of_ms is not None
+    assert as_of_ms > before_ms
+
+
+async def test_one_that_answers_a_moment_later_is_heard(
+    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tiers.metadata.leadership._NEWER_WITHIN_MS", 60_000)
+    cluster.isr = [NODE, 2, 3]
+    cluster.leaders = {NODE: Leader(NODE, 4), 2: Leader(NODE, 4), 3: Leader(3, 5)}
+    cluster.hanging[3] = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.01, cluster.hanging[3].set)
+    await following.follower._leadership.confirm(1_000, 0)
+    assert following.follower._leadership.led_by(3) == [0, 1]
+
+
+async def test_a_leader_that_nobody_else_has_named_yet_is_waited_for(cluster: Cluster, following: Following) -> None:
+    cluster.isr = [NODE, 2]
+    cluster.leaders = dict.fromkeys((NODE, 2), Leader(NODE, 4))
+    cluster.hanging[2] = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.01, cluster.hanging[2].set)
+    await following.follower._leadership.confirm(1_000, 0)
+    assert following.follower._leadership.holds_as_of(0, Leader(NODE, 4), 1) == 1
 
 
 async def test_an_answer_counts_no_more_once_another_leader_is_known(cluster: Cluster, following: Following) -> None:
