@@ -18,6 +18,7 @@ pytestmark = pytest.mark.integration
 
 RECORDS = 12_000
 BUCKET = "whole"
+GETS = 'tidegate_remote_storage_requests_total{operation="fetch_log_segment",store="s3"}'
 
 
 @pytest.fixture
@@ -25,7 +26,9 @@ def values() -> list[bytes]:
     return random_values(RECORDS)
 
 
-def proxy_over_s3(cluster: KafkaCluster, home: Path, gateway: VersityGateway, topic: str) -> TidegateProcess:
+def proxy_over_s3(
+    cluster: KafkaCluster, home: Path, gateway: VersityGateway, topic: str, disk_bytes: int = 0
+) -> TidegateProcess:
     return tidegate_over(
         cluster,
         home,
@@ -44,8 +47,15 @@ def proxy_over_s3(cluster: KafkaCluster, home: Path, gateway: VersityGateway, to
             "remote.log.metadata.topic.name": f"__metadata-{topic}"[:200],
             "remote.log.visible.after.ms": 2000,
             "remote.log.chunk.cache.total.size.bytes": 1,
+            "remote.log.chunk.file.cache.total.size.bytes": disk_bytes,
         },
     )
+
+
+def gets_of(proxy: TidegateProcess) -> int:
+    """How often record data was asked for."""
+    samples = dict(line.rsplit(" ", 1) for line in proxy.metrics().splitlines() if not line.startswith("#"))
+    return int(float(samples.get(GETS, 0)))
 
 
 async def test_a_store_that_dies_costs_time_and_a_lost_state_folder_nothing(
@@ -78,8 +88,12 @@ async def test_a_store_that_dies_costs_time_and_a_lost_state_folder_nothing(
             assert await waiting == expected[500:]
 
     shutil.rmtree(tmp_path / "state")
-    with proxy_over_s3(kafka, tmp_path, s3, topic_name) as proxy:
-        with consumer_at(proxy.bootstrap_servers, topic_name, 0) as consumer:
-            assert await asyncio.to_thread(read, consumer, RECORDS) == expected
+    with proxy_over_s3(kafka, tmp_path, s3, topic_name, disk_bytes=1 << 30) as proxy:
+        asked_before = -1
+        while (asked := gets_of(proxy)) != asked_before:  # in the end the local disk has it all
+            asked_before = asked
+            with consumer_at(proxy.bootstrap_servers, topic_name, 0) as consumer:
+                assert await asyncio.to_thread(read, consumer, RECORDS) == expected
+        assert asked
         assert 'tier="remote"' in proxy.metrics()
     assert list((tmp_path / "state" / "index").glob(f"{topic_name}-0-*/*.remoteLogIndex"))
