@@ -7,17 +7,18 @@ from functools import lru_cache
 
 import pyarrow as pa
 
+from pipeline.decode.kernel_cache import load_kernels
+from pipeline.decode.kernel_decoder import KernelDecoder
 from pipeline.decode.python_decoder import PythonDecoder
-from pipeline.decode.record_columns import KAFKA_COLUMNS, RecordColumns
-from pipeline.decode.wanted_batches import AbortedTransactions, CorruptRecordsError, wanted_batches
+from pipeline.decode.record_columns import KAFKA_COLUMNS, MAX_ARROW_BYTES, RecordColumns
+from pipeline.decode.wanted_batches import MAX_OFFSET, AbortedTransactions, CorruptRecordsError, wanted_batches
 from protocol.errors import CorruptBatchError
 from protocol.primitives import Buffer
 from protocol.records.compression import decompress
 from protocol.records.record_batch import BATCH_HEADER_BYTES, RecordBatch
 from tiers.segment.segment_index import AbortedTransactionRange
 
-MAX_ARROW_BYTES = 8 << 20
-"""Of one Arrow batch, unless it is a single record."""
+_EMPTY_BATCH = RecordBatch(0, 61, 0, 0, -1, 2, 0, 0, -1, -1, -1, -1, -1, 0)
 _MIN_RECORD_BYTES = 7
 _FIXED_ROW_BYTES = 40
 """About, without the topic: offset, timestamp and its type, partition, where key, value, topic and headers end."""
@@ -34,6 +35,7 @@ def decode_batches(
     aborted: Sequence[AbortedTransactionRange] = (),
     is_committed_only: bool,
     min_timestamp_ms: int | None = None,
+    is_compiled: bool = True,
 ) -> Iterator[pa.RecordBatch]:
     """The records of the batches in `data` at offsets from `first_offset` to `end_offset`, both inclusive.
 
@@ -41,12 +43,15 @@ def decode_batches(
     the answer, those of `aborted` transactions are not with `is_committed_only`. Batches whose latest record is before
     `min_timestamp_ms` are left out without being read; others may still hold earlier records.
 
+    `is_compiled` False, or no numba: the slow decoder, which gives the same.
+
     An aborted range without an end goes up to the ABORT marker: in bytes after that marker it must not be given again.
 
     Raises `CorruptRecordsError` (a `CorruptBatchError`) where a batch cannot be read, after all before it was yielded.
     """
+    end_offset = min(end_offset, MAX_OFFSET)
     transactions = AbortedTransactions(aborted) if is_committed_only else None
-    rows = _Rows(columns, topic, partition)
+    rows = _Rows(columns, topic, partition, is_compiled)
     corrupt: CorruptBatchError | None = None
     try:
         for batch in wanted_batches(data, first_offset, end_offset, transactions, min_timestamp_ms):
@@ -64,22 +69,27 @@ def decode_batches(
 class _Rows:
     """Rows on their way into one Arrow batch after another."""
 
-    def __init__(self, columns: RecordColumns, topic: str, partition: int) -> None:
+    def __init__(self, columns: RecordColumns, topic: str, partition: int, is_compiled: bool) -> None:
         self._columns = columns
         self._topic = topic
         self._partition = partition
         self._row_bytes = _FIXED_ROW_BYTES + len(topic.encode())
         self._python_decoder = PythonDecoder(columns)
-        self._decoder = self._python_decoder
+        kernels = load_kernels() if is_compiled else None
+        self._fast_decoder = self._python_decoder if kernels is None else KernelDecoder(columns, kernels)
+        self._decoder: PythonDecoder | KernelDecoder = self._fast_decoder
         self._size_bytes = 0
 
     def add(self, data: Buffer, batch: RecordBatch, first_offset: int, end_offset: int) -> Iterator[pa.RecordBatch]:
         """Gives what must leave before the batch's records have room. Raises `CorruptBatchError`."""
+        yield from self._use(self._fast_decoder if batch.magic == 2 else self._python_decoder)
         if batch.magic < 2:
             payload_bytes = self._python_decoder.add_legacy(data, batch, first_offset, end_offset)
             self._size_bytes += payload_bytes + self._row_bytes
             if self._size_bytes > MAX_ARROW_BYTES:
                 yield from self.take()
+            return
+        if batch.size_bytes == BATCH_HEADER_BYTES and batch.records_count == 0:  # what compaction leaves
             return
         records = decompress(batch.codec, memoryview(data)[batch.start + BATCH_HEADER_BYTES : batch.end])
         if batch.records_count * _MIN_RECORD_BYTES > len(records):
@@ -89,6 +99,11 @@ class _Rows:
             yield from self.take()
         self._decoder.add(batch, records, first_offset, end_offset)
         self._size_bytes += size_bytes
+
+    def _use(self, decoder: PythonDecoder | KernelDecoder) -> Iterator[pa.RecordBatch]:
+        if decoder is not self._decoder:
+            yield from self.take()
+            self._decoder = decoder
 
     def take(self) -> Iterator[pa.RecordBatch]:
         rows = len(self._decoder)
@@ -121,5 +136,9 @@ def _many(value: object, arrow_type: pa.DataType, rows: int) -> pa.Array:
     return pa.repeat(pa.scalar(value, arrow_type), rows)
 
 
-def warm() -> None:
-    """Compiles what is compiled, so that no task has to wait for it; for the build of an image."""
+def warm() -> bool:
+    """Compiles what is compiled and keeps it, so that no task has to wait for it; False where there is no numba."""
+    kernels = load_kernels()
+    if kernels is not None:
+        KernelDecoder(KAFKA_COLUMNS, kernels).add(_EMPTY_BATCH, b"", 0, 0)
+    return kernels is not None

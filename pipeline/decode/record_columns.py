@@ -11,6 +11,9 @@ from functools import cached_property
 
 import pyarrow as pa
 
+MAX_ARROW_BYTES = 8 << 20
+"""Of one Arrow batch, unless it is a single record."""
+
 _TYPES: dict[str, pa.DataType] = {
     "key": pa.binary(),
     "value": pa.binary(),

@@ -16,6 +16,8 @@ from protocol.records.record_batch import RecordBatch, crc_matches, iterate_batc
 from protocol.records.record_reader import read_records
 from tiers.segment.segment_index import AbortedTransactionRange
 
+MAX_OFFSET = (1 << 63) - 1
+
 _CONTROL_KEY = Struct(">hh")
 _ABORT = 0
 
@@ -79,6 +81,8 @@ def wanted_batches(
                 return
             if not crc_matches(data, batch):
                 raise CorruptRecordsError(batch.base_offset, "its CRC does not match")
+            if batch.last_offset > MAX_OFFSET:
+                raise CorruptRecordsError(batch.base_offset, f"it goes up to offset {batch.last_offset}")
             if batch.base_offset < next_offset:
                 raise CorruptRecordsError(batch.base_offset, f"it follows offset {next_offset - 1}")
             next_offset = batch.next_offset

@@ -3,7 +3,7 @@ were written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import google_crc32c
 import pyarrow as pa
@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.record import MemoryRecords
 
-from pipeline.decode.arrow_records import MAX_ARROW_BYTES, decode_batches
-from pipeline.decode.record_columns import ALL_COLUMNS, KAFKA_COLUMNS, RecordColumns
+from pipeline.decode.arrow_records import decode_batches
+from pipeline.decode.record_columns import ALL_COLUMNS, KAFKA_COLUMNS, MAX_ARROW_BYTES, RecordColumns
 from pipeline.decode.wanted_batches import CorruptRecordsError
 from protocol.primitives import Buffer
 from protocol.records.record_batch import CODEC_GZIP, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
@@ -32,7 +32,23 @@ def arrow_batches(
     aborted: Sequence[AbortedTransactionRange] | None = None,
     since: int | None = None,
 ) -> list[pa.RecordBatch]:
-    found = []
+    """What both decoders give."""
+    compiled, plain = (
+        list(one_decoder(log, columns, first, end, aborted, since, is_compiled)) for is_compiled in (True, False)
+    )
+    assert pa.Table.from_batches(compiled, columns.schema).equals(pa.Table.from_batches(plain, columns.schema))
+    return compiled
+
+
+def one_decoder(
+    log: Buffer,
+    columns: RecordColumns,
+    first: int,
+    end: int,
+    aborted: Sequence[AbortedTransactionRange] | None,
+    since: int | None,
+    is_compiled: bool,
+) -> Iterator[pa.RecordBatch]:
     for batch in decode_batches(
         log,
         topic="orders",
@@ -43,12 +59,12 @@ def arrow_batches(
         aborted=aborted or (),
         is_committed_only=aborted is not None,
         min_timestamp_ms=since,
+        is_compiled=is_compiled,
     ):
         batch.validate(full=True)
         assert batch.schema == columns.schema
         assert batch.nbytes <= MAX_ARROW_BYTES or batch.num_rows == 1
-        found.append(batch)
-    return found
+        yield batch
 
 
 def rows(log: Buffer, **options: object) -> list[dict[str, object]]:
@@ -229,12 +245,13 @@ def test_many_small_records_make_few_arrow_batches() -> None:
         (lambda log: log + batch_of(28, 5), 30, 28, "follows offset 29"),
     ],
 )
+@pytest.mark.parametrize("is_compiled", [True, False])
 def test_what_comes_before_a_corrupt_batch_is_given(
-    damage: Callable[[bytes], bytes], good: int, offset: int, reason: str
+    damage: Callable[[bytes], bytes], good: int, offset: int, reason: str, is_compiled: bool
 ) -> None:
     log = damage(b"".join(batch_of(first, 10, value_bytes=40) for first in (0, 10, 20)))
     found = decode_batches(
-        log, topic="t", partition=0, first_offset=0, end_offset=LAST, columns=KAFKA_COLUMNS, is_committed_only=True
+        log, topic="t", partition=0, first_offset=0, end_offset=LAST, is_committed_only=True, is_compiled=is_compiled
     )
     before = next(found)
     assert before.num_rows == good
