@@ -39,6 +39,8 @@ class InMemoryRemoteLogMetadataManager:
     owned: bool = True
     fail_writes: Exception | None = None
     skew_ms: int = 0
+    true_skew_ms: int | None = None
+    """What a new measurement finds; None: the same."""
     segments: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = field(default_factory=dict)
     finish_order: dict[RemoteLogSegmentId, int] = field(default_factory=dict)
     epoch_bounds: dict[tuple[TopicIdPartition, int], tuple[int, int]] = field(default_factory=dict)
@@ -257,7 +259,9 @@ class InMemoryRemoteLogMetadataManager:
     def seen_at_ms(self, segment_id: RemoteLogSegmentId) -> int | None:
         return self.seen.get(segment_id)
 
-    async def clock_skew_ms(self, partition: TopicIdPartition) -> int:
+    async def clock_skew_ms(self, partition: TopicIdPartition, anew: bool = False) -> int:
+        if anew and self.true_skew_ms is not None:
+            self.skew_ms = self.true_skew_ms
         return self.skew_ms
 
     async def open(self) -> None:

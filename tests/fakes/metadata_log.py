@@ -116,7 +116,7 @@ class FollowingMetadataManager(StateBackedReader):
             return None
         return self._seen_at_ms.get(segment_id, self._opened_at_ms)
 
-    async def clock_skew_ms(self, partition: TopicIdPartition) -> int:
+    async def clock_skew_ms(self, partition: TopicIdPartition, anew: bool = False) -> int:
         return 0
 
     async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:

@@ -328,13 +328,17 @@ async def test_the_brokers_clock_is_measured_by_writing_and_scraped_with_the_res
         await until(lambda: len(owner.owned_metadata_partitions()) == PARTITIONS)
         assert scraped("clock_skew_seconds") is None
         assert abs(await owner.clock_skew_ms(partition)) < 1_000
+        now = owner._clock_skew.now()
+        owner._clock_skew.observe(now, now.wall_ms + 3_600_000)
+        assert await owner.clock_skew_ms(partition) > 3_000_000
+        assert abs(await owner.clock_skew_ms(partition, anew=True)) < 1_000
         assert list(owner.partitions()) == []
         await copied(owner, segment(partition, 0, 9))
         assert scraped("alarm") == 0
         assert scraped("owned_partitions") == PARTITIONS
         for number in map(str, range(PARTITIONS)):
             assert registry.get_sample_value("tidegate_remote_log_metadata_owned", {"metadata_partition": number}) == 1
-        assert scraped("events_read_total") == 3
+        assert scraped("events_read_total") == 4
         assert scraped("foreign_records_total") == 0
         assert abs(scraped("clock_skew_seconds") or 0) < 1
         assert 0 <= (scraped("freshness_age_seconds") or 0) < 60

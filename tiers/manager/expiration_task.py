@@ -61,11 +61,13 @@ class RLMExpirationTask:
 
     async def _clock_is_trusted(self, segments: list[RemoteLogSegmentMetadata]) -> bool:
         """Our clock is behind when a record was written in its future; ahead is for `clock_skew_ms` to say."""
-        services = self._services
+        services, limit_ms = self._services, self._services.settings.max_clock_skew_ms
         newest_ms = max((segment.event_timestamp_ms for segment in segments), default=0)
         measured_ms = await services.metadata.clock_skew_ms(self._partition)
+        if abs(measured_ms) > limit_ms:
+            measured_ms = await services.metadata.clock_skew_ms(self._partition, anew=True)
         skew_ms = max(0, newest_ms - services.wall_clock_ms(), abs(measured_ms))
-        if skew_ms <= services.settings.max_clock_skew_ms:
+        if skew_ms <= limit_ms:
             return True
         services.metrics.alarms.labels(self._partition.topic, "clock-skew").inc()
         _LOG.error(

@@ -2,7 +2,8 @@
 
 The topic has LogAppendTime, and the answer to a Produce names it. It lies between sending and answer on a clock that
 agrees with ours: by as much as it lies outside, the clocks differ. What was measured stays true while nobody sets our
-clock: how much it was set since, the monotonic clock tells.
+clock: how much it was set since, the monotonic clock tells. It stands still while a machine sleeps, and a clock that is
+set may be set right: who finds the clocks apart measures again before it believes that.
 """
 
 from __future__ import annotations

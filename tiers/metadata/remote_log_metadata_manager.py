@@ -147,8 +147,9 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
 
         A segment read from the saved state counts as seen when the state was opened."""
 
-    async def clock_skew_ms(self, partition: TopicIdPartition) -> int:
-        """How far the clock of `event_timestamp_ms` is ahead of ours, as measured when a record was written."""
+    async def clock_skew_ms(self, partition: TopicIdPartition, anew: bool = False) -> int:
+        """How far the clock of `event_timestamp_ms` is ahead of ours, as measured when a record was written; `anew`: by
+        one that is written now."""
 
     async def open(self) -> None: ...
 

@@ -328,9 +328,9 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         if written is not None:
             await self.follower.read_past(metadata_partition, written, timeout_ms)
 
-    async def clock_skew_ms(self, partition: TopicIdPartition) -> int:
+    async def clock_skew_ms(self, partition: TopicIdPartition, anew: bool = False) -> int:
         """How far the brokers' clock is ahead of ours; asks by writing a record that says nothing, if it must."""
-        skew_ms = self._clock_skew.skew_ms()
+        skew_ms = None if anew else self._clock_skew.skew_ms()
         if skew_ms is None:
             if self._producer is None:
                 raise RemoteLogMetadataNotReadyError("the metadata manager is not open")

@@ -93,6 +93,12 @@ async def test_nothing_expires_while_the_clocks_differ(copied: Workbench, our_cl
     assert copied.metric("remote_log_alarms_total", topic="orders", reason="clock-skew") == 1
 
 
+async def test_a_skew_that_a_new_measurement_does_not_find_stops_nothing(copied: Workbench) -> None:
+    copied.metadata.skew_ms, copied.metadata.true_skew_ms = 61_000, 0
+    assert await copied.expire(replace(POLICY, retention_ms=2 * HOUR_MS)) == 1
+    assert copied.metric("remote_log_alarms_total", topic="orders", reason="clock-skew") == 0
+
+
 async def test_records_without_a_timestamp_age_from_their_copy(bench: Workbench) -> None:
     bench.log.append(*[batch_of(10 * n, 10, value_bytes=15, timestamp=-1000) for n in range(4)])
     await bench.copy_all()
