@@ -8,13 +8,14 @@ process's: after a restart the counting begins anew, and what was published stay
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
 from tiers.errors import RemoteLogError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.metadata.failed_deletions_topic import FailedDeletion
-from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
 _LOG = logging.getLogger(__name__)
@@ -120,8 +121,14 @@ class FailedDeletions:
     async def deleted(self, segment_id: RemoteLogSegmentId) -> None:
         """The objects are gone. Raises `RemoteLogError` when what was published cannot be taken back."""
         await self._log.retract(segment_id.id)
-        self.forget(segment_id)
-
-    def forget(self, segment_id: RemoteLogSegmentId) -> None:
-        """It is somebody else's now."""
         self._failures.pop(segment_id, None)
+
+    def forget_unless(self, is_ours: Callable[[TopicIdPartition], bool]) -> None:
+        """Those of partitions that are not: their owner counts and tries them now."""
+        owned: dict[TopicIdPartition, bool] = {}
+        for segment_id in list(self._failures):
+            partition = segment_id.topic_id_partition
+            if partition not in owned:
+                owned[partition] = is_ours(partition)
+            if not owned[partition]:
+                del self._failures[segment_id]

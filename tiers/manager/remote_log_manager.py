@@ -214,6 +214,8 @@ class RemoteLogManager:
         }
         for partition in [each for each in self._managed if each not in wanted]:
             self._give_up(partition)
+        self._services.failed_deletions.forget_unless(self._services.metadata.owns)
+        self._services.metrics.failed_deletions.set(self._services.failed_deletions.count)
         ending = {step.get_name() for step in self._steps}
         for partition, policy in wanted.items():
             managed = self._managed.get(partition)

@@ -190,6 +190,20 @@ async def test_partitions_of_another_owner_are_given_up(running: Running) -> Non
         assert running.bench.metric("owned_partitions") == 0
 
 
+async def test_deletions_that_failed_are_counted_by_whoever_owns_the_partition(running: Running) -> None:
+    bench, failed = running.bench, running.bench.services.failed_deletions
+    async with running.run():
+        await eventually(lambda: running.remote_end(PARTITION) == 89)
+        await failed.failed(bench.segments[0], RetriableRemoteStorageError("AccessDenied"), 0, 0)
+        await eventually(lambda: bench.metric("remote_failed_deletions") == 1)
+        rounds = running.topics.refreshes
+        await eventually(lambda: running.topics.refreshes > rounds + 1)
+        assert failed.count == 1
+        bench.metadata.owned = False
+        await eventually(lambda: bench.metric("remote_failed_deletions") == 0)
+        assert failed.count == 0
+
+
 async def test_a_topic_that_is_no_longer_tiered_is_given_up(running: Running) -> None:
     async with running.run():
         await eventually(lambda: len(running.manager.partitions) == 2)
