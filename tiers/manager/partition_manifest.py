@@ -64,8 +64,8 @@ def manifest_of(metadata: RemoteLogMetadataReader, cluster_id: str, partition: T
 
 
 async def bury_manifest(services: TaskServices, partition: TopicIdPartition) -> None:
-    """Of a deleted topic's partition: rewrites it, if segments are left, so that it accepts none. Raises what the store
-    raises."""
+    """Of a partition whose whole remote log goes: rewrites it, if segments are left, so that it accepts none. Raises
+    what the store raises."""
     if not services.cluster_id:
         return
     manifest = manifest_of(services.metadata, services.cluster_id, partition)

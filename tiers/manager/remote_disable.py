@@ -1,6 +1,7 @@
 """`RemoteDisableTask`: what remains in the remote tier of a topic that was disabled to be deleted there (KIP-950).
 
-* The tier's log start moves to the local one first: what is being deleted is never offered to a client.
+* The tier's log start moves to the local one first: what is being deleted is never offered to a client. Then the
+  manifest calls every segment dead, so that `rebuild` brings none back.
 * Nothing is deleted while the partition is still worked on here, nor from a log that diverged (DESIGN, safety rule 2).
 """
 
@@ -8,10 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from tiers.errors import OwnershipLostError, RemoteLogError
 from tiers.manager.lineage import check_remote_lineage
-from tiers.manager.segment_deletion import is_due, try_to_delete
+from tiers.manager.partition_manifest import bury_manifest
+from tiers.manager.segment_deletion import delete_all
 from tiers.manager.settings import TopicRule
 from tiers.manager.task_services import TaskServices
 from tiers.manager.topic_tier_config import DELETE_ON_DISABLE, is_enabled
@@ -62,11 +65,9 @@ class RemoteDisableTask:
         self._check(partition)
         await services.metadata.raise_log_start_offset(partition, bounds.log_start_offset)
         services.checkpoint("log-start-raised")
-        deleted = 0
-        for segment in segments:
-            self._check(partition)
-            if is_due(services, segment):
-                deleted += await try_to_delete(services, segment)
+        await bury_manifest(services, partition)
+        services.checkpoint("manifest-buried")
+        deleted = await delete_all(services, segments, partial(self._check, partition))
         if deleted == len(segments):
             _LOG.info("the remote log of a topic that is tiered no more is gone", extra={"partition": str(partition)})
         return deleted

@@ -6,6 +6,7 @@ What the store does not delete is tried again with a backoff per segment, and pu
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from tiers.errors import OwnershipLostError, RemoteLogError, RemoteStorageError, RetriableRemoteStorageError
@@ -88,6 +89,25 @@ async def try_to_delete(services: TaskServices, segment: RemoteLogSegmentMetadat
     finally:
         services.metrics.failed_deletions.set(services.failed_deletions.count)
     return True
+
+
+async def delete_all(
+    services: TaskServices, segments: Iterable[RemoteLogSegmentMetadata], check: Callable[[], None]
+) -> int:
+    """How many went, of those that are due; the store that fails is left alone until the next round. `check` is called
+    before each, and what it raises comes out."""
+    deleted = failed = 0
+    for segment in segments:
+        check()
+        if not is_due(services, segment):
+            continue
+        if await try_to_delete(services, segment):
+            deleted, failed = deleted + 1, 0
+            continue
+        failed += 1
+        if failed == _FAILURES_PER_ROUND:
+            break
+    return deleted
 
 
 async def collect_leftovers(services: TaskServices, partition: TopicIdPartition) -> int:

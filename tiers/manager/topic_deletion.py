@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -21,7 +22,7 @@ from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
 from tiers.errors import OwnershipLostError, RemoteLogError
 from tiers.manager.partition_manifest import bury_manifest, delete_manifest
-from tiers.manager.segment_deletion import is_due, try_to_delete
+from tiers.manager.segment_deletion import delete_all
 from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemotePartitionDeleteMetadata
@@ -106,22 +107,20 @@ class TopicDeletionTask:
             services.checkpoint("partition-deletion-started")
         await bury_manifest(services, partition)
         services.checkpoint("manifest-buried")
-        remaining = 0
-        for segment in list(services.metadata.list_remote_log_segments(partition)):
-            if not services.metadata.owns(partition):
-                raise OwnershipLostError(f"{partition} is owned by another member")
-            if not is_due(services, segment) or not await try_to_delete(services, segment):
-                remaining += 1
-        if remaining:
+        segments = list(services.metadata.list_remote_log_segments(partition))
+        if await delete_all(services, segments, partial(self._check, partition)) < len(segments):
             return False
-        if not services.metadata.owns(partition):
-            raise OwnershipLostError(f"{partition} is owned by another member")
+        self._check(partition)
         await delete_manifest(services, partition)
         services.checkpoint("manifest-deleted")
         await self._write(partition, states.DELETE_PARTITION_FINISHED)
         services.checkpoint("partition-deletion-finished")
         _LOG.info("the remote log of a deleted topic is gone", extra={"partition": str(partition)})
         return True
+
+    def _check(self, partition: TopicIdPartition) -> None:
+        if not self._services.metadata.owns(partition):
+            raise OwnershipLostError(f"{partition} is owned by another member")
 
     async def _write(self, partition: TopicIdPartition, state: RemotePartitionDeleteState) -> None:
         services = self._services

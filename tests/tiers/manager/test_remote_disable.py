@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.fakes.record_batches import batch_of
-from tests.tiers.manager.workbench import PARTITION, Workbench
-from tiers.errors import RemoteLogMetadataError
+from tests.tiers.manager.workbench import PARTITION, ProcessEnded, Workbench
+from tiers.errors import RemoteLogMetadataError, RetriableRemoteStorageError
+from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.remote_disable import RemoteDisableTask
 from tiers.manager.settings import TopicRule
 from tiers.manager.topic_tier_config import DELETE_ON_DISABLE, REMOTE_STORAGE_ENABLE
+from tiers.metadata.bucket_scan import BucketScan
+from tiers.metadata.rebuild import plan_partition
 from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
 DISABLED = {REMOTE_STORAGE_ENABLE: "false", DELETE_ON_DISABLE: "true"}
 
@@ -60,6 +66,41 @@ async def test_a_topic_that_the_settings_file_tiers_is_not_disabled_by_the_other
     await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", {DELETE_ON_DISABLE: "true"})
     assert await RemoteDisableTask(copied.services, [TopicRule("orders")]).run(idle) == 0
     assert len(copied.finished) == 3
+
+
+async def test_rebuild_brings_none_of_it_back(copied: Workbench) -> None:
+    copied.services = replace(copied.services, cluster_id="cluster")
+    await PartitionManifestTask(copied.services, PARTITION).run()
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
+    copied.end_after = "delete-started-written"
+    with pytest.raises(ProcessEnded):
+        await RemoteDisableTask(copied.services, []).run(idle)
+    scan = BucketScan(copied.store, "cluster", lambda read: read())
+    await scan.list()
+    await scan.read(1)
+    plan = plan_partition(scan.partitions[PARTITION.topic_id, PARTITION.partition])
+    assert (plan.segments, plan.refused, len(plan.dropped)) == ([], [], 3)
+
+
+async def test_a_store_that_fails_is_left_alone_until_the_next_round(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(20)])
+    await bench.copy_all()
+    assert len(bench.finished) == 6
+    asked: list[int] = []
+
+    async def refuse(metadata: RemoteLogSegmentMetadata) -> bool:
+        asked.append(metadata.start_offset)
+        raise RetriableRemoteStorageError("503")
+
+    monkeypatch.setattr(bench.store, "delete_log_segment_data", refuse)
+    await bench.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
+    task = RemoteDisableTask(bench.services, [])
+    assert await task.run(idle) == 0
+    assert asked == [0, 30, 60]
+    assert await task.run(idle) == 0
+    assert asked == [0, 30, 60, 90, 120, 150]
 
 
 async def test_only_the_owner_deletes_and_a_failure_is_tried_again(copied: Workbench) -> None:

@@ -145,6 +145,25 @@ async def test_while_anything_is_left_the_manifest_says_that_it_is_dead(
     assert await rebuilt(told) is None
 
 
+async def test_a_store_that_fails_is_left_alone_until_the_next_round(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(20)])
+    await bench.copy_all()
+    asked: list[int] = []
+
+    async def refuse(metadata: RemoteLogSegmentMetadata) -> bool:
+        asked.append(metadata.start_offset)
+        raise RetriableRemoteStorageError("503")
+
+    monkeypatch.setattr(bench.store, "delete_log_segment_data", refuse)
+    task = await deleted_after_the_delay(bench)
+    assert await task.run() == 0
+    assert asked == [0, 30, 60]
+    assert await task.run() == 0
+    assert asked == [0, 30, 60, 90, 120, 150]
+
+
 @pytest.mark.parametrize("step", ["manifest-buried", "delete-started-written", "objects-deleted", "manifest-deleted"])
 async def test_a_deletion_that_ends_anywhere_brings_no_segment_back(told: Workbench, step: str) -> None:
     task = await deleted_after_the_delay(told)
