@@ -84,7 +84,8 @@ class RLMCopyTask:
         if remote_end is not None and earliest is not None:
             if bounds.log_start_offset <= remote_end + 1:
                 # The tiers meet; but what came first may be gone from the store when the metadata was rebuilt.
-                start, log_start = remote_end + 1, max(recorded or 0, min(earliest, bounds.log_start_offset))
+                start = max(remote_end + 1, recorded or 0)
+                log_start = max(recorded or 0, min(earliest, bounds.log_start_offset))
                 if recorded == log_start:
                     return start
             else:

@@ -50,9 +50,10 @@ async def check_lineage(
 async def check_remote_lineage(
     source: LogSource, metadata: RemoteLogMetadataReader, partition: TopicIdPartition, timeout_ms: int
 ) -> None:
-    """The same for the last offset that is remote; nothing remote diverges from nothing."""
+    """The same for the last offset that is remote; nothing remote diverges from nothing, and what lies below the log
+    start is nothing: it is only still to be deleted."""
     remote_end = metadata.remote_end_offset(partition)
-    if remote_end is None:
+    if remote_end is None or remote_end < (metadata.log_start_offset(partition) or 0):
         return
     last = metadata.remote_log_segment_metadata(partition, remote_end)
     if last is not None:

@@ -62,6 +62,8 @@ class TrimTask:
     def target(self, policy: TopicPolicy, bounds: LocalLogBounds, local_only_bytes: int) -> int:
         """The offset to trim to; the local log start when nothing may go."""
         services = self._services
+        if (services.metadata.recorded_log_start_offset(self._partition) or 0) > bounds.log_start_offset:
+            return bounds.log_start_offset  # expiry deletes that first; nobody checks the lineage of what it covers
         covering = covering_segments(services.metadata, self._partition, bounds.log_start_offset)
         local_bytes = local_only_bytes + sum(segment.retained_bytes for segment in covering)
         target = bounds.log_start_offset

@@ -187,6 +187,25 @@ async def test_what_an_unclean_election_cut_above_the_last_trim_is_still_only_a_
     assert [clamp.valid_end_offset for _, clamp in bench.metadata.clamps] == [start + 9]
 
 
+async def test_what_lies_below_the_log_start_diverges_from_nothing(bench: Workbench) -> None:
+    await copied(bench, 10)
+    produce(bench, 10)
+    await bench.metadata.raise_log_start_offset(PARTITION, 150)
+    bench.log.elect_unclean(50)
+    produce(bench, 5)
+    with pytest.raises(LogDivergedError, match="150 > 100"):
+        await bench.copy()
+    assert await bench.trim(with_retention(local_retention_bytes=0)) is None
+
+    produce(bench, 10)
+    await bench.copy_all(AT_ONCE)
+    await bench.expire(POLICY)
+    assert answering(bench)[0][0] == 150
+    assert bench.metadata.remote_end_offset(PARTITION) == 199
+    assert bench.log.trims == [150]
+    assert bench.metadata.clamps == []
+
+
 async def test_who_lost_the_partition_does_not_clamp(bench: Workbench) -> None:
     await copied(bench, 10)
     bench.log.elect_unclean(50)
