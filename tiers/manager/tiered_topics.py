@@ -1,8 +1,14 @@
-"""`TieredTopics`: which topics are tiered, found in the cluster's metadata and the topics' configuration."""
+"""`TieredTopics`: which topics are tiered, found in the cluster's metadata and the topics' configuration.
+
+A broker that is cut off from its controllers answers as ever, with the retention of a while ago. So two are asked, if
+there are two, and nothing expires by what they do not agree on.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import random
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
@@ -13,6 +19,7 @@ from kafka.protocol.admin import DescribeConfigsRequest
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
+from tiers.errors import BrokerError
 from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.settings import UNLIMITED, TopicRule
 from tiers.manager.topic_policy import BROKER_KEYS, Refusal, TopicPolicy, matching_rule, policy_of
@@ -20,6 +27,7 @@ from tiers.manager.topic_policy import BROKER_KEYS, Refusal, TopicPolicy, matchi
 _LOG = logging.getLogger(__name__)
 _TOPIC_RESOURCE = 2
 _TOPICS_PER_REQUEST = 500
+_WITNESSES = 2
 
 Overrides = Callable[[UUID], Mapping[str, str] | None]
 
@@ -33,11 +41,15 @@ class TieredTopics:
         rules: Sequence[TopicRule],
         metrics: RemoteLogManagerMetrics,
         overrides: Overrides = lambda topic_id: None,
+        *,
+        choose: Callable[[Sequence[int], int], list[int]] = random.sample,
     ) -> None:
         self._client = client
         self._rules = tuple(rules)
         self._metrics = metrics
         self._overrides = overrides
+        self._choose = choose
+        self._are_doubtful = False
         self._policies: dict[UUID, TopicPolicy] = {}
         self._refused: dict[str, str] = {}
 
@@ -57,7 +69,7 @@ class TieredTopics:
                 rule = self._rule(topic)
                 if rule is not None:
                     wanted[topic.name] = topic, rule
-            configs = await self._describe(list(wanted), timeout_ms)
+            configs, doubtful = await self._agreed(sorted(metadata.brokers), list(wanted), timeout_ms)
         except Exception:
             self._policies = {topic_id: _not_expiring(known) for topic_id, known in self._policies.items()}
             raise
@@ -73,7 +85,7 @@ class TieredTopics:
             if isinstance(found, Refusal):
                 refused[name] = found.reason
             else:
-                policies[topic.topic_id] = found
+                policies[topic.topic_id] = _not_expiring(found) if name in doubtful else found
         self._report(refused, {name for name, (topic, rule) in wanted.items() if self._is_named(topic, rule)})
         self._policies = policies
         return policies
@@ -96,7 +108,33 @@ class TieredTopics:
         self._refused = refused
         self._metrics.refused_topics.set(len(refused.keys() & named))
 
-    async def _describe(self, topics: list[str], timeout_ms: int) -> dict[str, dict[str, str]]:
+    async def _agreed(
+        self, brokers: list[int], topics: list[str], timeout_ms: int
+    ) -> tuple[dict[str, dict[str, str]], set[str]]:
+        """The configurations, and the topics of which not all who were asked say the same."""
+        chosen = self._choose(brokers, min(_WITNESSES, len(brokers)))
+        async with asyncio.TaskGroup() as asking:
+            asked = [asking.create_task(self._said_by(node_id, topics, timeout_ms)) for node_id in chosen]
+        answers = [answer for one in asked if (answer := one.result()) is not None]
+        if not answers:
+            raise BrokerError("no broker tells how the topics are configured", retriable=True)
+        configs = {topic: config for answer in answers for topic, config in answer.items()}
+        is_whole = len(answers) == len(chosen)
+        doubtful = {each for each in configs if not is_whole or any(one.get(each) != configs[each] for one in answers)}
+        if doubtful and not self._are_doubtful:
+            fields = {"brokers": chosen, "answers": len(answers), "topics": sorted(doubtful)[:10]}
+            _LOG.warning("two brokers do not say the same of topics: nothing of those expires", extra=fields)
+        self._are_doubtful = bool(doubtful)
+        return configs, doubtful
+
+    async def _said_by(self, node_id: int, topics: list[str], timeout_ms: int) -> dict[str, dict[str, str]] | None:
+        try:
+            return await self._describe(node_id, topics, timeout_ms)
+        except BrokerError as error:
+            _LOG.info("a broker does not tell topics", extra={"node_id": node_id, "error": str(error)})
+            return None
+
+    async def _describe(self, node_id: int, topics: list[str], timeout_ms: int) -> dict[str, dict[str, str]]:
         request = DescribeConfigsRequest
         configs: dict[str, dict[str, str]] = {}
         for first in range(0, len(topics), _TOPICS_PER_REQUEST):
@@ -107,7 +145,7 @@ class TieredTopics:
                 for topic in topics[first : first + _TOPICS_PER_REQUEST]
             ]
             message = request(resources=resources, include_synonyms=False, include_documentation=False)
-            response: Any = await self._client.request(None, message, timeout_ms, min_version=1)
+            response: Any = await self._client.request(node_id, message, timeout_ms, min_version=1)
             for result in response.results:
                 if result.error_code == ErrorCode.NONE:
                     configs[result.resource_name] = {

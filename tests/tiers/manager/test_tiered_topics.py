@@ -145,6 +145,48 @@ async def test_a_configuration_that_cannot_be_read_changes_nothing_and_expires_n
     assert (await topics.refresh(1000))[topic_id] == before
 
 
+async def test_nothing_expires_by_what_a_second_broker_does_not_say_too(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic_id, agreed = cluster.add("orders", 1), cluster.add("clicks", 2)
+    topics = tiered(cluster, TopicRule("*"))
+    before = await topics.refresh(1000)
+    async with ScriptedBroker(2) as second:
+        other = Cluster(second, cluster.client)
+        other.configs = {"orders": DELETE | {"retention.ms": "700000000"}, "clicks": DELETE}
+        second.topics, second.brokers = cluster.broker.topics, [cluster.broker, second]
+        cluster.broker.brokers = second.brokers
+        with caplog.at_level(logging.WARNING):
+            for _ in range(2):
+                policies = await topics.refresh(1000)
+                assert (policies[topic_id].retention_ms, policies[topic_id].retention_bytes) == (-1, -1)
+                assert policies[agreed] == before[agreed]
+        assert len(caplog.records) == 1
+        other.configs["orders"] = dict(DELETE)
+        assert await topics.refresh(1000) == before
+        assert len(second.received(DescribeConfigsRequest)) == 3
+
+
+async def test_nothing_expires_while_one_of_two_brokers_does_not_answer(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic_id = cluster.add("orders", 1)
+    topics = tiered(cluster, TopicRule("*"))
+    before = (await topics.refresh(1000))[topic_id]
+    async with ScriptedBroker(2) as second:
+        second.topics, second.brokers = cluster.broker.topics, [cluster.broker, second]
+        cluster.broker.brokers = second.brokers
+        request = cluster.client.request
+
+        async def silent(node_id: int | None, *arguments: Any, **options: Any) -> Any:
+            if node_id == 2:
+                raise BrokerError("no answer", retriable=True)
+            return await request(node_id, *arguments, **options)
+
+        monkeypatch.setattr(cluster.client, "request", silent)
+        assert (await topics.refresh(1000))[topic_id] == replace(before, retention_ms=-1, retention_bytes=-1)
+
+
 async def test_nothing_expires_while_the_cluster_does_not_answer(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
