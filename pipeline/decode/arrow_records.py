@@ -52,16 +52,20 @@ def decode_batches(
     end_offset = min(end_offset, MAX_OFFSET)
     transactions = AbortedTransactions(aborted) if is_committed_only else None
     rows = _Rows(columns, topic, partition, is_compiled)
-    corrupt: CorruptBatchError | None = None
+    view = memoryview(data)
+    corrupt: CorruptRecordsError | None = None
     try:
         for batch in wanted_batches(data, first_offset, end_offset, transactions, min_timestamp_ms):
             try:
-                yield from rows.add(data, batch, first_offset, end_offset)
+                rows.add(view, batch, first_offset, end_offset)
             except CorruptBatchError as error:
                 raise CorruptRecordsError(batch.base_offset, str(error)) from error
+            while rows.finished:
+                yield rows.finished.pop(0)
     except CorruptRecordsError as error:
         corrupt = error
-    yield from rows.take()
+    rows.finish()
+    yield from rows.finished
     if corrupt is not None:
         raise corrupt
 
@@ -79,33 +83,36 @@ class _Rows:
         self._fast_decoder = self._python_decoder if kernels is None else KernelDecoder(columns, kernels)
         self._decoder: PythonDecoder | KernelDecoder = self._fast_decoder
         self._size_bytes = 0
+        self.finished: list[pa.RecordBatch] = []
 
-    def add(self, data: Buffer, batch: RecordBatch, first_offset: int, end_offset: int) -> Iterator[pa.RecordBatch]:
-        """Gives what must leave before the batch's records have room. Raises `CorruptBatchError`."""
-        yield from self._use(self._fast_decoder if batch.magic == 2 else self._python_decoder)
+    def add(self, data: memoryview, batch: RecordBatch, first_offset: int, end_offset: int) -> None:
+        """Raises `CorruptBatchError`, and has no row of the batch then."""
         if batch.magic < 2:
+            self._use(self._python_decoder)
             payload_bytes = self._python_decoder.add_legacy(data, batch, first_offset, end_offset)
             self._size_bytes += payload_bytes + self._row_bytes
             if self._size_bytes > MAX_ARROW_BYTES:
-                yield from self.take()
+                self.finish()
             return
         if batch.size_bytes == BATCH_HEADER_BYTES and batch.records_count == 0:  # what compaction leaves
             return
-        records = decompress(batch.codec, memoryview(data)[batch.start + BATCH_HEADER_BYTES : batch.end])
+        records = decompress(batch.codec, data[batch.start + BATCH_HEADER_BYTES : batch.end])
         if batch.records_count * _MIN_RECORD_BYTES > len(records):
             raise CorruptBatchError(f"{batch.records_count} records in {len(records)} bytes")
         size_bytes = len(records) + batch.records_count * self._row_bytes
         if self._size_bytes + size_bytes > MAX_ARROW_BYTES:
-            yield from self.take()
+            self.finish()
+        self._use(self._fast_decoder)
         self._decoder.add(batch, records, first_offset, end_offset)
         self._size_bytes += size_bytes
 
-    def _use(self, decoder: PythonDecoder | KernelDecoder) -> Iterator[pa.RecordBatch]:
+    def _use(self, decoder: PythonDecoder | KernelDecoder) -> None:
         if decoder is not self._decoder:
-            yield from self.take()
+            self.finish()
             self._decoder = decoder
 
-    def take(self) -> Iterator[pa.RecordBatch]:
+    def finish(self) -> None:
+        """Nothing is added any more to the rows so far."""
         rows = len(self._decoder)
         self._size_bytes = 0
         arrays = self._decoder.take()
@@ -114,17 +121,15 @@ class _Rows:
         arrays["topic"] = _repeated(self._topic, pa.string(), rows)
         arrays["partition"] = _repeated(self._partition, pa.int32(), rows)
         schema = self._columns.schema
-        yield from _in_pieces(pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema))
+        self.finished += _in_pieces(pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema))
 
 
-def _in_pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _in_pieces(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
     """Of at most `MAX_ARROW_BYTES`, or one record."""
     if batch.nbytes <= MAX_ARROW_BYTES or batch.num_rows == 1:
-        yield batch
-        return
+        return [batch]
     middle = batch.num_rows // 2
-    yield from _in_pieces(batch.slice(0, middle))
-    yield from _in_pieces(batch.slice(middle))
+    return [*_in_pieces(batch.slice(0, middle)), *_in_pieces(batch.slice(middle))]
 
 
 def _repeated(value: object, arrow_type: pa.DataType, rows: int) -> pa.Array:

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from struct import Struct
+from typing import Any
+
+import google_crc32c
+import numpy as np
 
 from protocol.errors import CorruptBatchError
 from protocol.primitives import Buffer
@@ -20,6 +24,7 @@ MAX_OFFSET = (1 << 63) - 1
 
 _CONTROL_KEY = Struct(">hh")
 _ABORT = 0
+_CRC_COVERS_FROM = 21
 
 
 class CorruptRecordsError(CorruptBatchError):
@@ -60,6 +65,13 @@ def _is_abort(buf: Buffer, marker: RecordBatch) -> bool:
     )
 
 
+def _crc_matches(data: Buffer, content: np.ndarray[Any, np.dtype[np.uint8]], batch: RecordBatch) -> bool:
+    # google_crc32c takes numpy's arrays as they lie, of other buffers only a copy.
+    if batch.magic == 2:
+        return bool(google_crc32c.value(content[batch.start + _CRC_COVERS_FROM : batch.end]) == batch.crc)
+    return crc_matches(data, batch)
+
+
 def wanted_batches(
     data: Buffer,
     first_offset: int,
@@ -72,6 +84,7 @@ def wanted_batches(
     Batches beyond `end_offset` are not looked at. Raises `CorruptRecordsError` where the bytes are not whole, ascending
     batches that match their CRCs.
     """
+    content = np.frombuffer(data, np.uint8)
     next_offset = 0
     next_position = 0
     try:
@@ -79,7 +92,7 @@ def wanted_batches(
             next_position = batch.end
             if batch.magic == 2 and batch.base_offset > end_offset:
                 return
-            if not crc_matches(data, batch):
+            if not _crc_matches(data, content, batch):
                 raise CorruptRecordsError(batch.base_offset, "its CRC does not match")
             if batch.last_offset > MAX_OFFSET:
                 raise CorruptRecordsError(batch.base_offset, f"it goes up to offset {batch.last_offset}")

@@ -189,15 +189,14 @@ def test_what_is_not_transactional_is_no_part_of_a_transaction() -> None:
 
 def test_batches_that_are_too_old_are_left_out_without_being_read() -> None:
     unreadable = build_batch(0, [record(0, 999)])[:-3] + b"\xff\xff\xff"
-    unreadable = unreadable[:17] + crc_of(unreadable) + unreadable[21:]
-    log = unreadable + build_batch(1, [record(1, 998), record(2, 1000)])
+    log = with_crc(unreadable) + build_batch(1, [record(1, 998), record(2, 1000)])
     assert offsets(log, since=1000) == [1, 2]
     with pytest.raises(CorruptRecordsError):
         offsets(log)
 
 
-def crc_of(batch: bytes) -> bytes:
-    return int(google_crc32c.value(batch[21:])).to_bytes(4, "big")
+def with_crc(batch: bytes) -> bytes:
+    return batch[:17] + int(google_crc32c.value(batch[21:])).to_bytes(4, "big") + batch[21:]
 
 
 @pytest.mark.parametrize("magic", [0, 1])
@@ -223,6 +222,20 @@ def test_one_large_batch_leaves_in_pieces() -> None:
     found = arrow_batches(log)
     assert len(found) > 2
     assert [row["value"] for batch in found for row in batch.select(["value"]).to_pylist()] == [r.value for r in made]
+
+
+def test_what_made_room_for_a_corrupt_batch_is_given_too() -> None:
+    good = batch_of(0, 5, value_bytes=1 << 20)
+    bad = batch_of(5, 5, value_bytes=1 << 20)[:-1] + b"\x02"  # one header, that is not there
+    found = one_decoder(good + with_crc(bad), ALL_COLUMNS, 0, LAST, None, None, True)
+    assert next(found).column("offset").to_pylist() == [0, 1, 2, 3, 4]
+    with pytest.raises(CorruptRecordsError, match="offset 5"):
+        next(found)
+
+
+def test_a_batch_without_records_is_what_compaction_leaves() -> None:
+    assert offsets(build_batch(0, [], last_offset=9) + batch_of(10, 1)) == [10]
+    assert offsets(build_batch(0, [], last_offset=9, codec=0)) == []
 
 
 def test_a_record_larger_than_an_arrow_batch() -> None:
