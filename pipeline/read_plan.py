@@ -91,7 +91,7 @@ def earliest_readable(
 def cover(view: LogView, first_offset: int, end_offset: int) -> Iterator[ReadRange | Gap]:
     """What to read for `[first_offset, end_offset]`, in offset order: the remote tier wherever it has the offsets."""
     position = first_offset
-    if position < view.log_start:
+    if position < view.log_start and position <= end_offset:
         yield Gap(view.partition, position, min(end_offset, view.log_start - 1))
         position = view.log_start
     record_bytes: float = ASSUMED_RECORD_BYTES

@@ -1,0 +1,233 @@
+"""`TieredLog`: what a reader may read now: its partitions, where each begins and ends, and which tier has what.
+
+Where offsets end is asked of the leaders with the reader's own Kafka identity, by a Fetch: a topic that it may not read
+is refused there, before anything is read from the store (`access=direct` would get by without the brokers otherwise).
+The metadata is read to now with the identity of the tier's file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from pipeline.broker_offsets import offsets_for_times
+from pipeline.config import PipelineConfig
+from pipeline.options import EARLIEST, LATEST, Access, OptionError, Position, ReadOptions, Tier
+from pipeline.read_plan import Gap, LogView, ReadRange, cover, earliest_readable
+from pipeline.worker import worker
+from protocol.errors import ErrorCode
+from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.errors import BrokerError
+from tiers.log.broker_log import BrokerLogSource
+from tiers.log.log_source import LocalLogBounds
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.open_tier import OpenTier, each_of, open_tier
+from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_MS = 60_000
+_PARTITIONS_AT_ONCE = 512
+
+
+class AccessDeniedError(Exception):
+    """The reader's Kafka identity may not read a topic."""
+
+
+class DataLossError(Exception):
+    """Offsets that were to be read exist nowhere any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogBounds:
+    """`log_start` is the first readable offset of both tiers, `local_start` the leader's own; `end` is exclusive."""
+
+    log_start: int
+    local_start: int
+    end: int
+
+
+class TieredLog:
+    def __init__(self, options: ReadOptions, client: BrokerClient, tier: OpenTier | None) -> None:
+        self._options = options
+        self._client = client
+        self._source = BrokerLogSource(client)
+        self._tier = tier
+
+    @property
+    def cluster_id(self) -> str:
+        """As the store's object keys have it; empty where no store is read."""
+        return "" if self._tier is None else self._tier.cluster_id
+
+    async def partitions(self) -> list[TopicIdPartition]:
+        """Of the subscription, as of now. Raises `OptionError` for a topic or partition that there is not."""
+        metadata = await self._client.metadata(0, TIMEOUT_MS)
+        subscription = self._options.subscription
+        found: list[TopicIdPartition] = []
+        for name in subscription.topics_among(
+            topic.name for topic in metadata.topics.values() if not topic.is_internal
+        ):
+            topic = metadata.topics.get(name)
+            if topic is None or topic.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise OptionError(f"there is no topic {name}, or none that this reader may describe")
+            if topic.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                raise AccessDeniedError(f"not allowed to read the topic {name}")
+            found += [TopicIdPartition(topic.topic_id, index, name) for index in sorted(topic.partitions)]
+        if not subscription.assigned:
+            return found
+        known = {(one.topic, one.partition): one for one in found}
+        for topic_name, index in subscription.assigned:
+            if (topic_name, index) not in known:
+                raise OptionError(f"there is no partition {topic_name}-{index}")
+        return [known[one] for one in dict.fromkeys(subscription.assigned)]
+
+    async def bounds(self, partitions: Sequence[TopicIdPartition]) -> dict[TopicIdPartition, LogBounds]:
+        """Raises `AccessDeniedError`, `BrokerError`."""
+        found = await each_of(partitions, self._local_bounds, _PARTITIONS_AT_ONCE)
+        # Only then: what a leader has trimmed by now, the metadata that is read from here on has.
+        if self._tier is not None:
+            await self._tier.refresh()
+        return {
+            partition: self._with_remote(partition, each) for partition, each in zip(partitions, found, strict=True)
+        }
+
+    async def _local_bounds(self, partition: TopicIdPartition) -> LocalLogBounds:
+        try:
+            return await self._source.bounds(partition, TIMEOUT_MS)
+        except BrokerError as error:
+            if error.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                raise AccessDeniedError(f"not allowed to read the topic {partition.topic}") from error
+            raise
+
+    def _with_remote(self, partition: TopicIdPartition, local: LocalLogBounds) -> LogBounds:
+        end = local.last_stable_offset if self._options.is_committed_only else local.high_watermark
+        local_start = local.log_start_offset
+        if self._tier is None:
+            return LogBounds(local_start, local_start, end)
+        metadata = self._tier.metadata
+        if self._options.tier is Tier.REMOTE:
+            remote_end = metadata.remote_end_offset(partition)
+            local_start = end = 0 if remote_end is None else min(end, remote_end + 1)
+        recorded = metadata.log_start_offset(partition)
+        log_start = earliest_readable(recorded, local_start, lambda offset: metadata.next_segment(partition, offset))
+        return LogBounds(min(log_start, end), local_start, end)
+
+    async def offsets(
+        self, position: Position, bounds: Mapping[TopicIdPartition, LogBounds]
+    ) -> dict[TopicIdPartition, int]:
+        """What `position` means for each partition of `bounds`. Raises `OptionError`."""
+        wanted = self._each(position, bounds)
+        if position.is_time:
+            return await self._offsets_of_times(wanted, position, bounds)
+        return {
+            partition: {EARLIEST: bounds[partition].log_start, LATEST: bounds[partition].end}.get(offset, offset)
+            for partition, offset in wanted.items()
+        }
+
+    @staticmethod
+    def _each(position: Position, bounds: Mapping[TopicIdPartition, LogBounds]) -> dict[TopicIdPartition, int]:
+        if position.default is not None:
+            return dict.fromkeys(bounds, position.default)
+        assigned = {(one.topic, one.partition): one for one in bounds}
+        if assigned.keys() != position.each.keys():
+            raise OptionError(
+                "If starting or ending offsets are given by partition, you must specify all TopicPartitions. Use -1 "
+                f"for latest, -2 for earliest. Specified: {sorted(position.each)} Assigned: {sorted(assigned)}"
+            )
+        return {assigned[name]: number for name, number in position.each.items()}
+
+    async def _offsets_of_times(
+        self,
+        times_ms: Mapping[TopicIdPartition, int],
+        position: Position,
+        bounds: Mapping[TopicIdPartition, LogBounds],
+    ) -> dict[TopicIdPartition, int]:
+        found: dict[TopicIdPartition, int | None] = dict(await self._remote_times(times_ms, bounds))
+        rest = {partition: time_ms for partition, time_ms in times_ms.items() if partition not in found}
+        if self._options.tier is not Tier.REMOTE:
+            found |= await offsets_for_times(
+                self._client, rest, is_committed_only=self._options.is_committed_only, timeout_ms=TIMEOUT_MS
+            )
+        offsets: dict[TopicIdPartition, int] = {}
+        for partition, time_ms in times_ms.items():
+            offset = found.get(partition)
+            if offset is None:
+                if position.on_no_match == "error":
+                    raise OptionError(f"No offset matched from request of topic-partition {partition} and {time_ms}.")
+                offset = bounds[partition].end
+            offsets[partition] = max(bounds[partition].log_start, min(offset, bounds[partition].end))
+        return offsets
+
+    async def _remote_times(
+        self, times_ms: Mapping[TopicIdPartition, int], bounds: Mapping[TopicIdPartition, LogBounds]
+    ) -> dict[TopicIdPartition, int]:
+        tier = self._tier
+        if tier is None or not times_ms:
+            return {}
+        reader = RemoteLogReader(
+            tier.metadata,
+            tier.storage,
+            RemoteLogReaderSettings(),
+            decode_indexes=partial(decode_index, ciphers=tier.key_ring),
+        )
+        async with reader:
+            offsets = RemoteLogOffsetReader(tier.metadata, reader)
+
+            async def look_up(partition: TopicIdPartition) -> int | None:
+                found = await offsets.offset_for_timestamp(
+                    partition,
+                    times_ms[partition],
+                    bounds[partition].log_start,
+                    bounds[partition].end,
+                    deadline_ms=monotonic_ms() + TIMEOUT_MS,
+                    connection_id=0,
+                )
+                return None if found is None else found.offset
+
+            partitions = list(times_ms)
+            answers = await each_of(partitions, look_up, 8)
+        return {partition: offset for partition, offset in zip(partitions, answers, strict=True) if offset is not None}
+
+    def ranges(
+        self, partition: TopicIdPartition, bounds: LogBounds, first_offset: int, end_offset: int
+    ) -> list[ReadRange | Gap]:
+        """What to read for `[first_offset, end_offset]` (inclusive)."""
+        tier = self._tier
+
+        def next_segment(offset: int) -> RemoteLogSegmentMetadata | None:
+            return None if tier is None else tier.metadata.next_segment(partition, offset)
+
+        view = LogView(partition, bounds.log_start, bounds.local_start, next_segment)
+        return list(cover(view, first_offset, end_offset))
+
+
+def report_data_loss(options: ReadOptions, what: str) -> None:
+    """`failOnDataLoss`. Raises `DataLossError`."""
+    if options.fail_on_data_loss:
+        raise DataLossError(
+            f"{what}. Some data may have been lost because they are not available any more; either the data was aged "
+            "out or the topic may have been deleted before all of it was read. If this is no reason to fail, set the "
+            "source option failOnDataLoss to false"
+        )
+    logger.warning("%s; failOnDataLoss is false", what)
+
+
+def client_config(options: ReadOptions) -> PipelineConfig:
+    """A file of the reader's own cluster and identity alone."""
+    return PipelineConfig.model_construct(upstream=options.kafka)
+
+
+@asynccontextmanager
+async def open_log(options: ReadOptions) -> AsyncIterator[TieredLog]:
+    """On the loop of this process's worker. Raises `RemoteTierError`, and what is raised within."""
+    client = await worker().client(client_config(options))
+    if options.config is None or options.access is Access.PROXY or options.tier is Tier.LOCAL:
+        yield TieredLog(options, client, None)
+        return
+    async with open_tier(options.config) as tier:
+        yield TieredLog(options, client, tier)
