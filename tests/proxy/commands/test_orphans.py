@@ -8,7 +8,13 @@ from uuid import uuid4
 
 import pytest
 
-from proxy.commands.orphans import (
+from tests.fakes.segments import PARTITION
+from tests.proxy.commands.command_bench import CLUSTER_ID, CommandBench
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.open_tier import RemoteTierError
+from tiers.orphans import (
     MANIFEST,
     MISSING,
     NAMED,
@@ -19,12 +25,6 @@ from proxy.commands.orphans import (
     delete_orphans,
     find_orphans,
 )
-from tests.fakes.segments import PARTITION
-from tests.proxy.commands.command_bench import CLUSTER_ID, CommandBench
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.open_tier import RemoteTierError
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.locations import LocatedRemoteStorageManager, StorageLocation
 from tiers.storage.object_key import log_key, partition_manifest_key

@@ -1,0 +1,228 @@
+"""What the store holds and the metadata does not know, and the other way round (`find_orphans`).
+
+The store is listed first and the metadata read after: COPY_SEGMENT_STARTED is committed before the first object is
+written (safety rule 3), so a copy under way is never taken for an orphan. Nothing here is deleted by itself. What may
+be is older than a grace period and named by no partition manifest: what a manifest accepted and the metadata lacks is a
+sign of lost metadata, which `rebuild` is for.
+
+Uploads that did not end are beside the objects: a writer that died, or a request that was repeated, left them. Those of
+a copy that is recorded and not finished go with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from tiers.console import progress_bar
+from tiers.errors import RemoteLogMetadataError, RemoteResourceNotFoundError
+from tiers.manager.segment_verification import persistently
+from tiers.metadata.partition_manifest import decode_partition_manifest
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, readable_segments
+from tiers.storage.object_key import (
+    INDEXES_SUFFIX,
+    LOG_SUFFIX,
+    SegmentObjectKey,
+    indexes_key,
+    log_key,
+    parse_partition_manifest_key,
+    parse_segment_key,
+    partition_manifest_key,
+    segment_of_key,
+)
+from tiers.storage.remote_storage_manager import StoredObject, UnfinishedUpload
+
+ORPHAN, NAMED, MANIFEST, UNKNOWN, MISSING, UPLOAD = (
+    "no record names it",
+    "a partition manifest names it: was metadata lost?",
+    "the manifest of a partition without metadata",
+    "not an object of the tier",
+    "a record names it, and it is not in the store",
+    "an upload that did not end",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """`modified_ms` None: the store does not tell; then the object counts as new while there is a grace period."""
+
+    key: str
+    size_bytes: int
+    modified_ms: int | None
+    what: str
+    segment: str | None = None
+    deletable: bool = False
+    custom_metadata: bytes | None = None
+    upload: UnfinishedUpload | None = None
+
+
+@dataclass(slots=True)
+class OrphanReport:
+    orphans: list[Orphan]
+    other_clusters: int = 0
+    """Objects of other clusters in the same place, which nothing is said of."""
+    deleted: int = 0
+    """Segments."""
+    aborted: int = 0
+    """Uploads."""
+
+
+async def find_orphans(tier: OpenTier, older_than_ms: int, grace_ms: int) -> OrphanReport:
+    listed: list[StoredObject] = []
+    with progress_bar("objects", None) as advance:
+        async for stored in tier.storage.list_objects(""):
+            listed.append(stored)
+            advance(1)
+    uploads = [upload async for upload in tier.storage.list_uploads()]
+    await tier.refresh()
+    report = await judge_orphans(tier, listed, uploads, older_than_ms, grace_ms)
+    seen = {(key.segment_uuid, key.suffix) for key in (parse_segment_key(each.key) for each in listed) if key}
+    report.orphans += _missing(tier, seen)
+    return report
+
+
+async def judge_orphans(
+    tier: OpenTier,
+    listed: Iterable[StoredObject],
+    uploads: Iterable[UnfinishedUpload],
+    older_than_ms: int,
+    grace_ms: int,
+) -> OrphanReport:
+    """Which of the objects and uploads are nobody's. The metadata must have been read since they were listed."""
+    known = set(tier.metadata.partitions())
+    report = OrphanReport([])
+    for stored in listed:
+        key, manifest = parse_segment_key(stored.key), parse_partition_manifest_key(stored.key)
+        named = key or manifest
+        if named is None:
+            report.orphans.append(_line(stored, UNKNOWN))
+        elif named.cluster_id != tier.cluster_id:
+            report.other_clusters += 1
+        elif key is not None:
+            if not _is_known(tier, key):
+                is_old = _is_old(stored.modified_ms, older_than_ms, grace_ms)
+                report.orphans.append(_line(stored, ORPHAN, key, is_old))
+        elif TopicIdPartition(named.topic_id, named.partition) not in known:
+            report.orphans.append(_line(stored, MANIFEST))
+    report.orphans = _as_one(await _without_the_accepted(tier, report.orphans))
+    for upload in uploads:
+        key = parse_segment_key(upload.key)
+        if key is not None and key.cluster_id != tier.cluster_id:
+            report.other_clusters += 1
+        elif key is None or _leaves_uploads(tier, key):
+            is_old = key is not None and _is_old(upload.started_ms, older_than_ms, grace_ms)
+            report.orphans.append(_upload_line(upload, key, is_old))
+    return report
+
+
+def _is_old(written_ms: int | None, older_than_ms: int, grace_ms: int) -> bool:
+    return grace_ms == 0 or (written_ms is not None and written_ms <= older_than_ms)
+
+
+def _line(stored: StoredObject, what: str, key: SegmentObjectKey | None = None, deletable: bool = False) -> Orphan:
+    return Orphan(
+        stored.key,
+        stored.size_bytes,
+        stored.modified_ms,
+        what,
+        None if key is None else str(key.segment_uuid),
+        deletable,
+        stored.custom_metadata,
+    )
+
+
+def _upload_line(upload: UnfinishedUpload, key: SegmentObjectKey | None, deletable: bool) -> Orphan:
+    segment = None if key is None else str(key.segment_uuid)
+    return Orphan(upload.key, 0, upload.started_ms, UPLOAD, segment, deletable, upload=upload)
+
+
+def _known(tier: OpenTier, key: SegmentObjectKey) -> RemoteLogSegmentMetadata | None:
+    partition = TopicIdPartition(key.topic_id, key.partition)
+    return tier.metadata.remote_log_segment_metadata_by_id(RemoteLogSegmentId(partition, key.segment_uuid))
+
+
+def _is_known(tier: OpenTier, key: SegmentObjectKey) -> bool:
+    return _known(tier, key) is not None
+
+
+def _leaves_uploads(tier: OpenTier, key: SegmentObjectKey) -> bool:
+    """Nobody writes the segment any more, and nobody deletes it either with what was written of it."""
+    known = _known(tier, key)
+    return known is None or known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+
+
+async def _without_the_accepted(tier: OpenTier, orphans: list[Orphan]) -> list[Orphan]:
+    """What a manifest accepts is no orphan; where a manifest cannot be read, nothing is deletable."""
+    accepted: dict[TopicIdPartition, frozenset[str] | None] = {}
+    judged = []
+    for orphan in orphans:
+        key = parse_segment_key(orphan.key)
+        if key is not None:
+            partition = TopicIdPartition(key.topic_id, key.partition)
+            if partition not in accepted:
+                accepted[partition] = await _accepted(tier, partition)
+            names = accepted[partition]
+            if names is None or str(key.segment_uuid) in names:
+                orphan = replace(orphan, what=ORPHAN if names is None else NAMED, deletable=False)
+        judged.append(orphan)
+    return judged
+
+
+async def _accepted(tier: OpenTier, partition: TopicIdPartition) -> frozenset[str] | None:
+    key = partition_manifest_key(tier.cluster_id, partition)
+    try:
+        manifest = decode_partition_manifest(await persistently(lambda: tier.storage.get_object(key)))
+    except RemoteResourceNotFoundError:
+        return frozenset()
+    except RemoteLogMetadataError:
+        return None
+    return frozenset(str(each.id) for each in manifest.segments)
+
+
+def _as_one(orphans: list[Orphan]) -> list[Orphan]:
+    """Both objects of a segment go, or neither."""
+    kept = {each.segment for each in orphans if not each.deletable}
+    return [replace(each, deletable=each.deletable and each.segment not in kept) for each in orphans]
+
+
+def _missing(tier: OpenTier, seen: set[tuple[UUID, str]]) -> Iterable[Orphan]:
+    for partition in _partitions(tier):
+        for segment in readable_segments(tier, partition):
+            uuid = segment.segment_id.id
+            for suffix, key_of in ((LOG_SUFFIX, log_key), (INDEXES_SUFFIX, indexes_key)):
+                if (uuid, suffix) not in seen:
+                    yield Orphan(key_of(tier.cluster_id, segment), 0, None, MISSING, str(uuid))
+
+
+def _partitions(tier: OpenTier) -> list[TopicIdPartition]:
+    return sorted(tier.metadata.partitions(), key=lambda each: (each.topic, each.topic_id, each.partition))
+
+
+async def delete_orphans(tier: OpenTier, report: OrphanReport) -> None:
+    """What is deletable, segment by segment, unless a record names it by now. Raises `RemoteTierError`."""
+    wanted = {each.segment: each for each in report.orphans if each.deletable and each.upload is None}
+    uploads = [each.upload for each in report.orphans if each.deletable and each.upload is not None]
+    if (wanted or uploads) and not any(readable_segments(tier, partition) for partition in _partitions(tier)):
+        raise RemoteTierError("the metadata knows no segment at all: it was lost, and nothing is deleted by it")
+    with progress_bar("segments", len(wanted)) as advance:
+        for orphan in wanted.values():
+            key = parse_segment_key(orphan.key)
+            assert key is not None
+            segment = segment_of_key(key, orphan.custom_metadata)
+            await tier.metadata.ensure_fresh(segment.topic_id_partition, 1000, TIMEOUT_MS)
+            if not _is_known(tier, key) and await tier.storage.delete_log_segment_data(segment):
+                report.deleted += 1
+            advance(1)
+    with progress_bar("uploads", len(uploads)) as advance:
+        for upload in uploads:
+            key = parse_segment_key(upload.key)
+            assert key is not None
+            await tier.metadata.ensure_fresh(TopicIdPartition(key.topic_id, key.partition), 1000, TIMEOUT_MS)
+            if _leaves_uploads(tier, key):
+                await tier.storage.abort_upload(upload)
+                report.aborted += 1
+            advance(1)
