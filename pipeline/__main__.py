@@ -12,10 +12,11 @@ def main() -> None:
     try:
         from pipeline.cli import run  # may be installed without the extra that this needs
     except ModuleNotFoundError as missing:
-        extra = EXTRAS.get((missing.name or "").partition(".")[0])
+        package = (missing.name or "").partition(".")[0]
+        extra = EXTRAS.get(package)
         if extra is None:
             raise
-        print(f"tidegate-pipeline: {missing.name} is missing: pip install 'tidegate[{extra}]'", file=sys.stderr)  # noqa: T201  # before there is anything else to say it with
+        print(f"tidegate-pipeline: {package} is missing: pip install 'tidegate[{extra}]'", file=sys.stderr)  # noqa: T201  # before there is anything else to say it with
         sys.exit(FAILED)
     sys.exit(run(sys.argv[1:]))
 

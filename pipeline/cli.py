@@ -13,8 +13,10 @@ import typer
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, ParseException, PySparkException
 
+from pipeline.commands.package import package
 from pipeline.commands.warm import warm
 from pipeline.job import JobError, spark_cause
+from pipeline.session import SparkSettingError
 from tiers.broker.tls import TlsError
 from tiers.errors import BrokerRefusedError, RemoteLogError
 from tiers.open_tier import RemoteTierError
@@ -42,6 +44,7 @@ def _pipeline() -> None:
 
 
 # One line each; the name of the function is that of the command.
+app.command()(package)
 app.command()(warm)
 
 
@@ -63,7 +66,7 @@ def _explain(error: Exception) -> int:
     match error:
         case ExceptionGroup(exceptions=(only,)):
             return _explain(only)
-        case ConfigError():
+        case ConfigError() | SparkSettingError():
             return _say(str(error), MISUSED)
         case ParseException() | AnalysisException():
             return _say(spark_cause(error), MISUSED)

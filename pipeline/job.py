@@ -7,6 +7,7 @@ which gives its rows to another one: `attempt` tells a task that it may not be t
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -20,6 +21,8 @@ from pipeline.progress import job_progress
 
 P = TypeVar("P")
 R = TypeVar("R")
+
+_MODULE = re.compile(r"^(?:\w+\.)+(?=\w+Error: )")
 
 
 class JobError(Exception):
@@ -54,8 +57,9 @@ def attempt() -> int:
 
 
 def spark_cause(error: Exception) -> str:
-    """The last line of the task's own traceback, without Spark's wrapping."""
+    """One line: the last of the Python traceback that is in it, without Spark's wrapping; else Spark's own first."""
     text = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     own = [line for line in lines if "Error: " in line and not line.startswith(("at ", "File ", "org.apache"))]
-    return (own or lines or [type(error).__name__])[-1]
+    said = own[-1] if own else next(iter(lines), type(error).__name__)
+    return _MODULE.sub("", said)

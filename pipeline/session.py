@@ -2,51 +2,77 @@
 
 * The driver's own Python is that of the workers, unless `PYSPARK_PYTHON` says otherwise: another one lacks our code.
 * Filters reach the data source (off by default in Spark), rows travel by unix sockets, and Spark's own progress bar and
-  log stay quiet: we print progress ourselves.
+  log stay quiet: we print progress ourselves, and say in one line why a job failed.
 * Tasks answer for their own retries: a task never writes twice under one name, so speculation would only waste.
+* What nobody else needs to reach, Spark on this machine alone, listens on loopback only.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Final
 
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-DEFAULTS: Mapping[str, str] = {
-    "spark.sql.python.filterPushdown.enabled": "true",
+from pipeline.spark_noise import QuietJvm
+
+FOR_THE_DATA_SOURCE: Final[Mapping[str, str]] = {"spark.sql.python.filterPushdown.enabled": "true"}
+DEFAULTS: Final[Mapping[str, str]] = {
+    **FOR_THE_DATA_SOURCE,
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.speculation": "false",
     "spark.sql.session.timeZone": "UTC",
-    "spark.log.level": "ERROR",
+    "spark.log.level": "FATAL",
 }
+LOOPBACK: Final[Mapping[str, str]] = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+_WORKER_MEMORY: Final = "spark.executor.pyspark.memory"
+_MIN_WORKER_MEMORY_MB: Final = 1024
+
+_jvm: QuietJvm | None = None
+
+
+class SparkSettingError(ValueError):
+    """A setting of Spark under which no job of ours works."""
 
 
 def spark_session(
     master: str | None = None, conf: Mapping[str, str] | None = None, name: str = "tidegate"
 ) -> SparkSession:
-    """The active session if there is one, `conf` applied. `master` None: what spark-submit says, else `local[*]`.
+    """The session of this process if there is one: it keeps its master, and of `conf` what can still be changed.
 
-    A given `conf` wins over the defaults here; both over Spark's."""
-    if "PYSPARK_PYTHON" not in os.environ:
-        os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.appName(name)
-    if master is not None:
-        builder = builder.master(master)
-    elif "spark.master" not in _submitted():
-        builder = builder.master("local[*]")
-    if (master or "").startswith("local"):
-        # Nothing of a machine of one's own needs to be reachable from outside.
-        builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
-    for key, value in {**DEFAULTS, **_submitted(), **(conf or {})}.items():
+    Else a new one. `master` None: what spark-submit says, else `local[*]`. `conf` wins over what spark-submit was
+    given, that over the defaults here, and those over Spark's.
+
+    Raises `SparkSettingError`, and `PySparkRuntimeError` when Spark does not start."""
+    global _jvm  # one per process, as Spark has it
+    if SparkContext._active_spark_context is not None:
+        settings = {**FOR_THE_DATA_SOURCE, **(conf or {})}
+    else:
+        submitted = _submitted()
+        master = master or submitted.get("spark.master", "local[*]")
+        loopback = LOOPBACK if master.startswith("local") else {}
+        settings = {**DEFAULTS, **loopback, **submitted, **(conf or {}), "spark.master": master, "spark.app.name": name}
+        _check(settings)
+        if "spark.pyspark.python" in settings:
+            os.environ["PYSPARK_PYTHON"] = settings["spark.pyspark.python"]
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if SparkContext._gateway is None:
+            _jvm = QuietJvm(SparkConf(loadDefaults=False).setAll(list(settings.items())))
+            SparkContext._ensure_initialized(gateway=_jvm.gateway)
+    if _jvm is not None:
+        _jvm.is_ending = False
+    builder = SparkSession.builder
+    for key, value in settings.items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel(session.conf.get("spark.log.level", "ERROR") or "ERROR")
-    return session
+    return builder.getOrCreate()
 
 
 @contextmanager
@@ -54,20 +80,33 @@ def open_session(
     master: str | None = None, conf: Mapping[str, str] | None = None, name: str = "tidegate"
 ) -> Iterator[SparkSession]:
     """As `spark_session`, and stopped at the end unless it was there before."""
-    is_ours = SparkSession.getActiveSession() is None
+    is_ours = SparkContext._active_spark_context is None
     session = spark_session(master, conf, name)
     try:
         yield session
     finally:
         if is_ours:
+            if _jvm is not None:
+                _jvm.is_ending = True
             session.stop()
 
 
 def _submitted() -> dict[str, str]:
     """What spark-submit was given: it starts the JVM first, which then says so itself."""
-    from pyspark import SparkConf, SparkContext  # needs a running JVM, which only spark-submit has by now
-
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return {}
     SparkContext._ensure_initialized()
     return dict(SparkConf().getAll())
+
+
+def _check(settings: Mapping[str, str]) -> None:
+    """A limit on a Python worker's address space is not one on its memory: libraries alone map hundreds of MiB."""
+    given = settings.get(_WORKER_MEMORY)
+    if given is None:
+        return
+    read = re.fullmatch(r"(\d+)\s*([kmgtp]?)b?", given.strip().lower())
+    if read is None:
+        raise SparkSettingError(f"{_WORKER_MEMORY}={given} is no size")
+    size_mb = int(read[1]) * 1024 ** ("kmgtp".index(read[2] or "m") - 1)
+    if size_mb < _MIN_WORKER_MEMORY_MB:
+        raise SparkSettingError(f"{_WORKER_MEMORY}={given} is too little: a Python worker needs 1g of address space")

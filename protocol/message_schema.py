@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -75,13 +77,14 @@ def load_schema(name: str) -> MessageSchema:
     raise ProtocolError(f"no schema of {name}")
 
 
-def _schema_folders() -> tuple[Path, ...]:
+def _schema_folders() -> tuple[Traversable, ...]:
     # Finding the package instead of importing the resources spares every process the import of a whole Kafka client.
     client = find_spec("kafka")
     if client is None or not client.submodule_search_locations:
         raise ModuleNotFoundError("kafka-python, whose message schemas are read", name="kafka")
     shipped = Path(client.submodule_search_locations[0]) / "protocol" / "schemas" / "resources"
-    return Path(__file__).parent / "schemas", shipped
+    # Ours may lie in a zip, as Spark ships code.
+    return files(__package__) / "schemas", shipped
 
 
 def parse_schema(text: str) -> MessageSchema:

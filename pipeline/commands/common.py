@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pipeline.session import open_session
 from tiers.console import FINDINGS, AsJson, ConfigFile
 
-__all__ = ["AsJson", "Conf", "ConfigFile", "Master", "findings", "job_session", "spark_conf"]
+__all__ = ["AsJson", "Conf", "ConfigFile", "Master", "findings", "job_session", "key_values"]
 
 Master = Annotated[
     str | None,
@@ -28,21 +28,21 @@ Conf = Annotated[
 ]
 
 
-def spark_conf(pairs: Sequence[str] | None) -> dict[str, str]:
+def key_values(option: str, pairs: Sequence[str] | None, prefix: str = "") -> dict[str, str]:
     """Raises `typer.BadParameter`."""
-    conf = {}
+    found = {}
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
-        if not equals or not key.startswith("spark."):
-            raise typer.BadParameter(f"--conf: expected spark.KEY=VALUE, not {pair!r}")
-        conf[key] = value
-    return conf
+        if not equals or not key or not key.startswith(prefix):
+            raise typer.BadParameter(f"{option}: expected {prefix}KEY=VALUE, not {key!r}")
+        found[key] = value
+    return found
 
 
 @contextmanager
 def job_session(master: str | None, conf: Sequence[str] | None, job: str) -> Iterator[SparkSession]:
     """Of the options; stopped at the end, unless it was there before."""
-    with open_session(master, spark_conf(conf), f"tidegate {job}") as session:
+    with open_session(master, key_values("--conf", conf, "spark."), f"tidegate {job}") as session:
         yield session
 
 

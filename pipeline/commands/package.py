@@ -1,0 +1,41 @@
+"""`tidegate-pipeline package FOLDER`: what `spark-submit` takes where Tidegate is not installed on the executors.
+
+`tidegate.zip` is for `--py-files`: our packages with their metadata, by which stores are found. `tidegate_pipeline.py`
+is the program. Libraries are in neither: the executors' Python has them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import zipfile
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+PACKAGES = ("pipeline", "protocol", "tiers")
+METADATA = ("METADATA", "entry_points.txt")
+PROGRAM = "from pipeline.__main__ import main\n\nmain()\n"
+
+
+def package(folder: Annotated[Path, typer.Argument(help="Made if it is not there.")]) -> None:
+    """Writes tidegate.zip and tidegate_pipeline.py for spark-submit."""
+    folder.mkdir(parents=True, exist_ok=True)
+    program, archive = folder / "tidegate_pipeline.py", folder / "tidegate.zip"
+    program.write_text(PROGRAM)
+    write_archive(archive)
+    typer.echo(f"spark-submit --py-files {archive} {program} COMMAND ...")
+
+
+def write_archive(file: Path) -> None:
+    installed = distribution("tidegate")
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in PACKAGES:
+            (root,) = importlib.import_module(name).__path__
+            for path in sorted(Path(root).rglob("*")):
+                if path.suffix in (".py", ".json"):
+                    archive.write(path, path.relative_to(Path(root).parent))
+        for name in METADATA:
+            text = installed.read_text(name) or installed.read_text("PKG-INFO")
+            archive.writestr(f"tidegate-{installed.version}.dist-info/{name}", text or "")

@@ -1,0 +1,51 @@
+"""What Spark's JVM says on standard error, without what it says whatever happens.
+
+Spark talks before its log level is known, and again when its Python processes end; a job's own errors would drown in
+it. So a JVM that we start writes into a pipe: known noise is dropped, all else comes out as it is, a worker's own last
+words too. A JVM that spark-submit starts writes where it likes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from typing import Final
+
+from py4j.java_gateway import JavaGateway
+from pyspark import SparkConf
+from pyspark.java_gateway import launch_gateway
+
+_NOISE: Final = re.compile(
+    rb"WARNING: Using incubator modules"
+    rb"|Using Spark's default log4j profile"
+    rb"|Setting (?:default|Spark) log level to"
+    rb"|To adjust logging level use"
+    rb"|\S+ \S+ WARN (?:NativeCodeLoader|Utils): (?:Unable to load native-hadoop|Your hostname|Set SPARK_LOCAL_IP)"
+)
+_STDERR = 2
+
+
+class QuietJvm:
+    """A JVM of ours; `is_ending` drops all that it still says."""
+
+    def __init__(self, conf: SparkConf) -> None:
+        """Raises `PySparkRuntimeError` when it does not start, after what it said about that."""
+        self.is_ending = False
+        reading, writing = os.pipe()
+        pump = threading.Thread(target=self._pump, args=(reading,), name="tidegate-spark-stderr", daemon=True)
+        pump.start()
+        failed = True
+        try:
+            self.gateway: JavaGateway = launch_gateway(conf, {"stderr": writing})  # type: ignore[no-untyped-call]  # of pyspark
+            failed = False
+        finally:
+            os.close(writing)
+            if failed:
+                pump.join()
+
+    def _pump(self, reading: int) -> None:
+        with os.fdopen(reading, "rb") as lines:
+            for line in lines:
+                if not self.is_ending and not _NOISE.match(line):
+                    os.write(_STDERR, line)

@@ -1,0 +1,75 @@
+"""A session of a program of its own: quiet, on loopback, and one per process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.session import SparkSettingError, spark_session
+
+PROGRAM = textwrap.dedent(
+    """
+    from pathlib import Path
+    from pipeline.session import open_session, spark_session
+
+    def listening():
+        "The addresses on which this program and its children listen, in /proc's own writing."
+        lines = [line.split() for file in ("tcp", "tcp6") for line in Path("/proc/net", file).read_text().splitlines()]
+        inodes = {fields[9]: fields[1].partition(":")[0] for fields in lines if fields[3] == "0A"}
+        ours = [Path("/proc/self/fd")]
+        for child in Path("/proc/self/task").glob("*/children"):
+            ours += [Path("/proc", number, "fd") for number in child.read_text().split()]
+        opened = [str(fd.readlink()) for folder in ours for fd in folder.iterdir() if fd.is_symlink()]
+        return {inodes[inode] for name in opened if (inode := name.removeprefix("socket:[").rstrip("]")) in inodes}
+
+    def squared(number):
+        return number * number
+
+    with open_session(conf={"spark.driver.memory": "600m"}) as session:
+        print(session.sparkContext.parallelize(range(4), 4).map(squared).collect())
+        with open_session("local[7]", {"spark.sql.shuffle.partitions": "3"}) as same:
+            print(same.sparkContext.master, same.conf.get("spark.sql.shuffle.partitions"))
+        print(session.conf.get("spark.sql.python.filterPushdown.enabled"))
+        print(*sorted(listening()))
+    """
+)
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
+
+
+def test_a_session_says_nothing_of_its_own_and_listens_on_loopback_only(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    ended = subprocess.run(
+        [sys.executable, program],
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert ended.stderr == ""
+    *lines, listening = ended.stdout.splitlines()
+    assert lines == ["[0, 1, 4, 9]", "local[*] 3", "true"]
+    assert listening
+    assert set(listening.split()) <= LOOPBACK
+    assert ended.returncode == 0
+
+
+@pytest.mark.parametrize("given", ["512m", "512", "1000M", "1048575k"])
+def test_a_limit_under_which_no_worker_starts_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+    with pytest.raises(SparkSettingError, match=f"{given} is too little"):
+        spark_session("local[1]", {"spark.executor.pyspark.memory": given})
+
+
+def test_the_session_that_there_is_stays_the_one(spark: SparkSession) -> None:
+    assert spark_session("local[7]", {"spark.sql.shuffle.partitions": "4"}) is spark
+    assert spark.sparkContext.master == "local[2]"
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "4"
+    spark.conf.unset("spark.sql.shuffle.partitions")
