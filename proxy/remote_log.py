@@ -18,18 +18,19 @@ from prometheus_client import CollectorRegistry
 from proxy.config import TidegateConfig
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.share_groups import ClusterShareGroups
-from tiers.config import RemoteLogConfig, TopicConfig
+from tiers.config import RemoteLogConfig
 from tiers.errors import RemoteLogError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.manager.failed_deletions import FailedDeletions
 from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.remote_disable import RemoteDisableTask
 from tiers.manager.remote_log_manager import RemoteLogManager
-from tiers.manager.settings import RemoteLogManagerSettings, TopicRule
+from tiers.manager.settings import RemoteLogManagerSettings
 from tiers.manager.spool import Spool
 from tiers.manager.task_services import TaskServices
 from tiers.manager.tiered_topics import TieredTopics
 from tiers.manager.topic_deletion import ClusterTopicExistence, TopicDeletionTask
+from tiers.manager.topic_policy import topic_rule
 from tiers.metadata.failed_deletions_topic import FailedDeletionsTopic
 from tiers.metadata.metadata_topic import MetadataTopicSettings
 from tiers.metadata.metrics import RemoteLogMetadataMetrics
@@ -204,15 +205,3 @@ def _copy_quota(remote_log: RemoteLogConfig) -> RateQuota | None:
         return None
     window = QuotaWindow(remote_log.copy_quota_window_num, remote_log.copy_quota_window_size_seconds * 1000)
     return RateQuota(remote_log.copy_max_bytes_per_second, window, monotonic_ms)
-
-
-def topic_rule(topic: TopicConfig) -> TopicRule:
-    return TopicRule(
-        topic.pattern,
-        remote_storage_enable=topic.remote_storage_enable,
-        local_retention_ms=topic.local_retention_ms,
-        local_retention_bytes=topic.local_retention_bytes,
-        segment_bytes=topic.segment_bytes,
-        segment_ms=topic.segment_ms,
-        copy_disable=topic.copy_disable,
-    )

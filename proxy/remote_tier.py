@@ -31,12 +31,13 @@ from proxy.handlers.list_offsets import ListOffsetsHandler
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from proxy.local_log_bounds import LocalLogBoundsCache
-from proxy.remote_log import metadata_folder, open_metadata, open_storage, run_remote_log_manager, topic_rule
+from proxy.remote_log import metadata_folder, open_metadata, open_storage, run_remote_log_manager
 from proxy.tiered_partitions import TieredPartitions
 from proxy.topic_tier_configs import TopicTierConfigs
 from proxy.topology import Topology
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.log.broker_log import BrokerLogSource
+from tiers.manager.topic_policy import topic_rule
 from tiers.metadata.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 from tiers.metadata.shared_reader import SharedRemoteLogMetadataReader
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, wall_clock_ms

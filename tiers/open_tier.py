@@ -77,12 +77,15 @@ async def tiered_cluster(
 
 @asynccontextmanager
 async def metadata_to_now(
-    config: TierConfig, client: BrokerClient, folder: Path
+    config: TierConfig, client: BrokerClient, folder: Path, claims: frozenset[int] | None = None
 ) -> AsyncIterator[TopicBasedRemoteLogMetadataManager]:
-    """Everything that the metadata topic says; `folder` is for this alone."""
+    """Everything that the metadata topic says; `folder` is for this alone. With `claims` it is a member of the group
+    that owns the metadata partitions, and asks for these."""
     remote_log = config.remote_log
     metadata_topic = MetadataTopicSettings(remote_log.metadata_topic, remote_log.metadata_topic_partitions)
-    settings = TopicBasedSettings(folder, topic=metadata_topic, is_member=False, open_timeout_ms=TIMEOUT_MS)
+    settings = TopicBasedSettings(
+        folder, topic=metadata_topic, is_member=claims is not None, claims=claims, open_timeout_ms=TIMEOUT_MS
+    )
     metadata = TopicBasedRemoteLogMetadataManager(client, settings)
     try:
         await metadata.open()

@@ -61,7 +61,7 @@ class RLMCopyTask:
         The remote lineage was checked and leftovers were collected right before."""
         services = self._services
         self.throttled_ms = 0
-        start = await self._start_offset(bounds)
+        start = await self.start_offset(bounds)
         if start is None:
             return False
         check_last_attempt(services, self._partition)
@@ -71,7 +71,7 @@ class RLMCopyTask:
             start = await self._roll()
         return True
 
-    async def _start_offset(self, bounds: LocalLogBounds) -> int | None:
+    async def start_offset(self, bounds: LocalLogBounds) -> int | None:
         """Where the next segment begins; moves the tier's log start past what exists nowhere (safety rule 5).
 
         None until the next round when records are missing for the first time: a DeleteRecords is the broker's first,

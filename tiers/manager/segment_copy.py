@@ -14,12 +14,14 @@ from uuid import uuid4
 from tiers.errors import CustomMetadataTooLargeError, RemoteStorageError
 from tiers.manager.read_back import verify_copied_segment
 from tiers.manager.segment_deletion import delete_segment, write_state
+from tiers.manager.spool import Spool
 from tiers.manager.task_services import TaskServices
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_builder import BuiltSegment
-from tiers.segment.segment_encryption import seal_segment
+from tiers.segment.segment_encryption import KeyRing, seal_segment
+from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 _LOG = logging.getLogger(__name__)
 
@@ -43,9 +45,7 @@ async def copy_segment(
     )
     await services.metadata.add_remote_log_segment_metadata(segment)
     services.checkpoint("copy-started-written")
-    async with _sealed(services, built, segment) as stored:
-        data = await services.spool.run(lambda: stored.log_segment_data(segment))
-        custom_metadata = await services.storage.copy_log_segment_data(segment, data)
+    stored, custom_metadata = await write_objects(services.storage, services.spool, services.key_ring, built, segment)
     progress()
     services.checkpoint("objects-written")
     if custom_metadata is not None and len(custom_metadata) > services.settings.custom_metadata_max_bytes:
@@ -79,18 +79,31 @@ async def copy_segment(
         )
 
 
+async def write_objects(
+    storage: RemoteStorageManager,
+    spool: Spool,
+    key_ring: KeyRing,
+    built: BuiltSegment,
+    segment: RemoteLogSegmentMetadata,
+) -> tuple[BuiltSegment, bytes | None]:
+    """What the store was given, encrypted where there is a key, and the custom metadata that it answered."""
+    async with _sealed(spool, key_ring, built, segment) as stored:
+        data = await spool.run(lambda: stored.log_segment_data(segment))
+        return stored, await storage.copy_log_segment_data(segment, data)
+
+
 @asynccontextmanager
 async def _sealed(
-    services: TaskServices, built: BuiltSegment, segment: RemoteLogSegmentMetadata
+    spool: Spool, key_ring: KeyRing, built: BuiltSegment, segment: RemoteLogSegmentMetadata
 ) -> AsyncIterator[BuiltSegment]:
     """What the store gets: the segment as it is, or encrypted into a file of its own that ends with the copy."""
-    if services.key_ring.current is None:
+    if key_ring.current is None:
         yield built
         return
-    path = services.spool.new_path(segment.topic_id_partition)
-    services.spool.grow(built.size_bytes)
+    path = spool.new_path(segment.topic_id_partition)
+    spool.grow(built.size_bytes)
     try:
-        yield await services.spool.run(lambda: seal_segment(built, segment.segment_id.id, services.key_ring, path))
+        yield await spool.run(lambda: seal_segment(built, segment.segment_id.id, key_ring, path))
     finally:
         path.unlink(missing_ok=True)
-        services.spool.shrink(built.size_bytes)
+        spool.shrink(built.size_bytes)

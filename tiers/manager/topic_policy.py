@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
+from tiers.config import TopicConfig
 from tiers.manager.settings import SAME_AS_TOTAL, UNLIMITED, TopicRule
 from tiers.model.ids import TopicIdPartition
 
@@ -42,6 +43,18 @@ class Refusal:
 
     topic: str
     reason: str
+
+
+def topic_rule(topic: TopicConfig) -> TopicRule:
+    return TopicRule(
+        topic.pattern,
+        remote_storage_enable=topic.remote_storage_enable,
+        local_retention_ms=topic.local_retention_ms,
+        local_retention_bytes=topic.local_retention_bytes,
+        segment_bytes=topic.segment_bytes,
+        segment_ms=topic.segment_ms,
+        copy_disable=topic.copy_disable,
+    )
 
 
 def matching_rule(topic: str, rules: Sequence[TopicRule], overrides: Mapping[str, str] | None) -> TopicRule | None:

@@ -2,7 +2,7 @@
 
 Partitions stay with their owner, counts differ by at most one, and all members agree, since only member ids and what
 the members say of themselves count. A member that claims partitions gets those and no others (an offload run, for as
-long as it lasts); of two claims on one partition the lower member id's wins.
+long as it lasts); of two claims on one partition the one that was granted before stays, else the lower member id's.
 
 The bytes are Kafka's consumer protocol, so that `kafka-consumer-groups.sh` shows owners; what is ours is in user data.
 """
@@ -44,13 +44,11 @@ def assign(partition_count: int, members: Mapping[str, Subscription]) -> dict[st
     """Every partition once, as long as there is an ordinary member or a claim on it."""
     assignment: dict[str, list[int]] = {member_id: [] for member_id in members}
     free = set(range(partition_count))
-    ordinary = []
-    for member_id in sorted(members):
-        claims = members[member_id].claims
-        if claims is None:
-            ordinary.append(member_id)
-            continue
-        granted = claims & free
+    ordinary = sorted(name for name, member in members.items() if member.claims is None)
+    claims = {name: member.claims for name, member in sorted(members.items()) if member.claims is not None}
+    kept = [(name, claimed & members[name].owned) for name, claimed in claims.items()]
+    for member_id, claimed in [*kept, *claims.items()]:
+        granted = claimed & free
         assignment[member_id] += granted
         free -= granted
     if ordinary:

@@ -134,9 +134,14 @@ class Replay:
         key = partition_key(partition)
         uuid = metadata.segment_id.id.bytes
         stored = encode_stored_segment(metadata, timestamp_ms)
-        if not self._txn.put(key + uuid, stored, overwrite=False, db=self._db.segments):
-            return
         start, end = metadata.start_offset, metadata.end_offset
+        if not self._txn.put(key + uuid, stored, overwrite=False, db=self._db.segments):
+            known = stored_fields(self._stored(key, uuid))
+            if known.state != RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+                return
+            # Announced before it was read: now its size is known. Compaction keeps the later record, and so do we.
+            self._txn.put(key + uuid, stored, db=self._db.segments)
+            self._txn.delete(start_key(key, known.start_offset, uuid), db=self._db.starts)
         self._know(key, partition.topic, end - start)
         self._txn.put(start_key(key, start, uuid), END_AND_ORDER.pack(end, NOT_READABLE), db=self._db.starts)
 

@@ -72,3 +72,9 @@ def test_torn_bytes_are_an_error() -> None:
     for length in range(1, len(whole) - 4):
         with pytest.raises(RemoteLogMetadataError):
             decode_assignment(whole[:length], "topic")
+
+
+def test_a_claim_that_was_granted_stays_when_another_one_comes() -> None:
+    claimed = Subscription(owned=frozenset({1, 2}), claims=frozenset({1, 2}))
+    members = {"proxy": Subscription(), "b-first": claimed, "a-second": Subscription(claims=frozenset({2, 3}))}
+    assert assign(4, members) == {"proxy": [0], "b-first": [1, 2], "a-second": [3]}

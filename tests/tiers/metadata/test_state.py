@@ -154,6 +154,17 @@ def test_replay_takes_forward_jumps_and_drops_the_rest(state: RemoteLogMetadataS
     assert list(state.list_remote_log_segments(PARTITION)) == []
 
 
+def test_a_segment_that_was_announced_may_be_described_until_it_is_finished(
+    state: RemoteLogMetadataStateWriter,
+) -> None:
+    announced = replace(segment(1, 0, 99), segment_size_bytes=0)
+    copied = replace(announced, start_offset=5, segment_size_bytes=4_000, custom_metadata=b"where")
+    topic = Topic(state)
+    topic.put(announced, copied, to(announced, State.COPY_SEGMENT_FINISHED), replace(copied, segment_size_bytes=7))
+    assert [one.segment_size_bytes for one in state.list_remote_log_segments(PARTITION)] == [4_000]
+    assert state.earliest_offset(PARTITION) == 5
+
+
 def test_custom_metadata_outlives_an_update_that_has_none(state: RemoteLogMetadataStateWriter) -> None:
     first = segment(1, 0, 99)
     finished = replace(to(first, State.COPY_SEGMENT_FINISHED), custom_metadata=b"where")
