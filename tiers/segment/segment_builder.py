@@ -25,17 +25,16 @@ from tiers.log.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.segment.control_record import EndTransactionMarker, end_transaction_marker
 from tiers.segment.indexes_object import SegmentIndexes, encode_indexes_object
-from tiers.segment.offset_index import MAX_RELATIVE, OffsetPosition, encode_offset_index
+from tiers.segment.kafka_index_builder import KafkaIndexBuilder
+from tiers.segment.offset_index import MAX_RELATIVE
 from tiers.segment.producer_snapshot import ProducerStateEntry, encode_producer_snapshot
 from tiers.segment.producer_state import ProducerState
 from tiers.segment.remote_log_index import encode_remote_log_index
 from tiers.segment.segment_index import Chunk
-from tiers.segment.time_index import TimestampOffset, encode_time_index
 from tiers.segment.transaction_index import encode_transaction_index
 from tiers.segment.transaction_tracker import OpenTransactions, TransactionTracker
 from tiers.storage.remote_storage_manager import LogSegmentData
 
-INDEX_INTERVAL_BYTES = 4096
 CHUNK_BYTES = 1 << 20
 
 
@@ -87,8 +86,6 @@ class SegmentBuilder:
         """
         self.base_offset = base_offset
         self.next_offset = base_offset
-        self.size_bytes = 0
-        self.max_timestamp_ms = -1
         self.missing_offsets = 0
         self.first_append_ms: int | None = None
         self._path = path
@@ -98,13 +95,18 @@ class SegmentBuilder:
         self._segment_epochs: list[LeaderEpochEntry] = []
         self._transactions = TransactionTracker(base_offset, open_transactions)
         self._producers = ProducerState(producers)
-        self._offset_index: list[OffsetPosition] = []
-        self._time_index: list[TimestampOffset] = []
-        self._max_timestamp_offset = base_offset
-        self._bytes_since_last_index_entry = 0
+        self._indexes = KafkaIndexBuilder(base_offset)
         self._chunk_bytes = chunk_bytes
         self._chunks: list[Chunk] = []
         self._chunk: _OpenChunk | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return self._indexes.size_bytes
+
+    @property
+    def max_timestamp_ms(self) -> int:
+        return self._indexes.max_timestamp_ms
 
     @property
     def end_offset(self) -> int:
@@ -131,11 +133,10 @@ class SegmentBuilder:
         self._transactions.on_report(aborted_transactions)
         run_start = 0
         for batch, marker in batches:
-            first_offset = self._first_offset(batch, self.next_offset)
+            first_offset = first_offset_of(batch, self.next_offset)
             self.missing_offsets += max(0, first_offset - self.next_offset)
             self._learn_epoch(batch, first_offset)
             self._track(batch, marker)
-            self._index(batch)
             chunk = self._chunk
             if chunk is not None and chunk.size_bytes + batch.size_bytes > self._chunk_bytes:
                 chunk.add_crc(records, run_start, batch.start)
@@ -148,7 +149,7 @@ class SegmentBuilder:
             chunk.size_bytes += batch.size_bytes
             chunk.last_offset = batch.last_offset
             chunk.max_timestamp_ms = max(chunk.max_timestamp_ms, batch.max_timestamp)
-            self.size_bytes += batch.size_bytes
+            self._indexes.add(batch)
             self.next_offset = batch.next_offset
         if self._chunk is not None:
             self._chunk.add_crc(records, run_start, len(records))
@@ -161,7 +162,7 @@ class SegmentBuilder:
         os.fsync(self._file.fileno())
         self._file.close()
         self._close_chunk(self._chunk)
-        self._offer_time_entry()
+        offset_index, time_index = self._indexes.finish()
         ranges = self._transactions.ranges(self.end_offset)
         producers = self._producers.entries(self.max_timestamp_ms)
         leader_epochs = tuple(self._leader_epochs)
@@ -180,8 +181,8 @@ class SegmentBuilder:
             missing_offsets=self.missing_offsets,
             chunks=chunks,
             indexes=SegmentIndexes(
-                offset_index=encode_offset_index(self.base_offset, self._offset_index),
-                time_index=encode_time_index(self.base_offset, self._time_index),
+                offset_index=offset_index,
+                time_index=time_index,
                 aborted_transactions=ranges,
                 transaction_index=encode_transaction_index(self._transactions.transaction_index()),
                 leader_epochs=leader_epochs,
@@ -205,7 +206,7 @@ class SegmentBuilder:
         leader_epoch = NO_LEADER_EPOCH if self.leader_epoch is None else self.leader_epoch
         at_start = self.size_bytes == 0
         for batch in batches:
-            lowest = batch.last_offset if at_start else self._first_offset(batch, next_offset)
+            lowest = batch.last_offset if at_start else first_offset_of(batch, next_offset)
             if lowest < next_offset:
                 raise CorruptBatchError(f"batch of offsets {batch.base_offset} to {batch.last_offset} at {next_offset}")
             if NO_LEADER_EPOCH < batch.leader_epoch < leader_epoch:
@@ -229,11 +230,6 @@ class SegmentBuilder:
             self._transactions.on_data_batch(batch)
             self._producers.on_data_batch(batch)
 
-    @staticmethod
-    def _first_offset(batch: RecordBatch, next_offset: int) -> int:
-        """A legacy compressed wrapper names only its last offset: it is taken to continue the log."""
-        return batch.base_offset if batch.magic == 2 or batch.codec == CODEC_NONE else next_offset
-
     def _learn_epoch(self, batch: RecordBatch, first_offset: int) -> None:
         """Legacy batches name no epoch: they continue the one before, or epoch 0."""
         known = self._leader_epochs[-1].epoch if self._leader_epochs else NO_LEADER_EPOCH
@@ -246,25 +242,14 @@ class SegmentBuilder:
         elif epoch > known:
             self._segment_epochs.append(LeaderEpochEntry(epoch, first_offset))
 
-    def _index(self, batch: RecordBatch) -> None:
-        """As Kafka's LogSegment.append does for every batch."""
-        if batch.max_timestamp > self.max_timestamp_ms:
-            self.max_timestamp_ms = batch.max_timestamp
-            self._max_timestamp_offset = batch.last_offset
-        if self._bytes_since_last_index_entry > INDEX_INTERVAL_BYTES:
-            self._offset_index.append(OffsetPosition(batch.last_offset, self.size_bytes))
-            self._offer_time_entry()
-            self._bytes_since_last_index_entry = 0
-        self._bytes_since_last_index_entry += batch.size_bytes
-
-    def _offer_time_entry(self) -> None:
-        last = self._time_index[-1].timestamp_ms if self._time_index else -1
-        if self.max_timestamp_ms > last:
-            self._time_index.append(TimestampOffset(self.max_timestamp_ms, self._max_timestamp_offset))
-
     def _close_chunk(self, chunk: _OpenChunk) -> None:
         self._chunks.append(chunk.closed())
         self._chunk = None
+
+
+def first_offset_of(batch: RecordBatch, next_offset: int) -> int:
+    """A legacy compressed wrapper names only its last offset: it is taken to continue the log at `next_offset`."""
+    return batch.base_offset if batch.magic == 2 or batch.codec == CODEC_NONE else next_offset
 
 
 class _OpenChunk:

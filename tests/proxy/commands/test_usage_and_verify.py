@@ -8,12 +8,12 @@ import typer
 from proxy.commands.rewrap import rewrap_all
 from proxy.commands.segments import listed_segments
 from proxy.commands.tools import parse_target
-from proxy.commands.usage import known_usage, listed_usage, topic_usage
 from proxy.commands.verify import verify_tier
 from tests.fakes.segments import PARTITION
 from tests.proxy.commands.command_bench import CommandBench
 from tiers.open_tier import RemoteTierError
 from tiers.segment.segment_encryption import KeyRing
+from tiers.usage import known_usage, listed_usage, topic_usage
 
 KEYS = {"k1": b"1" * 32, "k2": b"2" * 32}
 
@@ -24,8 +24,8 @@ async def test_usage_is_what_the_files_take(bench: CommandBench, current: str | 
     segments = [await bench.tiered(0), await bench.tiered(10)]
     await bench.put_manifest()
     stored = sum(path.stat().st_size for path in bench.files())
-    [known] = await known_usage(bench.tier(), None, 2)
-    [listed] = await listed_usage(bench.tier(), "orders:3")
+    [known] = await known_usage(bench.tier(), [PARTITION], 2)
+    [listed] = await listed_usage(bench.tier(), {PARTITION})
     assert known.total_bytes == listed.total_bytes == stored
     assert (known.segments, known.log_bytes, known.index_bytes) == (2, listed.log_bytes, listed.index_bytes)
     assert known.manifest_bytes == listed.manifest_bytes > 0

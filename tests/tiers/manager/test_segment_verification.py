@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +12,14 @@ import pytest
 from tests.fakes.record_batches import batch_of
 from tests.fakes.segments import build_segment, metadata_of
 from tiers.errors import RetriableRemoteStorageError
-from tiers.manager.segment_verification import Damage, persistently, verify_segment
+from tiers.manager.segment_verification import Damage, DamageKind, persistently, verify_segment
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.segment.indexes_object import Section, decode_sections, encode_sections
+from tiers.segment.leader_epoch_checkpoint import encode_leader_epoch_checkpoint
+from tiers.segment.remote_log_index import decode_entries, encode_entry
 from tiers.segment.segment_encryption import KeyRing, seal_segment
-from tiers.segment.segment_index import Chunk
+from tiers.segment.segment_index import AbortedTransactionRange, Chunk
+from tiers.segment.transaction_index import encode_aborted_ranges
 from tiers.storage.local import LocalRemoteStorageManager
 
 RING = KeyRing({"k": b"k" * 32}, "k")
@@ -91,7 +96,7 @@ async def test_a_missing_object(stored: Stored, suffix: str, position: int | Non
     stored.file(suffix).unlink()
     whole = stored.segment.start_offset, stored.segment.end_offset
     [found] = await stored.verify()
-    assert found == Damage(*whole, position, f"the {suffix} object is missing")
+    assert found == Damage(*whole, position, f"the {suffix} object is missing", DamageKind.MISSING)
 
 
 async def test_indexes_that_are_torn_or_of_something_else(stored: Stored) -> None:
@@ -127,3 +132,45 @@ async def test_what_may_pass_is_asked_again_but_not_for_ever() -> None:
     with pytest.raises(RetriableRemoteStorageError):
         await persistently(lambda: fails(100), pause_ms=0)
     assert asked == 5
+
+
+async def test_bytes_after_the_last_chunk_are_damage(stored: Stored) -> None:
+    stored.change(".log", lambda data: data + b"\0")
+    [found] = await stored.verify()
+    assert found.position == len(stored.file(".log").read_bytes()) - 1
+    assert "goes on after its last chunk" in found.what
+
+
+@pytest.mark.parametrize(
+    ("section", "what"),
+    [
+        (Section.OFFSET_INDEX, "the offset index is not what the log gives"),
+        (Section.TIME_INDEX, "the time index is not what the log gives"),
+        (Section.REMOTE_LOG_INDEX, "the remote log index is not what the log gives"),
+        (Section.LEADER_EPOCH_CHECKPOINT, "the leader epochs are not those of the log"),
+        (Section.ABORTED_TRANSACTIONS, "the aborted transactions are not those of the log"),
+    ],
+)
+async def test_an_index_that_is_whole_and_not_the_logs_is_stale(stored: Stored, section: Section, what: str) -> None:
+    def change(data: bytes) -> bytes:
+        sections = {number: bytes(content) for number, content in decode_sections(data).items()}
+        sections[section] = STALE[section](sections[section])
+        return encode_sections(sections)
+
+    stored.change(".indexes", change)
+    assert await stored.verify() == [Damage(0, 79, None, what, DamageKind.STALE_INDEX)]
+
+
+def _later(remote_log_index: bytes) -> bytes:
+    entries, _ = decode_entries(remote_log_index)
+    entries[1] = entries[1]._replace(last_timestamp_ms=entries[1].last_timestamp_ms + 1)
+    return b"".join(map(encode_entry, entries))
+
+
+STALE: dict[Section, Callable[[bytes], bytes]] = {
+    Section.OFFSET_INDEX: lambda index: index + struct.pack(">ii", 70, 1000),
+    Section.TIME_INDEX: lambda index: index[:7] + bytes((index[7] ^ 1,)) + index[8:],
+    Section.REMOTE_LOG_INDEX: _later,
+    Section.LEADER_EPOCH_CHECKPOINT: lambda _: encode_leader_epoch_checkpoint((LeaderEpochEntry(3, 0),)),
+    Section.ABORTED_TRANSACTIONS: lambda _: encode_aborted_ranges((AbortedTransactionRange(7, 0, 19),)),
+}

@@ -1,0 +1,57 @@
+"""`KafkaIndexBuilder`: from the batches of a segment to its `.index` and `.timeindex` in Kafka's format (semantics 10).
+
+The rules are those of LogSegment.append: equal logs give equal files, whoever makes them and whenever.
+"""
+
+from __future__ import annotations
+
+from protocol.records.record_batch import RecordBatch
+from tiers.segment.offset_index import OffsetPosition, encode_offset_index
+from tiers.segment.time_index import TimestampOffset, encode_time_index
+
+INDEX_INTERVAL_BYTES = 4096
+
+
+class KafkaIndexBuilder:
+    __slots__ = (
+        "_base_offset",
+        "_bytes_since_last_entry",
+        "_max_timestamp_offset",
+        "_offset_index",
+        "_time_index",
+        "max_timestamp_ms",
+        "size_bytes",
+    )
+
+    def __init__(self, base_offset: int) -> None:
+        self.size_bytes = 0
+        self.max_timestamp_ms = -1
+        self._base_offset = base_offset
+        self._max_timestamp_offset = base_offset
+        self._bytes_since_last_entry = 0
+        self._offset_index: list[OffsetPosition] = []
+        self._time_index: list[TimestampOffset] = []
+
+    def add(self, batch: RecordBatch) -> None:
+        """Of every batch, in the log's order."""
+        if batch.max_timestamp > self.max_timestamp_ms:
+            self.max_timestamp_ms = batch.max_timestamp
+            self._max_timestamp_offset = batch.last_offset
+        if self._bytes_since_last_entry > INDEX_INTERVAL_BYTES:
+            self._offset_index.append(OffsetPosition(batch.last_offset, self.size_bytes))
+            self._offer_time_entry()
+            self._bytes_since_last_entry = 0
+        size_bytes = batch.end - batch.start
+        self._bytes_since_last_entry += size_bytes
+        self.size_bytes += size_bytes
+
+    def finish(self) -> tuple[bytes, bytes]:
+        """The offset index and the time index; nothing may be added after."""
+        self._offer_time_entry()
+        offset_index = encode_offset_index(self._base_offset, self._offset_index)
+        return offset_index, encode_time_index(self._base_offset, self._time_index)
+
+    def _offer_time_entry(self) -> None:
+        last = self._time_index[-1].timestamp_ms if self._time_index else -1
+        if self.max_timestamp_ms > last:
+            self._time_index.append(TimestampOffset(self.max_timestamp_ms, self._max_timestamp_offset))
