@@ -11,9 +11,10 @@ from typing import Final
 
 import typer
 from py4j.protocol import Py4JError
-from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 
 from pipeline.commands.package import package
+from pipeline.commands.sql import sql
 from pipeline.commands.warm import warm
 from pipeline.job import JobError, spark_cause
 from pipeline.session import SparkSettingError
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 MISUSED: Final = 2
 FAILED: Final = 3
 INTERRUPTED: Final = 130
+
+_USERS_OWN = ("OptionError: ", "ConfigError: ")
 
 app = typer.Typer(
     name="tidegate-pipeline",
@@ -45,6 +48,7 @@ def _pipeline() -> None:
 
 # One line each; the name of the function is that of the command.
 app.command()(package)
+app.command()(sql)
 app.command()(warm)
 
 
@@ -68,8 +72,10 @@ def _explain(error: Exception) -> int:
             return _explain(only)
         case ConfigError() | SparkSettingError():
             return _say(str(error), MISUSED)
-        case ParseException() | AnalysisException():
-            return _say(spark_cause(error), MISUSED)
+        case AnalysisException():
+            # Where a data source's Python failed, Spark says this too.
+            cause = spark_cause(error)
+            return _say(cause, FAILED if "Traceback" in str(error) and not cause.startswith(_USERS_OWN) else MISUSED)
         case PySparkException() | Py4JError():
             return _say(spark_cause(error), FAILED)
         case OSError(strerror=str(reason), filename=str() | Path() as file):

@@ -126,6 +126,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     The long ones go first, and what needs no server fills up."""
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_server_of(item) or item.path.name))
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(400))  # the first of them starts it, on a busy machine in minutes
     items.sort(key=lambda item: _server_of(item) is None)
 
 

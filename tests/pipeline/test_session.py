@@ -31,7 +31,7 @@ PROGRAM = textwrap.dedent(
     def squared(number):
         return number * number
 
-    with open_session(conf={"spark.driver.memory": "600m"}) as session:
+    with open_session(conf={"spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}) as session:
         print(session.sparkContext.parallelize(range(4), 4).map(squared).collect())
         with open_session("local[7]", {"spark.sql.shuffle.partitions": "3"}) as same:
             print(same.sparkContext.master, same.conf.get("spark.sql.shuffle.partitions"))
@@ -42,6 +42,7 @@ PROGRAM = textwrap.dedent(
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
+@pytest.mark.timeout(400)
 def test_a_session_says_nothing_of_its_own_and_listens_on_loopback_only(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
@@ -50,7 +51,7 @@ def test_a_session_says_nothing_of_its_own_and_listens_on_loopback_only(tmp_path
         env={**os.environ, "PYTHONPATH": str(Path.cwd())},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
         check=False,
     )
     assert ended.stderr == ""

@@ -27,6 +27,7 @@ class OwnServer:
     """`with` starts and stops it. What a subclass keeps in `folder` survives a kill."""
 
     environment: ClassVar[Mapping[str, str]] = {}
+    start_timeout_s: ClassVar[float] = START_TIMEOUT_S
 
     def __init__(self, program: Path, install: str) -> None:
         if not os.access(program, os.X_OK):
@@ -55,7 +56,7 @@ class OwnServer:
         command, environment = [str(self._program), *self.arguments()], {**os.environ, **self.environment}
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=self.folder)
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + self.start_timeout_s
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 last = (self.folder / "server.log").read_text(errors="replace").strip().splitlines()[-1:]

@@ -1,0 +1,71 @@
+"""`tidegate-pipeline sql`: what one query answers, as a table or as JSON (bytes in base64, as Spark has them)."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from datetime import date, datetime
+from typing import Annotated, Any
+
+import typer
+from pyspark.sql import Row
+from pyspark.sql.types import NumericType
+
+from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, job_session, key_values
+from pipeline.jobs import sql as job
+from tiers.console import say, show_table
+
+DEFAULT_ROWS = 1_000
+
+
+def sql(
+    config: ConfigFile,
+    query: Annotated[str, typer.Argument(help="Over the views tiered and tiered_segments.")],
+    topics: Annotated[str, typer.Option("--topics", metavar="REGEX", help="Of whole names.")] = ".*",
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="KEY=VALUE", help="Of the data source; docs/pipeline.md names them."),
+    ] = None,
+    rows: Annotated[int, typer.Option("--rows", min=1, help="How many to show at most.")] = DEFAULT_ROWS,
+    master: Master = None,
+    conf: Conf = None,
+    as_json: AsJson = False,
+) -> None:
+    """Answers one SQL query over topics of both tiers."""
+    options = key_values("--option", option)
+    with job_session(master, conf, "sql") as session:
+        answer = job.sql(session, query, config, topics, options)
+        found = answer.limit(rows + 1).collect()
+        if as_json:
+            typer.echo(json.dumps([row.asDict(recursive=True) for row in found[:rows]], indent=2, default=_json))
+        else:
+            numbers = [field.name for field in answer.schema if isinstance(field.dataType, NumericType)]
+            show_table(answer.columns, ([_text(cell) for cell in row] for row in found[:rows]), numbers)
+        if len(found) > rows:
+            say(f"there are more than these {rows} rows: --rows shows more")
+
+
+def _text(value: object) -> object:
+    match value:
+        case bytes() | bytearray():
+            text = bytes(value).decode("utf-8", "replace")
+            return text if text.isprintable() else "0x" + value.hex()
+        case datetime():
+            return value.isoformat(" ", "milliseconds")
+        case Row():
+            return json.dumps(value.asDict(recursive=True), default=_json)
+        case list() | Mapping():
+            return json.dumps(value, default=_json)
+    return value
+
+
+def _json(value: Any) -> object:
+    match value:
+        case bytes() | bytearray():
+            return base64.b64encode(value).decode()
+        case date():
+            return value.isoformat()
+        case Row():
+            return value.asDict(recursive=True)
+    return str(value)
