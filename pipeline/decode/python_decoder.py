@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pipeline.decode.record_columns import RecordColumns
+from pipeline.decode.record_columns import HEADERS_TYPE, RecordColumns
 from protocol.errors import CorruptBatchError
 from protocol.primitives import Buffer
 from protocol.records.record_batch import NO_TIMESTAMP, RecordBatch
@@ -72,6 +72,8 @@ class PythonDecoder:
         offsets, timestamps, keys, values = self._offsets, self._timestamps, self._keys, self._values
         header_ends, header_keys = self._header_ends, self._header_keys
         long_varint = _long_varint
+        is_all_wanted = first_offset <= base_offset and batch.last_offset <= end_offset
+        has_headers = "headers" in self._columns
         size = len(data)
         pos = 0
         for _ in range(batch.records_count):
@@ -146,9 +148,9 @@ class PythonDecoder:
                     raise CorruptBatchError(f"a value up to {pos} of a record that ends at {end}")
                 value = data[start:pos]
 
-            is_wanted = first_offset <= offset <= end_offset
+            is_wanted = is_all_wanted or first_offset <= offset <= end_offset
             if data[pos]:
-                pos = self._add_headers(data, pos, end, is_wanted)
+                pos = self._add_headers(data, pos, end, is_wanted and has_headers)
             else:
                 pos += 1
             if pos != end:
@@ -158,11 +160,12 @@ class PythonDecoder:
                 timestamps.append(timestamp)
                 keys.append(key)
                 values.append(value)
-                header_ends.append(len(header_keys))
+                if has_headers:
+                    header_ends.append(len(header_keys))
         if pos != size:
             raise CorruptBatchError(f"{size - pos} bytes after {batch.records_count} records")
 
-    def _add_headers(self, data: bytes, pos: int, end: int, is_wanted: bool) -> int:
+    def _add_headers(self, data: bytes, pos: int, end: int, is_kept: bool) -> int:
         count, pos = _long_varint(data, pos)
         if count & 1:
             raise CorruptBatchError("a negative count of headers")
@@ -171,7 +174,7 @@ class PythonDecoder:
             value, pos = _read_bytes(data, pos, end)
             if key is None:
                 raise CorruptBatchError("a header without a key")
-            if is_wanted:
+            if is_kept:
                 self._header_keys.append(key)
                 self._header_values.append(value)
         return pos
@@ -225,8 +228,9 @@ def header_lists(ends: np.ndarray[tuple[int], np.dtype[np.int32]], keys: pa.Arra
     return pa.ListArray.from_arrays(
         pa.array(ends),
         pa.StructArray.from_arrays([keys, values], ["key", "value"]),
+        type=HEADERS_TYPE,
         mask=pa.array(has_none) if has_none.any() else None,
-    ).cast(pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())]))))
+    )
 
 
 def _timestamps(timestamps_ms: list[int]) -> pa.Array:
@@ -235,7 +239,7 @@ def _timestamps(timestamps_ms: list[int]) -> pa.Array:
     except OverflowError:
         ms = np.array([one & (1 << 64) - 1 for one in timestamps_ms], np.uint64).astype(np.int64)
     us = np.clip(ms, -MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS) * 1000
-    return pa.array(us).cast(pa.timestamp("us", tz="UTC"))
+    return pa.array(us).view(pa.timestamp("us", tz="UTC"))
 
 
 def _long_varint(data: bytes, pos: int) -> tuple[int, int]:

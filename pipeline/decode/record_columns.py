@@ -14,6 +14,7 @@ import pyarrow as pa
 MAX_ARROW_BYTES = 8 << 20
 """Of one Arrow batch, unless it is a single record."""
 
+HEADERS_TYPE = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 _TYPES: dict[str, pa.DataType] = {
     "key": pa.binary(),
     "value": pa.binary(),
@@ -22,7 +23,7 @@ _TYPES: dict[str, pa.DataType] = {
     "offset": pa.int64(),
     "timestamp": pa.timestamp("us", tz="UTC"),
     "timestampType": pa.int32(),
-    "headers": pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+    "headers": HEADERS_TYPE,
 }
 
 

@@ -149,6 +149,27 @@ def seeds(folder: Path, rng: random.Random) -> Iterator[tuple[str, str, bytes]]:
         for number in range(6):
             payload = _response_frame(ApiKey.SHARE_FETCH, version, messages.encoded("ShareFetchResponse", version))
             yield "share_fetch_response", f"v{version}-{number}", bytes((version - 1,)) + payload
+    yield from _decoded()
+
+
+def _decoded() -> Iterator[tuple[str, str, bytes]]:
+    """What `_logs` has, with checksums made to hold; an aborted transaction before a good one; all of a record."""
+    for name, log in _logs().items():
+        yield "decoded_records", name, b"\x01" + log
+    transactions = [
+        build_batch(offset, [record(offset)], producer_id=9, producer_epoch=1, transactional=True)
+        for offset in (10, 12)
+    ]
+    abort = control_batch(11, commit=False, producer_id=9, producer_epoch=1)
+    yield "decoded_records", "aborted", b"\x03" + transactions[0] + abort + transactions[1]
+    rows = [
+        record(10, 1_700_000_000_000, b"k" * 70, b"v" * 300, [("tøpic", b""), ("", None)]),
+        record(14, 1_600_000_000_000, b"", None, [("h" * 70, b"x" * 70)]),
+        record(300, 1_800_000_000_000, None, b""),
+    ]
+    for codec in range(5):
+        yield "decoded_records", f"whole-{codec}", b"\x01" + build_batch(10, rows, codec=codec)
+    yield "decoded_records", "range", b"\x05" + build_batch(10, rows) + batch_of(301, 2)
 
 
 def _frames(rng: random.Random) -> Iterator[tuple[str, str, bytes]]:

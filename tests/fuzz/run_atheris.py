@@ -13,7 +13,8 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["protocol", "tiers"]):
+# numba compiles the kernels' bytecode as it was written.
+with atheris.instrument_imports(include=["protocol", "tiers", "pipeline"], exclude=["pipeline.decode.kernels"]):
     from tests.fuzz.make_corpus import CORPUS
     from tests.fuzz.targets import TARGETS
 

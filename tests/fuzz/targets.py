@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.fuzz import fetch_targets, local_index_targets, share_fetch_targets, stored_targets, wire_targets
+from tests.fuzz import (
+    decode_targets,
+    fetch_targets,
+    local_index_targets,
+    share_fetch_targets,
+    stored_targets,
+    wire_targets,
+)
 
 Target = Callable[[bytes], bool]
 
@@ -24,5 +31,6 @@ TARGETS: dict[str, Target] = {
         stored_targets.indexes_object,
         stored_targets.producer_snapshot,
         local_index_targets.local_index_files,
+        decode_targets.decoded_records,
     )
 }

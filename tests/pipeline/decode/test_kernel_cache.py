@@ -1,0 +1,84 @@
+"""Where the kernels come from: the package, a place that outlives a zip, or nowhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from pipeline.decode.arrow_records import warm
+from pipeline.decode.kernel_cache import cache_folder, import_from_stable_path, load_kernels
+from tests.fakes.record_batches import batch_of
+
+ROOT = Path(__file__).parents[3]
+DECODE = """
+import sys
+sys.modules["numba"] = None
+from pipeline.decode.arrow_records import decode_batches, warm
+print(warm())
+for batch in decode_batches(
+    bytes.fromhex(sys.argv[1]), topic="t", partition=0, first_offset=0, end_offset=99, is_committed_only=True
+):
+    print(batch.select(["offset", "value"]).to_pylist())
+"""
+WHERE = "from pipeline.decode.kernel_cache import load_kernels; print(load_kernels().__file__)"
+
+
+def python(code: str, folder: Path, path: Path = ROOT, **environment: str) -> str:
+    """What another process prints; of ours it has nothing but the installed libraries."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, batch_of(10, 1, value_bytes=4).hex()],
+        cwd=folder,
+        env={"PYTHONPATH": str(path), "HOME": str(folder), "PATH": os.environ["PATH"], **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_without_numba_records_are_decoded_all_the_same(tmp_path: Path) -> None:
+    assert python(DECODE, tmp_path) == "False\n[{'offset': 10, 'value': b'10-x'}]\n"
+
+
+def test_of_the_package_it_is_the_packages_own() -> None:
+    kernels = load_kernels()
+    assert kernels is not None
+    assert kernels.__name__ == "pipeline.decode.kernels"
+    assert warm()
+
+
+def test_of_a_zip_it_is_a_copy_under_a_name_that_lasts(tmp_path: Path) -> None:
+    found = set()
+    for application in ("first", "second"):
+        archive = tmp_path / f"{application}.zip"
+        with zipfile.ZipFile(archive, "w") as packed:
+            for source in (ROOT / "pipeline").glob("__init__.py"), (ROOT / "pipeline" / "decode").glob("*.py"):
+                for path in source:
+                    packed.write(path, path.relative_to(ROOT))
+        found.add(python(WHERE, tmp_path, archive, XDG_CACHE_HOME=str(tmp_path / "cache")))
+    (copy,) = map(Path, map(str.strip, found))
+    assert copy.is_relative_to(tmp_path / "cache" / "tidegate")
+    assert copy.read_bytes() == (ROOT / "pipeline" / "decode" / "kernels.py").read_bytes()
+
+
+def test_other_source_is_another_copy(tmp_path: Path) -> None:
+    one = import_from_stable_path("number = 1", tmp_path)
+    assert import_from_stable_path("number = 1", tmp_path) is one
+    assert import_from_stable_path("number = 2", tmp_path).number == 2
+    assert one.number == 1
+    assert len(list(tmp_path.rglob("*.py"))) == 2
+
+
+def test_a_folder_that_others_may_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "tidegate"
+    cache_folder().chmod(0o777)
+    with pytest.raises(OSError, match="others may write"):
+        cache_folder()
