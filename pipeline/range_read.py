@@ -28,7 +28,7 @@ from tiers.open_tier import RemoteTierError, open_key_ring
 
 logger = logging.getLogger(__name__)
 
-_PLANS_WITHOUT_PROGRESS = 3
+_PLANS_WITHOUT_PROGRESS = 2
 
 
 class RangeBatches(NamedTuple):

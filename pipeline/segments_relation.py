@@ -1,7 +1,8 @@
 """The relation `kafka_tiered_segments`: what the metadata says of the remote tier's segments, a row for each.
 
 Counting and sizing need no record read: `select topic, sum(size_bytes) ... group by topic`. It takes the option
-`config` alone, and shows every topic: it is for who holds the file.
+`config` and, to show some topics alone, `subscribe` or `subscribePattern`. It asks no broker who may see what: it is
+for who holds the file.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from pipeline.config import PipelineConfig, load_pipeline_config
-from pipeline.options import OptionError
+from pipeline.options import OptionError, Subscription
 from pipeline.worker import worker
+from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.open_tier import OpenTier, location_of, open_tier
 
@@ -43,12 +45,15 @@ class SegmentsDataSource(DataSource):
         path = self.options.get("config")
         if path is None:
             raise OptionError("the option config is missing: the tier's file")
-        return SegmentsReader(load_pipeline_config(Path(path)))
+        pattern = self.options.get("subscribePattern", "").strip()
+        topics = tuple(name.strip() for name in self.options.get("subscribe", "").split(",") if name.strip())
+        return SegmentsReader(load_pipeline_config(Path(path)), Subscription(topics, pattern))
 
 
 class SegmentsReader(DataSourceReader):
-    def __init__(self, config: PipelineConfig) -> None:
+    def __init__(self, config: PipelineConfig, subscription: Subscription) -> None:
         self._config = config
+        self._subscription = subscription
 
     def partitions(self) -> Sequence[InputPartition]:
         return [InputPartition(None)]
@@ -58,19 +63,27 @@ class SegmentsReader(DataSourceReader):
 
     async def _rows(self) -> list[SegmentRow]:
         async with open_tier(self._config) as tier:
+            names = {partition: _topic_name(tier, partition) for partition in tier.metadata.partitions()}
+            shown = self._subscription.topics_among(names.values()) if self._subscription != Subscription() else None
             return [
-                _row(tier, segment)
-                for partition in tier.metadata.partitions()
+                _row(tier, segment, name)
+                for partition, name in names.items()
+                if shown is None or name in shown
                 for segment in tier.metadata.list_remote_log_segments(partition)
             ]
 
 
-def _row(tier: OpenTier, segment: RemoteLogSegmentMetadata) -> SegmentRow:
+def _topic_name(tier: OpenTier, partition: TopicIdPartition) -> str:
+    """As the cluster calls it now; of a topic that is gone, as it was called."""
+    topic = tier.cluster.topics_by_id.get(partition.topic_id)
+    return partition.topic if topic is None else topic.name
+
+
+def _row(tier: OpenTier, segment: RemoteLogSegmentMetadata, topic: str) -> SegmentRow:
     partition = segment.topic_id_partition
     found = tier.metadata.next_segment(partition, segment.start_offset)
-    topic = tier.cluster.topics_by_id.get(partition.topic_id)
     return (
-        partition.topic if topic is None else topic.name,
+        topic,
         str(partition.topic_id),
         partition.partition,
         str(segment.segment_id.id),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -53,15 +53,21 @@ class LogBounds:
 
 
 class TieredLog:
-    def __init__(self, options: ReadOptions, client: BrokerClient, tier: OpenTier | None) -> None:
+    """`stack` closes what is opened; `tier_config` None: no store is read."""
+
+    def __init__(
+        self, options: ReadOptions, client: BrokerClient, tier_config: PipelineConfig | None, stack: AsyncExitStack
+    ) -> None:
         self._options = options
         self._client = client
         self._source = BrokerLogSource(client)
-        self._tier = tier
+        self._tier_config = tier_config
+        self._stack = stack
+        self._tier: OpenTier | None = None
 
     @property
     def cluster_id(self) -> str:
-        """As the store's object keys have it; empty where no store is read."""
+        """As the store's object keys have it, once bounds are known; empty where no store is read."""
         return "" if self._tier is None else self._tier.cluster_id
 
     async def partitions(self) -> list[TopicIdPartition]:
@@ -89,9 +95,12 @@ class TieredLog:
     async def bounds(self, partitions: Sequence[TopicIdPartition]) -> dict[TopicIdPartition, LogBounds]:
         """Raises `AccessDeniedError`, `BrokerError`."""
         found = await each_of(partitions, self._local_bounds, _PARTITIONS_AT_ONCE)
-        # Only then: what a leader has trimmed by now, the metadata that is read from here on has.
+        # Only then: who may not read has got no further, and what a leader has trimmed by now, the metadata that is
+        # read from here on has.
         if self._tier is not None:
             await self._tier.refresh()
+        elif self._tier_config is not None:
+            self._tier = await self._stack.enter_async_context(open_tier(self._tier_config))
         return {
             partition: self._with_remote(partition, each) for partition, each in zip(partitions, found, strict=True)
         }
@@ -225,9 +234,7 @@ def client_config(options: ReadOptions) -> PipelineConfig:
 @asynccontextmanager
 async def open_log(options: ReadOptions) -> AsyncIterator[TieredLog]:
     """On the loop of this process's worker. Raises `RemoteTierError`, and what is raised within."""
-    client = await worker().client(client_config(options))
-    if options.config is None or options.access is Access.PROXY or options.tier is Tier.LOCAL:
-        yield TieredLog(options, client, None)
-        return
-    async with open_tier(options.config) as tier:
-        yield TieredLog(options, client, tier)
+    is_direct = options.access is Access.DIRECT and options.tier is not Tier.LOCAL
+    async with AsyncExitStack() as stack:
+        client = await worker().client(client_config(options))
+        yield TieredLog(options, client, options.config if is_direct else None, stack)

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
 
 from pipeline.session import spark_session
+from tests.pipeline.read_stage import ReadStage, read_stage
+from tests.servers.kafka import KafkaCluster
+from tests.servers.spark import QUICK_JAVA
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """`local[2]` in this process."""
-    session = spark_session("local[2]", {"spark.driver.memory": "1g"})
+    session = spark_session("local[2]", {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": QUICK_JAVA})
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def stage(kafka_of_three: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReadStage]:
+    """A topic of both tiers; tests that add to it leave it longer than it was."""
+    with read_stage(kafka_of_three, tmp_path_factory.mktemp("stage"), f"orders-{uuid.uuid4().hex[:8]}") as stage:
+        yield stage
