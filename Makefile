@@ -12,13 +12,16 @@ VERSITYGW_VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' tests/servers/v
 # Nothing of the caller's own environment reaches ours.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
-.PHONY: help demo test matrix check fuzz drill bench lock jars frameworks clean
+.PHONY: help demo demo-spark test matrix check fuzz drill bench lock jars frameworks clean
 
 help: ## what can be made
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
 demo: jars .venv/installed ## watch an unmodified consumer read what the broker has no more (ARGS=--keep leaves it running)
 	$(BIN)/python -m bench.demo $(ARGS)
+
+demo-spark: jars .venv/installed ## watch Spark offload a topic, read both tiers, export and scrub (ARGS=--mib=256 for more)
+	$(BIN)/python -m bench.demo_spark $(ARGS)
 
 # Tests of one server stay in one process (tests/conftest.py); the other has those that need none.
 TEST_PROCESSES ?= 2
