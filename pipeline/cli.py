@@ -12,7 +12,9 @@ from typing import Final
 import typer
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, PySparkException
+from pyspark.logger import PySparkLogger
 
+from pipeline.commands.export import export
 from pipeline.commands.package import package
 from pipeline.commands.sql import sql
 from pipeline.commands.warm import warm
@@ -47,6 +49,7 @@ def _pipeline() -> None:
 
 
 # One line each; the name of the function is that of the command.
+app.command()(export)
 app.command()(package)
 app.command()(sql)
 app.command()(warm)
@@ -55,6 +58,8 @@ app.command()(warm)
 def run(arguments: list[str]) -> int:
     """The exit code; every failure is a line on standard error."""
     logging.basicConfig(level=logging.CRITICAL)
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # say again what the error says
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     try:
         result = app(arguments, standalone_mode=False, prog_name="tidegate-pipeline")
     except typer.Exit as ended:
