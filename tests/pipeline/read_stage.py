@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Message, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
 from pyspark.sql.datasource import Filter, InputPartition
 from pyspark.sql.types import StructType
 
@@ -50,11 +52,16 @@ class ReadStage:
             (
                 row
                 for row in self.rows
-                if partition in (None, row["partition"])
+                if row["topic"] == self.topic
+                and partition in (None, row["partition"])
                 and not (is_committed_only and (row["partition"], row["offset"]) in self.aborted)
             ),
             key=lambda row: (row["partition"], row["offset"]),
         )
+
+    def add_partition(self, topic: str) -> None:
+        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
+        admin.create_partitions([NewPartitions(topic, 2)])[topic].result(TIMEOUT_S)
 
     def produce(self, count: int, *, partition: int = 0, codec: str = "none", topic: str | None = None) -> None:
         producer = Producer(

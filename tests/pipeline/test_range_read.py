@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline import range_read
+from pipeline import range_read, remote_read
 from pipeline.decode.record_columns import RecordColumns
 from pipeline.local_read import OffsetOutOfRangeError
 from pipeline.options import ReadOptions, parse_options
@@ -70,6 +70,10 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MovingLog:
     async def storage(self: Worker, *args: object) -> Any:
         return moving.tier.storage
 
+    async def at_once(call: Callable[[], Awaitable[Any]]) -> Any:
+        return await call()
+
+    monkeypatch.setattr(remote_read, "persistently", at_once)
     monkeypatch.setattr(range_read, "read_local_range", moving.read_local)
     monkeypatch.setattr(range_read, "open_log", moving.open)
     monkeypatch.setattr(Worker, "storage", storage)
@@ -121,7 +125,7 @@ async def test_a_segment_that_was_replaced_is_read_from_the_one_in_its_place(
 
 async def test_what_is_nowhere_any_more_is_a_loss(log: MovingLog, options: dict[str, str]) -> None:
     old = await segment(log, 0, 100)
-    planned = [RemoteRange(old, 0, 99), LocalRange(ORDERS, 100, 119)]
+    planned: list[ReadRange] = [RemoteRange(old, 0, 99), LocalRange(ORDERS, 100, 119)]
     await remove(log, old)
     log.log_start = log.local_start = 100
     with pytest.raises(DataLossError, match="orders-0: 0 to 99 is gone"):

@@ -1,0 +1,165 @@
+"""What only a Spark session can show: SQL over both tiers, filters on their way, schemas, and streams that restart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col
+from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, StructType
+
+import pipeline
+from pipeline.datasource import KafkaTieredDataSource, KafkaTieredDataSourceWithoutPushdown
+from pipeline.registration import register_data_sources
+from tests.integration.strict_consumer import until_trimmed
+from tests.pipeline.read_stage import ReadStage, without_headers
+from tests.servers.producing import create_topic
+
+pytestmark = pytest.mark.integration
+
+Found = tuple[int, int, bytes | None]
+"""Partition, offset, value."""
+
+
+def data_of(stage: ReadStage, spark: SparkSession, **options: str) -> DataFrame:
+    pipeline.register(spark)
+    return spark.read.format("kafka_tiered").options(**stage.options, **options).load()
+
+
+def values(frame: DataFrame) -> list[Found]:
+    return sorted((row["partition"], row["offset"], row["value"] and bytes(row["value"])) for row in frame.collect())
+
+
+def expected(stage: ReadStage) -> list[Found]:
+    return [(row["partition"], row["offset"], row["value"]) for row in stage.expected()]
+
+
+def test_a_frame_is_what_was_produced(spark: SparkSession, stage: ReadStage) -> None:
+    frame = data_of(stage, spark, includeHeaders="true", splitBytes="200000").orderBy("partition", "offset")
+    headers = StructField(
+        "headers", ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+    )
+    assert frame.schema.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
+        "timestampType:int,headers:array<struct<key:string,value:binary>>>"
+    )
+    assert frame.schema["headers"] == headers
+    assert without_headers(frame.toArrow().to_pylist()) == without_headers(stage.expected())
+    assert [row.headers for row in frame.select("headers").collect() if row.headers] == [
+        [(each["key"], None if each["value"] is None else bytearray(each["value"])) for each in row["headers"]]
+        for row in stage.expected()
+        if row["headers"]
+    ]
+
+
+def test_filters_give_the_same_rows_pushed_down_or_not(
+    spark: SparkSession, stage: ReadStage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipeline.register(spark)
+    pipeline.register(spark)
+    frame = data_of(stage, spark)
+    late = stage.expected(partition=0)[1500]["timestamp"]
+    queries: list[tuple[DataFrame, Callable[[Found], bool]]] = [
+        (
+            frame.where("offset >= 100 and offset < 300 and partition = 0"),
+            lambda row: row[0] == 0 and 100 <= row[1] < 300,
+        ),
+        (frame.where("offset = 5 or value is null"), lambda row: row[1] == 5 or row[2] is None),
+        (frame.where("partition in (1, 7) and offset is not null"), lambda row: row[0] == 1),
+        (frame.where("topic = 'another'"), lambda row: False),
+    ]
+    for query, wanted in queries:
+        assert values(query) == [row for row in expected(stage) if wanted(row)]
+    by_time = [row for row in stage.expected() if row["timestamp"] >= late]
+    assert frame.where(col("timestamp") >= late).count() == len(by_time)
+    # What was pushed exactly, Spark does not look at again.
+    queries[0][0].explain()
+    exact = capsys.readouterr().out
+    queries[1][0].explain()
+    residual = capsys.readouterr().out
+    assert ") Filter " not in exact
+    assert ") Filter " in residual
+
+
+def test_a_session_that_pushes_nothing_down_reads_all_the_same(spark: SparkSession, stage: ReadStage) -> None:
+    other = spark.newSession()
+    other.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+
+    class Unpushed(KafkaTieredDataSourceWithoutPushdown):
+        @classmethod
+        def name(cls) -> str:
+            return "kafka_tiered_unpushed"
+
+    other.dataSource.register(Unpushed)
+    frame = other.read.format("kafka_tiered_unpushed").options(**stage.options).load()
+    assert frame.where("offset < 10 and partition = 1").count() == 10
+    assert issubclass(KafkaTieredDataSourceWithoutPushdown, KafkaTieredDataSource)
+
+
+def test_a_schema_of_few_columns_reads_just_those(spark: SparkSession, stage: ReadStage) -> None:
+    register_data_sources(spark)
+    frame = spark.read.format("kafka_tiered").schema("value BINARY, offset BIGINT").options(**stage.options).load()
+    assert frame.columns == ["value", "offset"]
+    assert sorted(row["offset"] for row in frame.collect()) == sorted(row["offset"] for row in stage.rows)
+    assert pipeline.read(spark, stage.topic, "offset", config=stage.options["config"]).columns == ["offset"]
+
+
+def test_segments_are_a_relation(spark: SparkSession, stage: ReadStage) -> None:
+    pipeline.register(spark)
+    segments = spark.read.format("kafka_tiered_segments").options(**stage.options).load()
+    rows = segments.where("is_readable").orderBy("start_offset").collect()
+    assert {row["topic"] for row in rows} == {stage.topic}
+    assert rows[0]["start_offset"] == 0
+    assert all(last["end_offset"] + 1 == following["start_offset"] for last, following in pairwise(rows))
+    assert {row["state"] for row in rows} == {"COPY_SEGMENT_FINISHED"}
+
+
+def test_a_stream_reads_both_tiers_once_over_restarts(spark: SparkSession, stage: ReadStage, tmp_path: Path) -> None:
+    pipeline.register(spark)
+    topic = f"{stage.topic}-stream"
+    create_topic(stage.kafka.bootstrap_servers, topic, config={"retention.ms": "-1"})
+    stage.produce(600, topic=topic)
+    until_trimmed(stage.kafka, topic, 300)
+    stage.produce(50, topic=topic)
+    seen: list[Found] = []
+    batches: list[int] = []
+
+    def keep(frame: DataFrame, number: int) -> None:
+        rows = values(frame)
+        seen.extend(rows)
+        batches.append(len(rows))
+
+    def run() -> None:
+        stream = (
+            spark.readStream.format("kafka_tiered")
+            .options(config=stage.options["config"], subscribe=topic)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", "300")
+            .load()
+        )
+        query = (
+            stream.writeStream.foreachBatch(keep)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(120)
+
+    def produced() -> list[Found]:
+        mine = [row for row in stage.rows if row["topic"] == topic]
+        return sorted((row["partition"], row["offset"], row["value"]) for row in mine)
+
+    run()
+    assert batches == [300, 300, 50]
+    assert sorted(seen) == produced()
+    run()
+    assert len(batches) == 3
+    stage.add_partition(topic)
+    stage.produce(20, topic=topic)
+    stage.produce(30, topic=topic, partition=1)
+    run()
+    assert sorted(seen) == produced()
+    assert sum(batches[3:]) == 50
