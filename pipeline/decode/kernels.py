@@ -36,7 +36,7 @@ TABLE_SIZE = 24
 GOOD, BAD_VARINT, BAD_LENGTH, BAD_OFFSET, BAD_FIELD, BAD_HEADERS, BAD_END, BAD_COUNT = range(8)
 
 _MAX_INT64 = (1 << 63) - 1
-_MAX_TIMESTAMP_MS = (1 << 63) // 1000 - 1
+_MAX_TIMESTAMP_MS = ((1 << 63) - 1) // 1000
 
 
 def _pointer(builder: Any, address: Any, bits: int) -> Any:

@@ -21,7 +21,7 @@ from protocol.primitives import Buffer
 from protocol.records.record_batch import NO_TIMESTAMP, RecordBatch
 from protocol.records.record_reader import read_records
 
-MAX_TIMESTAMP_MS = (1 << 63) // 1000 - 1
+MAX_TIMESTAMP_MS = ((1 << 63) - 1) // 1000
 """What fits in microseconds; a later one is cut to it."""
 NO_TIMESTAMP_TYPE, CREATE_TIME, LOG_APPEND_TIME = -1, 0, 1
 
