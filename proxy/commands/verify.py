@@ -6,12 +6,11 @@ With `--resume FILE` segments that were found whole are noted there, and not rea
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
 import typer
 
@@ -22,7 +21,9 @@ from tiers.manager.segment_verification import Damage, verify_segment
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.open_tier import OpenTier, RemoteTierError, each_of, open_tier, readable_segments
+from tiers.open_tier import OpenTier, each_of, open_tier, readable_segments
+from tiers.resume_notes import note_segment, noted_segments
+from tiers.segment_tiling import gaps
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ async def verify_tier(tier: OpenTier, target: str | None, at_once: int, resume: 
     done = Verification([each for partition in partitions for each in holes(tier.metadata, partition)])
     ring = tier.key_ring if tier.key_ring.keys else None
     with ExitStack() as stack:
-        whole = _noted(resume)
+        whole = noted_segments(resume)
         notes = None if resume is None else stack.enter_context(resume.open("a"))
         left = [each for each in segments if str(each.segment_id.id) not in whole]
         done.already_verified = len(segments) - len(left)
@@ -114,7 +115,7 @@ async def verify_tier(tier: OpenTier, target: str | None, at_once: int, resume: 
             done.segments += 1
             done.log_bytes += segment.segment_size_bytes
             if not damages and notes is not None:
-                _note(notes, segment)
+                note_segment(notes, segment.segment_id)
             return [_finding(segment, damage) for damage in damages]
 
         for found in await each_of(left, check, at_once):
@@ -123,17 +124,9 @@ async def verify_tier(tier: OpenTier, target: str | None, at_once: int, resume: 
 
 
 def holes(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> Iterator[Finding]:
-    """Runs of offsets between the log start and the remote end that no readable segment has."""
-    end, offset = metadata.remote_end_offset(partition), metadata.log_start_offset(partition)
-    while end is not None and offset is not None and offset <= end:
-        segment = metadata.next_segment(partition, offset)
-        if segment is None:
-            return
-        if segment.start_offset > offset:
-            last = segment.start_offset - 1
-            what = "no segment has these offsets"
-            yield Finding(partition.topic, partition.partition, None, offset, last, None, what)
-        offset = segment.valid_end_offset + 1
+    what = "no segment has these offsets"
+    for first, last in gaps(metadata, partition):
+        yield Finding(partition.topic, partition.partition, None, first, last, None, what)
 
 
 def _finding(segment: RemoteLogSegmentMetadata, damage: Damage) -> Finding:
@@ -147,24 +140,3 @@ def _finding(segment: RemoteLogSegmentMetadata, damage: Damage) -> Finding:
         damage.position,
         damage.what,
     )
-
-
-def _noted(resume: Path | None) -> set[str]:
-    """A line that a crash cut short counts for nothing."""
-    if resume is None or not resume.exists():
-        return set()
-    lines = resume.read_text(errors="replace").splitlines()
-    noted = set()
-    for line in lines:
-        with suppress(ValueError, KeyError, TypeError):
-            noted.add(str(json.loads(line)["segment"]))
-    if lines and not noted:
-        raise RemoteTierError(f"{resume} was not written by this command")
-    return noted
-
-
-def _note(notes: IO[str], segment: RemoteLogSegmentMetadata) -> None:
-    # In front of it, so that a line that was cut short takes no other with it.
-    line = {"partition": str(segment.topic_id_partition), "segment": str(segment.segment_id.id)}
-    notes.write(f"\n{json.dumps(line)}")
-    notes.flush()

@@ -85,16 +85,16 @@ class SegmentVerification:
         self.segment = segment
         self.rebuilt = RebuiltIndexes(segment)
         self._check_records = check_records
-        self._damages: list[Damage] = []
+        self.damages: list[Damage] = []
         self._stored: IndexesObject | None = None
         self._index: RemoteLogIndex | None = None
         try:
             self._stored = decode_indexes_object(indexes, segment)
             self._index = self._stored.remote_log_index(ciphers)
         except (CorruptSegmentError, EncryptionKeyError) as error:
-            self._damages.append(whole_segment(segment, f"the .indexes object: {error}"))
+            self.damages.append(whole_segment(segment, f"the .indexes object: {error}"))
             return
-        self._damages += _differences(self._stored, segment)
+        self.damages += _differences(self._stored, segment)
 
     def runs(self, run_bytes: int = DEFAULT_RUN_BYTES) -> Iterator[ChunkRun]:
         """None where the indexes cannot be read: then nobody knows what the log must be."""
@@ -115,21 +115,21 @@ class SegmentVerification:
             trouble = self._trouble(number, chunk, stored[start : start + chunk.stored_bytes])
             if trouble is not None:
                 self.rebuilt.skip_chunk(chunk)
-                self._damages.append(Damage(chunk.first_offset, chunk.last_offset, chunk.stored_position, trouble))
+                self.damages.append(Damage(chunk.first_offset, chunk.last_offset, chunk.stored_position, trouble))
         last = run.chunks[-1]
         end = last.stored_position + last.stored_bytes
         if len(stored) > end - run.start_position:
             what = f"the .log object goes on after its last chunk, at {end}"
-            self._damages.append(Damage(last.last_offset, last.last_offset, end, what))
+            self.damages.append(Damage(last.last_offset, last.last_offset, end, what))
 
     def miss_log(self) -> None:
-        self._damages.append(missing_object(self.segment, ".log", 0))
+        self.damages.append(missing_object(self.segment, ".log", 0))
 
     def finish(self) -> list[Damage]:
-        if self._stored is not None and not self._damages:
+        if self._stored is not None and not self.damages:
             for what in self.rebuilt.differences(self._stored):
-                self._damages.append(whole_segment(self.segment, what, DamageKind.STALE_INDEX))
-        return self._damages
+                self.damages.append(whole_segment(self.segment, what, DamageKind.STALE_INDEX))
+        return self.damages
 
     def _trouble(self, number: int, chunk: Chunk, stored: memoryview) -> str | None:
         assert self._index is not None
@@ -154,7 +154,7 @@ class SegmentVerification:
         if self._check_records is not None:
             for batch, what in self._check_records(log_bytes, batches):
                 position = chunk.stored_position + (batch.start if len(log_bytes) == len(stored) else 0)
-                self._damages.append(Damage(batch.base_offset, batch.last_offset, position, what))
+                self.damages.append(Damage(batch.base_offset, batch.last_offset, position, what))
         return trouble
 
 

@@ -1,0 +1,100 @@
+"""`tidegate-pipeline scrub`: is everything that the tier holds still what it was, and nothing else there?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session
+from pipeline.config import load_pipeline_config
+from pipeline.jobs.scrub import ScrubOptions
+from pipeline.jobs.scrub import scrub as scrub_job
+from pipeline.scrub_report import ScrubLevel, ScrubReport
+from tiers.config import DurationMs
+from tiers.console import say, show_json, show_table
+
+
+def scrub(
+    config: ConfigFile,
+    level: Annotated[
+        ScrubLevel,
+        typer.Option("--level", help="meta: records against objects; batch: reads all back; deep: decodes all too."),
+    ] = ScrubLevel.BATCH,
+    topics: Annotated[
+        str | None, typer.Option("--topics", metavar="PATTERN", help="For whole names. Everything without it.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Notes the segments found whole, and leaves out those in it.")
+    ] = None,
+    grace: Annotated[str, typer.Option("--grace", help="Objects without a record that are younger are left alone.")] = (
+        "24h"
+    ),
+    delete_orphans: Annotated[
+        bool, typer.Option("--delete-orphans", help="Shows which objects without a record would be deleted.")
+    ] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="With --delete-orphans: deletes them.")] = False,
+    as_json: AsJson = False,
+    master: Master = None,
+    conf: Conf = None,
+) -> None:
+    """Holds everything in the store against the metadata, and reads it back; exit code 1 when anything is wrong."""
+    settings = load_pipeline_config(config)
+    if apply and not delete_orphans:
+        raise typer.BadParameter("--apply goes with --delete-orphans")
+    try:
+        grace_ms = TypeAdapter(DurationMs).validate_python(grace)
+    except ValidationError:
+        raise typer.BadParameter(f"--grace: {grace!r} is no duration like '24h'") from None
+    options = ScrubOptions(level, topics, grace_ms, delete_orphans and apply, resume)
+    with job_session(master, conf, "scrub") as session:
+        report = scrub_job(session, settings, options)
+    if as_json:
+        show_json(asdict(report))
+    else:
+        _print(report)
+    if delete_orphans and not apply:
+        what = f"{report.deletable_segments} segments would be deleted and {report.deletable_uploads} uploads aborted"
+        say(f"Nothing was deleted. With --apply {what}.")
+    if delete_orphans and apply:
+        say(f"{report.deleted_segments} segments were deleted, {report.aborted_uploads} uploads aborted.")
+    findings(report.findings)
+
+
+def _print(report: ScrubReport) -> None:
+    if report.findings:
+        headings = ("finding", "partition", "segment or object", "from", "to", "position", "bytes", "what is wrong")
+        rows = [
+            (
+                each.kind,
+                None if each.topic is None else f"{each.topic}-{each.partition}",
+                each.object or each.segment,
+                each.first_offset,
+                each.last_offset,
+                each.position,
+                each.size_bytes,
+                each.what,
+            )
+            for each in report.findings
+        ]
+        show_table(headings, rows, ("from", "to", "position", "bytes"))
+    if report.inner_gaps:
+        lacking = sum(each.missing_offsets for each in report.inner_gaps)
+        typer.echo(f"{len(report.inner_gaps)} segments have no records for {lacking} of their offsets, which may be so")
+    if report.young_orphans:
+        typer.echo(f"{report.young_orphans} objects without a record are younger than the grace period")
+    if report.outdated:
+        typer.echo(f"{report.outdated} verdicts were dropped: their segments were replaced or deleted meanwhile")
+    if report.other_clusters:
+        typer.echo(f"{report.other_clusters} objects are of other clusters and were left out")
+    typer.echo(f"{report.partitions} partitions, {report.objects} objects with {report.stored_bytes} bytes were listed")
+    if report.level is not ScrubLevel.META:
+        before = f", {report.already_scrubbed} were before" if report.already_scrubbed else ""
+        typer.echo(
+            f"{report.segments} segments with {report.log_bytes} log bytes, {report.batches} batches and "
+            f"{report.records} records were read back{before}"
+        )
+    typer.echo(f"{len(report.findings) or 'no'} findings")

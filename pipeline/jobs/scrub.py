@@ -1,0 +1,278 @@
+"""`scrub`: everything that the remote tier holds is held against its metadata, and at will read back and decoded.
+
+* The metadata is read, then the store is listed and segments are read on the executors, then the metadata again: a
+  verdict on a segment that was replaced or deleted meanwhile is dropped (by its uuid, never by its offsets), and an
+  object is an orphan only if neither reading of the metadata knows it.
+* Gaps are of the later reading, since a log start that moves closes them, and a copy that ends. Overlaps are of both: a
+  merge publishes the merged segment before it takes back the small ones.
+* Nothing is deleted but orphans older than the grace period, when that was asked for, through `tiers.orphans`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from pipeline.config import PipelineConfig
+from pipeline.job import JobError
+from pipeline.scrub_report import (
+    Finding,
+    FindingKind,
+    InnerGap,
+    ScrubLevel,
+    ScrubReport,
+    in_order,
+    of_damage,
+    of_gap,
+    of_orphan,
+    of_overlap,
+    of_segment,
+)
+from pipeline.segment_scrub import ScrubSetup, SegmentVerdict, scrub_segments
+from pipeline.store_listing import ListSetup, Misfit, expected_partition, list_part, listing_plan
+from pipeline.task_runner import SparkRunner, TaskRunner
+from pipeline.worker import worker
+from tiers.errors import RemoteResourceNotFoundError
+from tiers.manager.segment_verification import persistently
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.open_tier import OpenTier, each_of, open_tier, readable_segments
+from tiers.orphans import ORPHAN, UPLOAD, OrphanReport, delete_orphans, judge_orphans
+from tiers.resume_notes import note_segment, noted_segments
+from tiers.segment_tiling import OffsetRun, Overlap, gaps, overlaps
+from tiers.storage.object_key import INDEXES_SUFFIX, parse_partition_manifest_key, parse_segment_key
+
+DAY_MS = 86_400_000
+_DEPTHS = {ScrubLevel.META: 0, ScrubLevel.BATCH: 1, ScrubLevel.DEEP: 2}
+_MIN_TASK_BYTES = {ScrubLevel.BATCH: 512 << 20, ScrubLevel.DEEP: 256 << 20}
+"""About a second's work, more where the store is far."""
+_MAX_TASK_BYTES = 2 << 30
+_TASKS_PER_CORE = 4
+_MAX_PROBES = 1000
+"""Of objects that are not listed: when more are missing, no listing has just come too early."""
+_PROBES_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubOptions:
+    """`topics` is a pattern for whole names. `resume` is a file in which segments found whole are noted, and left out
+    another time at the same level or a lesser one."""
+
+    level: ScrubLevel = ScrubLevel.BATCH
+    topics: str | None = None
+    grace_ms: int = DAY_MS
+    delete_orphans: bool = False
+    resume: Path | None = None
+
+
+def scrub(session: SparkSession, config: PipelineConfig, options: ScrubOptions | None = None) -> ScrubReport:
+    """Raises `JobError`, `RemoteTierError`."""
+
+    async def work() -> ScrubReport:
+        async with open_tier(config) as tier:
+            return await scrub_tier(tier, config, SparkRunner(session), options or ScrubOptions())
+
+    return worker().run(work())
+
+
+async def scrub_tier(tier: OpenTier, config: PipelineConfig, runner: TaskRunner, options: ScrubOptions) -> ScrubReport:
+    partitions = chosen_partitions(tier, options.topics)
+    segments = {each: list(tier.metadata.list_remote_log_segments(each)) for each in partitions}
+    report = ScrubReport(options.level, partitions=len(partitions))
+    overlapping = {_both(one) for one in _overlaps(tier, partitions)}
+    expected = [expected_partition(each, found) for each, found in segments.items()]
+    plan = listing_plan(expected, tier.cluster_id, options.topics is None)
+    setup = ListSetup(config, tier.cluster_id)
+    listed = await asyncio.to_thread(runner.run, "listing", plan, partial(list_part, setup))
+    uploads = [] if options.topics is not None else [upload async for upload in tier.storage.list_uploads()]
+    read: list[SegmentVerdict] = []
+    if options.level is not ScrubLevel.META:
+        every = [each for found in segments.values() for each in found if _is_finished(each)]
+        read = await _read_back(tier, config, runner, options, every, report)
+
+    await tier.refresh()
+    findings = _of_verdicts(tier, read, report)
+    judged = {verdict.segment_id for verdict in read if verdict.trouble is None}
+    findings += await _of_listing(
+        tier, [misfit for part in listed for misfit in part.misfits if misfit.segment_id not in judged], report
+    )
+    findings += [of_gap(each.topic, each.partition, run) for each in partitions for run in gaps(tier.metadata, each)]
+    findings += [of_overlap(one) for one in _overlaps(tier, partitions) if _both(one) in overlapping]
+    report.objects = sum(part.objects for part in listed)
+    report.stored_bytes = sum(part.stored_bytes for part in listed)
+    unknown = [stored for part in listed for stored in part.unknown]
+    older_than_ms = time.time_ns() // 1_000_000 - options.grace_ms
+    orphans = await judge_orphans(tier, unknown, uploads, older_than_ms, options.grace_ms)
+    findings += await _of_orphans(tier, orphans, older_than_ms, options, report)
+    report.findings = in_order(findings)
+    return report
+
+
+def chosen_partitions(tier: OpenTier, topics: str | None) -> list[TopicIdPartition]:
+    """Whose topic's whole name matches, by name. Raises `JobError`."""
+    try:
+        pattern = re.compile(topics or ".*", re.DOTALL)
+    except re.error as error:
+        raise JobError(f"{topics!r} is no pattern: {error}") from None
+    found = [each for each in tier.metadata.partitions() if pattern.fullmatch(each.topic)]
+    if topics is not None and not found:
+        raise JobError(f"nothing of {topics} is in the remote tier")
+    return sorted(found, key=lambda each: (each.topic, each.topic_id, each.partition))
+
+
+def packed(
+    segments: Sequence[RemoteLogSegmentMetadata], min_bytes: int, parallelism: int
+) -> Iterator[tuple[RemoteLogSegmentMetadata, ...]]:
+    """Tasks of at least about `min_bytes`, but that a small tier still keeps all cores busy."""
+    total = sum(each.segment_size_bytes for each in segments)
+    task_bytes = min(
+        max(total // (_TASKS_PER_CORE * parallelism), min_bytes), _MAX_TASK_BYTES, -(-total // parallelism)
+    )
+    task: list[RemoteLogSegmentMetadata] = []
+    size_bytes = 0
+    for each in segments:
+        if task and size_bytes + each.segment_size_bytes > task_bytes:
+            yield tuple(task)
+            task, size_bytes = [], 0
+        task.append(each)
+        size_bytes += each.segment_size_bytes
+    if task:
+        yield tuple(task)
+
+
+async def _read_back(
+    tier: OpenTier,
+    config: PipelineConfig,
+    runner: TaskRunner,
+    options: ScrubOptions,
+    segments: Sequence[RemoteLogSegmentMetadata],
+    report: ScrubReport,
+) -> list[SegmentVerdict]:
+    """With a file of notes in parts, each of which is noted when it is done."""
+    depth = _DEPTHS[options.level]
+    whole = noted_segments(options.resume, depth)
+    left = [each for each in segments if str(each.segment_id.id) not in whole]
+    report.already_scrubbed = len(segments) - len(left)
+    plan = list(packed(left, _MIN_TASK_BYTES[options.level], runner.parallelism))
+    size = max(1, len(plan) if options.resume is None else _TASKS_PER_CORE * runner.parallelism)
+    parts = [plan[start : start + size] for start in range(0, len(plan), size)]
+    task = partial(scrub_segments, ScrubSetup(config, tier.cluster_id, options.level is ScrubLevel.DEEP))
+    verdicts: list[SegmentVerdict] = []
+    with ExitStack() as stack:
+        notes = None if options.resume is None else stack.enter_context(options.resume.open("a"))
+        for number, part in enumerate(parts, 1):
+            what = "reading back" if len(parts) == 1 else f"reading back, part {number} of {len(parts)}"
+            for found in await asyncio.to_thread(runner.run, what, part, task):
+                verdicts += found
+                for verdict in found:
+                    if notes is not None and not verdict.damages and verdict.trouble is None:
+                        note_segment(notes, verdict.segment_id, depth)
+    return verdicts
+
+
+def _of_verdicts(tier: OpenTier, verdicts: Sequence[SegmentVerdict], report: ScrubReport) -> list[Finding]:
+    findings: list[Finding] = []
+    for verdict in verdicts:
+        report.segments += 1
+        report.log_bytes += verdict.log_bytes
+        report.batches += verdict.batches
+        report.records += verdict.records
+        if verdict.missing_offsets:
+            partition, name = verdict.segment_id.topic_id_partition, str(verdict.segment_id.id)
+            report.inner_gaps.append(InnerGap(partition.topic, partition.partition, name, verdict.missing_offsets))
+        if not verdict.damages and verdict.trouble is None:
+            continue
+        segment = _finished(tier, verdict.segment_id)
+        if segment is None:
+            report.outdated += 1
+            continue
+        findings += [of_damage(segment, damage) for damage in verdict.damages]
+        if verdict.trouble is not None:
+            what = f"it could not be read to its end: {verdict.trouble}"
+            findings.append(of_segment(FindingKind.UNREAD, segment, what))
+    return findings
+
+
+async def _of_listing(tier: OpenTier, misfits: Sequence[Misfit], report: ScrubReport) -> list[Finding]:
+    """Those that the store does not have when it is asked for them, either: a listing may come late."""
+
+    async def of(misfit: Misfit) -> Finding | None:
+        segment = _finished(tier, misfit.segment_id)
+        if segment is None:
+            report.outdated += 1
+            return None
+        if len(misfits) <= _MAX_PROBES and await _is_there(tier, segment, misfit.suffix):
+            return None
+        if misfit.size_bytes is None:
+            return of_segment(FindingKind.MISSING, segment, f"the {misfit.suffix} object is missing")
+        what = f"the {misfit.suffix} object has {misfit.size_bytes} of {segment.segment_size_bytes} bytes"
+        return of_segment(FindingKind.DAMAGED, segment, what)
+
+    return [finding for finding in await each_of(misfits, of, _PROBES_AT_ONCE) if finding is not None]
+
+
+async def _is_there(tier: OpenTier, segment: RemoteLogSegmentMetadata, suffix: str) -> bool:
+    last = segment.segment_size_bytes - 1
+    try:
+        if suffix == INDEXES_SUFFIX:
+            await persistently(lambda: tier.storage.fetch_indexes(segment))
+            return True
+        return len(await persistently(lambda: tier.storage.fetch_log_segment(segment, last, last))) > 0
+    except RemoteResourceNotFoundError:
+        return False
+
+
+async def _of_orphans(
+    tier: OpenTier, orphans: OrphanReport, older_than_ms: int, options: ScrubOptions, report: ScrubReport
+) -> list[Finding]:
+    topics = {each.topic_id: each.topic for each in tier.metadata.partitions()}
+    findings: list[Finding] = []
+    for orphan in orphans.orphans:
+        is_young = options.grace_ms > 0 and (orphan.modified_ms is None or orphan.modified_ms > older_than_ms)
+        if orphan.what in (ORPHAN, UPLOAD) and is_young:
+            report.young_orphans += 1
+            continue
+        key, manifest = parse_segment_key(orphan.key), parse_partition_manifest_key(orphan.key)
+        named = key or manifest
+        topic = None if named is None else topics.get(named.topic_id, str(named.topic_id))
+        run = None if key is None else OffsetRun(key.base_offset, key.end_offset)
+        findings.append(of_orphan(orphan, topic, None if named is None else named.partition, run))
+    deletable = [each for each in orphans.orphans if each.deletable]
+    report.other_clusters = orphans.other_clusters
+    report.deletable_segments = len({each.segment for each in deletable if each.upload is None})
+    report.deletable_uploads = sum(each.upload is not None for each in deletable)
+    if options.delete_orphans and deletable:
+        await delete_orphans(tier, orphans)
+        report.deleted_segments, report.aborted_uploads = orphans.deleted, orphans.aborted
+        if (orphans.deleted, orphans.aborted) == (report.deletable_segments, report.deletable_uploads):
+            gone = {each.key for each in deletable}
+            findings = [each for each in findings if each.object not in gone]
+    return findings
+
+
+def _finished(tier: OpenTier, segment_id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
+    segment = tier.metadata.remote_log_segment_metadata_by_id(segment_id)
+    return segment if segment is not None and _is_finished(segment) else None
+
+
+def _is_finished(segment: RemoteLogSegmentMetadata) -> bool:
+    return segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+
+
+def _overlaps(tier: OpenTier, partitions: Collection[TopicIdPartition]) -> Iterator[Overlap]:
+    for each in partitions:
+        log_start = tier.metadata.log_start_offset(each)
+        yield from overlaps(readable_segments(tier, each), log_start or 0)
+
+
+def _both(overlap: Overlap) -> tuple[RemoteLogSegmentId, RemoteLogSegmentId]:
+    return overlap.one.segment_id, overlap.other.segment_id

@@ -1,0 +1,145 @@
+"""What a scrub found: a row for each finding, and how much was looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field
+from enum import StrEnum
+
+from pyspark.sql import DataFrame, SparkSession
+
+from tiers.manager.segment_verification import Damage
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.orphans import Orphan
+from tiers.segment_tiling import OffsetRun, Overlap
+
+
+class ScrubLevel(StrEnum):
+    """Each does what those before it do, and more. `META`: every record has its objects, every object its record, and
+    segments tile. `BATCH`: every batch and every index is what it must be. `DEEP`: so is every record."""
+
+    META = "meta"
+    BATCH = "batch"
+    DEEP = "deep"
+
+
+class FindingKind(StrEnum):
+    DAMAGED = "damaged"
+    MISSING = "missing"
+    STALE_INDEX = "stale index"
+    UNREAD = "unread"
+    GAP = "gap"
+    OVERLAP = "overlap"
+    ORPHAN = "orphan"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Offsets are inclusive. `position` is where it begins in the stored log, `object` a key in the store."""
+
+    kind: FindingKind
+    topic: str | None
+    partition: int | None
+    segment: str | None
+    first_offset: int | None
+    last_offset: int | None
+    position: int | None
+    object: str | None
+    size_bytes: int | None
+    what: str
+
+
+FINDING_SCHEMA = (
+    "kind STRING, topic STRING, partition INT, segment STRING, first_offset BIGINT, last_offset BIGINT, "
+    "position BIGINT, object STRING, size_bytes BIGINT, what STRING"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class InnerGap:
+    """A segment whose log lacks offsets, as compaction and transactions leave it: no finding."""
+
+    topic: str
+    partition: int
+    segment: str
+    missing_offsets: int
+
+
+@dataclass(slots=True)
+class ScrubReport:
+    level: ScrubLevel
+    findings: list[Finding] = field(default_factory=list)
+    inner_gaps: list[InnerGap] = field(default_factory=list)
+    partitions: int = 0
+    segments: int = 0
+    """Read back; below `BATCH` none are."""
+    already_scrubbed: int = 0
+    log_bytes: int = 0
+    batches: int = 0
+    records: int = 0
+    """Below `DEEP` as batches count them."""
+    objects: int = 0
+    stored_bytes: int = 0
+    other_clusters: int = 0
+    young_orphans: int = 0
+    """Objects without a record that are younger than the grace period."""
+    outdated: int = 0
+    """Verdicts on segments that were replaced or deleted meanwhile."""
+    deletable_segments: int = 0
+    deletable_uploads: int = 0
+    deleted_segments: int = 0
+    aborted_uploads: int = 0
+
+    def dataframe(self, session: SparkSession) -> DataFrame:
+        """A row for each finding."""
+        return session.createDataFrame([astuple(each) for each in self.findings], FINDING_SCHEMA)
+
+
+def of_damage(segment: RemoteLogSegmentMetadata, damage: Damage) -> Finding:
+    kind = FindingKind(damage.kind)
+    return _of_segment(kind, segment, damage.what, damage.first_offset, damage.last_offset, damage.position)
+
+
+def of_segment(kind: FindingKind, segment: RemoteLogSegmentMetadata, what: str) -> Finding:
+    return _of_segment(kind, segment, what, segment.start_offset, segment.end_offset, None)
+
+
+def _of_segment(
+    kind: FindingKind,
+    segment: RemoteLogSegmentMetadata,
+    what: str,
+    first_offset: int,
+    last_offset: int,
+    position: int | None,
+) -> Finding:
+    partition, name = segment.topic_id_partition, str(segment.segment_id.id)
+    return Finding(
+        kind, partition.topic, partition.partition, name, first_offset, last_offset, position, None, None, what
+    )
+
+
+def of_gap(topic: str, partition: int, run: OffsetRun) -> Finding:
+    what = "no segment has these offsets"
+    return Finding(FindingKind.GAP, topic, partition, None, *run, None, None, None, what)
+
+
+def of_overlap(overlap: Overlap) -> Finding:
+    partition, name = overlap.other.topic_id_partition, str(overlap.other.segment_id.id)
+    what = f"segment {overlap.one.segment_id.id} has these offsets too"
+    place = partition.topic, partition.partition
+    return Finding(FindingKind.OVERLAP, *place, name, *overlap.run, None, None, None, what)
+
+
+def of_orphan(orphan: Orphan, topic: str | None, partition: int | None, run: OffsetRun | None) -> Finding:
+    first, last = (None, None) if run is None else run
+    place = topic, partition, orphan.segment, first, last
+    return Finding(FindingKind.ORPHAN, *place, None, orphan.key, orphan.size_bytes, orphan.what)
+
+
+def in_order(findings: Sequence[Finding]) -> list[Finding]:
+    def place(one: Finding) -> tuple[str, int, int, str, str]:
+        partition = -1 if one.partition is None else one.partition
+        first = -1 if one.first_offset is None else one.first_offset
+        return one.topic or "", partition, first, one.kind, one.object or ""
+
+    return sorted(findings, key=place)
