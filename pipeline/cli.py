@@ -15,6 +15,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.logger import PySparkLogger
 
 from pipeline.commands.export import export
+from pipeline.commands.offload import offload
 from pipeline.commands.package import package
 from pipeline.commands.sql import sql
 from pipeline.commands.warm import warm
@@ -49,6 +50,7 @@ def _pipeline() -> None:
 
 
 # One line each; the name of the function is that of the command.
+app.command()(offload)
 app.command()(export)
 app.command()(package)
 app.command()(sql)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Generator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from typing import TypeVar
 
 import uvloop
@@ -79,6 +80,35 @@ class Worker:
                 yield item  # type: ignore[misc]  # a T, as only `fill` puts
         finally:
             self.run(stop(filling))
+
+    @contextmanager
+    def hold(self, manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
+        """What `manager` gives. It is entered and left on the loop, in one task there; the block runs here."""
+        entered: Future[T] = Future()
+        left = threading.Event()
+        leave = asyncio.Event()
+
+        async def holding() -> None:
+            try:
+                async with manager as value:
+                    entered.set_result(value)
+                    await leave.wait()
+            except BaseException as error:
+                if entered.done():
+                    raise
+                entered.set_exception(error)
+            finally:
+                left.set()
+
+        held = asyncio.run_coroutine_threadsafe(holding(), self._loop)
+        try:
+            yield entered.result()
+        finally:
+            if not entered.done():
+                held.cancel()
+            self._loop.call_soon_threadsafe(leave.set)
+            left.wait()
+        held.result()
 
     async def client(self, config: PipelineConfig) -> BrokerClient:
         """Of this process, for the cluster of `config`. Raises `TlsError`."""

@@ -1,0 +1,130 @@
+"""`tidegate-pipeline offload`: copies to the remote tier what the brokers have, at the scale of a cluster."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session
+from pipeline.config import load_pipeline_config
+from pipeline.jobs.offload import OffloadOptions, OffloadReport, PlannedPartition, plan_offload
+from pipeline.jobs.offload import offload as run_offload
+from tiers.config import DurationMs, SizeBytes
+from tiers.console import say, show_json, show_table
+
+
+def _size(text: str) -> int:
+    return _parsed(TypeAdapter(SizeBytes), text)
+
+
+def _duration(text: str) -> int:
+    return _parsed(TypeAdapter(DurationMs), text)
+
+
+def _parsed(kind: TypeAdapter[int], text: str) -> int:
+    try:
+        return kind.validate_python(int(text) if text.isdecimal() else text)
+    except ValidationError as error:
+        raise typer.BadParameter(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
+
+
+Topics = Annotated[str, typer.Option("--topics", metavar="REGEX", help="Of whole names; of topics that are tiered.")]
+MinBytes = Annotated[
+    int | None,
+    typer.Option(
+        "--min-bytes", parser=_size, metavar="SIZE", help="A smaller end of a partition is left alone. Else a segment."
+    ),
+]
+MaxAge = Annotated[
+    int | None,
+    typer.Option("--max-age", parser=_duration, metavar="TIME", help="Unless it is older. Else segment.ms."),
+]
+MaxBytes = Annotated[
+    int | None, typer.Option("--max-bytes", parser=_size, metavar="SIZE", help="The run ends when so much is copied.")
+]
+MaxRate = Annotated[
+    float | None,
+    typer.Option("--max-mbps-per-broker", min=0.001, help="Megabytes that are read from a broker per second."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Shows what would be copied.")]
+Once = Annotated[bool, typer.Option("--once", help="One run; that is the default.")]
+Interval = Annotated[
+    int | None,
+    typer.Option("--interval", parser=_duration, metavar="TIME", help="A run, this pause, and again, until ended."),
+]
+
+
+def offload(
+    config: ConfigFile,
+    topics: Topics = ".*",
+    min_bytes: MinBytes = None,
+    max_age: MaxAge = None,
+    max_bytes: MaxBytes = None,
+    max_mbps_per_broker: MaxRate = None,
+    dry_run: DryRun = False,
+    once: Once = False,
+    interval: Interval = None,
+    master: Master = None,
+    conf: Conf = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copies what the brokers have to the remote tier; trims nothing. Meanwhile the proxies copy none of it."""
+    if once and interval is not None:
+        raise typer.BadParameter("--once and --interval exclude each other")
+    settings = load_pipeline_config(config)
+    options = OffloadOptions(
+        topics=topics,
+        min_bytes=min_bytes,
+        max_age_ms=max_age,
+        max_bytes=max_bytes,
+        max_bytes_per_second_per_broker=None if max_mbps_per_broker is None else int(max_mbps_per_broker * 1e6),
+    )
+    if dry_run:
+        _show_plan(plan_offload(settings, options), as_json)
+        return
+    with job_session(master, conf, "offload") as session:
+        while True:
+            report = run_offload(session, settings, options)
+            _show(report, as_json)
+            if interval is None:
+                break
+            time.sleep(interval / 1000)
+    findings(report.troubles)
+
+
+def _show_plan(plan: list[PlannedPartition], as_json: bool) -> None:
+    if as_json:
+        show_json(plan)
+        return
+    numbers = ("partition", "from", "to", "bytes", "segments")
+    rows = [(one.topic, one.partition, one.first_offset, one.next_offset, one.size_bytes, one.segments) for one in plan]
+    show_table(("topic", *numbers), rows, numbers)
+    say(f"about {sum(one.size_bytes for one in plan)} bytes in {sum(one.segments for one in plan)} segments")
+
+
+def _show(report: OffloadReport, as_json: bool) -> None:
+    if as_json:
+        show_json(report)
+        return
+    numbers = ("partition", "from", "to", "segments", "bytes", "left", "lost")
+    rows = [
+        (
+            one.topic,
+            one.partition,
+            one.first_offset,
+            one.next_offset,
+            one.segments,
+            one.log_bytes,
+            one.left_bytes,
+            one.lost_attempts,
+            one.error or None,
+        )
+        for one in report.partitions
+        if one.segments or one.error
+    ]
+    show_table(("topic", *numbers, "error"), rows, numbers)
+    rate = report.log_bytes / max(report.seconds, 0.001) / 1e6
+    say(f"{report.log_bytes} bytes in {report.seconds:.1f} s ({rate:.0f} MB/s), {report.waves} waves")

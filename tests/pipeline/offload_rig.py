@@ -1,0 +1,141 @@
+"""A cluster's topics to offload: a metadata topic and a store of their own, and a look at what came of it.
+
+Tasks run in this process unless a test brings Spark: what a driver and its executors do is the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pipeline.config import PipelineConfig, parse_pipeline_config
+from pipeline.jobs.offload import OffloadOptions, OffloadReport, run_offload
+from pipeline.offload_task import OffloadResult, OffloadTask, copy_tiles
+from protocol.records.record_batch import iterate_batches
+from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import topic_id_partition
+from tiers.broker.client import BrokerClient
+from tiers.log.broker_log import BrokerLogSource
+from tiers.manager.segment_verification import verify_segment
+from tiers.metadata.metadata_topic import MetadataTopicSettings
+from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.open_tier import OpenTier, open_tier, readable_segments
+
+T = TypeVar("T")
+TIMEOUT_MS = 20_000
+SEGMENT_BYTES = 60_000
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a partition's remote tier is at one moment."""
+
+    segments: list[RemoteLogSegmentMetadata]
+    unfinished: list[RemoteLogSegmentMetadata]
+    remote_bytes: bytes
+    log_bytes: bytes
+    """Of the broker, up to the last stable offset."""
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        return [(one.start_offset, one.end_offset) for one in self.segments]
+
+
+@dataclass(frozen=True)
+class OffloadRig:
+    kafka: KafkaCluster
+    folder: Path
+    topic: str
+    text: str
+
+    @property
+    def config(self) -> PipelineConfig:
+        return parse_pipeline_config(self.text)
+
+    def offload(
+        self,
+        run: Callable[[Sequence[OffloadTask]], list[OffloadResult]] | None = None,
+        options: OffloadOptions | None = None,
+        parallelism: int = 2,
+    ) -> OffloadReport:
+        here = options or OffloadOptions(max_age_ms=0, failure_pause_s=0)
+        return run_offload(self.config, here, run or in_process, parallelism)
+
+    def look(self, partition: int = 0) -> Looked:
+        return asyncio.run(self._with_tier(lambda tier: self._look(tier, partition)))
+
+    def objects(self) -> list[str]:
+        """Of segments."""
+        names = [path.name for path in (self.folder / "remote").rglob("*") if path.is_file()]
+        return sorted(name for name in names if name.endswith((".log", ".indexes")))
+
+    async def _with_tier(self, work: Callable[[OpenTier], Awaitable[T]]) -> T:
+        async with open_tier(self.config) as tier:
+            return await work(tier)
+
+    async def _look(self, tier: OpenTier, number: int) -> Looked:
+        partition = await topic_id_partition(tier.client, self.topic, number)
+        segments = readable_segments(tier, partition)
+        all_of_it = list(tier.metadata.list_remote_log_segments(partition))
+        remote = [bytes(await tier.storage.fetch_log_segment(one, 0, one.segment_size_bytes)) for one in segments]
+        for one in segments:
+            assert await verify_segment(tier.storage, one, tier.key_ring) == []
+        return Looked(
+            segments,
+            [one for one in all_of_it if one.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED],
+            b"".join(remote),
+            await whole_log(BrokerLogSource(tier.client), partition),
+        )
+
+
+def in_process(tasks: Sequence[OffloadTask]) -> list[OffloadResult]:
+    return [copy_tiles(task) for task in tasks]
+
+
+async def whole_log(source: BrokerLogSource, partition: TopicIdPartition) -> bytes:
+    bounds = await source.bounds(partition, TIMEOUT_MS)
+    offset, pieces = bounds.log_start_offset, []
+    while offset < bounds.last_stable_offset:
+        read = await source.read(partition, offset, 1 << 20, TIMEOUT_MS)
+        pieces.append(read.records)
+        offset = [batch.next_offset for batch in iterate_batches(read.records)][-1]
+    return b"".join(pieces)
+
+
+def offload_rig(kafka: KafkaCluster, folder: Path, topic: str, storage: str | None = None) -> OffloadRig:
+    """Also makes the metadata topic, as the first proxy would. `storage`: a section; else a folder."""
+    (folder / "remote").mkdir(exist_ok=True)
+    metadata = f"__metadata-{topic}"
+    text = f"""
+remote.log.metadata.topic.name = "{metadata}"
+remote.log.metadata.topic.num.partitions = 4
+[upstream]
+bootstrap.servers = "{kafka.bootstrap_servers}"
+[state]
+path = "{folder / "state"}"
+{storage or f'[storage]{chr(10)}implementation = "local"{chr(10)}path = "{folder / "remote"}"'}
+[[topics]]
+name = "{topic}*"
+segment.bytes = {SEGMENT_BYTES}
+segment.ms = "1h"
+local.retention.bytes = 1
+"""
+    asyncio.run(_make_metadata_topic(kafka, folder, metadata))
+    return OffloadRig(kafka, folder, topic, text)
+
+
+async def _make_metadata_topic(kafka: KafkaCluster, folder: Path, name: str) -> None:
+    async with AsyncExitStack() as stack:
+        client = BrokerClient([kafka.address()], client_id="test")
+        stack.push_async_callback(client.close)
+        settings = TopicBasedSettings(folder / "maker", topic=MetadataTopicSettings(name, 4), is_member=False)
+        manager = TopicBasedRemoteLogMetadataManager(client, settings)
+        stack.push_async_callback(manager.close)
+        await manager.open()
