@@ -39,6 +39,18 @@ class RLMExpirationTask:
 
     async def run(self, policy: TopicPolicy, bounds: LocalLogBounds, local_only_bytes: int) -> int:
         """Returns how many segments were deleted. The remote lineage was checked right before."""
+        deleted = await self._delete(await self.expire(policy, local_only_bytes))
+        await self.apply_log_start(bounds)
+        return deleted
+
+    def expired(self, policy: TopicPolicy, local_only_bytes: int = 0) -> tuple[int, list[RemoteLogSegmentMetadata]]:
+        """The log start that retention asks for, and what would be deleted then. Nothing is changed."""
+        log_start = self._services.metadata.log_start_offset(self._partition) or 0
+        expired_to = self._expired_to(policy, log_start, local_only_bytes)
+        return expired_to, self._deletable(expired_to, self._readable())
+
+    async def expire(self, policy: TopicPolicy, local_only_bytes: int = 0) -> list[RemoteLogSegmentMetadata]:
+        """Moves the log start, and returns what is to be deleted now."""
         services, partition = self._services, self._partition
         segments = self._readable()
         log_start = services.metadata.log_start_offset(partition) or 0
@@ -48,9 +60,7 @@ class RLMExpirationTask:
             await services.metadata.raise_log_start_offset(partition, expired_to)
             services.checkpoint("log-start-raised")
             log_start = expired_to
-        deleted = await self._delete_below(log_start, segments)
-        await self._apply_log_start(services.metadata.recorded_log_start_offset(partition), bounds)
-        return deleted
+        return self._deletable(log_start, segments)
 
     def _readable(self) -> list[RemoteLogSegmentMetadata]:
         return [
@@ -103,13 +113,19 @@ class RLMExpirationTask:
             yield segment
             offset = segment.valid_end_offset + 1
 
-    async def _delete_below(self, log_start: int, segments: list[RemoteLogSegmentMetadata]) -> int:
-        deleted = 0
+    def _deletable(self, log_start: int, segments: list[RemoteLogSegmentMetadata]) -> list[RemoteLogSegmentMetadata]:
         superseded = self._superseded(segments)
+        return [
+            segment
+            for segment in segments
+            if segment.segment_id in superseded or self._may_be_deleted(segment, log_start)
+        ]
+
+    async def _delete(self, segments: list[RemoteLogSegmentMetadata]) -> int:
+        deleted = 0
         budget_bytes = self._services.settings.expire_max_bytes_per_run
         for segment in segments:
-            may_be_deleted = segment.segment_id in superseded or self._may_be_deleted(segment, log_start)
-            if not may_be_deleted or (deleted and segment.segment_size_bytes > budget_bytes):
+            if deleted and segment.segment_size_bytes > budget_bytes:
                 continue
             self._check_ownership()
             if not await try_to_delete(self._services, segment):
@@ -138,7 +154,9 @@ class RLMExpirationTask:
         asked = self._services.metadata.is_quarantine_deletion_asked(segment.segment_id)
         return asked and is_in_quarantine(segment, log_start)
 
-    async def _apply_log_start(self, log_start: int | None, bounds: LocalLogBounds) -> None:
+    async def apply_log_start(self, bounds: LocalLogBounds) -> None:
+        """Tells the broker what is deleted, if it still has any of it. The remote lineage was checked right before."""
+        log_start = self._services.metadata.recorded_log_start_offset(self._partition)
         if log_start is None or not bounds.log_start_offset < log_start <= bounds.last_stable_offset:
             return
         self._check_ownership()

@@ -92,6 +92,11 @@ class PartitionManifestTask:
         self._failing = False
         self._checked = False
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last `run` could not write what it had to."""
+        return self._failing
+
     async def check(self) -> None:
         """Before a copy. Raises `LogDivergedError` when the partition's metadata was lost; what the store raises."""
         services = self._services

@@ -54,14 +54,19 @@ async def delete_segment(
         if not await services.storage.delete_log_segment_data(stored):
             raise RetriableRemoteStorageError(f"the store did not confirm the deletion of {segment.segment_id.id}")
         services.checkpoint("objects-deleted")
-        if segment.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
-            # An earlier attempt, of whatever process, may have been published. While its record is there, so is ours.
-            await _take_back(services, segment)
-        await write_state(services, segment, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
+        await finish_deletion(services, segment)
         services.checkpoint("delete-finished-written")
     except Exception:
         services.metrics.delete_errors.labels(topic).inc()
         raise
+
+
+async def finish_deletion(services: TaskServices, segment: RemoteLogSegmentMetadata) -> None:
+    """Its objects are gone. `segment` is as it was before the deletion began, if that was now."""
+    if segment.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
+        # An earlier attempt, of whatever process, may have been published. While its record is there, so is ours.
+        await _take_back(services, segment)
+    await write_state(services, segment, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
 
 
 async def _take_back(services: TaskServices, segment: RemoteLogSegmentMetadata) -> None:

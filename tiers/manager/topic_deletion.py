@@ -25,7 +25,7 @@ from tiers.manager.partition_manifest import bury_manifest, delete_manifest
 from tiers.manager.segment_deletion import delete_all
 from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemotePartitionDeleteMetadata
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemotePartitionDeleteMetadata
 from tiers.model.segment_state import RemotePartitionDeleteState
 
 _LOG = logging.getLogger(__name__)
@@ -96,34 +96,47 @@ class TopicDeletionTask:
 
     async def _delete(self, partition: TopicIdPartition) -> bool:
         """False while segments remain that the store does not delete."""
-        services, states = self._services, RemotePartitionDeleteState
-        reached = services.metadata.remote_partition_delete_state(partition)
-        if reached is None:
-            await self._write(partition, states.DELETE_PARTITION_MARKED)
-            services.checkpoint("partition-marked")
-        # Finished already: a log start that was recorded late, by whoever may, is all that can be left.
-        if reached in (None, states.DELETE_PARTITION_MARKED):
-            await self._write(partition, states.DELETE_PARTITION_STARTED)
-            services.checkpoint("partition-deletion-started")
-        await bury_manifest(services, partition)
-        services.checkpoint("manifest-buried")
-        segments = list(services.metadata.list_remote_log_segments(partition))
-        if await delete_all(services, segments, partial(self._check, partition)) < len(segments):
+        segments = await begin_partition_deletion(self._services, partition)
+        if await delete_all(self._services, segments, partial(_check, self._services, partition)) < len(segments):
             return False
-        self._check(partition)
-        await delete_manifest(services, partition)
-        services.checkpoint("manifest-deleted")
-        await self._write(partition, states.DELETE_PARTITION_FINISHED)
-        services.checkpoint("partition-deletion-finished")
-        _LOG.info("the remote log of a deleted topic is gone", extra={"partition": str(partition)})
+        await end_partition_deletion(self._services, partition)
         return True
 
-    def _check(self, partition: TopicIdPartition) -> None:
-        if not self._services.metadata.owns(partition):
-            raise OwnershipLostError(f"{partition} is owned by another member")
 
-    async def _write(self, partition: TopicIdPartition, state: RemotePartitionDeleteState) -> None:
-        services = self._services
-        await services.metadata.put_remote_partition_delete_metadata(
-            RemotePartitionDeleteMetadata(partition, services.settings.broker_id, services.wall_clock_ms(), state)
-        )
+async def begin_partition_deletion(
+    services: TaskServices, partition: TopicIdPartition
+) -> list[RemoteLogSegmentMetadata]:
+    """Of a topic that is gone: what of it is to be deleted. May be repeated."""
+    states = RemotePartitionDeleteState
+    reached = services.metadata.remote_partition_delete_state(partition)
+    if reached is None:
+        await _write(services, partition, states.DELETE_PARTITION_MARKED)
+        services.checkpoint("partition-marked")
+    # Finished already: a log start that was recorded late, by whoever may, is all that can be left.
+    if reached in (None, states.DELETE_PARTITION_MARKED):
+        await _write(services, partition, states.DELETE_PARTITION_STARTED)
+        services.checkpoint("partition-deletion-started")
+    await bury_manifest(services, partition)
+    services.checkpoint("manifest-buried")
+    return list(services.metadata.list_remote_log_segments(partition))
+
+
+async def end_partition_deletion(services: TaskServices, partition: TopicIdPartition) -> None:
+    """Every segment that `begin_partition_deletion` named is gone."""
+    _check(services, partition)
+    await delete_manifest(services, partition)
+    services.checkpoint("manifest-deleted")
+    await _write(services, partition, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED)
+    services.checkpoint("partition-deletion-finished")
+    _LOG.info("the remote log of a deleted topic is gone", extra={"partition": str(partition)})
+
+
+def _check(services: TaskServices, partition: TopicIdPartition) -> None:
+    if not services.metadata.owns(partition):
+        raise OwnershipLostError(f"{partition} is owned by another member")
+
+
+async def _write(services: TaskServices, partition: TopicIdPartition, state: RemotePartitionDeleteState) -> None:
+    await services.metadata.put_remote_partition_delete_metadata(
+        RemotePartitionDeleteMetadata(partition, services.settings.broker_id, services.wall_clock_ms(), state)
+    )

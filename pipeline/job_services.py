@@ -1,0 +1,117 @@
+"""`job_services`: the tier's own tasks, as a driver runs them while executors work for it.
+
+The driver's loop must not stand still while Spark works: it is a member of the group that owns the metadata, and a
+member that says nothing for a while is taken for dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, TypeVar
+
+from prometheus_client import CollectorRegistry
+
+from pipeline.task_runner import TaskRunner
+from tiers.broker.share_groups import ClusterShareGroups
+from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogError, RemoteLogMetadataError
+from tiers.log.broker_log import BrokerLogSource
+from tiers.manager.failed_deletions import FailedDeletions
+from tiers.manager.metrics import RemoteLogManagerMetrics
+from tiers.manager.partition_manifest import PartitionManifestTask
+from tiers.manager.settings import RemoteLogManagerSettings
+from tiers.manager.spool import Spool
+from tiers.manager.task_services import TaskServices
+from tiers.metadata.failed_deletions_topic import FailedDeletionsTopic
+from tiers.model.ids import TopicIdPartition
+from tiers.open_tier import OpenTier
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+OWNED_AGAIN_MS: Final = 60_000
+_LOOK_AGAIN_MS: Final = 100
+_WRITE_ATTEMPTS: Final = 5
+_LOG = logging.getLogger(__name__)
+
+
+async def run_beside(runner: TaskRunner, what: str, plan: Sequence[P], task: Callable[[P], R]) -> list[R]:
+    """As `runner.run`, while this loop goes on."""
+    return await asyncio.to_thread(runner.run, what, plan, task)
+
+
+@contextmanager
+def job_services(tier: OpenTier, spool_folder: Path) -> Iterator[TaskServices]:
+    """What one run may delete is not limited, and what a store refuses to delete is published at once: who would count
+    the attempts ends with the job."""
+    remote_log = tier.config.remote_log
+    timeout_ms = tier.config.upstream.request_timeout_ms
+    settings = RemoteLogManagerSettings(
+        spool_dir=spool_folder,
+        visible_after_ms=remote_log.visible_after_ms,
+        topic_deletion_delay_ms=remote_log.topic_deletion_delay_ms,
+        custom_metadata_max_bytes=remote_log.custom_metadata_max_bytes,
+        request_timeout_ms=timeout_ms,
+        expire_max_bytes_per_run=sys.maxsize,
+    )
+    failed = FailedDeletionsTopic(
+        tier.client, timeout_ms, replication_factor=remote_log.metadata_topic_replication_factor
+    )
+    spool = Spool(spool_folder, settings.spool_max_bytes, 1)
+    try:
+        yield TaskServices(
+            source=BrokerLogSource(tier.client),
+            share_groups=ClusterShareGroups(tier.client),
+            storage=tier.storage,
+            metadata=tier.metadata,
+            settings=settings,
+            metrics=RemoteLogManagerMetrics(CollectorRegistry()),
+            spool=spool,
+            key_ring=tier.key_ring,
+            cluster_id=tier.cluster_id,
+            failed_deletions=FailedDeletions(failed, publish_after=1),
+        )
+    finally:
+        spool.close()
+
+
+async def until_owned(services: TaskServices, partition: TopicIdPartition, timeout_ms: int = OWNED_AGAIN_MS) -> None:
+    """Members of the group come and go, and a machine may be busy. Raises `OwnershipLostError`."""
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            while not services.metadata.owns(partition):  # noqa: ASYNC110  # the manager tells nobody
+                await asyncio.sleep(_LOOK_AGAIN_MS / 1000)
+    except TimeoutError as error:
+        raise OwnershipLostError(f"{partition} is owned by another member") from error
+
+
+async def written(services: TaskServices, partition: TopicIdPartition, write: Callable[[], Awaitable[None]]) -> None:
+    """Again while the ownership, or what came of a write, is not known: `write` looks first at what is there.
+
+    Raises what the metadata manager raises for good, and `OwnershipLostError`."""
+    for attempt in range(_WRITE_ATTEMPTS):
+        await until_owned(services, partition)
+        try:
+            await write()
+        except InvalidTransitionError:
+            raise
+        except RemoteLogMetadataError as error:
+            if attempt == _WRITE_ATTEMPTS - 1:
+                raise
+            _LOG.warning("a record is written again", extra={"partition": str(partition), "error": str(error)})
+            await asyncio.sleep(_LOOK_AGAIN_MS / 1000)
+        else:
+            return
+
+
+async def write_manifest(services: TaskServices, partition: TopicIdPartition) -> None:
+    """So that `rebuild` would know what the metadata says now. Raises `RemoteLogError`, and then nothing that the
+    stored one accepts may be deleted."""
+    task = PartitionManifestTask(services, partition)
+    await task.run()
+    if task.is_failing:
+        raise RemoteLogError(f"{partition}: its manifest cannot be written")

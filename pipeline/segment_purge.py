@@ -1,0 +1,155 @@
+"""`purge`: many segments are deleted at once: DELETE_SEGMENT_STARTED by the driver, the objects by the executors,
+DELETE_SEGMENT_FINISHED by the driver, for what the executors say is gone.
+
+Whatever ends it in between, the owner of the partition finds the segments as leftovers and goes on; doing it again is
+harmless. Manifests call the segments dead before the first object goes, so that `rebuild` brings none back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from pipeline.config import PipelineConfig
+from pipeline.job_services import run_beside, until_owned, write_manifest, written
+from pipeline.task_runner import TaskRunner
+from pipeline.worker import worker
+from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
+from tiers.manager.segment_deletion import finish_deletion, write_state
+from tiers.manager.segment_verification import persistently
+from tiers.manager.task_services import TaskServices
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.open_tier import each_of
+
+SEGMENTS_PER_TASK = 250
+DELETES_AT_ONCE = 16
+_WRITES_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeTask:
+    config: PipelineConfig = field(repr=False)
+    cluster_id: str
+    segments: tuple[RemoteLogSegmentMetadata, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Undeleted:
+    """What the store said of one segment."""
+
+    id: UUID
+    error: str
+    is_retriable: bool
+
+    def as_error(self) -> RemoteStorageError:
+        return RetriableRemoteStorageError(self.error) if self.is_retriable else RemoteStorageError(self.error)
+
+
+@dataclass(slots=True)
+class Purge:
+    """What became of it: `failed` are segments that have their DELETE record, and are tried again by their owner."""
+
+    deleted: list[RemoteLogSegmentMetadata] = field(default_factory=list)
+    failed: list[tuple[RemoteLogSegmentMetadata, str]] = field(default_factory=list)
+
+    @property
+    def deleted_bytes(self) -> int:
+        return sum(each.segment_size_bytes for each in self.deleted)
+
+
+def run_purge_task(task: PurgeTask) -> list[Undeleted]:
+    return worker().run(_run(task))
+
+
+async def _run(task: PurgeTask) -> list[Undeleted]:
+    storage = await worker().storage(task.config, task.cluster_id)
+
+    async def delete(segment: RemoteLogSegmentMetadata) -> Undeleted | None:
+        async def attempt() -> None:
+            if not await storage.delete_log_segment_data(segment):
+                raise RetriableRemoteStorageError(f"the store did not confirm the deletion of {segment.segment_id.id}")
+
+        try:
+            await persistently(attempt)
+        except RemoteStorageError as error:
+            return Undeleted(segment.segment_id.id, str(error), error.retriable)
+        return None
+
+    return [one for one in await each_of(task.segments, delete, DELETES_AT_ONCE) if one is not None]
+
+
+async def purge(
+    services: TaskServices,
+    config: PipelineConfig,
+    runner: TaskRunner,
+    segments: Sequence[RemoteLogSegmentMetadata],
+    *,
+    segments_per_task: int = SEGMENTS_PER_TASK,
+) -> Purge:
+    """Of partitions that are owned. Raises what the metadata manager raises; a store's refusals are in the result."""
+    partitions = partitions_of(segments)
+
+    async def start(segment: RemoteLogSegmentMetadata) -> None:
+        async def write() -> None:
+            if _state(services, segment) is not None:
+                await write_state(services, segment, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+
+        await written(services, segment.topic_id_partition, write)
+
+    await each_of([one for one in segments if not is_started(one)], start, _WRITES_AT_ONCE)
+    for partition in partitions:
+        await write_manifest(services, partition)
+        await until_owned(services, partition)
+    parts = [segments[first : first + segments_per_task] for first in range(0, len(segments), segments_per_task)]
+    plan = [PurgeTask(config, services.cluster_id, tuple(part)) for part in parts]
+    answers = await run_beside(runner, "deleting segments", plan, run_purge_task)
+    refused = {one.id: one for answer in answers for one in answer}
+    done = Purge()
+
+    async def finish(segment: RemoteLogSegmentMetadata) -> None:
+        trouble = refused.get(segment.segment_id.id)
+        try:
+            if trouble is not None:
+                raise trouble.as_error()
+            await _finish(services, segment)
+        except RemoteStorageError as error:
+            done.failed.append((segment, str(error)))
+            await services.failed_deletions.failed(segment, error, services.clock_ms(), services.wall_clock_ms())
+        else:
+            done.deleted.append(segment)
+
+    await each_of(segments, finish, _WRITES_AT_ONCE)
+    for partition in _still_known(services, partitions):
+        await write_manifest(services, partition)
+    return done
+
+
+async def _finish(services: TaskServices, segment: RemoteLogSegmentMetadata) -> None:
+    async def write() -> None:
+        if _state(services, segment) is not None:
+            await finish_deletion(services, segment)
+
+    await written(services, segment.topic_id_partition, write)
+
+
+def is_started(segment: RemoteLogSegmentMetadata) -> bool:
+    """Whether its deletion had begun when it was read."""
+    return segment.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED
+
+
+def _state(services: TaskServices, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentState | None:
+    """Now; None when it is gone."""
+    known = services.metadata.remote_log_segment_metadata_by_id(segment.segment_id)
+    return None if known is None else known.state
+
+
+def partitions_of(segments: Iterable[RemoteLogSegmentMetadata]) -> list[TopicIdPartition]:
+    return list(dict.fromkeys(each.topic_id_partition for each in segments))
+
+
+def _still_known(services: TaskServices, partitions: Sequence[TopicIdPartition]) -> Iterator[TopicIdPartition]:
+    known = set(services.metadata.partitions())
+    return (each for each in partitions if each in known)

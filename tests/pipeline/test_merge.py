@@ -1,0 +1,226 @@
+"""Merging: every offset can be read at every moment, wherever it ends, and what is merged is what was there."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.config import parse_pipeline_config
+from pipeline.jobs.merge import Merge, merge_groups
+from pipeline.merge_plan import MergeLimits, merged_segment, plan_merges
+from pipeline.merge_task import MergeTask, MergeTaskResult
+from pipeline.remote_read import read_remote_range
+from tests.pipeline.job_bench import FINISHED, InlineRunner, JobBench
+from tests.tiers.manager.workbench import POLICY
+from tests.tiers.segment.transactional_log import ACTS, TransactionalLog, copied, log_of
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogClampUpdate
+from tiers.segment.indexes_object import decode_indexes_object
+
+LIMITS = MergeLimits(below_bytes=10_000, target_bytes=100_000)
+DATA = [(1, "data"), (1, "plain"), (1, "elected"), (2, "data"), (1, "abort"), (1, "plain"), (2, "commit")]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@asynccontextmanager
+async def bench_of(root: Path, log: TransactionalLog, ends: list[int], config: str = "") -> AsyncIterator[JobBench]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "copied").mkdir()
+        bench = JobBench(root, folder, config)
+        await bench.open()
+        try:
+            for built in copied(folder / "copied", log, ends):
+                await bench.store(built)
+            await bench.write_manifest()
+            yield bench
+        finally:
+            await bench.close()
+
+
+async def merged(bench: JobBench, limits: MergeLimits = LIMITS, runner: InlineRunner | None = None) -> Merge:
+    async def no_time(seconds: float) -> None:
+        bench.now_ms += int(seconds * 1000)
+
+    groups = plan_merges(bench.metadata, bench.partition, limits)
+    return await merge_groups(bench.services, bench.config, runner or InlineRunner(), groups, 60_000, no_time)
+
+
+async def log_bytes(bench: JobBench) -> bytes:
+    """All of it, as a reader finds it."""
+    offset, end, found = 0, bench.metadata.remote_end_offset(bench.partition), b""
+    assert end is not None
+    while offset <= end:
+        segment = bench.metadata.remote_log_segment_metadata(bench.partition, offset)
+        assert segment is not None, f"nobody answers for {offset}"
+        runs = read_remote_range(bench.storage, segment, bench.key_ring, segment.start_offset, segment.end_offset)
+        found += b"".join([bytes(each.data) async for each in runs])
+        offset = segment.end_offset + 1
+    return found
+
+
+class Ended(BaseException):
+    """The driver."""
+
+
+@settings(max_examples=12, deadline=None)
+@given(ACTS, st.data())
+def test_no_offset_is_unreadable_after_any_record_and_wherever_the_driver_ends(
+    root: Path, acts: list[tuple[int, str]], data: st.DataObject
+) -> None:
+    log = log_of(acts)
+    count = len(log.batches)
+    ends = sorted({*data.draw(st.sets(st.integers(1, max(count, 1)))), count})
+    limits = MergeLimits(
+        below_bytes=data.draw(st.sampled_from((300, 10_000))), target_bytes=data.draw(st.integers(200, 2000))
+    )
+    ends_at = data.draw(st.none() | st.integers(1, 12))
+    whole = b"".join(batch for _, batch in log.batches)
+
+    async def run() -> None:
+        nonlocal ends_at
+        async with bench_of(root, log, ends) as bench:
+            end = bench.metadata.remote_end_offset(bench.partition)
+            records = 0
+
+            def check() -> None:
+                nonlocal records
+                records += 1
+                bench.metadata.follow()
+                for offset in range((end or 0) + 1 if count else 0):
+                    segment = bench.metadata.remote_log_segment_metadata(bench.partition, offset)
+                    assert segment is not None, f"after {records} records nobody answers for {offset}"
+                    assert len(bench.files(segment)) == 2, f"after {records} records {offset} is in no object"
+                if records == ends_at:
+                    raise Ended
+
+            bench.log.on_record = check
+            try:
+                await merged(bench, limits)
+            except (Ended, BaseExceptionGroup):
+                ends_at = None
+                await bench.owners_round(POLICY)
+                await bench.owners_round(POLICY)
+            ends_at = None
+            check()
+            assert all(each.state is FINISHED for each in bench.segments)
+            assert [end + 1 for _, end in bench.finished[:-1]] == [start for start, _ in bench.finished[1:]]
+            assert len(list(bench.partition_folder.glob("*.log"))) == len(bench.segments)
+            assert not count or await log_bytes(bench) == whole
+            await merged(bench, limits)
+            assert plan_merges(bench.metadata, bench.partition, limits) == []
+            assert not count or await log_bytes(bench) == whole
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def log() -> TransactionalLog:
+    return log_of(DATA * 3)
+
+
+async def test_what_is_merged_says_of_itself_what_a_copier_would(
+    root: Path, log: TransactionalLog, tmp_path: Path
+) -> None:
+    async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
+        done = await merged(bench)
+        [one] = done.merged
+        (tmp_path / "copied").mkdir()
+        [whole, _] = copied(tmp_path / "copied", log, [9, len(log.batches)])
+        found = decode_indexes_object(await bench.storage.fetch_indexes(one), one)
+        assert replace(found.indexes, remote_log_index=b"") == replace(whole.indexes, remote_log_index=b"")
+        assert bench.finished[0] == (0, whole.end_offset)
+        assert (len(done.purge.deleted), done.failed, done.purge.failed) == (3, [], [])
+
+
+async def test_segments_stay_encrypted_and_are_not_merged_without_a_key_to_encrypt_with(
+    root: Path, log: TransactionalLog, tmp_path: Path
+) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(bytes(32))
+    keys = f'[encryption]\nkeys.old = "{key}"\n'
+    async with bench_of(root, log, [3, 6, 9], f'{keys}current = "old"\n') as bench:
+        encrypting, bench.config = bench.config, parse_pipeline_config(bench.toml(keys))
+        [(_, error)] = (await merged(bench)).failed
+        assert error == "the segments are encrypted, and there is no key to encrypt the merged one with"
+        bench.config = encrypting
+        [one] = (await merged(bench)).merged
+        found = decode_indexes_object(await bench.storage.fetch_indexes(one), one)
+        assert found.indexes.encryption is not None
+        assert await log_bytes(bench) == b"".join(batch for _, batch in log.batches[:9])
+
+
+async def test_clamped_lone_large_newest_and_doubled_segments_are_left_alone(root: Path, log: TransactionalLog) -> None:
+    async with bench_of(root, log, [2, 4, 6, 8]) as bench:
+        places = [(each.start_offset, each.end_offset) for each in bench.segments]
+
+        def planned(limits: MergeLimits = LIMITS) -> list[list[tuple[int, int]]]:
+            groups = plan_merges(bench.metadata, bench.partition, limits)
+            return [[(each.start_offset, each.end_offset) for each in group.parts] for group in groups]
+
+        assert planned() == [places[:3]]
+        sizes = [each.segment_size_bytes for each in bench.segments]
+        assert planned(MergeLimits(10_000, sizes[0] + sizes[1])) == [places[:2]]
+        assert planned(MergeLimits(1, 10_000)) == []
+        await bench.metadata.raise_log_start_offset(bench.partition, places[1][0])
+        assert planned() == [places[1:3]]
+        [twice] = copied(bench.folder / "copied", log, [4], 2)
+        await bench.store(twice)
+        assert planned() == []
+
+
+async def test_a_clamp_leaves_what_it_cut_alone(root: Path, log: TransactionalLog) -> None:
+    async with bench_of(root, log, [2, 4, 6, 8]) as bench:
+        cut = bench.segments[1].end_offset - 1
+        await bench.metadata.put_remote_log_clamp(RemoteLogClampUpdate(bench.partition, "", 0, 0, cut))
+        assert plan_merges(bench.metadata, bench.partition, LIMITS) == []
+
+
+async def test_a_merged_segment_begins_every_epoch_once(root: Path, log: TransactionalLog) -> None:
+    async with bench_of(root, log, [1, 2, 3, 4, 9]) as bench:
+        [group] = plan_merges(bench.metadata, bench.partition, LIMITS)
+        epochs = merged_segment(group, uuid.uuid4(), 1, 1).segment_leader_epochs
+        assert epochs == (LeaderEpochEntry(0, 0), LeaderEpochEntry(1, 4))
+
+
+class LosingRunner(InlineRunner):
+    def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
+        if plan and isinstance(plan[0], MergeTask) and not hasattr(self, "tasks"):
+            self.tasks = list(plan)
+            return [MergeTaskResult(error="its executor was lost", is_lost=True) for _ in plan]
+        return super().run(what, plan, task)
+
+
+async def test_what_a_lost_executor_began_is_deleted_and_done_again_by_another_name(
+    root: Path, log: TransactionalLog
+) -> None:
+    async with bench_of(root, log, [3, 6, 9, 12]) as bench:
+        runner = LosingRunner()
+        [one] = (await merged(bench, runner=runner)).merged
+        [lost] = runner.tasks
+        assert lost.merged.segment_id != one.segment_id
+        assert bench.metadata.remote_log_segment_metadata_by_id(lost.merged.segment_id) is None
+
+
+async def test_a_part_that_is_damaged_ends_its_merge_and_nothing_else(root: Path, log: TransactionalLog) -> None:
+    async with bench_of(root, log, [3, 6, 9, 12]) as bench:
+        before = bench.finished
+        _, file = bench.files(bench.segments[1])
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+        done = await merged(bench)
+        [(_, error)] = done.failed
+        assert "is not what was stored" in error
+        assert bench.finished == before
+        assert len(list(bench.partition_folder.glob("*.log"))) == 4
