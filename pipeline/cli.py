@@ -17,7 +17,9 @@ from pyspark.logger import PySparkLogger
 from pipeline.commands.export import export
 from pipeline.commands.offload import offload
 from pipeline.commands.package import package
+from pipeline.commands.scrub import scrub
 from pipeline.commands.sql import sql
+from pipeline.commands.usage import usage
 from pipeline.commands.warm import warm
 from pipeline.job import JobError, spark_cause
 from pipeline.session import SparkSettingError
@@ -53,7 +55,9 @@ def _pipeline() -> None:
 app.command()(offload)
 app.command()(export)
 app.command()(package)
+app.command()(scrub)
 app.command()(sql)
+app.command()(usage)
 app.command()(warm)
 
 

@@ -1,0 +1,100 @@
+"""`tidegate-pipeline usage`: what the remote tier takes in the store, by topic, partition or day, and what it costs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session
+from pipeline.config import load_pipeline_config
+from pipeline.jobs.usage import Prices, UsageReport, day_text, written_objects
+from pipeline.jobs.usage import usage as usage_job
+from pipeline.usage_line import DAY_MS, UsageBy, UsageLine
+from tiers.console import say, show_json, show_table
+
+
+def usage(
+    config: ConfigFile,
+    by: Annotated[UsageBy, typer.Option("--by", help="What a line is of.")] = UsageBy.TOPIC,
+    topics: Annotated[
+        str | None, typer.Option("--topics", metavar="PATTERN", help="For whole names. Everything without it.")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Counts what the store lists: orphans, and copies under way too.")
+    ] = False,
+    price_per_gib_month: Annotated[
+        float | None, typer.Option("--price-per-gib-month", min=0, help="Of what is stored.")
+    ] = None,
+    price_per_1000_requests: Annotated[
+        float | None, typer.Option("--price-per-1000-requests", min=0, help="Of the requests that wrote it.")
+    ] = None,
+    as_json: AsJson = False,
+    master: Master = None,
+    conf: Conf = None,
+) -> None:
+    """Adds up the bytes that the tier takes in the store; exit code 1 when some of them cannot be known."""
+    settings = load_pipeline_config(config)
+    prices = Prices(price_per_gib_month, price_per_1000_requests)
+    with job_session(master, conf, "usage") as session:
+        report = usage_job(session, settings, by, topics, verify)
+    ages = report.ages(time.time_ns() // 1_000_000 // DAY_MS)
+    if as_json:
+        show_json(
+            {
+                "counted_by": _source(report),
+                "lines": [_json(each, prices) for each in report.lines],
+                "ages": ages,
+                "unreadable": report.unreadable,
+            }
+        )
+    else:
+        _print(report, prices, ages)
+    for said in report.unreadable:
+        say(f"the store does not tell how large it is: {said}")
+    findings(report.unreadable)
+
+
+def _source(report: UsageReport) -> str:
+    return "listing" if report.is_verified else "metadata"
+
+
+def _json(line: UsageLine, prices: Prices) -> dict[str, object]:
+    return {
+        **asdict(line),
+        "day": day_text(line.day),
+        "total_bytes": line.total_bytes,
+        "cost_per_month": prices.of_month(line.total_bytes),
+        "cost_of_writing": prices.of_requests(written_objects(line)),
+    }
+
+
+def _print(report: UsageReport, prices: Prices, ages: dict[str, int]) -> None:
+    headings = (
+        *("topic", "partition", "day", "segments", "log bytes", "of it encryption", "index bytes", "manifest bytes"),
+        *("unfinished bytes", "orphan bytes", "total bytes", "per month", "to write"),
+    )
+    rows = [
+        (
+            *(each.topic, each.partition, day_text(each.day), each.segments, each.log_bytes, each.overhead_bytes),
+            *(each.index_bytes, each.manifest_bytes, each.unfinished_bytes, each.orphan_bytes, each.total_bytes),
+            *(_money(prices.of_month(each.total_bytes)), _money(prices.of_requests(written_objects(each)))),
+        )
+        for each in report.lines
+    ]
+    shown = [
+        number
+        for number, heading in enumerate(headings)
+        if heading in ("topic", "total bytes") or any(row[number] is not None for row in rows)
+    ]
+    show_table(
+        [headings[number] for number in shown], ([row[number] for number in shown] for row in rows), headings[3:]
+    )
+    show_table(("latest record", "bytes"), ages.items(), ("bytes",))
+    typer.echo(f"counted by {_source(report)}")
+
+
+def _money(cost: float | None) -> str | None:
+    return None if cost is None else f"{cost:.4f}"

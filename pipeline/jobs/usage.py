@@ -1,0 +1,223 @@
+"""`usage`: what topics, partitions or days take in the store, how old it is, and what it costs.
+
+Without `is_verified` it counts what the metadata knows: executors read each segment's `.indexes` object, which says how
+long the stored log is. With it they list the store instead, which costs less and also tells what is nobody's; what it
+counts is what `du` counts where the store is a folder, without temporary files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+from pyspark.sql import DataFrame, SparkSession
+
+from pipeline.config import PipelineConfig
+from pipeline.job import JobError
+from pipeline.jobs.scrub import chosen_partitions
+from pipeline.store_listing import ListSetup, expected_partition, list_part, listing_plan, time_of
+from pipeline.task_runner import SparkRunner, TaskRunner
+from pipeline.usage_line import DAY_MS, UsageBy, UsageLine, grouped
+from pipeline.worker import worker
+from tiers.errors import RemoteStorageError
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.open_tier import OpenTier, each_of, open_tier, readable_segments
+from tiers.usage import manifest_bytes, stored_sizes
+
+AGES_DAYS = (1, 7, 30, 90, 365)
+"""Upper bounds of the histogram's buckets, exclusive; the last bucket has none."""
+_TASK_OBJECTS = 2_000
+_GETS_AT_ONCE = 16
+_GIB = 1 << 30
+
+LINE_SCHEMA = (
+    "topic STRING, topic_id STRING, partition INT, day DATE, segments BIGINT, log_bytes BIGINT, overhead_bytes BIGINT, "
+    "index_bytes BIGINT, manifest_bytes BIGINT, unfinished_bytes BIGINT, orphan_bytes BIGINT, total_bytes BIGINT"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """In whatever currency. None: not asked for."""
+
+    gib_month: float | None = None
+    thousand_requests: float | None = None
+
+    def of_month(self, stored_bytes: int) -> float | None:
+        return None if self.gib_month is None else stored_bytes / _GIB * self.gib_month
+
+    def of_requests(self, requests: int) -> float | None:
+        return None if self.thousand_requests is None else requests / 1000 * self.thousand_requests
+
+
+@dataclass(slots=True)
+class UsageReport:
+    """`details` has a line for each partition and day, `lines` those that were asked for."""
+
+    by: UsageBy
+    is_verified: bool
+    details: list[UsageLine] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+    """Segments whose size the store did not tell, and why; they count as their log."""
+
+    @property
+    def lines(self) -> list[UsageLine]:
+        return grouped(self.details, self.by)
+
+    def ages(self, today: int) -> dict[str, int]:
+        """Bytes of logs and indexes by the age of their latest records; `today` in days since 1970."""
+        found = dict.fromkeys((*(f"under {days} d" for days in AGES_DAYS), f"{AGES_DAYS[-1]} d and more"), 0)
+        names = list(found)
+        for line in self.details:
+            if line.day is not None:
+                age = max(0, today - line.day)
+                bucket = next((number for number, days in enumerate(AGES_DAYS) if age < days), len(AGES_DAYS))
+                found[names[bucket]] += line.log_bytes + line.index_bytes
+        return found
+
+    def dataframe(self, session: SparkSession) -> DataFrame:
+        """A row for each line."""
+        return session.createDataFrame([_row(each) for each in self.lines], LINE_SCHEMA)
+
+
+def day_text(day: int | None) -> str | None:
+    if day is None:
+        return None
+    try:
+        return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=day)).date().isoformat()
+    except OverflowError:
+        return f"day {day}"
+
+
+def written_objects(line: UsageLine) -> int:
+    """Requests that it took at least to write what is there: the parts of large objects are more."""
+    return 2 * line.segments
+
+
+def usage(
+    session: SparkSession,
+    config: PipelineConfig,
+    by: UsageBy = UsageBy.TOPIC,
+    topics: str | None = None,
+    is_verified: bool = False,
+) -> UsageReport:
+    """`topics` is a pattern for whole names. Raises `JobError`, `RemoteTierError`."""
+
+    async def work() -> UsageReport:
+        async with open_tier(config) as tier:
+            return await usage_of_tier(tier, config, SparkRunner(session), by, topics, is_verified)
+
+    return worker().run(work())
+
+
+async def usage_of_tier(
+    tier: OpenTier,
+    config: PipelineConfig,
+    runner: TaskRunner,
+    by: UsageBy,
+    topics: str | None = None,
+    is_verified: bool = False,
+) -> UsageReport:
+    partitions = chosen_partitions(tier, topics)
+    report = UsageReport(by, is_verified)
+    setup = ListSetup(config, tier.cluster_id)
+    if is_verified:
+        expected = [expected_partition(each, list(tier.metadata.list_remote_log_segments(each))) for each in partitions]
+        plan = listing_plan(expected, tier.cluster_id, topics is None)
+        listed = await asyncio.to_thread(runner.run, "listing", plan, partial(list_part, setup))
+        names = {str(each.topic_id): each.topic for each in tier.metadata.partitions()}
+        for part in listed:
+            for line in part.usage:
+                line.topic = names.get(line.topic_id, line.topic)
+        report.details = grouped((line for part in listed for line in part.usage), None)
+        return report
+    tasks = list(_measure_plan([(each, readable_segments(tier, each)) for each in partitions]))
+    measured = await asyncio.to_thread(runner.run, "measuring", tasks, partial(measure, setup))
+    report.details = grouped((line for part in measured for line in part.lines), None)
+    report.unreadable = [said for part in measured for said in part.unreadable]
+    if report.unreadable and len(report.unreadable) == sum(len(task.segments) for task in tasks):
+        raise JobError(f"the store tells the size of no segment: {report.unreadable[0]}")
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureTask:
+    segments: tuple[RemoteLogSegmentMetadata, ...]
+    manifests: tuple[TopicIdPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    lines: list[UsageLine]
+    unreadable: list[str]
+
+
+def _measure_plan(
+    partitions: Sequence[tuple[TopicIdPartition, Sequence[RemoteLogSegmentMetadata]]],
+) -> Iterator[MeasureTask]:
+    segments: list[RemoteLogSegmentMetadata] = []
+    manifests: list[TopicIdPartition] = []
+    for partition, found in partitions:
+        manifests.append(partition)
+        for segment in found:
+            segments.append(segment)
+            if len(segments) + len(manifests) >= _TASK_OBJECTS:
+                yield MeasureTask(tuple(segments), tuple(manifests))
+                segments, manifests = [], []
+    if segments or manifests:
+        yield MeasureTask(tuple(segments), tuple(manifests))
+
+
+def measure(setup: ListSetup, task: MeasureTask) -> Measured:
+    """A GET per segment and manifest. Raises `RemoteTierError`, `RemoteLogError` when the store cannot be opened."""
+    return worker().run(_measure(setup, task))
+
+
+async def _measure(setup: ListSetup, task: MeasureTask) -> Measured:
+    storage = await worker().storage(setup.config, setup.cluster_id)
+    unreadable: list[str] = []
+
+    async def of_segment(segment: RemoteLogSegmentMetadata) -> UsageLine:
+        line = _line(segment.topic_id_partition, time_of(segment) // DAY_MS)
+        line.segments, line.log_bytes = 1, segment.segment_size_bytes
+        try:
+            line.log_bytes, line.index_bytes = await stored_sizes(storage, segment)
+            line.overhead_bytes = line.log_bytes - segment.segment_size_bytes
+        except RemoteStorageError as error:
+            unreadable.append(f"{segment.topic_id_partition} {segment.segment_id.id}: {error}")
+        return line
+
+    async def of_manifest(partition: TopicIdPartition) -> UsageLine:
+        line = _line(partition, None)
+        line.manifest_bytes = await manifest_bytes(storage, setup.cluster_id, partition)
+        return line
+
+    lines = await each_of(task.segments, of_segment, _GETS_AT_ONCE)
+    lines += await each_of(task.manifests, of_manifest, _GETS_AT_ONCE)
+    return Measured(grouped(lines, None), unreadable)
+
+
+def _line(partition: TopicIdPartition, day: int | None) -> UsageLine:
+    return UsageLine(
+        partition.topic,
+        str(partition.topic_id),
+        partition.partition,
+        day,
+        unfinished_bytes=None,
+        orphan_bytes=None,
+    )
+
+
+def _row(line: UsageLine) -> tuple[object, ...]:
+    try:
+        day = None if line.day is None else (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=line.day)).date()
+    except OverflowError:
+        day = None
+    return (
+        *(line.topic, line.topic_id, line.partition, day, line.segments, line.log_bytes, line.overhead_bytes),
+        *(line.index_bytes, line.manifest_bytes, line.unfinished_bytes, line.orphan_bytes, line.total_bytes),
+    )

@@ -1,0 +1,155 @@
+"""What adds up: by metadata, by listing, by `du` and by the operator's own command, whatever the lines are of."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from pipeline.job import JobError
+from pipeline.jobs.usage import Prices, UsageReport, day_text, usage_of_tier
+from pipeline.store_listing import ExpectedPartition, ExpectedSegment, listing_plan
+from pipeline.usage_line import DAY_MS, UsageBy, UsageLine
+from tests.fakes.record_batches import batch_of
+from tests.fakes.segments import PARTITION
+from tests.pipeline.scrub_bench import ScrubBench, scrub_bench
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.storage.object_key import partition_manifest_key, partition_prefix
+from tiers.usage import PartitionUsage, known_usage, listed_usage
+
+TODAY = 20_000
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[ScrubBench]:
+    async with scrub_bench(tmp_path) as made:
+        yield made
+
+
+async def two_days(bench: ScrubBench) -> None:
+    """Three segments, the last one encrypted, of today, today and 40 days ago."""
+    for start, age in ((0, 0), (10, 0), (20, 40)):
+        if start == 20:
+            bench.seal_from_now_on()
+        await bench.finished(start, [batch_of(start, 10, timestamp=(TODAY - age) * DAY_MS)])
+    await bench.put_manifest()
+
+
+async def counted(bench: ScrubBench, by: UsageBy, is_verified: bool, topics: str | None = None) -> UsageReport:
+    return await usage_of_tier(bench.tier(), bench.config, bench.runner, by, topics, is_verified)
+
+
+def du(bench: ScrubBench, suffix: str = "") -> int:
+    return sum(path.stat().st_size for path in bench.files() if path.name.endswith(suffix))
+
+
+def figures(line: UsageLine | PartitionUsage) -> tuple[int, ...]:
+    return line.segments, line.log_bytes, line.index_bytes, line.manifest_bytes, line.total_bytes
+
+
+@pytest.mark.parametrize("is_verified", [False, True])
+@pytest.mark.parametrize("by", UsageBy)
+async def test_it_is_what_the_files_take_and_what_the_operators_command_says(
+    bench: ScrubBench, by: UsageBy, is_verified: bool
+) -> None:
+    await two_days(bench)
+    report = await counted(bench, by, is_verified)
+    assert sum(each.total_bytes for each in report.lines) == du(bench)
+    assert sum(each.log_bytes for each in report.lines) == du(bench, ".log")
+    assert sum(each.index_bytes for each in report.lines) == du(bench, ".indexes")
+    [known] = await known_usage(bench.tier(), [PARTITION], 2)
+    [listed] = await listed_usage(bench.tier(), None)
+    if by is UsageBy.DAY:
+        assert [(day_text(each.day), each.segments) for each in report.lines] == [
+            (None, 0),
+            ("2024-08-25", 1),
+            ("2024-10-04", 2),
+        ]
+    else:
+        [line] = report.lines
+        assert figures(line) == figures(known) == figures(listed)
+        assert line.overhead_bytes == known.overhead_bytes == 16
+        assert line.partition == (PARTITION.partition if by is UsageBy.PARTITION else None)
+
+
+@pytest.mark.parametrize("is_verified", [False, True])
+async def test_ages_are_of_the_latest_record(bench: ScrubBench, is_verified: bool) -> None:
+    await two_days(bench)
+    report = await counted(bench, UsageBy.TOPIC, is_verified)
+    ages = report.ages(TODAY)
+    assert [name for name, size in ages.items() if size] == ["under 1 d", "under 90 d"]
+    assert sum(ages.values()) == du(bench) - du(bench, "manifest.json")
+    assert report.ages(TODAY + 1000)["365 d and more"] == sum(ages.values())
+
+
+async def test_a_listing_tells_what_is_nobodys_and_what_is_under_way(bench: ScrubBench) -> None:
+    await two_days(bench)
+    before = du(bench)
+    await bench.stored(100)
+    orphans = du(bench) - before
+    under_way = await bench.stored(200)
+    await bench.rlmm.add_remote_log_segment_metadata(under_way)
+    deleting = await bench.tiered(300)
+    await bench.move(deleting, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+    other = TopicIdPartition(UUID(int=7), 9)
+    await bench.storage.put_object(partition_manifest_key("cluster", other), b"{}")
+    await bench.storage.put_object(partition_manifest_key("another", other), b"not ours")
+    lines = (await counted(bench, UsageBy.PARTITION, True)).lines
+    assert [(each.topic, each.partition, each.orphan_bytes) for each in lines] == [
+        (str(other.topic_id), 9, 2),
+        ("orders", 3, orphans),
+    ]
+    assert sum(each.total_bytes for each in lines) == du(bench) - len(b"not ours")
+    assert lines[1].unfinished_bytes == du(bench) - before - orphans - len(b"{}not ours")
+    [line] = (await counted(bench, UsageBy.PARTITION, False)).lines
+    assert (line.unfinished_bytes, line.orphan_bytes, line.segments) == (None, None, 3)
+
+
+async def test_a_segment_whose_size_nobody_tells_is_said(bench: ScrubBench) -> None:
+    await two_days(bench)
+    lost = await bench.finished(30, [batch_of(30, 10)])
+    bench.file(lost, ".indexes").unlink()
+    report = await counted(bench, UsageBy.TOPIC, False)
+    [said] = report.unreadable
+    assert str(lost.segment_id.id) in said
+    assert report.lines[0].segments == 4
+    for path in bench.files():
+        path.unlink()
+    with pytest.raises(JobError, match="the store tells the size of no segment"):
+        await counted(bench, UsageBy.TOPIC, False)
+
+
+async def test_only_the_topics_that_were_asked_for(bench: ScrubBench) -> None:
+    await two_days(bench)
+    await bench.storage.put_object(partition_manifest_key("cluster", TopicIdPartition(UUID(int=7), 9)), b"{}")
+    assert len((await counted(bench, UsageBy.TOPIC, True)).lines) == 2
+    [line] = (await counted(bench, UsageBy.TOPIC, True, "orders")).lines
+    assert line.total_bytes == du(bench) - 2
+
+
+def test_costs_are_of_bytes_and_of_requests() -> None:
+    prices = Prices(0.02, 0.005)
+    assert (prices.of_month(50 << 30), prices.of_requests(4000)) == (1.0, 0.02)
+    assert (Prices().of_month(1), Prices().of_requests(1)) == (None, None)
+
+
+@pytest.mark.parametrize(("segments", "listings"), [(1, 1), (200, 16), (10_000, 256)])
+def test_a_large_tier_is_listed_in_parts_that_together_are_all(segments: int, listings: int) -> None:
+    partitions = [TopicIdPartition(UUID(int=7), number, "orders") for number in range(60)]
+    some = tuple(ExpectedSegment(number.to_bytes(16, "big"), True, 1, 1) for number in range(segments))
+    expected = [ExpectedPartition(each, some) for each in partitions]
+    plan = listing_plan(expected, "c", True)
+    assert len({prefix for task in plan for prefix in task.prefixes}) == listings
+    place = {one.partition: task.prefixes[0] for task in plan for one in task.expected}
+    assert place.keys() == set(partitions)
+    assert all(partition_prefix("c", each).startswith(prefix) for each, prefix in place.items())
+
+
+def test_chosen_partitions_are_listed_alone() -> None:
+    partitions = [TopicIdPartition(UUID(int=7), number, "orders") for number in range(12_000)]
+    plan = listing_plan([ExpectedPartition(each, ()) for each in partitions], "c", False)
+    assert [len(task.prefixes) for task in plan] == [5000, 5000, 2000]
+    assert [prefix for task in plan for prefix in task.prefixes] == [partition_prefix("c", each) for each in partitions]
