@@ -1,4 +1,4 @@
-"""A session of a program of its own: quiet, on loopback, and one per process."""
+"""A session of a program of its own: quiet, on loopback, one per process, and ended by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from pipeline.session import SparkSettingError, spark_session
 
 PROGRAM = textwrap.dedent(
     """
+    import os, signal, sys, threading, time
     from pathlib import Path
+    from pipeline import cli
+    from pipeline.job import run_tasks
     from pipeline.session import open_session, spark_session
 
     def listening():
@@ -31,23 +34,38 @@ PROGRAM = textwrap.dedent(
     def squared(number):
         return number * number
 
+    def waiting(began):
+        Path(began).touch()
+        time.sleep(300)
+
+    def interrupt(began):
+        while not Path(began).exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    @cli.app.command()
+    def wait(began: str) -> None:
+        threading.Thread(target=interrupt, args=(began,), daemon=True).start()
+        run_tasks(session, "waiting", [began], waiting)
+
     with open_session(conf={"spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}) as session:
         print(session.sparkContext.parallelize(range(4), 4).map(squared).collect())
         with open_session("local[7]", {"spark.sql.shuffle.partitions": "3"}) as same:
             print(same.sparkContext.master, same.conf.get("spark.sql.shuffle.partitions"))
         print(session.conf.get("spark.sql.python.filterPushdown.enabled"))
         print(*sorted(listening()))
+        print(cli.run(["wait", sys.argv[1]]))
     """
 )
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
 @pytest.mark.timeout(400)
-def test_a_session_says_nothing_of_its_own_and_listens_on_loopback_only(tmp_path: Path) -> None:
+def test_a_session_says_nothing_of_its_own_listens_on_loopback_and_ends_when_interrupted(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     ended = subprocess.run(
-        [sys.executable, program],
+        [sys.executable, program, tmp_path / "began"],
         env={**os.environ, "PYTHONPATH": str(Path.cwd())},
         capture_output=True,
         text=True,
@@ -55,8 +73,9 @@ def test_a_session_says_nothing_of_its_own_and_listens_on_loopback_only(tmp_path
         check=False,
     )
     assert ended.stderr == ""
-    *lines, listening = ended.stdout.splitlines()
+    *lines, listening, interrupted = ended.stdout.splitlines()
     assert lines == ["[0, 1, 4, 9]", "local[*] 3", "true"]
+    assert interrupted == "130"
     assert listening
     assert set(listening.split()) <= LOOPBACK
     assert ended.returncode == 0

@@ -1,0 +1,198 @@
+"""`make demo-spark`: Spark moves a topic's records into the remote tier, reads both tiers, exports and checks them.
+
+Kafka is real and runs here, no proxy does. Ends with 0 only if every record that was produced came back from a query,
+with its key, value and timestamp, and every step found what it should.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import math
+import shutil
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from rich.console import Console
+
+from bench import demo_producer
+from bench.demo import BROKER_SETTINGS, DemoFailed, segment_bytes
+from bench.demo_records import ABORTED_PER_PARTITION, PARTITIONS, TOPIC, key, records_per_partition, value
+from bench.demo_view import MIB
+from bench.latency import LOG_ERRORS
+from bench.offsets import LATEST, list_offsets
+from pipeline import cli
+from pipeline.session import open_session
+from tests.servers.jars import ServerUnavailable
+from tests.servers.kafka import KAFKA_VERSION, KafkaCluster
+from tests.servers.tidegate import tidegate_over
+
+FINGERPRINTS = """
+    select partition, count(*) as records,
+           sum(crc32(concat(key, value, cast(cast(unix_millis(timestamp) as string) as binary)))) as fingerprint
+    from tiered group by partition order by partition
+"""
+
+
+class SparkDemo:
+    def __init__(self, console: Console, cluster: KafkaCluster, config: Path, home: Path, mib: int) -> None:
+        self.console = console
+        self.cluster = cluster
+        self.config = config
+        self.home = home
+        self.mib = mib
+        self.records = records_per_partition(mib * MIB)
+        self.first_timestamp_ms = int(time.time() * 1000) - self.records
+        self.began = time.monotonic()
+
+    def say(self, text: str) -> None:
+        elapsed_s = time.monotonic() - self.began
+        self.console.print(f"{elapsed_s:5.1f} s  {text}", highlight=False, soft_wrap=True)
+
+    def run(self) -> None:
+        """Raises `DemoFailed`."""
+        self.produce()
+        with open_session(name="tidegate demo"):  # the commands below run in it
+            self.offload()
+            self.query()
+            self.export()
+            self.scrub()
+
+    def command(self, name: str, *arguments: str) -> Any:
+        """What `tidegate-pipeline NAME ... --json` answers."""
+        answer = io.StringIO()
+        with contextlib.redirect_stdout(answer):
+            code = cli.run([name, "--config", str(self.config), "--json", *arguments])
+        if code != 0:
+            raise DemoFailed(f"tidegate-pipeline {name} ended with {code}: {answer.getvalue().strip()}")
+        return json.loads(answer.getvalue())
+
+    def produce(self) -> None:
+        bootstrap = self.cluster.bootstrap_servers
+        settings = {"segment.bytes": str(segment_bytes(self.mib)), "segment.ms": "10000"}
+        demo_producer.create_topic(bootstrap, TOPIC, PARTITIONS, settings)
+        produced = demo_producer.produce(bootstrap, self.records, self.first_timestamp_ms, lambda _: None)
+        if produced.errors or produced.records != self.records * PARTITIONS:
+            raise DemoFailed(f"{produced.records:,} of {self.records * PARTITIONS:,} produced: {produced.errors[:3]}")
+        self.say(
+            f"{produced.records:,} records ({produced.value_bytes / MIB:.0f} MiB) produced to {PARTITIONS} partitions; "
+            f"{produced.aborted:,} more in a transaction that was aborted"
+        )
+
+    def offload(self) -> None:
+        began = time.monotonic()
+        found = self.command("offload", "--topics", TOPIC)["partitions"]
+        remote = {each["partition"]: each["next_offset"] for each in found}
+        if len(remote) != PARTITIONS or not all(remote.values()):
+            raise DemoFailed(f"not every partition was offloaded: {remote}")
+        segments, size_bytes = (sum(each[what] for each in found) for what in ("segments", "log_bytes"))
+        self.say(
+            f"offload: {segments} segments with {size_bytes / MIB:.0f} MiB copied and verified "
+            f"({time.monotonic() - began:.1f} s)"
+        )
+        self.trim(remote)
+
+    def trim(self, remote: dict[int, int]) -> None:
+        """As a proxy does with what the remote tier has: a query now needs both tiers."""
+        admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap_servers, "log_level": LOG_ERRORS})
+        wanted = [TopicPartition(TOPIC, partition, offset) for partition, offset in remote.items()]
+        for trimmed in admin.delete_records(wanted).values():
+            trimmed.result(30)
+        ends = list_offsets(self.cluster.address(), TOPIC, range(PARTITIONS), LATEST)
+        share = sum(remote.values()) / sum(ends.values())
+        self.say(
+            f"trimmed: the remote tier alone has {math.floor(share * 100)}% of the offsets, the broker has the rest"
+        )
+
+    def query(self) -> None:
+        began = time.monotonic()
+        seen = self.command(
+            "sql", "--topics", TOPIC, "--option", "kafka.isolation.level=read_committed", " ".join(FINGERPRINTS.split())
+        )
+        seconds = time.monotonic() - began
+        expected = [
+            {"partition": partition, "records": self.records, "fingerprint": self.fingerprint(partition)}
+            for partition in range(PARTITIONS)
+        ]
+        if seen != expected:
+            raise DemoFailed(f"a query saw {seen}, not {expected}")
+        self.say(
+            f"a DataFrame over both tiers: all {self.records * PARTITIONS:,} records match what was produced, keys, "
+            f"values and timestamps; none of the {ABORTED_PER_PARTITION * PARTITIONS:,} aborted ones ({seconds:.1f} s)"
+        )
+
+    def fingerprint(self, partition: int) -> int:
+        each = (
+            key(partition, number) + value(partition, number) + b"%d" % (self.first_timestamp_ms + number)
+            for number in range(self.records)
+        )
+        return sum(map(zlib.crc32, each))
+
+    def export(self) -> None:
+        began = time.monotonic()
+        target = self.home / "export"
+        self.command("export", "--topic", TOPIC, "--to", str(target))
+        files = sorted(target.rglob("*.parquet"))
+        rows = sum(pq.read_metadata(file).num_rows for file in files)
+        if rows != self.records * PARTITIONS:
+            raise DemoFailed(f"{rows:,} of {self.records * PARTITIONS:,} records were exported")
+        size_bytes = sum(file.stat().st_size for file in files)
+        self.say(
+            f"export: {rows:,} records in {len(files)} Parquet files of {size_bytes / MIB:.0f} MiB together "
+            f"({time.monotonic() - began:.1f} s)"
+        )
+
+    def scrub(self) -> None:
+        began = time.monotonic()
+        report = self.command("scrub", "--level", "deep")
+        self.say(
+            f"scrub: {report['segments']} segments, {report['batches']:,} batches, {report['records']:,} records read "
+            f"back from the store, {len(report['findings'])} findings ({time.monotonic() - began:.1f} s)"
+        )
+
+
+@contextlib.contextmanager
+def servers(console: Console, mib: int) -> Iterator[tuple[KafkaCluster, Path, Path]]:
+    """Kafka, the file that a proxy before it would have, and a folder with the remote tier in it."""
+    home = Path(tempfile.mkdtemp(prefix="tidegate-demo-"))
+    try:
+        console.print(f"starting Kafka {KAFKA_VERSION}", highlight=False)
+        with KafkaCluster(settings=BROKER_SETTINGS) as cluster:
+            proxy = tidegate_over(cluster, home, tiered=[TOPIC], segment_bytes=segment_bytes(mib))
+            try:
+                yield cluster, proxy.config, home
+            finally:
+                proxy.stop()  # was never started; removes its file
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--mib", type=int, default=64, help="how much to produce")
+    given = arguments.parse_args()
+
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    try:
+        with servers(console, given.mib) as (cluster, config, home):
+            SparkDemo(console, cluster, config, home, given.mib).run()
+    except (ServerUnavailable, DemoFailed, TimeoutError) as error:
+        console.print(str(error), style="red", highlight=False, markup=False, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
