@@ -52,7 +52,7 @@ def main() -> None:
     print(f"{'records':16} {'codec':7} {'ratio':>5} {'MB/s':>7} {'M rec/s':>8} {'numba':>8} {'alone':>10}")
     for shape, (value_bytes, batch_bytes) in SHAPES.items():
         for name, codec in CODECS.items():
-            chunks, size, records = _chunks(value_bytes, batch_bytes, codec, options.mib << 20, options.headers)
+            chunks, size, records = runs_of_batches(value_bytes, batch_bytes, codec, options.mib << 20, options.headers)
             seconds = min(_seconds(chunks, columns, True) for _ in range(ROUNDS))
             slow_chunks = chunks[: max(1, len(chunks) // 8)]
             slow = min(_seconds(slow_chunks, columns, False) for _ in range(2)) * len(chunks) / len(slow_chunks)
@@ -90,7 +90,7 @@ def _decompressing_seconds(chunks: list[bytes]) -> float:
     return time.thread_time() - began
 
 
-def _chunks(
+def runs_of_batches(
     value_bytes: int, batch_bytes: int, codec: int, size_bytes: int, has_headers: bool
 ) -> tuple[list[bytes], int, int]:
     """Runs of whole batches of about `CHUNK_BYTES`; what they are uncompressed, and how many records."""

@@ -83,6 +83,7 @@ class _Rows:
         self._fast_decoder = self._python_decoder if kernels is None else KernelDecoder(columns, kernels)
         self._decoder: PythonDecoder | KernelDecoder = self._fast_decoder
         self._size_bytes = 0
+        self._ratio = 0.0
         self.finished: list[pa.RecordBatch] = []
 
     def add(self, data: memoryview, batch: RecordBatch, first_offset: int, end_offset: int) -> None:
@@ -96,7 +97,11 @@ class _Rows:
             return
         if batch.size_bytes == BATCH_HEADER_BYTES and batch.records_count == 0:  # what compaction leaves
             return
-        records = decompress(batch.codec, data[batch.start + BATCH_HEADER_BYTES : batch.end])
+        # Batches of one producer shrink alike; a quarter more is for those that shrink more than the last.
+        expected_bytes = int(batch.size_bytes * self._ratio * 1.25)
+        body = data[batch.start + BATCH_HEADER_BYTES : batch.end]
+        records = decompress(batch.codec, body, expected_bytes=expected_bytes)
+        self._ratio = len(records) / batch.size_bytes
         if batch.records_count * _MIN_RECORD_BYTES > len(records):
             raise CorruptBatchError(f"{batch.records_count} records in {len(records)} bytes")
         size_bytes = len(records) + batch.records_count * self._row_bytes

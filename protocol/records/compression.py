@@ -41,8 +41,12 @@ _DECOMPRESS_INTO: dict[int, _DecompressInto] = {
 }
 
 
-def decompress(codec: int, data: Buffer, magic: int = 2, max_bytes: int = MAX_UNCOMPRESSED_BYTES) -> Buffer:
-    """`data` without its compression. Raises `CorruptBatchError`, also for output beyond `max_bytes`."""
+def decompress(
+    codec: int, data: Buffer, magic: int = 2, max_bytes: int = MAX_UNCOMPRESSED_BYTES, expected_bytes: int = 0
+) -> Buffer:
+    """`data` without its compression. Raises `CorruptBatchError`, also for output beyond `max_bytes`.
+
+    `expected_bytes` saves time alone: where the output is larger than guessed, all is done again."""
     if codec == CODEC_NONE:
         return data
     raw = bytes(data)
@@ -52,15 +56,15 @@ def decompress(codec: int, data: Buffer, magic: int = 2, max_bytes: int = MAX_UN
         if codec == CODEC_LZ4 and magic == 0:
             return _decompress_lz4_blocks(raw, max_bytes)
         if codec in _DECOMPRESS_INTO:
-            return _decompress_bounded(_DECOMPRESS_INTO[codec], raw, max_bytes)
+            return _decompress_bounded(_DECOMPRESS_INTO[codec], raw, max_bytes, expected_bytes)
     except cramjam.DecompressionError as error:
         raise CorruptBatchError(f"codec {codec} cannot read {len(raw)} bytes: {error}") from error
     raise CorruptBatchError(f"unknown codec {codec}")
 
 
-def _decompress_bounded(decompress_into: _DecompressInto, raw: bytes, max_bytes: int) -> Buffer:
+def _decompress_bounded(decompress_into: _DecompressInto, raw: bytes, max_bytes: int, expected_bytes: int) -> Buffer:
     # The size is not written anywhere that all codecs share: guess, and grow while the output is what failed.
-    size = min(max(_FIRST_GUESS_BYTES, 4 * len(raw)), max_bytes)
+    size = min(max(_FIRST_GUESS_BYTES, 4 * len(raw), expected_bytes), max_bytes)
     while True:
         out = bytearray(size)
         try:
