@@ -8,6 +8,8 @@ older than the metadata was. So, per partition:
 * Accepted segments that are gone from the front expired after the manifest was written, or were lost: the manifest is
   rewritten in the round that expires, so the latter is likelier. The log start moves no further than our own trims: the
   owner deletes what brokers have below it, and that may be the last copy. Gone from between: refused.
+* A segment that holds exactly what others hold together was merged of them. While they are all there, what no manifest
+  names of it does no harm and is not needed.
 * A `.log` without `.indexes` is a copy that did not end. The reverse never comes about by itself: refused.
 * Two segments with different content for one range, unreadable objects, a `.log` of another size: refused.
 
@@ -106,6 +108,7 @@ def plan_partition(found: FoundPartition) -> PartitionPlan:
     dead = frozenset(() if manifest is None else manifest.dead)
     candidates = _whole_segments(found, plan, accepted, dead)
     gone_to = _take_accepted(found, plan, manifest, candidates)
+    _drop_merged(plan, candidates)
     _take_unnamed(plan, gone_to, sorted(candidates.values(), key=lambda each: _place(each.metadata)))
     names = [each.topic_id_partition.topic for each in plan.segments]
     if manifest is None and names:
@@ -199,6 +202,35 @@ def _judge_missing(
     return max(each.end_offset if each.clamped_to is None else each.clamped_to for each in gone)
 
 
+def _drop_merged(plan: PartitionPlan, candidates: dict[UUID, FoundIndexes]) -> None:
+    """Of those that no manifest names: its parts had not begun to be deleted, or the manifest would name it."""
+    known = [*plan.segments, *(each.metadata for each in candidates.values())]
+    starts: dict[int, list[RemoteLogSegmentMetadata]] = {}
+    for segment in known:
+        starts.setdefault(segment.start_offset, []).append(segment)
+    for uuid in [*candidates]:
+        whole = candidates[uuid].metadata
+        parts: list[RemoteLogSegmentMetadata] = []
+        offset = whole.start_offset
+        while offset <= whole.end_offset:
+            shorter = [
+                each
+                for each in starts.get(offset, ())
+                if each.end_offset <= whole.end_offset and _place(each) != _place(whole) and each.clamped_to is None
+            ]
+            if not shorter:
+                break
+            parts.append(min(shorter, key=lambda each: each.end_offset))
+            offset = parts[-1].end_offset + 1
+        if (
+            offset == whole.end_offset + 1
+            and sum(each.segment_size_bytes for each in parts) == whole.segment_size_bytes
+        ):
+            name = f"segment {uuid} ({whole.start_offset} to {whole.end_offset})"
+            plan.dropped.append(f"{name}: it was merged of {len(parts)} segments, which are all there")
+            del candidates[uuid]
+
+
 def _take_unnamed(plan: PartitionPlan, gone_to: int | None, candidates: Sequence[FoundIndexes]) -> None:
     """In offset order; each must continue what was taken before, or what was accepted and is gone."""
     by_range = {_place(each): each for each in plan.segments}
@@ -232,12 +264,14 @@ def _next_offset(end: int | None, log_start_offset: int | None, unknown: int) ->
 
 
 def _check_epochs(plan: PartitionPlan) -> None:
-    """Along the log, leader epochs never fall."""
+    """Along the log, leader epochs never fall. Of a segment and what it was merged of, it alone is looked at."""
     known = -1
-    for segment in sorted(plan.segments, key=_place):
+    end = -1
+    for segment in sorted(plan.segments, key=lambda each: (each.start_offset, -each.end_offset)):
         epochs = [each.epoch for each in segment.segment_leader_epochs if each.start_offset <= segment.valid_end_offset]
-        if segment.is_cut_off or not epochs:
+        if segment.is_cut_off or not epochs or segment.valid_end_offset <= end:
             continue
+        end = segment.valid_end_offset
         if epochs[0] < known:
             name = f"segment {segment.segment_id.id} ({segment.start_offset} to {segment.end_offset})"
             plan.refused.append(f"{name} begins in leader epoch {epochs[0]}, after {known}: the log diverged there")

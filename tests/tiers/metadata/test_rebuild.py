@@ -120,6 +120,58 @@ def test_what_came_after_the_manifest_continues_it(store: Store) -> None:
     assert "another one has the same content" in plan.dropped[0]
 
 
+def merged_of(
+    store: Store, *parts: RemoteLogSegmentMetadata, size_bytes: int | None = None
+) -> RemoteLogSegmentMetadata:
+    made = store.holds(parts[0].start_offset, parts[-1].end_offset)
+    found = store.found.segments[made.segment_id.id]
+    assert isinstance(found.indexes, FoundIndexes)
+    size_bytes = size_bytes or sum(each.segment_size_bytes for each in parts)
+    whole = replace(made, segment_size_bytes=size_bytes, segment_leader_epochs=parts[0].segment_leader_epochs)
+    found.indexes = replace(found.indexes, metadata=whole, stored_bytes=size_bytes)
+    found.log_bytes = size_bytes
+    return whole
+
+
+@pytest.mark.parametrize("are_named", [True, False])
+def test_a_merge_that_did_not_come_to_count_is_not_missed(store: Store, are_named: bool) -> None:
+    parts = store.holds(0, 9), store.holds(10, 19), store.holds(20, 29)
+    if are_named:
+        store.manifest(*parts)
+    merged_of(store, *parts[:2])
+    plan = store.plan()
+    assert live(plan) == [(0, 9), (10, 19), (20, 29)]
+    assert "it was merged of 2 segments, which are all there" in plan.dropped[0]
+
+
+def test_what_only_looks_merged_is_refused_and_so_is_a_merge_whose_part_is_lost(store: Store) -> None:
+    parts = store.holds(0, 9), store.holds(10, 19)
+    store.manifest(*parts)
+    whole = merged_of(store, *parts, size_bytes=1)
+    assert "which counts is not known" in store.plan().refused[0]
+    store.loses(whole)
+    merged_of(store, *parts)
+    store.loses(parts[1])
+    assert len(store.plan().refused) == 2
+
+
+def test_a_merged_segment_and_its_parts_may_both_be_accepted(store: Store) -> None:
+    first, second = store.holds(0, 9, epoch=1), store.holds(10, 19, epoch=2)
+    whole = merged_of(store, first, second)
+    found = store.found.segments[whole.segment_id.id].indexes
+    assert isinstance(found, FoundIndexes)
+    epochs = (*first.segment_leader_epochs, *second.segment_leader_epochs)
+    whole = replace(whole, segment_leader_epochs=epochs)
+    store.found.segments[whole.segment_id.id].indexes = replace(found, metadata=whole)
+    later = store.holds(20, 29, epoch=3)
+    store.manifest(first, whole, second, later)
+    assert sorted(live(store.plan())) == [(0, 9), (0, 19), (10, 19), (20, 29)]
+    store.manifest(first, whole, second, later, dead=())
+    diverged = store.holds(30, 39, epoch=1)
+    store.manifest(first, whole, second, later, diverged)
+    assert "the log diverged there" in store.plan().refused[0]
+
+
 def test_without_a_manifest_all_that_tiles_is_live(store: Store) -> None:
     store.holds(20, 29)
     store.holds(10, 19)
