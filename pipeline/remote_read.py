@@ -102,27 +102,42 @@ def _get(
 
 
 def _opened(index: RemoteLogIndex, run: list[_Numbered], view: memoryview) -> Iterator[RawBatches]:
-    """All at once where the stored bytes are the log's, else chunk by chunk."""
+    """All at once where the stored bytes are the log's, else chunk by chunk. What lies before damage comes first."""
     start = run[0].chunk.stored_position
     opened: list[memoryview] = []
     is_plain = True
+    damage: CorruptSegmentError | None = None
     for number, chunk in run:
         piece = view[chunk.stored_position - start :][: chunk.stored_bytes]
-        log_bytes = index.open_chunk(number, piece)
-        if len(log_bytes) != chunk.log_bytes or (
-            chunk.crc32c is not None and crc32c(log_bytes, 0, len(log_bytes)) != chunk.crc32c
-        ):
-            raise CorruptSegmentError(
-                f"the chunk with offsets {chunk.first_offset} to {chunk.last_offset}, at {chunk.stored_position}, "
-                "is not what was stored"
-            )
+        try:
+            log_bytes = _checked(chunk, index.open_chunk(number, piece))
+        except CorruptSegmentError as error:
+            damage = error
+            break
         opened.append(log_bytes)
         is_plain = is_plain and log_bytes is piece
-    if is_plain:
-        yield _batches(index, view, run[0].chunk, run[-1].chunk)
-        return
-    for (_, chunk), log_bytes in zip(run, opened, strict=True):
-        yield _batches(index, log_bytes, chunk, chunk)
+    whole = run[: len(opened)]
+    if whole and is_plain:
+        last = whole[-1].chunk
+        end = last.stored_position + last.stored_bytes - start
+        yield _batches(index, view[:end], whole[0].chunk, last)
+    else:
+        for (_, chunk), log_bytes in zip(whole, opened, strict=True):
+            yield _batches(index, log_bytes, chunk, chunk)
+    if damage is not None:
+        raise damage
+
+
+def _checked(chunk: Chunk, log_bytes: memoryview) -> memoryview:
+    """Raises `CorruptSegmentError`."""
+    if len(log_bytes) != chunk.log_bytes or (
+        chunk.crc32c is not None and crc32c(log_bytes, 0, len(log_bytes)) != chunk.crc32c
+    ):
+        raise CorruptSegmentError(
+            f"the chunk with offsets {chunk.first_offset} to {chunk.last_offset}, at {chunk.stored_position}, "
+            "is not what was stored"
+        )
+    return log_bytes
 
 
 def _batches(index: RemoteLogIndex, log_bytes: memoryview, first: Chunk, last: Chunk) -> RawBatches:

@@ -83,7 +83,8 @@ async def test_aborted_transactions_come_with_their_batches(tier: RemoteTier) ->
     assert part.aborted == (AbortedTransactionRange(7, 2, 3),)
 
 
-async def test_damage_comes_out_after_what_lies_before_it(tier: RemoteTier) -> None:
+@pytest.mark.parametrize("get_bytes", [1000, 1 << 20])
+async def test_damage_comes_out_after_what_lies_before_it(tier: RemoteTier, get_bytes: int) -> None:
     segment, _ = await segment_of(tier)
     damaged_from = 12_000
 
@@ -95,7 +96,7 @@ async def test_damage_comes_out_after_what_lies_before_it(tier: RemoteTier) -> N
     offsets: list[int] = []
 
     async def read_on() -> None:
-        async for part in read_remote_range(tier.storage, segment, None, 0, 399, get_bytes=1000, gets_at_once=1):
+        async for part in read_remote_range(tier.storage, segment, None, 0, 399, get_bytes=get_bytes, gets_at_once=1):
             offsets.extend(batch.base_offset for batch in iterate_batches(part.data))
 
     with pytest.raises(CorruptSegmentError, match="is not what was stored"):

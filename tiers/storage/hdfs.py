@@ -62,8 +62,13 @@ class HdfsRemoteStorageManager(ChildStorageManager):
 
 def in_this_process(settings: Mapping[str, str]) -> FileSystemRemoteStorageManager:
     """Not yet open. Raises `ValueError`."""
-    values = read_settings("hdfs", settings, _DEFAULTS)
+    values = settings_of(settings)
     return FileSystemRemoteStorageManager.of(HdfsFiles(values), values)
+
+
+def settings_of(settings: Mapping[str, str]) -> dict[str, str]:
+    """With the defaults. Raises `ValueError`."""
+    return read_settings("hdfs", settings, _DEFAULTS)
 
 
 class HdfsFiles:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import get_session
@@ -136,6 +137,10 @@ class S3RemoteStorageManager:
 
     async def put_object(self, key: str, data: bytes) -> None:
         await self._up.call("put_object", self._prefix + key, Key=self._prefix + key, Body=data)
+
+    async def create_object(self, key: str, source: Path) -> bool:
+        """Of a whole file; False when there was an object of that key, which stays as it is."""
+        return await self._up.create_unless_there(self._prefix + key, source)
 
     async def get_object(self, key: str) -> bytes:
         return bytes(await self._down.get(self._prefix + key))

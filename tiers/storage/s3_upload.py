@@ -29,6 +29,16 @@ class S3Uploader:
 
     async def create_from_file(self, key: str, path: Path) -> None:
         """Raises `RemoteStorageError` when the object is there with another size: then a uuid was used twice."""
+        size = await self._put_file(key, path)
+        if size is not None:
+            await self._check_size(key, size)
+
+    async def create_unless_there(self, key: str, path: Path) -> bool:
+        """False when there is an object of that key, whatever it is."""
+        return await self._put_file(key, path) is None
+
+    async def _put_file(self, key: str, path: Path) -> int | None:
+        """None, or the file's size when there is an object already."""
         try:
             file = await asyncio.to_thread(path.open, "rb", 0)
         except OSError as error:
@@ -42,9 +52,10 @@ class S3Uploader:
                 else:
                     await self._put_parts(key, descriptor, size)
             except PreconditionFailedError:
-                await self._check_size(key, size)
+                return size
         finally:
             file.close()
+        return None
 
     async def create(self, key: str, data: bytes) -> None:
         try:

@@ -1,0 +1,73 @@
+"""Megabytes of uncompressed batches that one core exports into Parquet files:
+
+    python -m bench.export [--mib 128]
+
+A tile is read from a store that is a folder, checked, decoded, written as Parquet with zstd and put in its place, as
+one task of `tidegate-pipeline export` does it. CPU time of the whole process, so that other load counts less; the load
+average is printed, and the best of some rounds is taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from bench.decode import CODECS, SHAPES, runs_of_batches
+from pipeline.config import parse_pipeline_config
+from pipeline.decode.arrow_records import warm
+from pipeline.export_plan import PlannedTile, Tile
+from pipeline.export_target import target_settings
+from pipeline.jobs.export import ExportRequest, ExportTask, export_tile, read_options
+from pipeline.read_plan import RemoteRange
+from pipeline.worker import worker
+from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.model.ids import TopicIdPartition
+
+TOPIC = "orders-of-today"
+ROUNDS = 3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=128, help="uncompressed, per line")
+    options = parser.parse_args()
+    print(f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, {'numba' if warm() else 'no numba'}")
+    print(f"{'records':16} {'codec':7} {'MB/s':>7} {'M rec/s':>8} {'Parquet':>8}")
+    for shape, (value_bytes, batch_bytes) in SHAPES.items():
+        for name, codec in CODECS.items():
+            runs, size, records = runs_of_batches(value_bytes, batch_bytes, codec, options.mib << 20, False)
+            seconds, file_bytes = _measured(runs, records)
+            speed = size / seconds / 1e6
+            print(f"{shape:16} {name:7} {speed:7.0f} {records / seconds / 1e6:8.2f} {size / file_bytes:7.2f}x")
+
+
+def _measured(runs: list[bytes], records: int) -> tuple[float, int]:
+    with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder:
+        root = Path(folder)
+        tier = RemoteTier(root, chunk_bytes=1 << 20)
+        segment = asyncio.run(tier.add(TopicIdPartition(TOPIC_ID, 0, TOPIC), runs, 0))
+        config = parse_pipeline_config(
+            '[upstream]\nbootstrap.servers = "localhost:9092"\n'
+            f'[storage]\nimplementation = "local"\npath = "{root / "store"}"\ncluster.id = "test"\n'
+        )
+        request = ExportRequest(TOPIC, target_settings(str(root / "lake"), config, {}))
+        task = ExportTask(request, read_options(config, request), "test", TOPIC_ID)
+        planned = PlannedTile(Tile(0, 0, records - 1), (RemoteRange(segment, 0, records - 1),))
+        worker()
+        best = float("inf")
+        for _ in range(ROUNDS):
+            began = time.process_time()
+            result = export_tile(task, planned)
+            best = min(best, time.process_time() - began)
+            assert result.records == records
+            shutil.rmtree(root / "lake")
+        return best, result.file_bytes
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""`tidegate-pipeline export`: one topic into Parquet files or an Iceberg table; run again, it goes on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session, key_values
+from pipeline.config import load_pipeline_config
+from pipeline.export_target import target_settings
+from pipeline.jobs import export as job
+from pipeline.schema_error import ValueSchemaError
+from pipeline.typed_values import TypedValues, read_value_schema
+from tiers.console import say, show_json, show_table
+
+_MIB = 1 << 20
+
+
+class Format(StrEnum):
+    PARQUET = "parquet"
+    ICEBERG = "iceberg"
+
+
+class Isolation(StrEnum):
+    READ_COMMITTED = "read_committed"
+    READ_UNCOMMITTED = "read_uncommitted"
+
+
+def export(
+    config: ConfigFile,
+    topic: Annotated[str, typer.Option("--topic", help="One topic.")],
+    to: Annotated[str, typer.Option("--to", metavar="URL", help="A folder, s3://BUCKET/PREFIX or hdfs://HOST/PATH.")],
+    to_setting: Annotated[
+        list[str] | None,
+        typer.Option("--to-setting", metavar="KEY=VALUE", help="As of [storage] of that kind, over what stands there."),
+    ] = None,
+    format: Annotated[Format, typer.Option("--format")] = Format.PARQUET,
+    catalog: Annotated[str | None, typer.Option("--catalog", metavar="NAME", help="Of pyiceberg.")] = None,
+    catalog_property: Annotated[
+        list[str] | None,
+        typer.Option("--catalog-property", metavar="KEY=VALUE", help="Over pyiceberg's own configuration."),
+    ] = None,
+    table: Annotated[str | None, typer.Option("--table", metavar="DB.NAME", help="Created when missing.")] = None,
+    value_schema: Annotated[
+        str | None,
+        typer.Option("--value-schema", metavar="json:FILE|avro:FILE", help="Values as columns, not as bytes."),
+    ] = None,
+    confluent_schema_id: Annotated[
+        int | None,
+        typer.Option("--confluent-schema-id", min=0, help="Values begin with Confluent's prefix, of this schema."),
+    ] = None,
+    headers: Annotated[bool, typer.Option("--headers", help="With the column headers.")] = False,
+    isolation: Annotated[Isolation, typer.Option("--isolation")] = Isolation.READ_COMMITTED,
+    remote_only: Annotated[bool, typer.Option("--remote-only", help="Ask the brokers for no records.")] = False,
+    allow_loss: Annotated[
+        bool, typer.Option("--allow-loss", help="Go on behind offsets that expired before they were exported.")
+    ] = False,
+    file_mib: Annotated[int, typer.Option("--file-mib", min=1, help="Of the log, per file.")] = job.FILE_BYTES // _MIB,
+    wave_files: Annotated[int, typer.Option("--wave-files", min=1, help="Per commit.")] = job.WAVE_FILES,
+    master: Master = None,
+    conf: Conf = None,
+    as_json: AsJson = False,
+) -> None:
+    """Exports a topic of both tiers, each record exactly once. Exit code 1: a batch could not be read, or was lost."""
+    settings = load_pipeline_config(config)
+    request = job.ExportRequest(
+        topic=topic,
+        target=target_settings(to, settings, key_values("--to-setting", to_setting)),
+        iceberg=_iceberg(format, catalog, table, catalog_property),
+        values=_values(value_schema, confluent_schema_id),
+        include_headers=headers,
+        is_committed_only=isolation is Isolation.READ_COMMITTED,
+        tier="remote" if remote_only else "auto",
+        is_loss_allowed=allow_loss,
+        file_bytes=file_mib * _MIB,
+        wave_files=wave_files,
+    )
+    with job_session(master, conf, "export") as session:
+        result = job.export(session, settings, request)
+    if as_json:
+        show_json(asdict(result))
+    else:
+        _show(result)
+    findings(result.has_findings)
+
+
+def _iceberg(
+    format: Format, catalog: str | None, table: str | None, properties: list[str] | None
+) -> job.IcebergTable | None:
+    given = {"--catalog": catalog, "--table": table, "--catalog-property": properties}
+    if format is Format.PARQUET:
+        if any(given.values()):
+            raise typer.BadParameter(f"{', '.join(name for name in given if given[name])}: only with --format iceberg")
+        return None
+    if catalog is None or table is None:
+        raise typer.BadParameter("--format iceberg needs --catalog and --table")
+    return job.IcebergTable(catalog, table, key_values("--catalog-property", properties))
+
+
+def _values(schema: str | None, confluent_id: int | None) -> TypedValues | None:
+    if schema is None:
+        if confluent_id is not None:
+            raise typer.BadParameter("--confluent-schema-id: only with --value-schema")
+        return None
+    try:
+        return read_value_schema(schema, confluent_id)
+    except ValueSchemaError as error:
+        raise typer.BadParameter(f"--value-schema: {error}") from error
+
+
+def _show(result: job.ExportResult) -> None:
+    headings = ("partition", "from", "to", "files", "records", "dead letters", "bytes", "stopped at")
+    rows = [
+        (
+            one.partition,
+            one.first_offset,
+            one.end_offset,
+            one.files,
+            one.records,
+            one.dead_letters,
+            one.file_bytes,
+            one.stopped_at,
+        )
+        for one in result.partitions
+    ]
+    show_table(headings, rows, numbers=headings)
+    for one in result.partitions:
+        if one.stopped_at is not None:
+            say(f"{result.topic}-{one.partition} stops at offset {one.stopped_at}: {one.reason}")
+        for first, end in one.lost:
+            say(f"{result.topic}-{one.partition}: the offsets {first} to {end} are lost")

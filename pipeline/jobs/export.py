@@ -1,0 +1,367 @@
+"""`export`: one topic, of both tiers, into Parquet files or an Iceberg table, each record exactly once.
+
+The driver plans tiles and keeps the ledger; the executors read, decode and write one file each, and record bytes never
+reach the JVM. What was there when the run began is exported, read_committed up to the last stable offset; the next run
+goes on from there, however this one ended. A batch that cannot be read stops its partition at that offset: what lies
+before it is exported, it is reported, and the other partitions go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+from uuid import UUID
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from pipeline.config import PipelineConfig
+from pipeline.decode.record_columns import ALL_COLUMNS, KAFKA_COLUMNS, RecordColumns
+from pipeline.export_ledger import ExportLedger, ParquetLedger, TileResult
+from pipeline.export_plan import ExportPlan, PlannedTile, plan_export
+from pipeline.export_target import ExportTarget, TargetSettings, open_target
+from pipeline.job import JobError, run_tasks
+from pipeline.local_read import TIMEOUT_MS
+from pipeline.options import (
+    DEFAULT_SPLIT_BYTES,
+    EARLIEST,
+    LATEST,
+    Access,
+    OptionError,
+    Position,
+    ReadOptions,
+    Subscription,
+    Tier,
+)
+from pipeline.parquet_writer import layout_of, write_parquet
+from pipeline.range_read import RangeReader
+from pipeline.tiered_log import AccessDeniedError, open_log
+from pipeline.typed_values import TypedValues
+from pipeline.worker import worker
+from protocol.errors import CorruptBatchError, ErrorCode
+from tiers.errors import BrokerError, CorruptSegmentError
+
+logger = logging.getLogger(__name__)
+
+FILE_BYTES = 256 << 20
+"""Of the log, not of the file."""
+WAVE_FILES = 64
+_ATTEMPTS = 2
+"""To read a batch before it is said to be corrupt."""
+_FRUITLESS_ROUNDS = 5
+
+RunTasks = Callable[[str, Sequence[PlannedTile], Callable[[PlannedTile], TileResult]], list[TileResult]]
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergTable:
+    catalog: str
+    table: str
+    """With its namespace: db.orders."""
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Of the catalog, over pyiceberg's own configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRequest:
+    topic: str
+    target: TargetSettings
+    iceberg: IcebergTable | None = None
+    """None: Parquet files alone."""
+    values: TypedValues | None = None
+    include_headers: bool = False
+    is_committed_only: bool = True
+    tier: Literal["auto", "remote"] = "auto"
+    is_loss_allowed: bool = False
+    """Whether to go on behind offsets that exist nowhere any more since the last export."""
+    file_bytes: int = FILE_BYTES
+    wave_files: int = WAVE_FILES
+    """Of a wave, which is one plan, or one commit to the table."""
+
+    @property
+    def columns(self) -> RecordColumns:
+        return ALL_COLUMNS if self.include_headers else KAFKA_COLUMNS
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.columns.schema if self.values is None else self.values.schema(self.columns.schema)
+
+    @property
+    def layout(self) -> str:
+        """The same for two exports whose files may stand beside each other."""
+        typed = None if self.values is None else (self.values.kind, self.values.schema_text, self.values.confluent_id)
+        text = f"{self.schema.to_string(show_schema_metadata=False)} {typed} {self.is_committed_only}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedPartition:
+    """`first_offset` to `end_offset` (inclusive) were written by this run; None both: nothing. `lost` are ranges,
+    inclusive, that exist nowhere any more. `stopped_at` is what cannot be read."""
+
+    partition: int
+    first_offset: int | None = None
+    end_offset: int | None = None
+    files: int = 0
+    records: int = 0
+    dead_letters: int = 0
+    file_bytes: int = 0
+    lost: tuple[tuple[int, int], ...] = ()
+    stopped_at: int | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExportResult:
+    topic: str
+    topic_id: UUID
+    partitions: tuple[ExportedPartition, ...]
+
+    @property
+    def has_findings(self) -> bool:
+        return any(one.stopped_at is not None or one.lost for one in self.partitions)
+
+    @property
+    def records(self) -> int:
+        return sum(one.records for one in self.partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportTask:
+    """What every task knows besides its tile; travels to the executors."""
+
+    request: ExportRequest
+    options: ReadOptions = field(repr=False)
+    cluster_id: str
+    topic_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    topic_id: UUID
+    cluster_id: str
+    ends: Mapping[int, int]
+    plan: ExportPlan
+
+
+def export(session: SparkSession, config: PipelineConfig, request: ExportRequest) -> ExportResult:
+    """Raises `JobError`, `TargetError`, `RemoteTierError`, and what a store or a broker fails with."""
+    return export_by(partial(run_tasks, session), config, request)
+
+
+def export_by(run: RunTasks, config: PipelineConfig, request: ExportRequest) -> ExportResult:
+    """The same with `run` in place of Spark; results must come in the order of the plan."""
+    options = read_options(config, request)
+    ledger = open_ledger(request)
+    found: dict[int, ExportedPartition] = {}
+    stops: dict[int, int] = {}
+    ends: Mapping[int, int] = {}
+    fruitless = 0
+    while True:
+        try:
+            around = worker().run(_plan(options, request, ledger, ends, stops))
+        except (OptionError, AccessDeniedError) as error:
+            raise JobError(str(error)) from error
+        ends = around.ends
+        for partition in ends:
+            found.setdefault(partition, ExportedPartition(partition))
+        _note_lost(found, around.plan, request)
+        if not around.plan.tiles:
+            break
+        fruitless = 0 if _waves(run, ledger, around, request, options, found, stops) else fruitless + 1
+        if fruitless >= _FRUITLESS_ROUNDS:
+            raise JobError(f"{request.topic}: other exporters are always first; nothing was written {fruitless} times")
+    return ExportResult(request.topic, around.topic_id, tuple(found[partition] for partition in sorted(found)))
+
+
+def open_ledger(request: ExportRequest) -> ExportLedger:
+    """Raises `JobError`, `TargetError`."""
+    target = open_target(request.target)
+    if request.iceberg is None:
+        return ParquetLedger(target, request.topic, request.layout)
+    try:
+        from pipeline.iceberg import IcebergLedger, open_catalog  # an extra of its own
+    except ImportError as error:
+        raise JobError(str(error)) from error
+    catalog = open_catalog(request.iceberg.catalog, request.iceberg.properties, request.target)
+    return IcebergLedger(catalog, request.iceberg.table, target, request.topic, request.schema)
+
+
+def _waves(
+    run: RunTasks,
+    ledger: ExportLedger,
+    around: _Round,
+    request: ExportRequest,
+    options: ReadOptions,
+    found: dict[int, ExportedPartition],
+    stops: dict[int, int],
+) -> bool:
+    """Until something has to be planned anew; whether anything came of it."""
+    task = ExportTask(request, options, around.cluster_id, around.topic_id)
+    tiles = around.plan.tiles
+    has_progress = False
+    for start in range(0, len(tiles), request.wave_files):
+        wave = tiles[start : start + request.wave_files]
+        later = [one.tile for one in tiles[start + len(wave) :] if one.is_promised]
+        if not ledger.reserve([one.tile for one in wave], [*later, *around.plan.blocked]):
+            return has_progress
+        results = run(f"export {request.topic}", wave, partial(export_tile, task))
+        if not ledger.commit(results):
+            logger.info("another exporter was first", extra={"topic": request.topic})
+            return has_progress
+        for result in results:
+            _note(found, result)
+            if result.stopped_at is not None:
+                partition = result.tile.partition
+                stops[partition] = min(result.stopped_at, stops.get(partition, result.stopped_at))
+        has_progress = True
+        if any(result.stopped_at is not None for result in results):
+            break
+    return has_progress
+
+
+async def _plan(
+    options: ReadOptions,
+    request: ExportRequest,
+    ledger: ExportLedger,
+    ends: Mapping[int, int],
+    stops: Mapping[int, int],
+) -> _Round:
+    async with open_log(options) as log:
+        partitions = {one.partition: one for one in await log.partitions()}
+        bounds = {one.partition: each for one, each in (await log.bounds(list(partitions.values()))).items()}
+        topic_id = next(iter(partitions.values())).topic_id
+        ends = ends or {partition: each.end for partition, each in bounds.items()}
+        # On a thread: what the ledger asks may run on this very loop.
+        exported = await asyncio.to_thread(ledger.load, topic_id)
+        plan = plan_export(
+            exported,
+            {partition: (bounds[partition].log_start, end) for partition, end in ends.items() if partition in bounds},
+            stops,
+            lambda partition, first, end: log.ranges(partitions[partition], bounds[partition], first, end),
+            request.file_bytes,
+        )
+        return _Round(topic_id, log.cluster_id, ends, plan)
+
+
+def export_tile(task: ExportTask, planned: PlannedTile) -> TileResult:
+    """One file. Raises what has nothing to do with this tile alone: no store, no right to read, no target."""
+    target = open_target(task.request.target)
+    name = planned.tile.file_name(task.topic_id)
+    if (there := _there(task, target, name, planned)) is not None:
+        return there
+    for attempt in range(_ATTEMPTS):
+        with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
+            file = Path(folder) / "tile.parquet"
+            batches = _Batches(task, planned)
+            try:
+                records = write_parquet(file, batches.read(), task.request.schema, task.request.layout)
+            except (CorruptBatchError, CorruptSegmentError, BrokerError) as error:
+                if isinstance(error, BrokerError) and error.code != ErrorCode.CORRUPT_MESSAGE:
+                    raise
+                if attempt + 1 < _ATTEMPTS:
+                    continue
+                offset = max(batches.next_offset, getattr(error, "offset", 0))
+                return TileResult(planned.tile, stopped_at=min(offset, planned.tile.end_offset), reason=str(error))
+            if target.create(name, file):
+                return TileResult(planned.tile, records, batches.dead_letters, file.stat().st_size)
+        break
+    there = _there(task, target, name, planned)
+    if there is None:
+        raise JobError(f"{target.uri(name)} was there a moment ago")
+    return there
+
+
+class _Batches:
+    """The tile's records, typed if that is wanted, and how far they were read."""
+
+    def __init__(self, task: ExportTask, planned: PlannedTile) -> None:
+        self._task = task
+        self._ranges = planned.ranges
+        self.next_offset = planned.tile.first_offset
+        self.dead_letters = 0
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        reader = RangeReader(self._task.options, self._task.cluster_id)
+        values = self._task.request.values
+        for batch in reader.read(self._ranges, self._task.request.columns):
+            self.next_offset = batch.column("offset")[-1].as_py() + 1
+            if values is None:
+                yield batch
+                continue
+            typed, dead_letters = values.typed(batch)
+            self.dead_letters += dead_letters
+            yield typed
+
+
+def _there(task: ExportTask, target: ExportTarget, name: str, planned: PlannedTile) -> TileResult | None:
+    """What another attempt, or a run that was killed, has written of it."""
+    try:
+        file = target.read(name)
+    except FileNotFoundError:
+        return None
+    layout, records = layout_of(file)
+    if layout != task.request.layout:
+        raise JobError(f"{target.uri(name)} was written with other columns, or another isolation level: move it away")
+    return TileResult(planned.tile, records, file_bytes=len(file), is_new=False)
+
+
+def _note(found: dict[int, ExportedPartition], result: TileResult) -> None:
+    one = found[result.tile.partition]
+    if result.stopped_at is not None:
+        is_first = one.stopped_at is None or result.stopped_at <= one.stopped_at
+        if is_first:
+            found[one.partition] = replace(one, stopped_at=result.stopped_at, reason=result.reason)
+        return
+    tile = result.tile
+    found[one.partition] = replace(
+        one,
+        first_offset=tile.first_offset if one.first_offset is None else min(one.first_offset, tile.first_offset),
+        end_offset=tile.end_offset if one.end_offset is None else max(one.end_offset, tile.end_offset),
+        files=one.files + 1,
+        records=one.records + result.records,
+        dead_letters=one.dead_letters + result.dead_letters,
+        file_bytes=one.file_bytes + result.file_bytes,
+    )
+
+
+def _note_lost(found: dict[int, ExportedPartition], plan: ExportPlan, request: ExportRequest) -> None:
+    for gap in plan.gaps:
+        if not request.is_loss_allowed:
+            raise JobError(
+                f"{gap.partition}: the offsets {gap.first_offset} to {gap.end_offset} exist nowhere any more and were "
+                "never exported; allow the loss to go on behind them"
+            )
+        one = found[gap.partition.partition]
+        lost = dict.fromkeys((*one.lost, (gap.first_offset, gap.end_offset)))
+        found[one.partition] = replace(one, lost=tuple(lost))
+
+
+def read_options(config: PipelineConfig, request: ExportRequest) -> ReadOptions:
+    return ReadOptions(
+        subscription=Subscription(topics=(request.topic,)),
+        starting=Position(EARLIEST),
+        ending=Position(LATEST),
+        tier=Tier(request.tier),
+        access=Access.DIRECT,
+        config=config,
+        kafka=config.upstream,
+        is_committed_only=request.is_committed_only,
+        include_headers=request.include_headers,
+        columns=(),
+        min_partitions=None,
+        max_records_per_partition=None,
+        max_offsets_per_trigger=None,
+        min_offsets_per_trigger=None,
+        max_trigger_delay_ms=0,
+        fail_on_data_loss=not request.is_loss_allowed,
+        poll_timeout_ms=TIMEOUT_MS,
+        split_bytes=DEFAULT_SPLIT_BYTES,
+    )
