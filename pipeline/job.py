@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from py4j.protocol import Py4JJavaError
-from pyspark import TaskContext
+from pyspark import SparkContext, TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -35,14 +36,22 @@ def run_tasks(session: SparkSession, what: str, plan: Sequence[P], task: Callabl
     Raises `JobError`."""
     if not plan:
         return []
+    try:
+        with one_job(session, what, len(plan)) as context:
+            return context.parallelize(plan, len(plan)).map(task).collect()
+    except (Py4JJavaError, PySparkException) as error:
+        raise JobError(f"{what}: {spark_cause(error)}") from error
+
+
+@contextmanager
+def one_job(session: SparkSession, what: str, tasks: int | None) -> Iterator[SparkContext]:
+    """How far Spark is with what runs in the block is shown; an interrupt cancels it. `tasks` None: Spark decides."""
     context = session.sparkContext
     group = f"tidegate-{uuid.uuid4()}"
     context.setJobGroup(group, what, interruptOnCancel=True)
     try:
-        with job_progress(context, group, what, len(plan)):
-            return context.parallelize(plan, len(plan)).map(task).collect()
-    except (Py4JJavaError, PySparkException) as error:
-        raise JobError(f"{what}: {spark_cause(error)}") from error
+        with job_progress(context, group, what, tasks):
+            yield context
     except KeyboardInterrupt:
         context.cancelJobGroup(group)
         raise

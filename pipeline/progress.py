@@ -18,8 +18,8 @@ POLL_MS = 200
 
 
 @contextmanager
-def job_progress(context: SparkContext, group: str, what: str, tasks: int) -> Iterator[None]:
-    """Watches the jobs of `group`, which run in this block."""
+def job_progress(context: SparkContext, group: str, what: str, tasks: int | None) -> Iterator[None]:
+    """Watches the jobs of `group`, which run in this block. `tasks` None: Spark makes them as it goes."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -27,10 +27,11 @@ def job_progress(context: SparkContext, group: str, what: str, tasks: int) -> It
         shown = 0
         with progress_bar(what, tasks) as advance:
             while not ended.wait(POLL_MS / 1000):
-                done = min(tasks, _completed_tasks(context, group))
+                done = _completed_tasks(context, group)
+                done = done if tasks is None else min(tasks, done)
                 advance(done - shown)
                 shown = done
-                if done * 10 // max(tasks, 1) > told:
+                if tasks is not None and done * 10 // max(tasks, 1) > told:
                     told = done * 10 // tasks
                     _say_in_a_file(f"{what}: {done} of {tasks} tasks")
 

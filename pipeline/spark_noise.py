@@ -7,6 +7,7 @@ words too. A JVM that spark-submit starts writes where it likes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -48,4 +49,5 @@ class QuietJvm:
         with os.fdopen(reading, "rb") as lines:
             for line in lines:
                 if not self.is_ending and not _NOISE.match(line):
-                    os.write(_STDERR, line)
+                    with contextlib.suppress(OSError):  # read on, or the JVM would stand still
+                        os.write(_STDERR, line)

@@ -13,6 +13,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import NumericType
 
 from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, job_session, key_values
+from pipeline.job import one_job
 from pipeline.jobs import sql as job
 from tiers.console import say, show_table
 
@@ -36,7 +37,8 @@ def sql(
     options = key_values("--option", option)
     with job_session(master, conf, "sql") as session:
         answer = job.sql(session, query, config, topics, options)
-        found = answer.limit(rows + 1).collect()
+        with one_job(session, "query", None):
+            found = answer.limit(rows + 1).collect()
         if as_json:
             typer.echo(json.dumps([row.asDict(recursive=True) for row in found[:rows]], indent=2, default=_json))
         else:
