@@ -14,10 +14,10 @@ from typing import Annotated
 
 import typer
 
-from proxy.commands.importing import WRITER, write_all
 from proxy.commands.tools import parse_target, partitions_of, run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.console import FINDINGS, AsJson, ConfigFile, say, show_json
+from tiers.importing import WRITER, write_all
 from tiers.metadata.flat_file import FlatFile, PartitionDeleteEntry, decode_flat_file, write_flat_file
 from tiers.metadata.metadata_producer import KeyAndValue
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager

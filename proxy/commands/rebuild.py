@@ -1,58 +1,20 @@
 """`tidegate tier rebuild`: the metadata topic again, from nothing but the store.
 
-It shows the plan; with --yes it writes it, into a metadata topic that nothing was ever written to. What it cannot
-decide it refuses, and then writes nothing unless --skip-undecided leaves those partitions out. Topics that the
-cluster does not have are refused too: once there is metadata, their owners take them for deleted ones.
+It shows the plan; with --yes it writes it, into a metadata topic that nothing was ever written to.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass
 from typing import Annotated
-from uuid import UUID
 
 import typer
 
-from proxy.commands.importing import WRITER, records_read, write_all
 from proxy.commands.tools import Concurrency, run_command
-from proxy.config import TidegateConfig, load_config
-from tiers.console import FINDINGS, AsJson, ConfigFile, progress_bar, say, show_json, show_table
-from tiers.manager.segment_verification import persistently, verify_segment
-from tiers.manager.topic_deletion import ClusterTopicExistence
-from tiers.metadata.bucket_scan import BucketScan
-from tiers.metadata.metadata_producer import KeyAndValue
-from tiers.metadata.rebuild import PartitionPlan, plan_partition, records_of, tier_configs_of
-from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
-from tiers.metadata.written_records import key_and_value
-from tiers.model.ids import TopicIdPartition
-from tiers.open_tier import (
-    TIMEOUT_MS,
-    RemoteTierError,
-    each_of,
-    open_key_ring,
-    open_storage,
-    storage_cluster_id,
-    tiered_cluster,
-)
-from tiers.segment.segment_encryption import KeyRing
-from tiers.storage.locations import LocatedRemoteStorageManager
-
-
-@dataclass(slots=True)
-class Rebuild:
-    """`taken`: offsets of the metadata topic that are taken already; 0 is what is wanted."""
-
-    topic: str
-    plans: list[PartitionPlan]
-    other_clusters: list[str]
-    taken: int
-    written: bool = False
-
-    @property
-    def undecided(self) -> list[PartitionPlan]:
-        return [each for each in self.plans if each.refused]
+from proxy.config import load_config
+from tiers.console import AsJson, ConfigFile
+from tiers.open_tier import open_key_ring, open_storage
+from tiers.rebuilding import Rebuild, RebuildOptions, plan_rebuild, show_rebuild
+from tiers.rebuilding import rebuild as rebuild_metadata
 
 
 def rebuild(
@@ -71,161 +33,11 @@ def rebuild(
 ) -> None:
     """Restores the metadata topic from the store alone; shows the plan, and writes it with --yes."""
     settings = load_config(config)
-    if into is not None:
-        remote_log = settings.remote_log.model_copy(update={"metadata_topic": into})
-        settings = settings.model_copy(update={"remote_log": remote_log})
-    done = run_command(lambda: _rebuild(settings, cluster, yes, skip_undecided, with_unknown_topics, concurrency))
-    if as_json:
-        show_json(
-            {
-                "topic": done.topic,
-                "written": done.written,
-                "topic_is_empty": not done.taken,
-                "other_clusters": done.other_clusters,
-                "partitions": [_as_json(each) for each in done.plans],
-            }
-        )
-    else:
-        _print(done)
-    if done.undecided:
-        say(f"{len(done.undecided)} partitions cannot be decided")
-    if not done.written:
-        say(_why_not(done, yes))
-    if done.undecided or not (done.written or not yes):
-        raise typer.Exit(FINDINGS)
+    options = RebuildOptions(into, cluster, yes, skip_undecided, with_unknown_topics)
 
+    async def plan(cluster_id: str) -> Rebuild:
+        async with open_storage(settings, cluster_id) as storage:
+            return await plan_rebuild(storage, cluster_id, open_key_ring(settings), concurrency)
 
-def _why_not(done: Rebuild, yes: bool) -> str:
-    if done.taken:
-        return f"Nothing was written: topic {done.topic} is not empty."
-    if yes:
-        return "Nothing was written. With --skip-undecided the others are."
-    return f"Nothing was written. With --yes it is, into {done.topic}."
-
-
-def _as_json(plan: PartitionPlan) -> dict[str, object]:
-    return {
-        "topic": plan.topic_id_partition.topic,
-        "topic_id": str(plan.topic_id_partition.topic_id),
-        "partition": plan.topic_id_partition.partition,
-        "segments": len(plan.segments),
-        "not_in_manifest": len(plan.unnamed),
-        "start_offset": min((each.start_offset for each in plan.segments), default=None),
-        "end_offset": max((each.valid_end_offset for each in plan.segments), default=None),
-        "log_start_offset": plan.log_start_offset,
-        "dropped": plan.dropped,
-        "notes": plan.notes,
-        "refused": plan.refused,
-    }
-
-
-def _print(done: Rebuild) -> None:
-    headings = ("partition", "segments", "from", "to", "log start", "verdict")
-    rows = []
-    for plan in done.plans:
-        line = _as_json(plan)
-        verdict = "UNDECIDED" if plan.refused else "written" if done.written else "to be written"
-        numbers = (line["segments"], line["start_offset"], line["end_offset"], line["log_start_offset"])
-        rows.append((_name(plan.topic_id_partition), *numbers, verdict))
-    show_table(headings, rows, headings[1:5])
-    for plan in done.plans:
-        name = _name(plan.topic_id_partition)
-        for kind, sentences in (("refused", plan.refused), ("left out", plan.dropped), ("note", plan.notes)):
-            for sentence in sentences:
-                typer.echo(f"{name}: {kind}: {sentence}")
-    if done.other_clusters:
-        typer.echo(f"objects of other clusters were left out: {', '.join(done.other_clusters)}")
-
-
-def _name(partition: TopicIdPartition) -> str:
-    return f"{partition.topic or partition.topic_id}-{partition.partition}"
-
-
-async def _rebuild(
-    config: TidegateConfig,
-    cluster_id: str | None,
-    write: bool,
-    skip_undecided: bool,
-    with_unknown_topics: bool,
-    at_once: int,
-) -> Rebuild:
-    async with tiered_cluster(config, is_new=True) as (client, cluster):
-        cluster_id = cluster_id or storage_cluster_id(config, cluster.cluster_id)
-        async with open_storage(config, cluster_id) as storage:
-            done = await plan_rebuild(storage, cluster_id, open_key_ring(config), at_once)
-        topic_ids = {each.topic_id_partition.topic_id for each in done.plans}
-        judge_unknown_topics(
-            done.plans, await ClusterTopicExistence(client).gone(topic_ids, TIMEOUT_MS), with_unknown_topics
-        )
-        done.topic = config.remote_log.metadata_topic
-        if done.topic in cluster.topics:
-            done.taken = await records_read(config, client)
-        if not done.plans:
-            raise RemoteTierError(f"the store holds nothing of cluster {cluster_id}")
-        if write and done.taken:
-            raise RemoteTierError(f"topic {done.topic} is not empty: delete it, or give another name by --into")
-        if write and (skip_undecided or not done.undecided):
-            wanted = [each for each in done.plans if not each.refused]
-            await write_all(
-                config,
-                client,
-                lambda metadata: list(_records(wanted)),
-                lambda metadata: _check_written(metadata, wanted),
-                into_empty=True,
-            )
-            done.written = True
-        return done
-
-
-async def plan_rebuild(storage: LocatedRemoteStorageManager, cluster_id: str, ring: KeyRing, at_once: int) -> Rebuild:
-    """What no manifest names is read back: its copy may never have been verified."""
-    scan = BucketScan(storage, cluster_id, persistently)
-    with progress_bar("objects listed", None) as advance:
-        count = await scan.list(advance)
-    with progress_bar("objects read", count) as advance:
-        await scan.read(at_once, advance)
-    plans = [plan_partition(found) for found in scan.partitions.values()]
-    plans.sort(key=lambda each: (each.topic_id_partition.topic, each.topic_id_partition.partition))
-    for plan in plans:
-
-        async def check(number: int, plan: PartitionPlan = plan) -> None:
-            segment = plan.unnamed[number]
-            damages = await verify_segment(storage, segment, ring if ring.keys else None)
-            plan.refused += [f"segment {segment.segment_id.id}: {each.what}" for each in damages]
-
-        await each_of(range(len(plan.unnamed)), check, at_once)
-    return Rebuild("", plans, sorted(scan.other_clusters), 0)
-
-
-def judge_unknown_topics(plans: Iterable[PartitionPlan], unknown: Set[UUID], are_meant: bool) -> None:
-    """`unknown` topic ids are in the store, and no broker of the cluster has them."""
-    for plan in plans:
-        if plan.segments and plan.topic_id_partition.topic_id in unknown:
-            said = plan.notes if are_meant else plan.refused
-            said.append(
-                f"the cluster has no topic with the id {plan.topic_id_partition.topic_id}: once its metadata is there, "
-                "its owner takes it for deleted, and deletes its objects"
-            )
-
-
-def _records(plans: Sequence[PartitionPlan]) -> Iterator[tuple[TopicIdPartition, Sequence[KeyAndValue]]]:
-    now_ms = time.time_ns() // 1_000_000
-    for plan in plans:
-        yield plan.topic_id_partition, records_of(plan, WRITER, now_ms)
-    for update in tier_configs_of(plans, WRITER, now_ms):
-        yield update.topic_id_partition, [key_and_value(update)]
-
-
-def _check_written(metadata: TopicBasedRemoteLogMetadataManager, plans: Sequence[PartitionPlan]) -> None:
-    for plan in plans:
-        partition = plan.topic_id_partition
-        known = {each.segment_id.id: each for each in metadata.list_remote_log_segments(partition)}
-        for wanted in plan.segments:
-            found = known.pop(wanted.segment_id.id, None)
-            if found is None or (found.custom_metadata, found.clamped_to) != (
-                wanted.custom_metadata,
-                wanted.clamped_to,
-            ):
-                raise RemoteTierError(f"{partition} does not read back as it was written")
-        if known or (plan.log_start_offset or 0) > (metadata.log_start_offset(partition) or 0):
-            raise RemoteTierError(f"{partition} does not read back as it was written")
+    done = run_command(lambda: rebuild_metadata(settings, options, plan))
+    show_rebuild(done, options, "--yes", as_json)

@@ -6,9 +6,9 @@ from uuid import UUID
 
 import pytest
 
-from proxy.commands.rebuild import Rebuild, judge_unknown_topics, plan_rebuild
 from tests.fakes.segments import PARTITION
 from tests.proxy.commands.command_bench import CLUSTER_ID, CommandBench
+from tiers.rebuilding import Rebuild, judge_unknown_topics, plan_rebuild
 
 
 async def planned(bench: CommandBench) -> Rebuild:

@@ -75,9 +75,9 @@ async def test_rebuild_brings_none_of_it_back(copied: Workbench) -> None:
     copied.end_after = "delete-started-written"
     with pytest.raises(ProcessEnded):
         await RemoteDisableTask(copied.services, []).run(idle)
-    scan = BucketScan(copied.store, "cluster", lambda read: read())
-    await scan.list()
-    await scan.read(1)
+    scan = BucketScan("cluster")
+    await scan.list(copied.store)
+    await scan.read(copied.store, lambda read: read(), 1)
     plan = plan_partition(scan.partitions[PARTITION.topic_id, PARTITION.partition])
     assert (plan.segments, plan.refused, len(plan.dropped)) == ([], [], 3)
 

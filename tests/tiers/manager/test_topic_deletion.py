@@ -106,9 +106,9 @@ async def deleted_after_the_delay(bench: Workbench) -> TopicDeletionTask:
 
 async def rebuilt(bench: Workbench) -> PartitionPlan | None:
     """What `rebuild` makes of the store; None: nothing is there of the partition."""
-    scan = BucketScan(bench.store, "cluster", lambda read: read())
-    await scan.list()
-    await scan.read(1)
+    scan = BucketScan("cluster")
+    await scan.list(bench.store)
+    await scan.read(bench.store, lambda read: read(), 1)
     found = scan.partitions.get((PARTITION.topic_id, PARTITION.partition))
     return None if found is None else plan_partition(found)
 

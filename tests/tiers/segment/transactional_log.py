@@ -72,7 +72,9 @@ def log_of(acts: Sequence[tuple[int, str]]) -> TransactionalLog:
     return TransactionalLog(tuple(batches), tuple(aborted))
 
 
-def copied(folder: Path, log: TransactionalLog, ends: Sequence[int], base: int = 0) -> list[BuiltSegment]:
+def copied(
+    folder: Path, log: TransactionalLog, ends: Sequence[int], base: int = 0, chunk_bytes: int = 200
+) -> list[BuiltSegment]:
     """Segments that end after the batches of these numbers; the first one begins with batch `base`."""
     segments: list[BuiltSegment] = []
     first = base
@@ -91,10 +93,10 @@ def copied(folder: Path, log: TransactionalLog, ends: Sequence[int], base: int =
                 before.leader_epochs,
                 before.open_transactions,
                 before.producers,
-                chunk_bytes=200,
+                chunk_bytes=chunk_bytes,
             )
         else:
-            builder = SegmentBuilder(path, start, lambda: 0, chunk_bytes=200)
+            builder = SegmentBuilder(path, start, lambda: 0, chunk_bytes=chunk_bytes)
         for offset, data in batches:
             builder.append(data, log.reports(offset, offset + 1))
         segments.append(builder.finish())

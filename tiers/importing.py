@@ -1,4 +1,4 @@
-"""Opening the metadata topic for a command that writes many records into it, and writing them."""
+"""Opening the metadata topic for a command or a job that writes many records into it, and writing them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from proxy.config import TidegateConfig
 from tiers.broker.client import BrokerClient
 from tiers.console import progress_bar
 from tiers.metadata.metadata_producer import KeyAndValue
@@ -14,6 +13,7 @@ from tiers.metadata.record_import import count_owners, write_records
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now
+from tiers.tier_config import TierConfig
 
 WRITER = "tidegate-import"
 """Who raised the log starts that are written here."""
@@ -22,7 +22,7 @@ _WRITE_TIMEOUT_MS = 8_000
 RecordsOf = Callable[[TopicBasedRemoteLogMetadataManager], Sequence[tuple[TopicIdPartition, Sequence[KeyAndValue]]]]
 
 
-async def refuse_beside_owners(config: TidegateConfig, client: BrokerClient) -> None:
+async def refuse_beside_owners(config: TierConfig, client: BrokerClient) -> None:
     """Raises `RemoteTierError` while any process owns partitions of the metadata topic."""
     topic = config.remote_log.metadata_topic
     owners = await count_owners(client, topic, TIMEOUT_MS)
@@ -32,7 +32,7 @@ async def refuse_beside_owners(config: TidegateConfig, client: BrokerClient) -> 
         )
 
 
-async def records_read(config: TidegateConfig, client: BrokerClient) -> int:
+async def records_read(config: TierConfig, client: BrokerClient) -> int:
     """How many offsets of an existing metadata topic are taken; 0 when it was never written to."""
     with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
         async with metadata_to_now(config, client, Path(folder)) as metadata:
@@ -40,7 +40,7 @@ async def records_read(config: TidegateConfig, client: BrokerClient) -> int:
 
 
 async def write_all(
-    config: TidegateConfig,
+    config: TierConfig,
     client: BrokerClient,
     records_of: RecordsOf,
     check: Callable[[TopicBasedRemoteLogMetadataManager], None],
