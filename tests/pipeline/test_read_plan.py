@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
@@ -162,3 +163,15 @@ def test_large_segments_are_cut_and_small_ones_packed() -> None:
     assert [(one.first_offset, one.end_offset) for one in pieces] == [(0, 249), (250, 499), (500, 749), (750, 999)]
     small = [LocalRange(PARTITION, first, first + 9, record_bytes=10) for first in range(0, 100, 10)]
     assert [len(task) for task in pack(small, 350)] == [3, 3, 3, 1]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1)), min_size=1, max_size=4))
+def test_a_range_travels_whole(epochs: list[tuple[int, int]]) -> None:
+    [segment] = segments_at((10, 99))
+    for one in (
+        replace(segment, segment_leader_epochs=tuple(LeaderEpochEntry(*each) for each in epochs), custom_metadata=b"x"),
+        replace(segment, clamped_to=40, txn_index_empty=True),
+    ):
+        planned = RemoteRange(one, 20, 30)
+        assert pickle.loads(pickle.dumps(planned)) == planned
+        assert pickle.loads(pickle.dumps(planned)).partition.topic == PARTITION.topic
