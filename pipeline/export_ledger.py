@@ -45,8 +45,8 @@ class ExportLedger(Protocol):
     def reserve(self, wave: Sequence[Tile], left: Sequence[Tile]) -> bool:
         """Before `wave` is written; `left` are promised and come later. False: somebody else was first, load anew."""
 
-    def commit(self, results: Sequence[TileResult]) -> bool:
-        """What a wave has come to, in its order. False as above: then none of it counts."""
+    def commit(self, results: Sequence[TileResult]) -> list[TileResult] | None:
+        """Those of a wave, given in its order, that count from now on. None: somebody else was first, none does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ class ParquetLedger:
         self._plan = plan
         return True
 
-    def commit(self, results: Sequence[TileResult]) -> bool:
-        return True
+    def commit(self, results: Sequence[TileResult]) -> list[TileResult]:
+        return [one for one in results if one.stopped_at is None]
 
     def _name(self, number: int) -> str:
         return f"{PLANS}/{self._topic}/{number:08}.json"

@@ -60,11 +60,14 @@ class PlannedTile:
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """`tiles` are to be written, in turns of the partitions; `blocked` are promised but lie beyond a stop."""
+    """`tiles` are to be written, in turns of the partitions; `blocked` are promised but lie beyond a stop.
+
+    `is_last`: with the tiles everything is exported. A partition gets nothing new before its promises are kept."""
 
     tiles: tuple[PlannedTile, ...]
     blocked: tuple[Tile, ...]
     gaps: tuple[Gap, ...]
+    is_last: bool
 
 
 def plan_export(
@@ -79,6 +82,7 @@ def plan_export(
     by_partition: list[list[PlannedTile]] = []
     blocked: list[Tile] = []
     gaps: list[Gap] = []
+    is_last = True
     for partition, (start, end) in sorted(bounds.items()):
         limit = stops.get(partition, end)
         pending = list(chain.from_iterable(_cut(one, limit) for one in exported.pending if one.partition == partition))
@@ -87,6 +91,10 @@ def plan_export(
         for tile in sorted(tile for tile in pending if partition not in stops or tile.end_offset < limit):
             readable = _readable(ranges(partition, tile.first_offset, tile.end_offset), gaps)
             planned.append(PlannedTile(tile, tuple(readable), is_promised=True))
+        if pending:
+            is_last = False
+            by_partition.append(planned)
+            continue
         first = exported.next_offsets.get(partition, start)
         written = sorted(tile for tile in exported.written if tile.partition == partition)
         for begin, last, is_written in _pieces(first, limit - 1, written):
@@ -100,7 +108,7 @@ def plan_export(
             ]
         by_partition.append(planned)
     turns = chain.from_iterable(zip_longest(*by_partition))
-    return ExportPlan(tuple(one for one in turns if one is not None), tuple(blocked), tuple(gaps))
+    return ExportPlan(tuple(one for one in turns if one is not None), tuple(blocked), tuple(gaps), is_last)
 
 
 def _cut(tile: Tile, stop: int) -> Iterator[Tile]:

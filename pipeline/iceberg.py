@@ -83,7 +83,7 @@ class IcebergLedger:
     def reserve(self, wave: Sequence[Tile], left: Sequence[Tile]) -> bool:
         return True
 
-    def commit(self, results: Sequence[TileResult]) -> bool:
+    def commit(self, results: Sequence[TileResult]) -> list[TileResult] | None:
         """Of each partition what comes before the first tile that could not be written."""
         next_offsets, counted = dict(self._next), []
         stopped = set()
@@ -94,12 +94,12 @@ class IcebergLedger:
                 next_offsets[result.tile.partition] = result.tile.end_offset + 1
                 counted.append(result)
         if not counted:
-            return True
+            return []
         files = [self._target.uri(one.tile.file_name(self._topic_id)) for one in counted if one.records]
         for _ in range(COMMIT_ATTEMPTS):
             table = self._open()
             if self._next_offsets(table) != self._next:
-                return False
+                return None
             try:
                 self._append(table, files, next_offsets)
             except CommitFailedException:
@@ -109,7 +109,7 @@ class IcebergLedger:
                     f"the commit to {self._name} failed: {error}: run the export again, it goes on as the table says"
                 ) from error
             self._next = next_offsets
-            return True
+            return counted
         raise JobError(f"{self._name}: others commit all the time, {COMMIT_ATTEMPTS} attempts were in vain")
 
     def _append(self, table: Table, files: list[str], next_offsets: Mapping[int, int]) -> None:

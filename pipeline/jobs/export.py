@@ -14,6 +14,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -143,6 +144,14 @@ class ExportTask:
     topic_id: UUID
 
 
+class Waves(Enum):
+    """`DONE`: all of a plan was written. `SOME`, `FRUITLESS`: the rest has to be planned anew, nothing was written."""
+
+    DONE = auto()
+    SOME = auto()
+    FRUITLESS = auto()
+
+
 @dataclass(frozen=True, slots=True)
 class _Round:
     topic_id: UUID
@@ -175,7 +184,10 @@ def export_by(run: RunTasks, config: PipelineConfig, request: ExportRequest) -> 
         _note_lost(found, around.plan, request)
         if not around.plan.tiles:
             break
-        fruitless = 0 if _waves(run, ledger, around, request, options, found, stops) else fruitless + 1
+        waves = _waves(run, ledger, around, request, options, found, stops)
+        if waves is Waves.DONE and around.plan.is_last:
+            break
+        fruitless = fruitless + 1 if waves is Waves.FRUITLESS else 0
         if fruitless >= _FRUITLESS_ROUNDS:
             raise JobError(f"{request.topic}: other exporters are always first; nothing was written {fruitless} times")
     return ExportResult(request.topic, around.topic_id, tuple(found[partition] for partition in sorted(found)))
@@ -202,29 +214,30 @@ def _waves(
     options: ReadOptions,
     found: dict[int, ExportedPartition],
     stops: dict[int, int],
-) -> bool:
-    """Until something has to be planned anew; whether anything came of it."""
+) -> Waves:
+    """Until something has to be planned anew."""
     task = ExportTask(request, options, around.cluster_id, around.topic_id)
     tiles = around.plan.tiles
-    has_progress = False
+    outcome = Waves.FRUITLESS
     for start in range(0, len(tiles), request.wave_files):
         wave = tiles[start : start + request.wave_files]
         later = [one.tile for one in tiles[start + len(wave) :] if one.is_promised]
         if not ledger.reserve([one.tile for one in wave], [*later, *around.plan.blocked]):
-            return has_progress
+            return outcome
         results = run(f"export {request.topic}", wave, partial(export_tile, task))
-        if not ledger.commit(results):
+        counted = ledger.commit(results)
+        if counted is None:
             logger.info("another exporter was first", extra={"topic": request.topic})
-            return has_progress
-        for result in results:
+            return outcome
+        for result in counted:
             _note(found, result)
-            if result.stopped_at is not None:
-                partition = result.tile.partition
-                stops[partition] = min(result.stopped_at, stops.get(partition, result.stopped_at))
-        has_progress = True
-        if any(result.stopped_at is not None for result in results):
-            break
-    return has_progress
+        outcome = Waves.SOME
+        stopped = [result for result in results if result.stopped_at is not None]
+        for result in stopped:
+            _note_stop(found, stops, result)
+        if stopped:
+            return outcome
+    return Waves.DONE
 
 
 async def _plan(
@@ -313,13 +326,15 @@ def _there(task: ExportTask, target: ExportTarget, name: str, planned: PlannedTi
     return TileResult(planned.tile, records, file_bytes=len(file), is_new=False)
 
 
+def _note_stop(found: dict[int, ExportedPartition], stops: dict[int, int], result: TileResult) -> None:
+    partition, offset = result.tile.partition, result.stopped_at
+    if offset is not None and offset < stops.get(partition, offset + 1):
+        stops[partition] = offset
+        found[partition] = replace(found[partition], stopped_at=offset, reason=result.reason)
+
+
 def _note(found: dict[int, ExportedPartition], result: TileResult) -> None:
     one = found[result.tile.partition]
-    if result.stopped_at is not None:
-        is_first = one.stopped_at is None or result.stopped_at <= one.stopped_at
-        if is_first:
-            found[one.partition] = replace(one, stopped_at=result.stopped_at, reason=result.reason)
-        return
     tile = result.tile
     found[one.partition] = replace(
         one,

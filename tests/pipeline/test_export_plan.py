@@ -59,10 +59,12 @@ def test_files_that_are_there_are_taken_and_what_lies_between_is_cut_anew() -> N
     assert spans(plan(Exported({0: 30}, written=written))) == [(30, 39), (40, 59), (60, 69), (70, 80), (81, 99)]
 
 
-def test_what_was_promised_comes_first_and_as_it_was() -> None:
+def test_what_was_promised_comes_first_as_it_was_and_alone() -> None:
     planned = plan(Exported({0: 90}, pending=(Tile(0, 20, 79),)))
-    assert spans(planned) == [(20, 79), (90, 99)]
-    assert [one.is_promised for one in planned.tiles] == [True, False]
+    assert spans(planned) == [(20, 79)]
+    assert [one.is_promised for one in planned.tiles] == [True]
+    assert not planned.is_last
+    assert plan(Exported({0: 90})).is_last
 
 
 def test_nothing_is_planned_from_a_stop_on_and_a_promise_is_cut_there() -> None:

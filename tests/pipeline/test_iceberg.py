@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import uuid
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,13 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pipeline.decode.record_columns import KAFKA_COLUMNS
 from pipeline.export_ledger import TileResult
 from pipeline.export_plan import Tile
-from pipeline.export_target import ExportTarget, FolderTarget, TargetSettings
+from pipeline.export_target import ExportTarget, FolderTarget, TargetSettings, open_target
 from pipeline.iceberg import IcebergLedger, offsets_of, open_catalog
 from pipeline.job import JobError
 from pipeline.parquet_writer import write_parquet
+from pipeline.typed_values import TypedValues
+from pipeline.worker import worker
+from tests.servers.versitygw import VersityGateway
 
 TOPIC_ID = uuid.UUID("12345678-9abc-def0-1234-56789abcdef0")
 TABLE = "db.orders"
@@ -61,7 +66,7 @@ def test_a_commit_is_as_far_as_no_tile_is_missing(catalog: Catalog, target: Expo
     tiles = [Tile(0, 0, 4), Tile(1, 0, 2), Tile(0, 5, 9), Tile(0, 10, 14)]
     results = [written(target, tmp_path, tile) for tile in tiles]
     results[2] = TileResult(tiles[2], stopped_at=7)
-    assert one.commit(results)
+    assert one.commit(results) == [results[0], results[1]]
     assert offsets(catalog) == [0, 0, 1, 1, 2, 2, 3, 4]
     again = ledger(catalog, target).load(TOPIC_ID)
     assert again.next_offsets == {0: 5, 1: 3}
@@ -71,7 +76,7 @@ def test_a_commit_is_as_far_as_no_tile_is_missing(catalog: Catalog, target: Expo
 def test_offsets_go_on_where_a_tile_has_no_records(catalog: Catalog, target: ExportTarget) -> None:
     one = ledger(catalog, target)
     one.load(TOPIC_ID)
-    assert one.commit([TileResult(Tile(0, 0, 9))])
+    assert one.commit([TileResult(Tile(0, 0, 9))]) == [TileResult(Tile(0, 0, 9))]
     assert ledger(catalog, target).load(TOPIC_ID).next_offsets == {0: 10}
 
 
@@ -80,7 +85,7 @@ def test_of_two_that_begin_alike_one_commits(catalog: Catalog, target: ExportTar
     one.load(TOPIC_ID)
     other.load(TOPIC_ID)
     assert other.commit([written(target, tmp_path, Tile(0, 0, 3))])
-    assert not one.commit([written(target, tmp_path, Tile(0, 0, 9))])
+    assert one.commit([written(target, tmp_path, Tile(0, 0, 9))]) is None
     assert offsets(catalog) == [0, 1, 2, 3]
 
 
@@ -102,7 +107,7 @@ def test_a_commit_that_is_overtaken_does_not_count(catalog: Catalog, target: Exp
     one.load(TOPIC_ID)
     other.load(TOPIC_ID)
     one.overtaking = lambda: other.commit([written(target, tmp_path, Tile(0, 0, 3))])
-    assert not one.commit([written(target, tmp_path, Tile(0, 0, 9))])
+    assert one.commit([written(target, tmp_path, Tile(0, 0, 9))]) is None
     assert offsets(catalog) == [0, 1, 2, 3]
     assert one.load(TOPIC_ID).next_offsets == {0: 4}
 
@@ -163,6 +168,47 @@ def test_a_commit_that_fails_says_what_to_do(catalog: Catalog, target: ExportTar
     with pytest.raises(JobError, match=r"the commit to db.orders failed: .*run the export again"):
         one.commit([TileResult(Tile(0, 0, 9), records=10)])
     assert ledger(catalog, target).load(TOPIC_ID).next_offsets == {}
+
+
+def test_a_table_in_s3_is_reached_as_the_target_is(s3: VersityGateway, topic_name: str, tmp_path: Path) -> None:
+    worker().run(s3.create_bucket("lake"))
+    where = TargetSettings(f"s3://lake/{topic_name}", {k: v for k, v in s3.settings("lake").items() if k != "bucket"})
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"{where.url}/warehouse"}
+    one = ledger(open_catalog("lake", properties, where), open_target(where))
+    one.load(TOPIC_ID)
+    assert one.commit([written(open_target(where), tmp_path, Tile(0, 0, 9))])
+    assert offsets(open_catalog("lake", properties, where)) == list(range(10))
+
+
+def test_typed_values_are_columns_of_the_table(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
+    logical = {"at": "timestamp-millis", "local": "local-timestamp-micros", "took": "time-micros"}
+    fields: list[dict[str, Any]] = [
+        {"name": name, "type": {"type": "long", "logicalType": kind}} for name, kind in logical.items()
+    ]
+    fields += [
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
+        {"name": "counts", "type": {"type": "map", "values": "int"}},
+        {"name": "lines", "type": {"type": "array", "items": ["null", "float"]}},
+        {"name": "day", "type": ["null", {"type": "int", "logicalType": "date"}]},
+    ]
+    values = TypedValues("avro", json.dumps({"type": "record", "name": "Order", "fields": fields}))
+    order = b"\x02\x04\x06" + b"\x04\x04\xe2" + b"\x02\x02a\x0e\x00" + b"\x02\x02\x00\x00\x80\x3f\x00" + b"\x00"
+    plain = pa.RecordBatch.from_pylist(
+        [{"value": value, "partition": 0, "offset": offset} for offset, value in enumerate([order, b"\xff"])],
+        schema=KAFKA_COLUMNS.schema,
+    )
+    typed, dead_letters = values.typed(plain)
+    assert dead_letters == 1
+    write_parquet(tmp_path / "tile", [typed], typed.schema, "layout")
+    tile = Tile(0, 0, 1)
+    target.create(tile.file_name(TOPIC_ID), tmp_path / "tile")
+    one = IcebergLedger(catalog, TABLE, target, "orders", values.schema(KAFKA_COLUMNS.schema))
+    one.load(TOPIC_ID)
+    assert one.commit([TileResult(tile, 2)])
+    rows = catalog.load_table(TABLE).scan().to_arrow().to_pylist()
+    assert [row["value"] for row in rows] == typed.column("value").to_pylist()
+    assert rows[0]["value"]["price"] == Decimal("12.50")
+    assert [row["dead_letter"] for row in rows] == typed.column("dead_letter").to_pylist()
 
 
 def test_a_catalog_that_cannot_be_had_is_said_in_a_line(tmp_path: Path) -> None:
