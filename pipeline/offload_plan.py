@@ -1,8 +1,9 @@
 """How an offload is cut: which partitions a wave takes, and where their tiles end. Pure; sizes are estimates.
 
 * A tile [lo, hi) is one segment to come: the batches with lo <= base offset < hi. A batch that begins before hi belongs
-  to the tile whole, so the next one begins behind it: tiles join without gap or overlap wherever they are cut, and what
-  is in one depends on the log alone, not on who copies it or how often.
+  to the tile whole, so tiles join without gap or overlap wherever they are cut, and what is in one depends on the log
+  alone, not on who copies it or how often. They are cut where batches end (`batch_ends`), so that lo and hi also say
+  what may be read from the segment.
 * The last piece of a partition is left alone while it is small and young: records still come, and the proxies' copiers
   take it when its time has come.
 * A wave has few tasks, each a run of tiles of one partition, and is about as large as `Wave.max_bytes`.

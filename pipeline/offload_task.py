@@ -52,7 +52,7 @@ _SPOOL_THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """`lo` and `hi` as planned: the log decides where the segment really begins and ends."""
+    """[lo, hi), both where batches begin: so the segment is announced, and so its objects are named."""
 
     segment_id: RemoteLogSegmentId
     lo: int
@@ -138,9 +138,7 @@ async def _copy_tiles(task: OffloadTask) -> OffloadResult:
             stack.callback(spool.close)
             copier = _TileCopier(task, BrokerLogSource(client), storage, spool, open_key_ring(task.config))
             for number, tile in enumerate(task.tiles):
-                segment = await copier.copy(number, tile)
-                if segment is not None:
-                    copied.append(segment)
+                copied.append(await copier.copy(number, tile))
     except _StopError as stop:
         return OffloadResult(tuple(copied), replace(stop.stopped, tile=number))
     except (RemoteLogError, OSError) as error:
@@ -167,22 +165,23 @@ class _TileCopier:
         self._timeout_ms = task.config.upstream.request_timeout_ms
         self._pace = Pace(task.bytes_per_second, monotonic_ms)
 
-    async def copy(self, number: int, tile: Tile) -> CopiedTile | None:
-        """None: the log has no batch that is this tile's. Raises `_StopError`, and what the store raises."""
-        start = self._continuation.next_offset
-        if start >= tile.hi:
-            return None
+    async def copy(self, number: int, tile: Tile) -> CopiedTile:
+        """Raises `_StopError`, and what the store raises."""
         path = self._spool.new_path(self._task.partition)
         carried = self._continuation
         builder = await self._spool.run(
             lambda: SegmentBuilder(
-                path, start, monotonic_ms, carried.leader_epochs, carried.open_transactions, carried.producers
+                path, tile.lo, monotonic_ms, carried.leader_epochs, carried.open_transactions, carried.producers
             )
         )
         try:
             await self._fill(builder, tile.hi)
-            if builder.size_bytes == 0:
-                return None
+            if builder.next_offset != tile.hi or carried.next_offset != tile.lo:
+                # Nothing may be stored under a name that says something else.
+                at = f"from {carried.next_offset} to {builder.next_offset}"
+                raise _StopError(
+                    Stopped(0, Stop.FAILED, f"the log goes {at}, not from {tile.lo} to {tile.hi} as planned")
+                )
             built = await self._spool.run(builder.finish)
             segment = await self._store(tile, built)
         finally:

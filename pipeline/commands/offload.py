@@ -10,8 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session
 from pipeline.config import load_pipeline_config
-from pipeline.jobs.offload import OffloadOptions, OffloadReport, PlannedPartition, plan_offload
 from pipeline.jobs.offload import offload as run_offload
+from pipeline.jobs.offload import plan_offload
+from pipeline.offload_driver import OffloadOptions, OffloadReport, PlannedPartition
 from tiers.config import DurationMs, SizeBytes
 from tiers.console import say, show_json, show_table
 

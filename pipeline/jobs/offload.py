@@ -13,110 +13,34 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
-from uuid import uuid4
 
 from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 
 from pipeline.config import PipelineConfig
 from pipeline.job import JobError, run_tasks
-from pipeline.offload_commit import OffloadCommitter, PartitionOffload
-from pipeline.offload_plan import TASKS_PER_CORE, WAVE_BYTES, Backlog, Wave, last_piece, tile_ends
-from pipeline.offload_task import OffloadResult, OffloadTask, Stop, Tile, copy_tiles
-from pipeline.topic_sizes import log_sizes
+from pipeline.job_services import job_services
+from pipeline.offload_driver import OffloadDriver, OffloadOptions, OffloadReport, PlannedPartition
+from pipeline.offload_task import OffloadResult, OffloadTask, Stop, copy_tiles
 from pipeline.worker import worker
-from protocol.records.record_batch import iterate_batches
-from tiers.broker.share_groups import ClusterShareGroups
 from tiers.console import say
-from tiers.errors import BrokerError, RemoteLogError
-from tiers.log.broker_log import BrokerLogSource
-from tiers.manager.failed_deletions import FailedDeletions
+from tiers.errors import RemoteLogError
 from tiers.manager.metrics import RemoteLogManagerMetrics
-from tiers.manager.settings import RemoteLogManagerSettings
-from tiers.manager.spool import Spool
-from tiers.manager.task_services import TaskServices
 from tiers.manager.tiered_topics import TieredTopics
 from tiers.manager.topic_policy import TopicPolicy, topic_rule
-from tiers.metadata.failed_deletions_topic import FailedDeletionsTopic
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.open_tier import OpenTier, each_of, open_tier
-from tiers.owned_tier import CLAIM_TIMEOUT_MS, owned_tier
+from tiers.model.ids import TopicIdPartition
+from tiers.open_tier import OpenTier, open_tier
+from tiers.owned_tier import owned_tier
 
-_AT_ONCE = 16
-_PROBE_BYTES = 256 << 10
-_MAX_FAILURES = 3
 _LOST_GRACE_S = 3.0
 """Longer than Spark takes to end what it gave up (`spark.python.task.killTimeout`)."""
-_BYTES_PER_OFFSET = 1_000.0
-"""Where nobody tells and nothing can be read."""
-_OVERSIZE = 4
+_NO_SPOOL = Path(tempfile.gettempdir())
+"""The executors make the segments."""
 
 Runner = Callable[[Sequence[OffloadTask]], list[OffloadResult]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OffloadOptions:
-    """`topics` is a regular expression for whole names, of topics that are tiered. `min_bytes` None: a whole segment;
-    `max_age_ms` None: the topic's `segment.ms`."""
-
-    topics: str = ".*"
-    min_bytes: int | None = None
-    max_age_ms: int | None = None
-    max_bytes: int | None = None
-    max_bytes_per_second_per_broker: int | None = None
-    wave_bytes: int = WAVE_BYTES
-    claim_timeout_ms: int = CLAIM_TIMEOUT_MS
-    failure_pause_s: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionReport:
-    """`next_offset`: up to where (exclusive) the partition is remote. `left_bytes` is an estimate."""
-
-    topic: str
-    partition: int
-    first_offset: int
-    next_offset: int
-    segments: int
-    log_bytes: int
-    left_bytes: int
-    lost_attempts: int
-    missing_offsets: int
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class OffloadReport:
-    partitions: tuple[PartitionReport, ...]
-    waves: int
-    seconds: float
-    cpu_seconds: float
-    """Of the executors' Python processes."""
-
-    @property
-    def log_bytes(self) -> int:
-        return sum(one.log_bytes for one in self.partitions)
-
-    @property
-    def troubles(self) -> list[PartitionReport]:
-        return [one for one in self.partitions if one.error]
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedPartition:
-    """A line of a dry run; sizes are estimates."""
-
-    topic: str
-    partition: int
-    first_offset: int
-    next_offset: int
-    size_bytes: int
-    segments: int
 
 
 def offload(session: SparkSession, config: PipelineConfig, options: OffloadOptions) -> OffloadReport:
@@ -134,9 +58,10 @@ def plan_offload(config: PipelineConfig, options: OffloadOptions) -> list[Planne
     async def plan() -> list[PlannedPartition]:
         async with open_tier(config) as tier:
             policies = await _policies(tier, options)
-            driver = OffloadDriver(tier, config, options, policies, 1)
-            await driver.survey()
-            return [one for one in [await driver.planned(each) for each in driver.partitions] if one.segments]
+            with job_services(tier, _NO_SPOOL) as services:
+                driver = OffloadDriver(tier, config, options, policies, 1, services)
+                await driver.survey()
+                return [one for one in [await driver.planned(each) for each in driver.partitions] if one.segments]
 
     return worker().run(plan())
 
@@ -150,8 +75,11 @@ def run_offload(config: PipelineConfig, options: OffloadOptions, run: Runner, pa
         return [partition for policy in policies for partition in policy.partitions()]
 
     began_s = time.monotonic()
-    with worker().hold(owned_tier(config, choose, options.claim_timeout_ms)) as tier:
-        driver = OffloadDriver(tier, config, options, policies, parallelism)
+    with (
+        worker().hold(owned_tier(config, choose, options.claim_timeout_ms)) as tier,
+        job_services(tier, _NO_SPOOL) as services,
+    ):
+        driver = OffloadDriver(tier, config, options, policies, parallelism, services)
         try:
             worker().run(driver.survey())
             while tasks := worker().run(driver.next_wave()):
@@ -185,225 +113,3 @@ async def _policies(tier: OpenTier, options: OffloadOptions) -> list[TopicPolicy
     if not chosen:
         raise JobError(f"no topic that is tiered, and may be copied, matches {options.topics!r}")
     return sorted(chosen, key=lambda policy: policy.topic)
-
-
-class OffloadDriver:
-    """Lives on the worker's loop; `policies` are those of the topics to offload."""
-
-    def __init__(
-        self,
-        tier: OpenTier,
-        config: PipelineConfig,
-        options: OffloadOptions,
-        policies: Sequence[TopicPolicy],
-        parallelism: int,
-    ) -> None:
-        self._tier = tier
-        self._config = config
-        self._options = options
-        self._parallelism = parallelism
-        self._services = _services(tier)
-        self._committer = OffloadCommitter(self._services)
-        self.partitions = [self._committer.of(each, policy) for policy in policies for each in policy.partitions()]
-        self.under_way: dict[TopicIdPartition, PartitionOffload] = {}
-        """Of the last wave, until it is committed."""
-        self._tasks: list[OffloadTask] = []
-        self.waves = 0
-        self.is_failing = False
-        """Nothing of the last wave came to count."""
-
-    @property
-    def copied_bytes(self) -> int:
-        return sum(one.log_bytes for one in self.partitions)
-
-    async def survey(self) -> None:
-        """How much there is of every partition, roughly: each is looked at again when its turn comes."""
-        await each_of(self.partitions, self._look, _AT_ONCE)
-        leaders: dict[int, dict[str, list[int]]] = {}
-        for one in self.partitions:
-            if not one.is_over:
-                leader = await self._leader(one.partition)
-                leaders.setdefault(leader, {}).setdefault(one.partition.topic, []).append(one.partition.partition)
-        sizes = await log_sizes(self._tier.client, leaders)
-        for one in self.partitions:
-            size_bytes = sizes.get((one.partition.topic, one.partition.partition), 0)
-            local_offsets = one.local_offsets
-            if not one.is_over and size_bytes > 0 and local_offsets > 0:
-                one.bytes_per_offset = size_bytes / local_offsets
-        await each_of([one for one in self.partitions if not one.is_over], self._estimate, _AT_ONCE)
-
-    async def _look(self, one: PartitionOffload) -> None:
-        timeout_ms = self._services.settings.request_timeout_ms
-        try:
-            bounds = await self._services.source.bounds(one.partition, timeout_ms)
-        except BrokerError as error:
-            one.is_over, one.error = True, str(error)
-            return
-        remote_end = self._tier.metadata.remote_end_offset(one.partition)
-        log_start = self._tier.metadata.log_start_offset(one.partition)
-        one.next_offset = max(bounds.log_start_offset, -1 if remote_end is None else remote_end + 1, log_start or 0)
-        one.end_offset = bounds.last_stable_offset
-        one.local_offsets = bounds.high_watermark - bounds.log_start_offset
-        one.is_over = one.next_offset >= one.end_offset
-
-    async def _estimate(self, one: PartitionOffload) -> None:
-        """Where no broker told: by the first records to be copied."""
-        if one.bytes_per_offset is not None:
-            return
-        one.bytes_per_offset = _BYTES_PER_OFFSET
-        with suppress(RemoteLogError):
-            read = await self._services.source.read(
-                one.partition, one.next_offset, _PROBE_BYTES, self._services.settings.request_timeout_ms
-            )
-            batches = list(iterate_batches(read.records))
-            if batches:
-                one.bytes_per_offset = len(read.records) / max(1, batches[-1].next_offset - one.next_offset)
-
-    async def planned(self, one: PartitionOffload) -> PlannedPartition:
-        backlog = await self._backlog(one)
-        ends = [] if one.is_over else tile_ends(backlog, self._options.max_bytes or 1 << 62)
-        end = ends[-1] if ends else one.next_offset
-        size_bytes = int((end - one.next_offset) * backlog.bytes_per_offset)
-        partition = one.partition
-        return PlannedPartition(partition.topic, partition.partition, one.next_offset, end, size_bytes, len(ends))
-
-    async def next_wave(self) -> list[OffloadTask]:
-        """Announced; none when nothing is left to be done."""
-        while wave := self._choose():
-            tasks = await each_of(wave.items(), lambda each: self._task(*each), _AT_ONCE)
-            self._tasks = await self._with_limits([one for one in tasks if one is not None])
-            if self._tasks:
-                self.waves += 1
-                return self._tasks
-        return []
-
-    def _choose(self) -> dict[PartitionOffload, int]:
-        """With the bytes that each may take."""
-        left_bytes = self._options.wave_bytes
-        if self._options.max_bytes is not None:
-            left_bytes = min(left_bytes, self._options.max_bytes - self.copied_bytes)
-        if left_bytes <= 0:
-            return {}
-        wave = Wave(TASKS_PER_CORE * self._parallelism, left_bytes)
-        waiting = {one.partition: one for one in self.partitions if not one.is_over}
-        chosen = wave.choose(one.backlog(self._options.min_bytes) for one in waiting.values())
-        shares = wave.share_bytes(chosen)
-        return {waiting[each.partition]: shares[each.partition] for each in chosen}
-
-    async def _task(self, one: PartitionOffload, share_bytes: int) -> OffloadTask | None:
-        try:
-            continuation = await self._committer.prepare(one)
-            backlog = await self._backlog(one)
-            ends = tile_ends(backlog, share_bytes)
-            if not ends:
-                one.is_over = True
-                return None
-            starts = [one.next_offset, *ends[:-1]]
-            tiles = tuple(
-                Tile(RemoteLogSegmentId(one.partition, uuid4()), lo, hi) for lo, hi in zip(starts, ends, strict=True)
-            )
-            epoch = continuation.leader_epochs[-1].epoch if continuation.leader_epochs else 0
-            self.under_way[one.partition] = one
-            await self._committer.announce(one, tiles, epoch)
-        except RemoteLogError as error:
-            one.error, one.is_over = str(error) or repr(error), True
-            return None
-        return OffloadTask(
-            config=self._config,
-            cluster_id=self._tier.cluster.cluster_id,
-            partition=one.partition,
-            tiles=tiles,
-            continuation=continuation,
-            max_segment_bytes=min(_OVERSIZE * one.policy.segment_bytes, 1 << 30),
-        )
-
-    async def _backlog(self, one: PartitionOffload) -> Backlog:
-        """With its last piece, if that is old enough."""
-        backlog = one.backlog(self._options.min_bytes)
-        piece = last_piece(backlog)
-        if piece is None or one.is_over:
-            return backlog
-        timeout_ms = self._services.settings.request_timeout_ms
-        max_age_ms = one.policy.segment_ms if self._options.max_age_ms is None else self._options.max_age_ms
-        read = await self._services.source.read(one.partition, piece, 1, timeout_ms)
-        oldest_ms = next((batch.max_timestamp for batch in iterate_batches(read.records)), None)
-        is_old = oldest_ms is not None and self._services.wall_clock_ms() - oldest_ms >= max_age_ms
-        return one.backlog(self._options.min_bytes, takes_all=is_old)
-
-    async def _with_limits(self, tasks: Sequence[OffloadTask]) -> list[OffloadTask]:
-        limit = self._options.max_bytes_per_second_per_broker
-        if limit is None:
-            return list(tasks)
-        leaders = {one.partition: await self._leader(one.partition) for one in tasks}
-        counts = Counter(leaders.values())
-        return [
-            replace(one, bytes_per_second=max(1, limit // min(counts[leaders[one.partition]], self._parallelism)))
-            for one in tasks
-        ]
-
-    async def _leader(self, partition: TopicIdPartition) -> int:
-        return (await self._tier.client.leader_of(partition, self._services.settings.request_timeout_ms)).node_id
-
-    async def commit(self, results: Sequence[OffloadResult]) -> None:
-        """Of the last wave, in its order."""
-        before = self.copied_bytes
-        given = list(zip(self._tasks, results, strict=True))
-
-        async def commit(one: tuple[OffloadTask, OffloadResult]) -> None:
-            task, result = one
-            await self._committer.commit(self.under_way[task.partition], task.tiles, result)
-
-        await each_of(given, commit, _AT_ONCE)
-        for each in self.under_way.values():
-            each.is_over = each.is_over or each.failures >= _MAX_FAILURES
-        self.under_way.clear()
-        self.is_failing = self.copied_bytes == before
-
-    async def abandon(self) -> None:
-        """Deletes what the last wave leaves, when nobody writes any more."""
-        await self._committer.abandon(list(self.under_way.values()))
-
-    def report(self, seconds: float) -> OffloadReport:
-        cpu_s = sum(one.cpu_s for one in self.partitions)
-        return OffloadReport(tuple(_reported(one) for one in self.partitions), self.waves, seconds, cpu_s)
-
-
-def _reported(one: PartitionOffload) -> PartitionReport:
-    return PartitionReport(
-        topic=one.partition.topic,
-        partition=one.partition.partition,
-        first_offset=one.next_offset if one.first_offset < 0 else one.first_offset,
-        next_offset=one.next_offset,
-        segments=one.segments,
-        log_bytes=one.log_bytes,
-        left_bytes=one.backlog(None).size_bytes,
-        lost_attempts=one.lost,
-        missing_offsets=one.missing_offsets,
-        error=one.error,
-    )
-
-
-def _services(tier: OpenTier) -> TaskServices:
-    config = tier.config
-    settings = RemoteLogManagerSettings(
-        spool_dir=Path(tempfile.gettempdir()),  # the executors have theirs: the driver makes no segments
-        custom_metadata_max_bytes=config.remote_log.custom_metadata_max_bytes,
-        request_timeout_ms=config.upstream.request_timeout_ms,
-    )
-    failed_deletions = FailedDeletionsTopic(
-        tier.client,
-        config.upstream.request_timeout_ms,
-        replication_factor=config.remote_log.metadata_topic_replication_factor,
-    )
-    return TaskServices(
-        source=BrokerLogSource(tier.client),
-        share_groups=ClusterShareGroups(tier.client),
-        storage=tier.storage,
-        metadata=tier.metadata,
-        settings=settings,
-        metrics=RemoteLogManagerMetrics(CollectorRegistry()),
-        spool=Spool(settings.spool_dir, settings.spool_max_bytes, 1),
-        key_ring=tier.key_ring,
-        failed_deletions=FailedDeletions(failed_deletions, publish_after=config.remote_log.delete_attempts),
-        cluster_id=tier.cluster_id,
-    )

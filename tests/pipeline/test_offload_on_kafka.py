@@ -2,34 +2,71 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from pipeline.jobs.offload import OffloadOptions, plan_offload
-from tests.pipeline.offload_rig import OffloadRig, offload_rig
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+import pipeline.offload_task
+from pipeline.jobs.offload import plan_offload
+from pipeline.offload_driver import OffloadDriver, OffloadOptions
+from pipeline.offload_task import OffloadResult, OffloadTask, Stop, Stopped
+from protocol.records.record_batch import iterate_batches
+from tests.pipeline.offload_rig import OffloadRig, in_process, offload_rig
 from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, produce, produce_transaction, random_values
+from tests.servers.producing import (
+    create_topic,
+    delete_topic,
+    produce,
+    produce_transaction,
+    random_values,
+)
+from tests.servers.tidegate import tidegate_over
+from tiers.errors import RetriableRemoteStorageError
+from tiers.manager.segment_copy import write_objects
+from tiers.manager.spool import Spool
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.open_tier import RemoteTierError
+from tiers.segment.segment_builder import BuiltSegment
+from tiers.segment.segment_encryption import KeyRing
+from tiers.storage.remote_storage_manager import RemoteStorageManager
+
+OPTIONS = OffloadOptions(max_age_ms=0, failure_pause_s=0)
 
 
-def filled(kafka: KafkaCluster, folder: Path, topic: str, partitions: int = 1, records: int = 300) -> OffloadRig:
+def filled(kafka: KafkaCluster, folder: Path, topic: str, partitions: int = 1, records: int = 200) -> OffloadRig:
     create_topic(kafka.bootstrap_servers, topic, partitions=partitions)
     for partition in range(partitions):
         produce(kafka.bootstrap_servers, topic, random_values(records), partition=partition)
     return offload_rig(kafka, folder, topic)
 
 
-def check_all_is_remote_once(rig: OffloadRig, partition: int = 0) -> None:
-    looked = rig.look(partition)
-    assert looked.remote_bytes == looked.log_bytes
-    assert looked.unfinished == []
-    ends = [end for _, end in looked.ranges]
-    assert [start for start, _ in looked.ranges] == [0, *(end + 1 for end in ends[:-1])]
+def check_all_is_remote_once(rig: OffloadRig, *partitions: int) -> None:
+    segments = 0
+    for partition in partitions or (0,):
+        looked = rig.look(partition)
+        assert looked.remote_bytes == looked.log_bytes
+        assert looked.unfinished == []
+        ends = [end for _, end in looked.ranges]
+        assert [start for start, _ in looked.ranges] == [0, *(end + 1 for end in ends[:-1])]
+        segments += len(looked.segments)
+    assert len(rig.objects()) == 2 * segments
+
+
+@pytest.fixture
+def rig(kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path) -> OffloadRig:
+    """One partition of four tiles or so."""
+    return filled(kafka_of_three, tmp_path, topic_name)
 
 
 def test_offload_copies_what_the_brokers_have_and_nothing_twice(
     kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
     bootstrap = kafka_of_three.bootstrap_servers
-    rig = filled(kafka_of_three, tmp_path, topic_name, partitions=2)
+    rig = filled(kafka_of_three, tmp_path, topic_name, partitions=2, records=300)
     for number in range(6):
         produce_transaction(
             bootstrap, topic_name, random_values(20), transactional_id=topic_name, commit=number % 2 == 0
@@ -37,11 +74,219 @@ def test_offload_copies_what_the_brokers_have_and_nothing_twice(
     report = rig.offload()
     assert report.troubles == []
     assert [one.next_offset for one in report.partitions] == [300 + 6 * 21, 300]
-    for partition in (0, 1):
-        check_all_is_remote_once(rig, partition)
+    check_all_is_remote_once(rig, 0, 1)
     looked = rig.look(0)
     assert len(looked.segments) == report.partitions[0].segments >= 4
     assert any(not one.txn_index_empty for one in looked.segments)
-    assert plan_offload(rig.config, OffloadOptions(max_age_ms=0)) == []
+    assert plan_offload(rig.config, OPTIONS) == []
     assert rig.offload().waves == 0
     assert rig.look(0) == looked
+
+
+def test_a_small_young_end_is_left_and_a_run_ends_at_its_limit(rig: OffloadRig) -> None:
+    (planned,) = plan_offload(rig.config, OffloadOptions())
+    assert (planned.first_offset, planned.segments) == (0, 3)
+    first = rig.offload(options=OffloadOptions(max_bytes=1, wave_bytes=100_000))
+    assert first.partitions[0].segments == 1
+    second = rig.offload(options=OffloadOptions(wave_bytes=100_000))
+    assert second.partitions[0].segments == 2
+    assert 0 < 200 - second.partitions[0].next_offset < 60
+    looked = rig.look()
+    assert looked.log_bytes.startswith(looked.remote_bytes)
+
+
+def test_a_store_that_fails_is_asked_again_and_leaves_nothing(rig: OffloadRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = 0
+
+    async def fails_at_first(
+        storage: RemoteStorageManager,
+        spool: Spool,
+        key_ring: KeyRing,
+        built: BuiltSegment,
+        segment: RemoteLogSegmentMetadata,
+    ) -> tuple[BuiltSegment, bytes | None]:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            raise RetriableRemoteStorageError("503 before anything was written")
+        stored = await write_objects(storage, spool, key_ring, built, segment)
+        if attempts == 3:
+            raise RetriableRemoteStorageError("500 after all was written")
+        if attempts == 4:
+            (log,) = (rig.folder / "remote").rglob(f"*{segment.segment_id.id}*.log")
+            log.write_bytes(b"x" + log.read_bytes()[1:])
+        return stored
+
+    monkeypatch.setattr(pipeline.offload_task, "write_objects", fails_at_first)
+    report = rig.offload()
+    assert report.troubles == []
+    assert report.waves == 4
+    check_all_is_remote_once(rig)
+
+
+def test_a_lost_attempt_counts_nowhere_though_its_objects_are_there(rig: OffloadRig) -> None:
+    written: list[list[str]] = []
+
+    def run(tasks: Sequence[OffloadTask]) -> list[OffloadResult]:
+        results = in_process(tasks)
+        written.append(rig.objects())
+        lost = [OffloadResult(stopped=Stopped(0, Stop.LOST))]  # what the second attempt says, the first one being dead
+        return lost if len(written) == 1 else results
+
+    report = rig.offload(run)
+    assert report.partitions[0].lost_attempts == 1
+    assert written[0]
+    assert not set(written[0]) & set(rig.objects())
+    check_all_is_remote_once(rig)
+
+
+def test_a_topic_made_again_under_the_name_gets_nothing_of_the_old_one(rig: OffloadRig) -> None:
+    bootstrap = rig.kafka.bootstrap_servers
+
+    def run(tasks: Sequence[OffloadTask]) -> list[OffloadResult]:
+        results = in_process(tasks)
+        assert results[0].copied
+        delete_topic(bootstrap, rig.topic)
+        create_topic(bootstrap, rig.topic)
+        produce(bootstrap, rig.topic, random_values(300))
+        return results
+
+    report = rig.offload(run)
+    assert report.partitions[0].segments == 0
+    assert "topic id" in report.partitions[0].error
+    assert rig.objects() == []
+    rig.offload()
+    check_all_is_remote_once(rig)
+
+
+def test_of_two_drivers_one_waits_and_gives_up(rig: OffloadRig) -> None:
+    copied, go_on = threading.Event(), threading.Event()
+
+    def run(tasks: Sequence[OffloadTask]) -> list[OffloadResult]:
+        results = in_process(tasks)
+        copied.set()
+        assert go_on.wait(60)
+        return results
+
+    reports = []
+    first = threading.Thread(target=lambda: reports.append(rig.offload(run)))
+    first.start()
+    try:
+        assert copied.wait(60)
+        with pytest.raises(RemoteTierError, match="another job runs over the same topics"):
+            rig.offload(options=replace(OPTIONS, claim_timeout_ms=4_000))
+    finally:
+        go_on.set()
+        first.join()
+    assert [one.troubles for one in reports] == [[]]
+    check_all_is_remote_once(rig)
+
+
+def test_a_driver_that_slept_commits_nothing_of_what_another_owner_gave_up(
+    rig: OffloadRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = OffloadDriver.commit
+    slept: list[Sequence[OffloadResult]] = []
+
+    async def commit_late(self: OffloadDriver, results: Sequence[OffloadResult]) -> None:
+        if not slept:
+            slept.append(results)
+            await self.abandon()  # as every owner does with copies that do not end
+            assert rig.objects() == []
+        await commit(self, results)
+
+    monkeypatch.setattr(OffloadDriver, "commit", commit_late)
+    report = rig.offload()
+    assert slept
+    assert report.waves == 2
+    assert report.troubles == []
+    check_all_is_remote_once(rig)
+
+
+def test_a_run_that_is_interrupted_leaves_nothing_and_gives_back_what_it_owned(rig: OffloadRig) -> None:
+    def run(tasks: Sequence[OffloadTask]) -> list[OffloadResult]:
+        in_process(tasks)
+        assert rig.objects() != []
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rig.offload(run)
+    assert rig.objects() == []
+    assert rig.look().segments == rig.look().unfinished == []
+    rig.offload()
+    check_all_is_remote_once(rig)
+
+
+def test_a_damaged_batch_stops_its_partition_there_and_no_other(
+    kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    rig = filled(kafka_of_three, tmp_path, topic_name, partitions=2)
+    (log,) = [
+        log
+        for broker in kafka_of_three.brokers.values()
+        for log in broker.folder.rglob(f"{topic_name}-0/00000000000000000000.log")
+    ]
+    batches = list(iterate_batches(log.read_bytes()))
+    damaged = next(batch for batch in batches if batch.base_offset >= 130)
+    with log.open("r+b") as file:
+        file.seek(damaged.end - 1)
+        last = file.read(1)[0]
+        file.seek(damaged.end - 1)
+        file.write(bytes([last ^ 1]))
+    report = rig.offload()
+    assert [one.next_offset for one in report.partitions] == [damaged.base_offset, 200]
+    (trouble,) = report.troubles
+    assert f"offset {damaged.base_offset}" in trouble.error
+    looked = rig.look(1)
+    assert looked.remote_bytes == looked.log_bytes
+    assert rig.offload().partitions[0].segments == 0
+
+
+def test_proxies_copy_beside_it_and_clients_read_everything(
+    kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    bootstrap = kafka_of_three.bootstrap_servers
+    create_topic(bootstrap, topic_name, partitions=3)
+    values = {partition: random_values(400) for partition in range(3)}
+    settings: dict[str, str | int] = {"remote.log.metadata.topic.name": f"__metadata-{topic_name}"}
+    proxy = tidegate_over(kafka_of_three, tmp_path, tiered=[topic_name], segment_bytes=60_000, settings=settings)
+
+    def produce_all() -> None:
+        for first in range(0, 400, 50):
+            for partition in range(3):
+                produce(bootstrap, topic_name, values[partition][first : first + 50], partition=partition)
+
+    with proxy:
+        rig = OffloadRig(kafka_of_three, tmp_path, topic_name, proxy.config.read_text())
+        producing = threading.Thread(target=produce_all)
+        producing.start()
+        offloaded = 0
+        while producing.is_alive() or offloaded == 0:
+            report = rig.offload()
+            assert report.troubles == []
+            offloaded += sum(one.segments for one in report.partitions)
+        producing.join()
+        for partition in range(3):
+            ranges = rig.look(partition).ranges
+            assert [start for start, _ in ranges] == [0, *(end + 1 for _, end in ranges[:-1])]
+        read = consume(proxy.bootstrap_servers, topic_name, dict.fromkeys(values, 400))
+        assert read == values
+
+
+def consume(bootstrap: str, topic: str, counts: dict[int, int]) -> dict[int, list[bytes]]:
+    """So many values of each partition, from offset 0 on."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": topic, "auto.offset.reset": "error"})
+    read: dict[int, list[bytes]] = {partition: [] for partition in counts}
+    try:
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in counts])
+        while any(len(read[partition]) < count for partition, count in counts.items()):
+            message = consumer.poll(30)
+            assert message is not None
+            assert message.error() is None
+            partition, value = message.partition(), message.value()
+            assert partition is not None
+            assert value is not None
+            read[partition].append(value)
+    finally:
+        consumer.close()
+    return read

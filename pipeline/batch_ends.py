@@ -1,0 +1,45 @@
+"""Where batches of a leader's log end, so that tiles may be cut there: asked batch by batch, with next to no bytes."""
+
+from __future__ import annotations
+
+from protocol.errors import ErrorCode
+from protocol.records.record_batch import iterate_batches
+from tiers.errors import BrokerError
+from tiers.log.log_source import LogSource
+from tiers.model.ids import TopicIdPartition
+
+
+class DamagedLogError(Exception):
+    """From `offset` on the log cannot be read: the batch there is not what was written."""
+
+    def __init__(self, offset: int, message: str) -> None:
+        super().__init__(message)
+        self.offset = offset
+
+
+async def end_of_batch(source: LogSource, partition: TopicIdPartition, offset: int, timeout_ms: int) -> int | None:
+    """Exclusive, of the batch that holds `offset`, or else of the next one; None: there is none below the LSO.
+
+    Raises `DamagedLogError` with `offset` itself, `RemoteLogError`."""
+    try:
+        read = await source.read(partition, offset, 1, timeout_ms)
+    except BrokerError as error:
+        if error.code != ErrorCode.CORRUPT_MESSAGE:
+            raise
+        raise DamagedLogError(offset, str(error)) from error
+    return next((batch.next_offset for batch in iterate_batches(read.records)), None)
+
+
+async def first_damaged(
+    source: LogSource, partition: TopicIdPartition, good: int, damaged: DamagedLogError, timeout_ms: int
+) -> DamagedLogError:
+    """The damaged batch's own offset, given one that it holds; `good` lies below it, where a batch begins."""
+    while good < damaged.offset:
+        middle = (good + damaged.offset) // 2
+        try:
+            end = await end_of_batch(source, partition, middle, timeout_ms)
+        except DamagedLogError as error:
+            damaged = error
+        else:
+            good = damaged.offset if end is None else end
+    return damaged
