@@ -15,8 +15,11 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.logger import PySparkLogger
 
 from pipeline.commands.export import export
+from pipeline.commands.merge import merge
 from pipeline.commands.offload import offload
 from pipeline.commands.package import package
+from pipeline.commands.rebuild import rebuild
+from pipeline.commands.retain import retain
 from pipeline.commands.scrub import scrub
 from pipeline.commands.sql import sql
 from pipeline.commands.usage import usage
@@ -54,7 +57,10 @@ def _pipeline() -> None:
 # One line each; the name of the function is that of the command.
 app.command()(offload)
 app.command()(export)
+app.command()(merge)
 app.command()(package)
+app.command()(rebuild)
+app.command()(retain)
 app.command()(scrub)
 app.command()(sql)
 app.command()(usage)

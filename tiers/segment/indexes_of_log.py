@@ -65,13 +65,8 @@ class LogIndexer:
     def finish(self) -> BuiltSegment:
         """Raises `CorruptSegmentError` when the log is not that of the segment, or does not tell enough."""
         segment, built = self._segment, self._builder.finish()
-        found = built.end_offset, built.size_bytes, built.max_timestamp_ms, built.segment_leader_epochs
-        wanted = (
-            segment.end_offset,
-            segment.segment_size_bytes,
-            segment.max_timestamp_ms,
-            segment.segment_leader_epochs,
-        )
+        found = built.end_offset, built.size_bytes, built.segment_leader_epochs
+        wanted = segment.end_offset, segment.segment_size_bytes, segment.segment_leader_epochs
         if found != wanted:
             raise CorruptSegmentError(f"the log is not the segment's: it has {found}, the segment {wanted}")
         if self._after is None and built.open_transactions.ongoing:

@@ -1,0 +1,87 @@
+"""`tidegate-pipeline merge`: small segments that follow each other become one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session
+from pipeline.commands.quantities import duration_ms, size_bytes
+from pipeline.config import load_pipeline_config
+from pipeline.jobs.merge import DEFAULT_GRACE_MS, Merge, plan_merge
+from pipeline.jobs.merge import merge as merge_job
+from pipeline.merge_plan import MergeGroup, MergeLimits
+from pipeline.task_runner import SparkRunner
+from tiers.console import say, show_json, show_table
+
+
+def merge(
+    config: ConfigFile,
+    topics: Annotated[str, typer.Option("--topics", metavar="REGEX", help="For whole names.")] = ".*",
+    below: Annotated[
+        int, typer.Option("--below", parser=size_bytes, metavar="SIZE", help="Larger segments stay as they are.")
+    ] = 64 << 20,
+    target: Annotated[
+        int, typer.Option("--target", parser=size_bytes, metavar="SIZE", help="No merged one is larger.")
+    ] = 512 << 20,
+    grace: Annotated[
+        int,
+        typer.Option("--grace", parser=duration_ms, metavar="TIME", help="How long the parts stay for who reads them."),
+    ] = DEFAULT_GRACE_MS,
+    apply: Annotated[bool, typer.Option("--apply", help="Without it nothing is changed.")] = False,
+    as_json: AsJson = False,
+    master: Master = None,
+    conf: Conf = None,
+) -> None:
+    """Merges small neighbouring segments; shows what it would do, and does it with --apply."""
+    settings, limits = load_pipeline_config(config), MergeLimits(below, target)
+    if apply:
+        with job_session(master, conf, "merge") as session:
+            done = asyncio.run(merge_job(settings, SparkRunner(session), topics, limits, grace))
+    else:
+        done = asyncio.run(plan_merge(settings, topics, limits))
+    if as_json:
+        show_json(_as_json(done))
+    else:
+        _print(done)
+    findings(done.failed or done.purge.failed)
+
+
+def _line(group: MergeGroup) -> dict[str, object]:
+    return {
+        "topic": group.partition.topic,
+        "partition": group.partition.partition,
+        "from": group.parts[0].start_offset,
+        "to": group.parts[-1].end_offset,
+        "segments": len(group.parts),
+        "bytes": group.size_bytes,
+    }
+
+
+def _as_json(done: Merge) -> dict[str, object]:
+    failed = {id(group): error for group, error in done.failed}
+    return {
+        "applied": done.is_applied,
+        "merged_segments": len(done.merged),
+        "deleted_segments": len(done.purge.deleted),
+        "groups": [_line(group) | {"error": failed.get(id(group))} for group in done.planned],
+        "not_deleted": [
+            {"segment": str(segment.segment_id.id), "error": error} for segment, error in done.purge.failed
+        ],
+    }
+
+
+def _print(done: Merge) -> None:
+    failed = {id(group): error for group, error in done.failed}
+    headings = ("topic", "partition", "from", "to", "segments", "bytes")
+    rows = [(*_line(group).values(), failed.get(id(group))) for group in done.planned]
+    show_table((*headings, "error"), rows, headings[1:])
+    for segment, error in done.purge.failed:
+        typer.echo(f"segment {segment.segment_id.id} is merged and not deleted yet: {error}")
+    parts = sum(len(group.parts) for group in done.planned)
+    if done.is_applied:
+        say(f"{len(done.merged)} segments merged, {len(done.purge.deleted)} deleted")
+    else:
+        say(f"{parts} segments would become {len(done.planned)}. Nothing was changed. With --apply it is.")

@@ -1,0 +1,27 @@
+"""Sizes and durations of the command line, with the units of the configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from tiers.config import DurationMs, SizeBytes
+
+
+def size_bytes(text: str) -> int:
+    """Raises `typer.BadParameter`."""
+    return _parsed(SizeBytes, text)
+
+
+def duration_ms(text: str) -> int:
+    """Raises `typer.BadParameter`."""
+    return _parsed(DurationMs, text)
+
+
+def _parsed(kind: Any, text: str) -> int:
+    try:
+        return int(TypeAdapter(kind).validate_python(int(text) if text.isdecimal() else text))
+    except ValidationError as error:
+        raise typer.BadParameter(error.errors()[0]["msg"].removeprefix("Value error, ")) from error

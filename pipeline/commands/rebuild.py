@@ -1,0 +1,78 @@
+"""`tidegate-pipeline rebuild`: the metadata topic of the store alone, or `.indexes` objects of `.log` objects alone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session
+from pipeline.config import load_pipeline_config
+from pipeline.indexes_task import IndexesResult, Verdict
+from pipeline.jobs.rebuild import rebuild as rebuild_job
+from pipeline.jobs.rebuild import rebuild_indexes
+from pipeline.task_runner import SparkRunner
+from tiers.console import say, show_json, show_table
+from tiers.rebuilding import RebuildOptions, show_rebuild
+
+
+def rebuild(
+    config: ConfigFile,
+    indexes_only: Annotated[
+        bool, typer.Option("--indexes-only", help=".indexes objects that are lost or damaged, of the .log objects.")
+    ] = False,
+    topics: Annotated[
+        str, typer.Option("--topics", metavar="REGEX", help="For whole names; with --indexes-only.")
+    ] = ".*",
+    into: Annotated[
+        str | None, typer.Option("--into", help="The metadata topic to write; else the configured.")
+    ] = None,
+    cluster: Annotated[str | None, typer.Option("--cluster", help="Whose objects; else those of this cluster.")] = None,
+    skip_undecided: Annotated[bool, typer.Option("--skip-undecided", help="Writes what can be decided.")] = False,
+    with_unknown_topics: Annotated[
+        bool, typer.Option("--with-unknown-topics", help="Also topics that are not in the cluster, to be deleted.")
+    ] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Without it nothing is written.")] = False,
+    as_json: AsJson = False,
+    master: Master = None,
+    conf: Conf = None,
+) -> None:
+    """Restores metadata or indexes from what the store has; shows the plan, and writes it with --apply."""
+    settings = load_pipeline_config(config)
+    with job_session(master, conf, "rebuild") as session:
+        runner = SparkRunner(session)
+        if not indexes_only:
+            options = RebuildOptions(into, cluster, apply, skip_undecided, with_unknown_topics)
+            done = asyncio.run(rebuild_job(settings, runner, options))
+        else:
+            results = asyncio.run(rebuild_indexes(settings, runner, topics, is_applied=apply))
+    if indexes_only:
+        _show_indexes(results, apply, as_json)
+    else:
+        show_rebuild(done, options, "--apply", as_json)
+
+
+def _show_indexes(results: list[IndexesResult], is_applied: bool, as_json: bool) -> None:
+    found = [each for each in results if each.verdict is not Verdict.WHOLE]
+    lines = [
+        {
+            "topic": each.segment.topic_id_partition.topic,
+            "partition": each.segment.topic_id_partition.partition,
+            "from": each.segment.start_offset,
+            "to": each.segment.end_offset,
+            "segment": str(each.segment.segment_id.id),
+            "verdict": str(each.verdict),
+            "what": each.what,
+        }
+        for each in found
+    ]
+    if as_json:
+        show_json({"applied": is_applied, "whole": len(results) - len(found), "segments": lines})
+    else:
+        headings = ("topic", "partition", "from", "to", "segment", "verdict", "what")
+        show_table(headings, (list(line.values()) for line in lines), headings[1:4])
+        say(f"{len(results) - len(found)} segments have whole indexes, {len(found)} have not")
+        if not is_applied and found:
+            say("Nothing was written. With --apply it is.")
+    findings(any(each.verdict is not Verdict.WRITTEN for each in found))

@@ -1,0 +1,82 @@
+"""`tidegate-pipeline retain`: what retention no longer covers, or what deleted topics left, goes at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session
+from pipeline.commands.quantities import duration_ms
+from pipeline.config import load_pipeline_config
+from pipeline.jobs.retain import PartitionRetention, Retention, plan_retention
+from pipeline.jobs.retain import retain as retain_job
+from pipeline.task_runner import SparkRunner
+from tiers.console import say, show_json, show_table
+
+
+def retain(
+    config: ConfigFile,
+    topics: Annotated[
+        str | None, typer.Option("--topics", metavar="REGEX", help="For whole names, of topics that are tiered.")
+    ] = None,
+    deleted_topics: Annotated[
+        bool, typer.Option("--deleted-topics", help="Topics that no broker knows any more, instead.")
+    ] = False,
+    delay: Annotated[
+        int | None,
+        typer.Option(
+            "--delay",
+            parser=duration_ms,
+            metavar="TIME",
+            help="How long no broker must have known a deleted topic. Else remote.log.topic.deletion.delay.ms.",
+        ),
+    ] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Without it nothing is deleted.")] = False,
+    as_json: AsJson = False,
+    master: Master = None,
+    conf: Conf = None,
+) -> None:
+    """Deletes what expiration would, at the scale of a cluster; shows it, and does it with --apply."""
+    if (topics is None) != deleted_topics:
+        raise typer.BadParameter("give --topics or --deleted-topics")
+    settings = load_pipeline_config(config)
+    if apply:
+        with job_session(master, conf, "retain") as session:
+            done = asyncio.run(
+                retain_job(settings, SparkRunner(session), topics or "", deleted_topics=deleted_topics, delay_ms=delay)
+            )
+    else:
+        done = asyncio.run(plan_retention(settings, topics or "", deleted_topics=deleted_topics))
+    if as_json:
+        show_json({"applied": done.is_applied, "partitions": [_line(each) for each in done.partitions]})
+    else:
+        _print(done)
+    findings(done.has_findings)
+
+
+def _line(one: PartitionRetention) -> dict[str, object]:
+    return {
+        "topic": one.partition.topic,
+        "partition": one.partition.partition,
+        "log_start_offset": one.log_start_offset,
+        "segments": len(one.segments),
+        "bytes": one.size_bytes,
+        "deleted": None if one.purge is None else len(one.purge.deleted),
+        "error": one.error,
+        "not_deleted": []
+        if one.purge is None
+        else [{"segment": str(segment.segment_id.id), "error": error} for segment, error in one.purge.failed],
+    }
+
+
+def _print(done: Retention) -> None:
+    headings = ("topic", "partition", "log start", "segments", "bytes", "deleted", "error")
+    show_table(headings, (list(_line(each).values())[:-1] for each in done.partitions), headings[1:6])
+    for one in done.partitions:
+        for segment, error in one.purge.failed if one.purge is not None else ():
+            typer.echo(f"segment {segment.segment_id.id} is not deleted yet: {error}")
+    if not done.is_applied:
+        count = sum(len(each.segments) for each in done.partitions)
+        say(f"{count} segments would be deleted. Nothing was. With --apply it is.")

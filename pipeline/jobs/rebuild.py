@@ -1,0 +1,132 @@
+"""`rebuild`: what was lost, made again of what the store still has.
+
+* The metadata, of the `.indexes` objects and manifests: executors list and read, this process judges and writes, as
+  `tidegate tier rebuild` does; only into a topic that nothing was ever written to.
+* `.indexes` objects, of the `.log` objects: of the segments that the metadata names, or where there is none, the
+  manifests. With metadata the job owns its partitions meanwhile, so that nothing is deleted under its hands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from pipeline.config import PipelineConfig
+from pipeline.indexes_task import IndexesResult, IndexesTask, make_indexes
+from pipeline.job_services import run_beside
+from pipeline.store_scan import parts_of, planned_rebuild, scan_store
+from pipeline.task_runner import TaskRunner
+from tiers.metadata.partition_manifest import PartitionManifest
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.open_tier import OpenTier, RemoteTierError, open_tier, storage_cluster_id, tiered_cluster
+from tiers.owned_tier import owned_tier
+from tiers.rebuilding import Rebuild, RebuildOptions
+from tiers.rebuilding import rebuild as rebuild_metadata
+
+SEGMENTS_PER_TASK = 100
+
+
+async def rebuild(config: PipelineConfig, runner: TaskRunner, options: RebuildOptions) -> Rebuild:
+    """Raises `RemoteTierError`, `JobError`."""
+    return await rebuild_metadata(config, options, lambda cluster_id: planned_rebuild(config, runner, cluster_id))
+
+
+async def rebuild_indexes(
+    config: PipelineConfig, runner: TaskRunner, topics: str, *, is_applied: bool
+) -> list[IndexesResult]:
+    """Of every segment that ought to have any; by topic, partition and offset. Raises `RemoteTierError`, `JobError`."""
+    async with tiered_cluster(config, is_new=True) as (_, cluster):
+        cluster_id = storage_cluster_id(config, cluster.cluster_id)
+        has_metadata = config.remote_log.metadata_topic in cluster.topics
+    if not has_metadata:
+        return await _indexes_of(
+            config, runner, cluster_id, await _accepted(config, runner, cluster_id, topics), is_applied
+        )
+
+    async def chosen(tier: OpenTier) -> Iterable[TopicIdPartition]:
+        return [each for each in tier.metadata.partitions() if re.fullmatch(topics, each.topic)]
+
+    async with owned_tier(config, chosen) if is_applied else open_tier(config) as tier:
+        await tier.refresh()
+        finished = [each for one in await chosen(tier) for each in finished_segments(tier.metadata, one)]
+        return await _indexes_of(config, runner, cluster_id, finished, is_applied)
+
+
+def finished_segments(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
+    return [
+        each
+        for each in metadata.list_remote_log_segments(partition)
+        if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+    ]
+
+
+async def _accepted(
+    config: PipelineConfig, runner: TaskRunner, cluster_id: str, topics: str
+) -> list[RemoteLogSegmentMetadata]:
+    """What the manifests name, and the store still has a log of."""
+    found: list[RemoteLogSegmentMetadata] = []
+    scan = await scan_store(config, runner, cluster_id)
+    for partition in scan.partitions.values():
+        manifest = partition.manifest
+        if isinstance(manifest, PartitionManifest) and re.fullmatch(topics, manifest.topic_id_partition.topic):
+            found += [
+                replace(each.metadata(manifest.topic_id_partition), clamped_to=each.clamped_to)
+                for each in manifest.segments
+                if (listed := partition.segments.get(each.id)) is not None and listed.log_bytes is not None
+            ]
+    if not found:
+        raise RemoteTierError(f"there is neither a topic {config.remote_log.metadata_topic} nor a manifest to go by")
+    return found
+
+
+async def _indexes_of(
+    config: PipelineConfig,
+    runner: TaskRunner,
+    cluster_id: str,
+    segments: Iterable[RemoteLogSegmentMetadata],
+    is_applied: bool,
+) -> list[IndexesResult]:
+    plan = plan_indexes(config, cluster_id, segments, is_applied=is_applied)
+    return [one for results in await run_beside(runner, "indexes", plan, make_indexes) for one in results]
+
+
+def plan_indexes(
+    config: PipelineConfig,
+    cluster_id: str,
+    segments: Iterable[RemoteLogSegmentMetadata],
+    *,
+    is_applied: bool,
+    segments_per_task: int = SEGMENTS_PER_TASK,
+) -> list[IndexesTask]:
+    """Runs of segments that follow each other; who shares offsets with another one has no neighbours."""
+
+    def place(segment: RemoteLogSegmentMetadata) -> tuple[str, str, int]:
+        partition = segment.topic_id_partition
+        return partition.topic, str(partition.topic_id), partition.partition
+
+    tasks: list[IndexesTask] = []
+    ordered = sorted(segments, key=lambda each: (place(each), each.start_offset, each.end_offset))
+    for _, group in groupby(ordered, place):
+        for run in _runs(list(group)):
+            parts = parts_of(run, segments_per_task)
+            for number, part in enumerate(parts):
+                before = parts[number - 1][-1] if number else None
+                after = parts[number + 1][0] if number + 1 < len(parts) else None
+                tasks.append(IndexesTask(config, cluster_id, tuple(part), before, after, is_applied))
+    return tasks
+
+
+def _runs(segments: Sequence[RemoteLogSegmentMetadata]) -> list[list[RemoteLogSegmentMetadata]]:
+    runs: list[list[RemoteLogSegmentMetadata]] = []
+    for segment in segments:
+        last = runs[-1][-1] if runs else None
+        if last is not None and last.clamped_to is None and last.end_offset + 1 == segment.start_offset:
+            runs[-1].append(segment)
+        else:
+            runs.append([segment])
+    return runs

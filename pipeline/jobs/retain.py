@@ -1,0 +1,196 @@
+"""`retain`: large purges: what expiration would delete, decided by its own rules, deleted by executors.
+
+* Of topics: by time, by size of what is remote, by log start. The tier's log start moves first; what brokers still have
+  below it goes as it does otherwise. A partition whose log diverged is left alone.
+* Of deleted topics: all, once no broker has known them for the delay that the proxies wait too.
+
+The job owns the metadata partitions meanwhile, and does again what an earlier one did not end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import tempfile
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from pipeline.config import PipelineConfig
+from pipeline.job_services import job_services, until_owned
+from pipeline.segment_purge import Purge, purge
+from pipeline.task_runner import TaskRunner
+from tiers.errors import RemoteLogError
+from tiers.manager.expiration_task import RLMExpirationTask
+from tiers.manager.lineage import check_remote_lineage
+from tiers.manager.metrics import RemoteLogManagerMetrics
+from tiers.manager.task_services import TaskServices
+from tiers.manager.tiered_topics import TieredTopics
+from tiers.manager.topic_deletion import (
+    ClusterTopicExistence,
+    TopicExistence,
+    begin_partition_deletion,
+    end_partition_deletion,
+)
+from tiers.manager.topic_policy import TopicPolicy, topic_rule
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.open_tier import OpenTier, open_tier
+from tiers.owned_tier import owned_tier
+
+Sleep = Callable[[float], Awaitable[object]]
+
+
+@dataclass(slots=True)
+class PartitionRetention:
+    """What is to be deleted of a partition, or was. `log_start_offset`: where it begins then; None: nowhere."""
+
+    partition: TopicIdPartition
+    log_start_offset: int | None
+    segments: list[RemoteLogSegmentMetadata]
+    purge: Purge | None = None
+    error: str | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.segment_size_bytes for each in self.segments)
+
+
+@dataclass(slots=True)
+class Retention:
+    partitions: list[PartitionRetention] = field(default_factory=list)
+    is_applied: bool = False
+
+    @property
+    def has_findings(self) -> bool:
+        return any(each.error or (each.purge and each.purge.failed) for each in self.partitions)
+
+
+async def plan_retention(config: PipelineConfig, topics: str, *, deleted_topics: bool) -> Retention:
+    """What would go. Raises `RemoteTierError`."""
+    async with open_tier(config) as tier:
+        with tempfile.TemporaryDirectory(prefix="tidegate-") as folder, job_services(tier, Path(folder)) as services:
+            if deleted_topics:
+                gone = await _gone(tier, ClusterTopicExistence(tier.client))
+                return Retention(
+                    [
+                        PartitionRetention(each, None, list(tier.metadata.list_remote_log_segments(each)))
+                        for each in tier.metadata.partitions()
+                        if each in gone
+                    ]
+                )
+            planned = []
+            for partition, policy in (await _policies(tier, topics)).items():
+                log_start, segments = RLMExpirationTask(services, partition).expired(policy)
+                planned.append(PartitionRetention(partition, log_start, segments))
+            return Retention([each for each in planned if each.segments])
+
+
+async def retain(
+    config: PipelineConfig,
+    runner: TaskRunner,
+    topics: str,
+    *,
+    deleted_topics: bool,
+    delay_ms: int | None = None,
+    sleep: Sleep = asyncio.sleep,
+) -> Retention:
+    """`delay_ms`: how long no broker must have known a deleted topic; None: as configured. Raises `RemoteTierError`,
+    `JobError`."""
+    gone: set[TopicIdPartition] = set()
+    policies: dict[TopicIdPartition, TopicPolicy] = {}
+
+    async def choose(tier: OpenTier) -> Iterable[TopicIdPartition]:
+        if not deleted_topics:
+            policies.update(await _policies(tier, topics))
+            return policies
+        existence = ClusterTopicExistence(tier.client)
+        gone.update(await _gone(tier, existence))
+        if gone:
+            await sleep((config.remote_log.topic_deletion_delay_ms if delay_ms is None else delay_ms) / 1000)
+            gone.intersection_update(await _gone(tier, existence))
+        return gone
+
+    async with owned_tier(config, choose) as tier:
+        await tier.refresh()
+        done = Retention(is_applied=True)
+        with tempfile.TemporaryDirectory(prefix="tidegate-") as folder, job_services(tier, Path(folder)) as services:
+            for partition in sorted(gone, key=_by_name):
+                done.partitions.append(await delete_partition(services, config, runner, partition))
+            if not deleted_topics:
+                # The retention as it is now: while the job waited for its turn it may have been raised.
+                policies = await _policies(tier, topics)
+            for partition in sorted(policies, key=_by_name):
+                if tier.metadata.owns(partition):
+                    done.partitions.append(
+                        await expire_partition(services, config, runner, partition, policies[partition])
+                    )
+        done.partitions = [each for each in done.partitions if each.segments or each.error]
+        return done
+
+
+async def expire_partition(
+    services: TaskServices, config: PipelineConfig, runner: TaskRunner, partition: TopicIdPartition, policy: TopicPolicy
+) -> PartitionRetention:
+    """Of a partition that is owned."""
+    task, timeout_ms = RLMExpirationTask(services, partition), services.settings.request_timeout_ms
+    done = PartitionRetention(partition, None, [])
+    try:
+        await until_owned(services, partition)
+        bounds = await services.source.bounds(partition, timeout_ms)
+        await check_remote_lineage(services.source, services.metadata, partition, timeout_ms)
+        done.segments = await task.expire(policy)
+        done.log_start_offset = services.metadata.log_start_offset(partition)
+        if done.segments:
+            done.purge = await purge(services, config, runner, done.segments)
+        await task.apply_log_start(bounds)
+    except RemoteLogError as error:
+        done.error = str(error)
+    return done
+
+
+async def delete_partition(
+    services: TaskServices, config: PipelineConfig, runner: TaskRunner, partition: TopicIdPartition
+) -> PartitionRetention:
+    """Of a topic that is gone, and owned."""
+    done = PartitionRetention(partition, None, [])
+    try:
+        await until_owned(services, partition)
+        done.segments = await begin_partition_deletion(services, partition)
+        done.purge = await purge(services, config, runner, done.segments)
+        if not done.purge.failed:
+            await until_owned(services, partition)
+            await end_partition_deletion(services, partition)
+    except RemoteLogError as error:
+        done.error = str(error)
+    return done
+
+
+async def _gone(tier: OpenTier, existence: TopicExistence) -> set[TopicIdPartition]:
+    """What is remote of topics that no broker knows."""
+    known = tier.metadata.partitions()
+    timeout_ms = tier.config.upstream.request_timeout_ms
+    missing = await existence.gone({each.topic_id for each in known}, timeout_ms)
+    return {each for each in known if each.topic_id in missing}
+
+
+async def _policies(tier: OpenTier, topics: str) -> dict[TopicIdPartition, TopicPolicy]:
+    rules = [topic_rule(topic) for topic in tier.config.topics]
+    tiered = TieredTopics(
+        tier.client, rules, RemoteLogManagerMetrics(CollectorRegistry()), tier.metadata.topic_tier_config
+    )
+    await tiered.refresh(tier.config.upstream.request_timeout_ms)
+    known = set(tier.metadata.partitions())
+    return {
+        partition: policy
+        for policy in tiered.policies.values()
+        if re.fullmatch(topics, policy.topic)
+        for partition in policy.partitions()
+        if partition in known
+    }
+
+
+def _by_name(partition: TopicIdPartition) -> tuple[str, str, int]:
+    return partition.topic, str(partition.topic_id), partition.partition
