@@ -3,6 +3,10 @@
 Planning runs in a Python process of the driver, reading in those of the executors: a reader is pickled, so it holds
 settings and nothing that is open. Spark prunes no columns of a Python source: a schema of fewer columns, or the option
 `columns`, does, and what is not asked for is never decoded.
+
+Filters are pushed down with the option `pushdown` alone. Spark 4.3 keeps what was planned last with what `load()` gave
+(`PythonDataSourceV2.readInfo`): another query over the same DataFrame, or another use of it within one query, would
+read what was narrowed for the first. So the option is for a DataFrame that is loaded for one query and used in it once.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from pipeline.range_read import RangeReader
 from pipeline.read_plan import Gap, ReadRange, RemoteRange, tasks_of
 from pipeline.tiered_log import LogBounds, TieredLog, open_log, report_data_loss
 from pipeline.worker import worker
+from tiers.metadata.quick_values import making_many
 from tiers.model.ids import TopicIdPartition
 
 if TYPE_CHECKING:
@@ -79,8 +84,6 @@ def columns_of(schema: StructType) -> RecordColumns:
 
 
 class KafkaTieredDataSource(DataSource):
-    """For sessions that push filters down (`spark.sql.python.filterPushdown.enabled`)."""
-
     @classmethod
     def name(cls) -> str:
         return NAME
@@ -90,19 +93,13 @@ class KafkaTieredDataSource(DataSource):
         return spark_schema(names or (ALL_COLUMNS if include_headers else KAFKA_COLUMNS).names)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return PushingTieredReader(parse_options(self.options, is_streaming=False), schema)
+        options = parse_options(self.options, is_streaming=False)
+        return PushingTieredReader(options, schema) if options.pushes_filters else TieredReader(options, schema)
 
     def streamReader(self, schema: StructType) -> TieredStreamReader:
         from pipeline.stream import TieredStreamReader  # which is made of what is here
 
         return TieredStreamReader(parse_options(self.options, is_streaming=True), schema)
-
-
-class KafkaTieredDataSourceWithoutPushdown(KafkaTieredDataSource):
-    """Spark refuses a reader that could be given filters in a session that gives none."""
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        return TieredReader(parse_options(self.options, is_streaming=False), schema)
 
 
 class TieredReader(DataSourceReader):
@@ -139,6 +136,8 @@ class TieredReader(DataSourceReader):
 
 
 class PushingTieredReader(TieredReader):
+    """Spark refuses it where `spark.sql.python.filterPushdown.enabled` is off."""
+
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self._wanted, residual = push(filters)
         return residual
@@ -152,14 +151,15 @@ def tasks_for(
     min_timestamp_ms: int | None = None,
 ) -> list[InputPartition]:
     """`asked`: first and last offset, inclusive; the last below the first asks for nothing. Raises `DataLossError`."""
-    ranges: list[ReadRange] = []
-    for partition, (first_offset, end_offset) in asked.items():
-        for piece in log.ranges(partition, bounds[partition], first_offset, end_offset):
-            if isinstance(piece, Gap):
-                report_data_loss(options, f"{partition}: {piece.first_offset} to {piece.end_offset} is gone")
-            elif not (isinstance(piece, RemoteRange) and _is_before(piece, min_timestamp_ms)):
-                ranges.append(piece)
-    tasks = tasks_of(ranges, options.split_bytes, options.min_partitions, options.max_records_per_partition)
+    with making_many():
+        ranges: list[ReadRange] = []
+        for partition, (first_offset, end_offset) in asked.items():
+            for piece in log.ranges(partition, bounds[partition], first_offset, end_offset):
+                if isinstance(piece, Gap):
+                    report_data_loss(options, f"{partition}: {piece.first_offset} to {piece.end_offset} is gone")
+                elif not (isinstance(piece, RemoteRange) and _is_before(piece, min_timestamp_ms)):
+                    ranges.append(piece)
+        tasks = tasks_of(ranges, options.split_bytes, options.min_partitions, options.max_records_per_partition)
     return [ReadTask(log.cluster_id, task) for task in tasks]
 
 

@@ -37,7 +37,7 @@ _OPTIONS = (
     *("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets"),
     *("minPartitions", "maxRecordsPerPartition", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
     *("failOnDataLoss", "includeHeaders", "kafkaConsumer.pollTimeoutMs"),
-    *("config", "splitBytes", "tier", "access", "columns"),
+    *("config", "splitBytes", "tier", "access", "columns", "pushdown"),
 )
 _WITHOUT_EFFECT = ("groupIdPrefix", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs")
 """There is no consumer group, and requests are retried until their deadline."""
@@ -118,6 +118,7 @@ class ReadOptions:
     fail_on_data_loss: bool
     poll_timeout_ms: int
     split_bytes: int
+    pushes_filters: bool = False
 
 
 def column_options(options: Mapping[str, str]) -> tuple[bool, tuple[str, ...]]:
@@ -177,6 +178,7 @@ def parse_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOpti
         fail_on_data_loss=given.flag("failOnDataLoss", True),
         poll_timeout_ms=given.positive("kafkaConsumer.pollTimeoutMs") or TIMEOUT_MS,
         split_bytes=given.positive("splitBytes") or DEFAULT_SPLIT_BYTES,
+        pushes_filters=given.flag("pushdown", False),
     )
 
 

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource
 
-from pipeline.datasource import KafkaTieredDataSource, KafkaTieredDataSourceWithoutPushdown
+from pipeline.datasource import KafkaTieredDataSource
 from pipeline.segments_relation import SegmentsDataSource
 
 _ALREADY = "DATA_SOURCE_ALREADY_EXISTS"
 
 
 def register_data_sources(session: SparkSession) -> None:
-    """A second time in one JVM is no error. Whether filters are pushed down is the session's setting as of now."""
-    pushes = session.conf.get("spark.sql.python.filterPushdown.enabled", "false") == "true"
-    sources: list[type[DataSource]] = [
-        KafkaTieredDataSource if pushes else KafkaTieredDataSourceWithoutPushdown,
-        SegmentsDataSource,
-    ]
-    for source in sources:
+    """A second time in one JVM is no error."""
+    for source in (KafkaTieredDataSource, SegmentsDataSource):
         try:
             session.dataSource.register(source)
         except AnalysisException as error:

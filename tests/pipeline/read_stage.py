@@ -155,7 +155,7 @@ def reader_of(
     options: Mapping[str, str], schema: StructType | None = None, filters: Sequence[Filter] = ()
 ) -> tuple[PushingTieredReader, list[Filter]]:
     """As Spark's planning process makes it, and the filters that it leaves to Spark."""
-    source = KafkaTieredDataSource(dict(options))
+    source = KafkaTieredDataSource({**options, "pushdown": "true"})
     reader = source.reader(schema or source.schema())
     assert isinstance(reader, PushingTieredReader)
     return reader, list(reader.pushFilters(list(filters)))

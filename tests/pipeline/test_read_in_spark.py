@@ -7,13 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
 from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, StructType
 
 import pipeline
-from pipeline.datasource import KafkaTieredDataSource, KafkaTieredDataSourceWithoutPushdown
-from pipeline.registration import register_data_sources
 from tests.integration.strict_consumer import until_trimmed
 from tests.pipeline.read_stage import ReadStage, without_headers
 from tests.servers.producing import create_topic
@@ -58,49 +57,41 @@ def test_a_frame_is_what_was_produced(spark: SparkSession, stage: ReadStage) -> 
 def test_filters_give_the_same_rows_pushed_down_or_not(
     spark: SparkSession, stage: ReadStage, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pipeline.register(spark)
-    pipeline.register(spark)
-    frame = data_of(stage, spark)
-    late = stage.expected(partition=0)[1500]["timestamp"]
-    queries: list[tuple[DataFrame, Callable[[Found], bool]]] = [
-        (
-            frame.where("offset >= 100 and offset < 300 and partition = 0"),
-            lambda row: row[0] == 0 and 100 <= row[1] < 300,
-        ),
-        (frame.where("offset = 5 or value is null"), lambda row: row[1] == 5 or row[2] is None),
-        (frame.where("partition in (1, 7) and offset is not null"), lambda row: row[0] == 1),
-        (frame.where("topic = 'another'"), lambda row: False),
+    whole = data_of(stage, spark)
+    queries: list[tuple[str, Callable[[Found], bool]]] = [
+        ("offset >= 100 and offset < 300 and partition = 0", lambda row: row[0] == 0 and 100 <= row[1] < 300),
+        ("offset = 5 or value is null", lambda row: row[1] == 5 or row[2] is None),
+        ("partition in (1, 7) and offset is not null", lambda row: row[0] == 1),
+        ("topic = 'another'", lambda row: False),
     ]
-    for query, wanted in queries:
-        assert values(query) == [row for row in expected(stage) if wanted(row)]
-    by_time = [row for row in stage.expected() if row["timestamp"] >= late]
-    assert frame.where(col("timestamp") >= late).count() == len(by_time)
+    for condition, wanted in queries:
+        expected_rows = [row for row in expected(stage) if wanted(row)]
+        assert values(data_of(stage, spark, pushdown="true").where(condition)) == expected_rows
+        # One frame for many queries: what one of them filters, the next one must not miss.
+        assert values(whole.where(condition)) == expected_rows
+    low, high = whole.where("offset < 100"), whole.where("offset >= 100")
+    assert low.union(high).count() == whole.count() == len(stage.expected())
+    late = stage.expected(partition=0)[1500]["timestamp"]
+    by_time = data_of(stage, spark, pushdown="true").where(col("timestamp") >= late)
+    assert by_time.count() == len([row for row in stage.expected() if row["timestamp"] >= late])
     # What was pushed exactly, Spark does not look at again.
-    queries[0][0].explain()
-    exact = capsys.readouterr().out
-    queries[1][0].explain()
-    residual = capsys.readouterr().out
-    assert ") Filter " not in exact
-    assert ") Filter " in residual
+    data_of(stage, spark, pushdown="true").where(queries[0][0]).explain()
+    assert ") Filter " not in capsys.readouterr().out
+    by_time.explain()
+    assert ") Filter " in capsys.readouterr().out
 
 
 def test_a_session_that_pushes_nothing_down_reads_all_the_same(spark: SparkSession, stage: ReadStage) -> None:
     other = spark.newSession()
     other.conf.set("spark.sql.python.filterPushdown.enabled", "false")
-
-    class Unpushed(KafkaTieredDataSourceWithoutPushdown):
-        @classmethod
-        def name(cls) -> str:
-            return "kafka_tiered_unpushed"
-
-    other.dataSource.register(Unpushed)
-    frame = other.read.format("kafka_tiered_unpushed").options(**stage.options).load()
-    assert frame.where("offset < 10 and partition = 1").count() == 10
-    assert issubclass(KafkaTieredDataSourceWithoutPushdown, KafkaTieredDataSource)
+    assert data_of(stage, other).where("offset < 10 and partition = 1").count() == 10
+    with pytest.raises(AnalysisException, match="PUSHDOWN_DISABLED"):
+        data_of(stage, other, pushdown="true").where("offset < 10").count()
 
 
 def test_a_schema_of_few_columns_reads_just_those(spark: SparkSession, stage: ReadStage) -> None:
-    register_data_sources(spark)
+    pipeline.register(spark)
+    pipeline.register(spark)
     frame = spark.read.format("kafka_tiered").schema("value BINARY, offset BIGINT").options(**stage.options).load()
     assert frame.columns == ["value", "offset"]
     assert sorted(row["offset"] for row in frame.collect()) == sorted(row["offset"] for row in stage.rows)
@@ -121,7 +112,7 @@ def test_a_stream_reads_both_tiers_once_over_restarts(spark: SparkSession, stage
     pipeline.register(spark)
     topic = f"{stage.topic}-stream"
     create_topic(stage.kafka.bootstrap_servers, topic, config={"retention.ms": "-1"})
-    stage.produce(600, topic=topic)
+    stage.produce(1200, topic=topic)
     until_trimmed(stage.kafka, topic, 300)
     stage.produce(50, topic=topic)
     seen: list[Found] = []
@@ -137,7 +128,7 @@ def test_a_stream_reads_both_tiers_once_over_restarts(spark: SparkSession, stage
             spark.readStream.format("kafka_tiered")
             .options(config=stage.options["config"], subscribe=topic)
             .option("startingOffsets", "earliest")
-            .option("maxOffsetsPerTrigger", "300")
+            .option("maxOffsetsPerTrigger", "500")
             .load()
         )
         query = (
@@ -153,7 +144,7 @@ def test_a_stream_reads_both_tiers_once_over_restarts(spark: SparkSession, stage
         return sorted((row["partition"], row["offset"], row["value"]) for row in mine)
 
     run()
-    assert batches == [300, 300, 50]
+    assert batches == [500, 500, 250]
     assert sorted(seen) == produced()
     run()
     assert len(batches) == 3
