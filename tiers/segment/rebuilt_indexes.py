@@ -22,6 +22,7 @@ from tiers.segment.segment_index import Chunk
 from tiers.segment.transaction_index import MARKER_NOT_COPIED
 
 _TRANSACTIONAL_OR_CONTROL = 0x30
+_CONTROL = 0x20
 
 
 class RebuiltIndexes:
@@ -57,20 +58,25 @@ class RebuiltIndexes:
         max_timestamp_ms = -1
         epoch = self._epochs[-1].epoch if self._epochs else -1
         add = self._builder.add
+        next_offset = self._next_offset
         for batch in batches:
-            begin = first_offset_of(batch, self._next_offset)
-            if begin > self._next_offset:
-                self.missing_offsets += begin - self._next_offset
+            begin = batch.base_offset if batch.magic == 2 else first_offset_of(batch, next_offset)
+            if begin > next_offset:
+                self.missing_offsets += begin - next_offset
             if batch.leader_epoch > epoch or not self._epochs:
                 epoch = self._learn_epoch(batch.leader_epoch, begin)
-            if batch.attributes & _TRANSACTIONAL_OR_CONTROL:
+            attributes = batch.attributes
+            if attributes & _TRANSACTIONAL_OR_CONTROL:
                 self._track(log_bytes, batch)
-            if not batch.is_control:
-                self.records += batch.records_count if batch.magic == 2 else 1
+            if batch.magic < 2:
+                self.records += 1
+            elif not attributes & _CONTROL:
+                self.records += batch.records_count
             if batch.max_timestamp > max_timestamp_ms:
                 max_timestamp_ms = batch.max_timestamp
             add(batch)
-            self._next_offset = batch.last_offset + 1
+            next_offset = batch.last_offset + 1
+        self._next_offset = next_offset
         self.batches += len(batches)
         self._chunks.append(
             Chunk(

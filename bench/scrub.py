@@ -1,0 +1,158 @@
+"""How fast a scrub reads back and judges what a folder holds: `python -m bench.scrub [--mib 512] [--spark]`.
+
+MB (10^6 bytes) of stored log per second of one core's CPU time, and on the wall with one and two workers, at the levels
+batch and deep. Batches of about 16 KiB of 100-byte records, and of about 64 KiB of 512-byte ones; uncompressed and
+zstd, of whose stored bytes deep makes several times as many. The tasks are those that Spark runs, in processes of
+their own; with `--spark` Spark runs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from bench.decode import SHAPES, runs_of_batches
+from pipeline.config import PipelineConfig, parse_pipeline_config
+from pipeline.decode.arrow_records import warm
+from pipeline.segment_scrub import ScrubSetup, SegmentVerdict, scrub_segments
+from pipeline.session import open_session
+from pipeline.task_runner import SparkRunner
+from pipeline.worker import worker
+from protocol.records.record_batch import CODEC_NONE, CODEC_ZSTD
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.segment.segment_builder import SegmentBuilder
+from tiers.storage.local import LocalRemoteStorageManager
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+SEGMENTS = 8
+CODECS = {"none": CODEC_NONE, "zstd": CODEC_ZSTD}
+PARTITION = TopicIdPartition(uuid.UUID(int=6), 0, "orders")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mib", type=int, default=512, help="uncompressed, per line")
+    parser.add_argument("--rounds", type=int, default=3, help="the best one counts")
+    parser.add_argument("--spark", action="store_true", help="the tasks run on local[1] and local[2]")
+    options = parser.parse_args()
+    warm()
+    print(f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
+    print(f"{'records':16} {'codec':6} {'level':6} {'ratio':>5} {'MB/s of CPU':>12} {'wall, 1':>8} {'wall, 2':>8}")
+    for shape, (value_bytes, batch_bytes) in SHAPES.items():
+        for name, codec in CODECS.items():
+            with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder:
+                config, segments, uncompressed = _store(Path(folder), value_bytes, batch_bytes, codec, options.mib)
+                stored = sum(each.segment_size_bytes for each in segments)
+                for level in ("batch", "deep"):
+                    setup = ScrubSetup(config, "bench", level == "deep")
+                    one, two, cpu = _measured(setup, segments, options.rounds, options.spark)
+                    print(
+                        f"{shape:16} {name:6} {level:6} {uncompressed / stored:5.2f} {stored / cpu / 1e6:12.0f} "
+                        f"{stored / one / 1e6:8.0f} {stored / two / 1e6:8.0f}   load {os.getloadavg()[0]:.1f}"
+                    )
+
+
+def _store(
+    folder: Path, value_bytes: int, batch_bytes: int, codec: int, mib: int
+) -> tuple[PipelineConfig, list[RemoteLogSegmentMetadata], int]:
+    """Segments of equal content under uuids of their own."""
+    chunks, size, _ = runs_of_batches(value_bytes, batch_bytes, codec, (mib << 20) // SEGMENTS, False)
+    builder = SegmentBuilder(folder / "spool", 0, lambda: 0)
+    for chunk in chunks:
+        builder.append(chunk, ())
+    built = builder.finish()
+    (folder / "store").mkdir()
+    store = LocalRemoteStorageManager({"path": str(folder / "store"), "cluster.id": "bench"})
+    segments = []
+
+    async def fill() -> None:
+        await store.open()
+        for _ in range(SEGMENTS):
+            segment = RemoteLogSegmentMetadata(
+                segment_id=RemoteLogSegmentId(PARTITION, uuid.uuid4()),
+                start_offset=built.start_offset,
+                end_offset=built.end_offset,
+                broker_id=1,
+                max_timestamp_ms=built.max_timestamp_ms,
+                event_timestamp_ms=0,
+                segment_leader_epochs=built.segment_leader_epochs,
+                segment_size_bytes=built.size_bytes,
+                state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+                txn_index_empty=built.txn_index_empty,
+            )
+            await store.copy_log_segment_data(segment, built.log_segment_data(segment))
+            segments.append(segment)
+        await store.close()
+
+    worker().run(fill())
+    builder.discard()
+    config = parse_pipeline_config(
+        '[upstream]\nbootstrap.servers = "localhost:1"\n'
+        f'[storage]\nimplementation = "local"\npath = "{folder / "store"}"\n"cluster.id" = "bench"\n'
+    )
+    return config, segments, size * SEGMENTS
+
+
+def timed(setup: ScrubSetup, segments: Sequence[RemoteLogSegmentMetadata]) -> tuple[float, list[SegmentVerdict]]:
+    """CPU seconds of the process, all of its threads."""
+    began = time.process_time()
+    verdicts = scrub_segments(setup, segments)
+    return time.process_time() - began, verdicts
+
+
+def _measured(
+    setup: ScrubSetup, segments: Sequence[RemoteLogSegmentMetadata], rounds: int, is_spark: bool
+) -> tuple[float, float, float]:
+    """Seconds on the wall with one and two workers, and CPU seconds with one; the best of each."""
+    halves = [tuple(segments[: SEGMENTS // 2]), tuple(segments[SEGMENTS // 2 :])]
+    wall: dict[int, float] = {}
+    cpu = float("inf")
+    for workers in (1, 2):
+        with _Workers(workers, is_spark) as run:
+            run(halves, partial(timed, setup))  # opens, imports, compiles
+            for _ in range(rounds):
+                began = time.monotonic()
+                results = run(halves, partial(timed, setup))
+                wall[workers] = min(wall.get(workers, float("inf")), time.monotonic() - began)
+                if workers == 1:
+                    cpu = min(cpu, sum(seconds for seconds, _ in results))
+                for _, verdicts in results:
+                    assert not any(each.damages or each.trouble for each in verdicts)
+    return wall[1], wall[2], cpu
+
+
+class _Workers:
+    def __init__(self, count: int, is_spark: bool) -> None:
+        self._count = count
+        self._is_spark = is_spark
+
+    def __enter__(self) -> Callable[[Sequence[P], Callable[[P], R]], list[R]]:
+        if self._is_spark:
+            self._session = open_session(f"local[{self._count}]")
+            runner = SparkRunner(self._session.__enter__())
+            return lambda plan, task: runner.run("scrub", plan, task)
+        self._pool = multiprocessing.get_context("spawn").Pool(self._count)
+        return lambda plan, task: self._pool.map(task, plan, 1)
+
+    def __exit__(self, *raised: object) -> None:
+        if self._is_spark:
+            self._session.__exit__(None, None, None)
+        else:
+            self._pool.terminate()
+            self._pool.join()
+
+
+if __name__ == "__main__":
+    main()
