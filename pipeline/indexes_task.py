@@ -88,8 +88,8 @@ async def make_one(
     get_bytes: int = GET_BYTES,
 ) -> IndexesResult:
     """Raises `RemoteLogError`, `CorruptBatchError` for what keeps it from being made anew."""
-    trouble = await _trouble(storage, segment)
-    if trouble is None:
+    trouble = await _stored(storage, segment)
+    if isinstance(trouble, IndexesObject):
         return IndexesResult(segment, Verdict.WHOLE)
     earlier, later = await _neighbour(storage, before), await _neighbour(storage, after)
     with tempfile.TemporaryDirectory(prefix="tidegate-indexes-") as folder:
@@ -119,25 +119,29 @@ async def make_one(
     return IndexesResult(segment, Verdict.WRITTEN, trouble + guessed)
 
 
-async def _trouble(storage: LocatedRemoteStorageManager, segment: RemoteLogSegmentMetadata) -> str | None:
-    try:
-        decode_indexes_object(await persistently(lambda: storage.fetch_indexes(segment)), segment)
-    except RemoteResourceNotFoundError:
+async def _stored(storage: LocatedRemoteStorageManager, segment: RemoteLogSegmentMetadata) -> IndexesObject | str:
+    """A sentence when it is not whole. What is missing is not waited for: it would be the same bytes again."""
+
+    async def fetch() -> bytes | None:
+        try:
+            return await storage.fetch_indexes(segment)
+        except RemoteResourceNotFoundError:
+            return None
+
+    data = await persistently(fetch)
+    if data is None:
         return "the .indexes object is missing"
+    try:
+        return decode_indexes_object(data, segment)
     except CorruptSegmentError as error:
         return f"the .indexes object: {error}"
-    return None
 
 
 async def _neighbour(
     storage: LocatedRemoteStorageManager, segment: RemoteLogSegmentMetadata | None
 ) -> IndexesObject | None:
-    if segment is None:
-        return None
-    try:
-        return decode_indexes_object(await persistently(lambda: storage.fetch_indexes(segment)), segment)
-    except (RemoteResourceNotFoundError, CorruptSegmentError):
-        return None
+    stored = None if segment is None else await _stored(storage, segment)
+    return stored if isinstance(stored, IndexesObject) else None
 
 
 def _epochs_of(

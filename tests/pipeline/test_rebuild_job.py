@@ -1,0 +1,120 @@
+"""What executors find in a store is what one process finds; and indexes that cannot be made anew are left alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import PipelineConfig, parse_pipeline_config
+from pipeline.indexes_task import Verdict, make_indexes
+from pipeline.jobs.rebuild import plan_indexes
+from pipeline.store_scan import planned_rebuild
+from tests.fakes.segments import PARTITION
+from tests.pipeline.job_bench import InlineRunner
+from tests.proxy.commands.command_bench import CLUSTER_ID, CommandBench, command_bench
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.rebuilding import plan_rebuild
+from tiers.segment.segment_encryption import KeyRing
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[CommandBench]:
+    async with command_bench(tmp_path) as made:
+        yield made
+
+
+def config_of(bench: CommandBench) -> PipelineConfig:
+    return parse_pipeline_config(
+        f'[upstream]\nbootstrap.servers = "localhost:1"\n'
+        f'[storage]\nimplementation = "local"\npath = "{bench.root}"\ncluster.id = "{CLUSTER_ID}"\n'
+    )
+
+
+async def test_executors_find_what_one_process_finds(bench: CommandBench) -> None:
+    for start in (0, 10, 20):
+        await bench.tiered(start)
+    await bench.put_manifest()
+    unnamed = await bench.stored(30)
+    cut = await bench.stored(50)
+    damaged = next(file for file in bench.files() if str(unnamed.segment_id.id) in file.name and file.suffix == ".log")
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    one = await plan_rebuild(bench.storage, CLUSTER_ID, bench.ring, 1)
+    many = await planned_rebuild(config_of(bench), InlineRunner(), CLUSTER_ID)
+    assert many.plans == one.plans
+    [plan] = many.plans
+    assert [each.start_offset for each in plan.segments] == [0, 10, 20, 30]
+    assert [str(cut.segment_id.id) in plan.refused[0], "checksum" in plan.refused[1]] == [True, True]
+
+
+def made(
+    bench: CommandBench, segments: list[RemoteLogSegmentMetadata], *, is_applied: bool = True
+) -> list[tuple[Verdict, str]]:
+    plan = plan_indexes(config_of(bench), CLUSTER_ID, segments, is_applied=is_applied, segments_per_task=2)
+    return [(each.verdict, each.what) for task in plan for each in make_indexes(task)]
+
+
+def lose(bench: CommandBench, segment: RemoteLogSegmentMetadata) -> Path:
+    [path] = [
+        each for each in bench.files() if each.stem.endswith(str(segment.segment_id.id)) and each.suffix != ".log"
+    ]
+    path.unlink()
+    return path
+
+
+async def test_indexes_are_made_anew_run_by_run_and_nothing_is_written_unasked(bench: CommandBench) -> None:
+    segments = [await bench.tiered(start) for start in (0, 10, 20, 40)]
+    for segment in (segments[0], segments[3]):
+        lose(bench, segment)
+    before = bench.files()
+    seen = [verdict for verdict, _ in await asyncio.to_thread(made, bench, segments, is_applied=False)]
+    assert seen == [Verdict.LOST, Verdict.WHOLE, Verdict.WHOLE, Verdict.LOST]
+    assert bench.files() == before
+    written = await asyncio.to_thread(made, bench, segments)
+    assert written[0] == (Verdict.WRITTEN, "the .indexes object is missing")
+    assert written[3] == (Verdict.WRITTEN, "the .indexes object is missing; what began before it is not known")
+    assert {verdict for verdict, _ in await asyncio.to_thread(made, bench, segments)} == {Verdict.WHOLE}
+
+
+async def test_an_encrypted_segment_is_lost_with_its_key(bench: CommandBench) -> None:
+    bench.ring = KeyRing({"old": bytes(32)}, "old")
+    segment = await bench.tiered(0)
+    lose(bench, segment)
+    [(verdict, what)] = await asyncio.to_thread(made, bench, [segment])
+    assert verdict is Verdict.REFUSED
+    assert "it is encrypted" in what
+
+
+async def test_what_has_no_log_or_another_one_is_refused(bench: CommandBench) -> None:
+    first, second = await bench.tiered(0), await bench.tiered(10)
+    paths = [lose(bench, each) for each in (first, second)]
+    paths[0].with_suffix(".log").unlink()
+    log = paths[1].with_suffix(".log")
+    log.write_bytes(log.read_bytes()[:-5])
+    (none, missing), (short, torn) = await asyncio.to_thread(made, bench, [first, second])
+    assert (none, short) == (Verdict.REFUSED, Verdict.REFUSED)
+    assert "no such object" in missing
+    assert "no whole record batch" in torn
+
+
+def test_only_neighbours_without_a_gap_tell_anything_of_each_other(bench: CommandBench) -> None:
+    def segment(start: int, end: int, cut: int | None = None) -> RemoteLogSegmentMetadata:
+        made = asyncio.run(bench.stored(start))
+        return replace(made, end_offset=end, clamped_to=cut)
+
+    segments = [segment(0, 9), segment(10, 19), segment(30, 39, 35), segment(40, 49), segment(50, 59), segment(60, 69)]
+    plan = plan_indexes(config_of(bench), CLUSTER_ID, reversed(segments), is_applied=False, segments_per_task=2)
+    assert plan[0].segments[0].topic_id_partition == PARTITION
+
+    def starts(*some: RemoteLogSegmentMetadata | None) -> list[int | None]:
+        return [None if each is None else each.start_offset for each in some]
+
+    assert [starts(task.before, *task.segments, task.after) for task in plan] == [
+        [None, 0, 10, None],
+        [None, 30, None],
+        [None, 40, 50, 60],
+        [50, 60, None],
+    ]
