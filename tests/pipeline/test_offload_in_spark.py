@@ -50,6 +50,7 @@ def wait_for(file: Path, process: subprocess.Popen[bytes], output: Path) -> None
         time.sleep(0.1)
 
 
+@pytest.mark.timeout(400)
 def test_an_executor_and_then_the_driver_are_killed_and_nothing_is_copied_twice_or_left(
     kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ import pipeline.offload_task
 from pipeline.jobs.offload import plan_offload
 from pipeline.offload_driver import OffloadDriver, OffloadOptions
 from pipeline.offload_task import OffloadResult, OffloadTask, Stop, Stopped
+from pipeline.topic_sizes import log_sizes
 from protocol.records.record_batch import iterate_batches
 from tests.pipeline.offload_rig import OffloadRig, in_process, offload_rig
 from tests.servers.kafka import KafkaCluster
@@ -23,8 +24,10 @@ from tests.servers.producing import (
     produce,
     produce_transaction,
     random_values,
+    topic_id_partition,
 )
 from tests.servers.tidegate import tidegate_over
+from tiers.broker.client import BrokerClient
 from tiers.errors import RetriableRemoteStorageError
 from tiers.manager.segment_copy import write_objects
 from tiers.manager.spool import Spool
@@ -93,6 +96,19 @@ def test_a_small_young_end_is_left_and_a_run_ends_at_its_limit(rig: OffloadRig) 
     assert 0 < 200 - second.partitions[0].next_offset < 60
     looked = rig.look()
     assert looked.log_bytes.startswith(looked.remote_bytes)
+
+
+async def test_brokers_tell_what_their_logs_take(kafka_of_three: KafkaCluster, topic_name: str) -> None:
+    create_topic(kafka_of_three.bootstrap_servers, topic_name)
+    produce(kafka_of_three.bootstrap_servers, topic_name, random_values(100))
+    client = BrokerClient([kafka_of_three.address()], client_id="test")
+    try:
+        leader = await client.leader_of(await topic_id_partition(client, topic_name))
+        sizes = await log_sizes(client, {leader.node_id: {topic_name: [0]}})
+    finally:
+        await client.close()
+    assert sizes.keys() == {(topic_name, 0)}
+    assert 100_000 < sizes[topic_name, 0] < 110_000
 
 
 def test_a_store_that_fails_is_asked_again_and_leaves_nothing(rig: OffloadRig, monkeypatch: pytest.MonkeyPatch) -> None:
