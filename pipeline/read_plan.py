@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 from uuid import UUID
 
+from tiers.metadata.quick_values import quick
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -50,6 +51,9 @@ class RemoteRange:
     def size_bytes(self) -> int:
         """About."""
         return int(self.segment.segment_size_bytes * count_of(self) / _offsets_of(self.segment))
+
+
+_quick_range = quick(RemoteRange)
 
 
 def _remote_range(
@@ -154,7 +158,7 @@ def cover(view: LogView, first_offset: int, end_offset: int) -> Iterator[ReadRan
             yield from _local(view, position, segment.start_offset - 1, record_bytes)
         last = min(segment.valid_end_offset, end_offset)
         record_bytes = segment.segment_size_bytes / _offsets_of(segment)
-        yield RemoteRange(segment, max(position, segment.start_offset), last)
+        yield _quick_range(segment, max(position, segment.start_offset), last)
         position = last + 1
     if position <= end_offset:
         yield from _local(view, position, end_offset, record_bytes)
@@ -187,13 +191,13 @@ def pack(
     task: list[ReadRange] = []
     size_bytes = records = 0
     for one in ranges:
-        count = count_of(one)
-        is_full = size_bytes + one.size_bytes > max_bytes or (max_records is not None and records + count > max_records)
+        count, of_one_bytes = count_of(one), one.size_bytes
+        is_full = size_bytes + of_one_bytes > max_bytes or (max_records is not None and records + count > max_records)
         if task and is_full:
             yield tuple(task)
             task, size_bytes, records = [], 0, 0
         task.append(one)
-        size_bytes += one.size_bytes
+        size_bytes += of_one_bytes
         records += count
     if task:
         yield tuple(task)
