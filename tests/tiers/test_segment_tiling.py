@@ -1,0 +1,35 @@
+"""Overlaps are the offsets that two segments hold, whatever lies around them; what was cut off holds none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import uuid4
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fakes.segments import PARTITION
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.segment_tiling import overlaps
+from tiers.storage.object_key import SegmentObjectKey, segment_of_key
+
+
+def segment(start: int, end: int, clamped_to: int | None = None) -> RemoteLogSegmentMetadata:
+    key = SegmentObjectKey("c", PARTITION.topic_id, PARTITION.partition, start, end, uuid4(), ".log")
+    return replace(segment_of_key(key, None), clamped_to=clamped_to)
+
+
+SEGMENTS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 15), st.none() | st.integers(0, 50)), max_size=8)
+
+
+@given(made=SEGMENTS, log_start=st.integers(0, 30))
+def test_they_are_what_more_than_one_segment_holds(made: list[tuple[int, int, int | None]], log_start: int) -> None:
+    segments = [
+        segment(start, start + length, None if clamp is None or clamp >= start + length else clamp)
+        for start, length, clamp in made
+    ]
+    held = [offset for each in segments for offset in range(each.start_offset, each.valid_end_offset + 1)]
+    several = {offset for offset in held if offset >= log_start and held.count(offset) > 1}
+    found = list(overlaps(segments, log_start))
+    assert {offset for one in found for offset in range(one.run.first_offset, one.run.last_offset + 1)} == several
+    assert all(one.one is not one.other for one in found)
