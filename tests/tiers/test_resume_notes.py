@@ -1,0 +1,34 @@
+"""What was found whole is left out at the same depth and at lesser ones; a torn line costs no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.fakes.segments import PARTITION
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.open_tier import RemoteTierError
+from tiers.resume_notes import note_segment, noted_segments
+
+
+def test_a_depth_counts_for_those_below_it(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    assert noted_segments(None) == noted_segments(path) == set()
+    ids = [RemoteLogSegmentId(PARTITION, uuid4()) for _ in range(3)]
+    with path.open("a") as notes:
+        for depth, each in enumerate(ids):
+            note_segment(notes, each, depth)
+        note_segment(notes, ids[2], 0)
+        notes.write('\n{"segment": "torn')
+        note_segment(notes, ids[0], 1)
+    names = [str(each.id) for each in ids]
+    assert [noted_segments(path, depth) for depth in range(4)] == [set(names), set(names), {names[2]}, set()]
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("[1]\nrecords\n")
+    with pytest.raises(RemoteTierError, match="was not written by this command"):
+        noted_segments(path)
