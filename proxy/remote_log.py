@@ -35,10 +35,9 @@ from tiers.metadata.failed_deletions_topic import FailedDeletionsTopic
 from tiers.metadata.metadata_topic import MetadataTopicSettings
 from tiers.metadata.metrics import RemoteLogMetadataMetrics
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
-from tiers.open_tier import RemoteTierError, open_key_ring, storage_cluster_id
+from tiers.open_tier import RemoteTierError, open_key_ring, segments_without_metadata, storage_cluster_id
 from tiers.quota import QuotaWindow, RateQuota
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
-from tiers.storage.object_key import parse_segment_key
 from tiers.storage.registry import create_storage
 
 logger = logging.getLogger(__name__)
@@ -97,16 +96,8 @@ async def open_metadata(
 async def _segments_without_metadata(
     config: TidegateConfig, client: BrokerClient, storage: InstrumentedRemoteStorageManager
 ) -> str | None:
-    """The one look into the store that lists it: there is no metadata topic, and none may be made if there was one."""
     cluster_id = storage_cluster_id(config, (await client.metadata()).cluster_id)
-    async for stored in storage.list_objects(""):
-        segment = parse_segment_key(stored.key)
-        if segment is not None and segment.cluster_id == cluster_id:
-            return (
-                f"there is no topic {config.remote_log.metadata_topic}, and the store holds segments of this cluster:"
-                " see 'The metadata topic is lost' in docs/operations.md"
-            )
-    return None
+    return await segments_without_metadata(config, cluster_id, storage)
 
 
 async def run_remote_log_manager(

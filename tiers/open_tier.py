@@ -23,7 +23,9 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.locations import HOME, LocatedRemoteStorageManager, decode_location
+from tiers.storage.object_key import parse_segment_key
 from tiers.storage.registry import create_storage
+from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tier_config import TierConfig
 from tiers.upstream_config import broker_client
 
@@ -77,14 +79,25 @@ async def tiered_cluster(
 
 @asynccontextmanager
 async def metadata_to_now(
-    config: TierConfig, client: BrokerClient, folder: Path, claims: frozenset[int] | None = None
+    config: TierConfig,
+    client: BrokerClient,
+    folder: Path,
+    claims: frozenset[int] | None = None,
+    refusal_to_create: Callable[[], Awaitable[str | None]] | None = None,
 ) -> AsyncIterator[TopicBasedRemoteLogMetadataManager]:
     """Everything that the metadata topic says; `folder` is for this alone. With `claims` it is a member of the group
     that owns the metadata partitions, and asks for these."""
     remote_log = config.remote_log
-    metadata_topic = MetadataTopicSettings(remote_log.metadata_topic, remote_log.metadata_topic_partitions)
+    metadata_topic = MetadataTopicSettings(
+        remote_log.metadata_topic, remote_log.metadata_topic_partitions, remote_log.metadata_topic_replication_factor
+    )
     settings = TopicBasedSettings(
-        folder, topic=metadata_topic, is_member=claims is not None, claims=claims, open_timeout_ms=TIMEOUT_MS
+        folder,
+        topic=metadata_topic,
+        is_member=claims is not None,
+        claims=claims,
+        open_timeout_ms=TIMEOUT_MS,
+        refusal_to_create=refusal_to_create,
     )
     metadata = TopicBasedRemoteLogMetadataManager(client, settings)
     try:
@@ -94,6 +107,20 @@ async def metadata_to_now(
         yield metadata
     finally:
         await metadata.close()
+
+
+async def segments_without_metadata(config: TierConfig, cluster_id: str, storage: RemoteStorageManager) -> str | None:
+    """The one look into the store that lists it: there is no metadata topic, and none may be made if there was one.
+
+    `cluster_id` as object keys have it."""
+    async for stored in storage.list_objects(""):
+        segment = parse_segment_key(stored.key)
+        if segment is not None and segment.cluster_id == cluster_id:
+            return (
+                f"there is no topic {config.remote_log.metadata_topic}, and the store holds segments of this cluster:"
+                " see 'The metadata topic is lost' in docs/operations.md"
+            )
+    return None
 
 
 async def _cluster(config: TierConfig, client: BrokerClient) -> ClusterMetadata:

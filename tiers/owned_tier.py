@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
@@ -23,6 +24,7 @@ from tiers.open_tier import (
     metadata_to_now,
     open_key_ring,
     open_storage,
+    segments_without_metadata,
     storage_cluster_id,
     tiered_cluster,
 )
@@ -38,16 +40,21 @@ async def owned_tier(
     config: TierConfig,
     choose: Callable[[OpenTier], Awaitable[Iterable[TopicIdPartition]]],
     timeout_ms: int = CLAIM_TIMEOUT_MS,
+    *,
+    is_new: bool = False,
 ) -> AsyncIterator[OpenTier]:
     """The tier, once its `metadata` owns the partitions that `choose` returns; that one looks at a tier that owns none.
 
+    `is_new`: where nothing was tiered yet, the metadata topic is created, unless the store holds segments already.
+
     Raises `RemoteTierError`, also when somebody else keeps the ownership for `timeout_ms`."""
-    async with tiered_cluster(config) as (client, cluster):
+    async with tiered_cluster(config, is_new=is_new) as (client, cluster):
         with tempfile.TemporaryDirectory(prefix="tidegate-") as name:
             folder = Path(name)
+            cluster_id, key_ring = storage_cluster_id(config, cluster.cluster_id), open_key_ring(config)
             async with open_storage(config, cluster.cluster_id) as storage:
-                async with metadata_to_now(config, client, folder) as metadata:
-                    cluster_id, key_ring = storage_cluster_id(config, cluster.cluster_id), open_key_ring(config)
+                refusal = partial(segments_without_metadata, config, cluster_id, storage)
+                async with metadata_to_now(config, client, folder, refusal_to_create=refusal) as metadata:
                     tier = OpenTier(config, client, cluster, metadata, storage, cluster_id, key_ring)
                     chosen = list(await choose(tier))
                     count = metadata.topic.partition_count

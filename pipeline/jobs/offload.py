@@ -76,7 +76,7 @@ def run_offload(config: PipelineConfig, options: OffloadOptions, run: Runner, pa
 
     began_s = time.monotonic()
     with (
-        worker().hold(owned_tier(config, choose, options.claim_timeout_ms)) as tier,
+        worker().hold(owned_tier(config, choose, options.claim_timeout_ms, is_new=True)) as tier,
         job_services(tier, _NO_SPOOL) as services,
     ):
         driver = OffloadDriver(tier, config, options, policies, parallelism, services)
