@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import threading
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from py4j.java_gateway import JavaGateway
@@ -24,6 +25,9 @@ _NOISE: Final = re.compile(
     rb"|To adjust logging level use"
     rb"|\S+ \S+ WARN (?:NativeCodeLoader|Utils): (?:Unable to load native-hadoop|Your hostname|Set SPARK_LOCAL_IP)"
 )
+_TRACEBACK: Final = b"Traceback (most recent call last):\n"
+_DAEMON_FRAME: Final = re.compile(rb'  File "[^"]*pyspark/daemon\.py", line \d+, in (?:manager|worker)$')
+_BROKEN_PIPE: Final = b"BrokenPipeError: [Errno 32] Broken pipe\n"
 _STDERR = 2
 
 
@@ -47,7 +51,26 @@ class QuietJvm:
 
     def _pump(self, reading: int) -> None:
         with os.fdopen(reading, "rb") as lines:
-            for line in lines:
-                if not self.is_ending and not _NOISE.match(line):
+            for line in without_noise(lines):
+                if not self.is_ending:
                     with contextlib.suppress(OSError):  # read on, or the JVM would stand still
                         os.write(_STDERR, line)
+
+
+def without_noise(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Also without the traceback of a Python process that Spark needed no more, as when a query has rows enough.
+
+    Processes write at once, and their lines may be mixed."""
+    held = 0
+    is_of_daemon = False
+    for line in lines:
+        if line == _TRACEBACK:
+            held += 1
+        elif _DAEMON_FRAME.match(line):
+            held, is_of_daemon = 0, True
+        elif not (is_of_daemon and line == _BROKEN_PIPE):
+            is_of_daemon = False
+            yield from [_TRACEBACK] * held
+            held = 0
+            if not _NOISE.match(line):
+                yield line

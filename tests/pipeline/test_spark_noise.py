@@ -1,0 +1,33 @@
+"""What Spark says whatever happens is dropped, a job's own trouble is not."""
+
+from __future__ import annotations
+
+from pipeline.spark_noise import without_noise
+
+DAEMON = b'  File "/python/lib/pyspark.zip/pyspark/daemon.py", line 264, in manager\n'
+WORKER = b'  File "/python/lib/pyspark.zip/pyspark/daemon.py", line 95, in worker\n'
+TRACEBACK = b"Traceback (most recent call last):\n"
+BROKEN = b"BrokenPipeError: [Errno 32] Broken pipe\n"
+
+
+def test_what_a_jvm_says_when_it_starts_is_dropped() -> None:
+    lines = [
+        b"WARNING: Using incubator modules: jdk.incubator.vector\n",
+        b"Using Spark's default log4j profile: org/apache/spark/log4j2-defaults.properties\n",
+        b"26/11/22 01:04:18 WARN Utils: Set SPARK_LOCAL_IP if you need to bind to another address\n",
+        b"26/11/22 01:04:20 WARN NativeCodeLoader: Unable to load native-hadoop library for your platform...\n",
+        b'Setting Spark log level to "FATAL".\n',
+        b"JAVA_HOME is not set\n",
+        b"26/11/22 01:04:20 WARN Utils: Service 'sparkDriver' could not bind on port 0\n",
+    ]
+    assert list(without_noise(lines)) == lines[-2:]
+
+
+def test_processes_that_spark_needed_no_more_are_dropped_though_their_lines_are_mixed() -> None:
+    lines = [TRACEBACK, TRACEBACK, DAEMON, WORKER, BROKEN, DAEMON, WORKER, BROKEN, b"import failed\n"]
+    assert list(without_noise(lines)) == [b"import failed\n"]
+
+
+def test_a_traceback_of_a_job_stays_a_broken_pipe_included() -> None:
+    lines = [TRACEBACK, b'  File "/job.py", line 3, in task\n', b"    pipe.write(row)\n", BROKEN]
+    assert list(without_noise(lines)) == lines
