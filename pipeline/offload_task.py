@@ -136,7 +136,7 @@ async def _copy_tiles(task: OffloadTask) -> OffloadResult:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-offload-", dir=_scratch()))
             spool = Spool(Path(folder), _SPOOL_BYTES, _SPOOL_THREADS)
             stack.callback(spool.close)
-            copier = _TileCopier(task, BrokerLogSource(client), storage, spool, open_key_ring(task.config))
+            copier = TileCopier(task, BrokerLogSource(client), storage, spool, open_key_ring(task.config))
             for number, tile in enumerate(task.tiles):
                 copied.append(await copier.copy(number, tile))
     except _StopError as stop:
@@ -152,7 +152,7 @@ def _scratch() -> str | None:
     return folders[0] if folders else None
 
 
-class _TileCopier:
+class TileCopier:
     def __init__(
         self, task: OffloadTask, source: LogSource, storage: RemoteStorageManager, spool: Spool, key_ring: KeyRing
     ) -> None:
