@@ -7,7 +7,8 @@ harmless. Manifests call the segments dead before the first object goes, so that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -15,7 +16,7 @@ from pipeline.config import PipelineConfig
 from pipeline.job_services import run_beside, until_owned, write_manifest, written
 from pipeline.task_runner import TaskRunner
 from pipeline.worker import worker
-from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
+from tiers.errors import RemoteLogError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.manager.segment_deletion import finish_deletion, write_state
 from tiers.manager.segment_verification import persistently
 from tiers.manager.task_services import TaskServices
@@ -50,14 +51,17 @@ class Undeleted:
 
 @dataclass(slots=True)
 class Purge:
-    """What became of it: `failed` are segments that have their DELETE record, and are tried again by their owner."""
+    """What became of it. `failed` segments are tried again by their owner, from their DELETE record on."""
 
     deleted: list[RemoteLogSegmentMetadata] = field(default_factory=list)
     failed: list[tuple[RemoteLogSegmentMetadata, str]] = field(default_factory=list)
 
-    @property
-    def deleted_bytes(self) -> int:
-        return sum(each.segment_size_bytes for each in self.deleted)
+    def of(self, partition: TopicIdPartition) -> Purge:
+        """What became of one partition's."""
+        return Purge(
+            [each for each in self.deleted if each.topic_id_partition == partition],
+            [each for each in self.failed if each[0].topic_id_partition == partition],
+        )
 
 
 def run_purge_task(task: PurgeTask) -> list[Undeleted]:
@@ -89,25 +93,30 @@ async def purge(
     *,
     segments_per_task: int = SEGMENTS_PER_TASK,
 ) -> Purge:
-    """Of partitions that are owned. Raises what the metadata manager raises; a store's refusals are in the result."""
-    partitions = partitions_of(segments)
+    """Of partitions that are owned. What one of them, or the store, refuses is in the result. Raises `JobError`."""
+    done = Purge()
 
-    async def start(segment: RemoteLogSegmentMetadata) -> None:
-        async def write() -> None:
-            if _state(services, segment) is not None:
-                await write_state(services, segment, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+    async def begin(partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
+        begun = by_partition[partition]
+        try:
+            for segment in begun:
+                await _start(services, segment)
+            await write_manifest(services, partition)
+            await until_owned(services, partition)
+        except RemoteLogError as error:
+            done.failed += [(segment, str(error)) for segment in begun]
+            return []
+        return begun
 
-        await written(services, segment.topic_id_partition, write)
-
-    await each_of([one for one in segments if not is_started(one)], start, _WRITES_AT_ONCE)
-    for partition in partitions:
-        await write_manifest(services, partition)
-        await until_owned(services, partition)
-    parts = [segments[first : first + segments_per_task] for first in range(0, len(segments), segments_per_task)]
+    by_partition: dict[TopicIdPartition, list[RemoteLogSegmentMetadata]] = {}
+    for segment in segments:
+        by_partition.setdefault(segment.topic_id_partition, []).append(segment)
+    partitions = list(by_partition)
+    named = [each for begun in await each_of(partitions, begin, _WRITES_AT_ONCE) for each in begun]
+    parts = [named[first : first + segments_per_task] for first in range(0, len(named), segments_per_task)]
     plan = [PurgeTask(config, services.cluster_id, tuple(part)) for part in parts]
     answers = await run_beside(runner, "deleting segments", plan, run_purge_task)
     refused = {one.id: one for answer in answers for one in answer}
-    done = Purge()
 
     async def finish(segment: RemoteLogSegmentMetadata) -> None:
         trouble = refused.get(segment.segment_id.id)
@@ -115,16 +124,29 @@ async def purge(
             if trouble is not None:
                 raise trouble.as_error()
             await _finish(services, segment)
-        except RemoteStorageError as error:
+        except RemoteLogError as error:
             done.failed.append((segment, str(error)))
-            await services.failed_deletions.failed(segment, error, services.clock_ms(), services.wall_clock_ms())
+            if isinstance(error, RemoteStorageError):
+                await services.failed_deletions.failed(segment, error, services.clock_ms(), services.wall_clock_ms())
         else:
             done.deleted.append(segment)
 
-    await each_of(segments, finish, _WRITES_AT_ONCE)
-    for partition in _still_known(services, partitions):
-        await write_manifest(services, partition)
+    await each_of(named, finish, _WRITES_AT_ONCE)
+    known = set(services.metadata.partitions())
+    for partition in partitions:
+        if partition in known:
+            with suppress(RemoteLogError):  # it calls them dead already
+                await write_manifest(services, partition)
     return done
+
+
+async def _start(services: TaskServices, segment: RemoteLogSegmentMetadata) -> None:
+    async def write() -> None:
+        if _state(services, segment) is not None:
+            await write_state(services, segment, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+
+    if segment.state is not RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
+        await written(services, segment.topic_id_partition, write)
 
 
 async def _finish(services: TaskServices, segment: RemoteLogSegmentMetadata) -> None:
@@ -135,21 +157,7 @@ async def _finish(services: TaskServices, segment: RemoteLogSegmentMetadata) -> 
     await written(services, segment.topic_id_partition, write)
 
 
-def is_started(segment: RemoteLogSegmentMetadata) -> bool:
-    """Whether its deletion had begun when it was read."""
-    return segment.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED
-
-
 def _state(services: TaskServices, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentState | None:
     """Now; None when it is gone."""
     known = services.metadata.remote_log_segment_metadata_by_id(segment.segment_id)
     return None if known is None else known.state
-
-
-def partitions_of(segments: Iterable[RemoteLogSegmentMetadata]) -> list[TopicIdPartition]:
-    return list(dict.fromkeys(each.topic_id_partition for each in segments))
-
-
-def _still_known(services: TaskServices, partitions: Sequence[TopicIdPartition]) -> Iterator[TopicIdPartition]:
-    known = set(services.metadata.partitions())
-    return (each for each in partitions if each in known)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import re
 import tempfile
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,10 +37,11 @@ from tiers.manager.topic_deletion import (
 from tiers.manager.topic_policy import TopicPolicy, topic_rule
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.open_tier import OpenTier, open_tier
+from tiers.open_tier import OpenTier, each_of, open_tier
 from tiers.owned_tier import owned_tier
 
 Sleep = Callable[[float], Awaitable[object]]
+_AT_ONCE = 16
 
 
 @dataclass(slots=True)
@@ -117,54 +118,86 @@ async def retain(
         await tier.refresh()
         done = Retention(is_applied=True)
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder, job_services(tier, Path(folder)) as services:
-            for partition in sorted(gone, key=_by_name):
-                done.partitions.append(await delete_partition(services, config, runner, partition))
-            if not deleted_topics:
+            if deleted_topics:
+                done.partitions = await delete_partitions(services, config, runner, sorted(gone, key=_by_name))
+            else:
                 # The retention as it is now: while the job waited for its turn it may have been raised.
-                policies = await _policies(tier, topics)
-            for partition in sorted(policies, key=_by_name):
-                if tier.metadata.owns(partition):
-                    done.partitions.append(
-                        await expire_partition(services, config, runner, partition, policies[partition])
-                    )
+                now = await _policies(tier, topics)
+                owned = {each: now[each] for each in sorted(now, key=_by_name) if each in policies}
+                done.partitions = await expire_partitions(services, config, runner, owned)
         done.partitions = [each for each in done.partitions if each.segments or each.error]
         return done
 
 
-async def expire_partition(
-    services: TaskServices, config: PipelineConfig, runner: TaskRunner, partition: TopicIdPartition, policy: TopicPolicy
-) -> PartitionRetention:
-    """Of a partition that is owned."""
-    task, timeout_ms = RLMExpirationTask(services, partition), services.settings.request_timeout_ms
-    done = PartitionRetention(partition, None, [])
-    try:
-        await until_owned(services, partition)
+async def expire_partitions(
+    services: TaskServices,
+    config: PipelineConfig,
+    runner: TaskRunner,
+    policies: Mapping[TopicIdPartition, TopicPolicy],
+) -> list[PartitionRetention]:
+    """Of partitions that are owned. All log starts move first, then one purge has the segments of all."""
+
+    async def expire(partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
+        timeout_ms = services.settings.request_timeout_ms
+        await check_remote_lineage(services.source, services.metadata, partition, timeout_ms)
+        return await RLMExpirationTask(services, partition).expire(policies[partition])
+
+    async def apply(partition: TopicIdPartition) -> None:
+        timeout_ms = services.settings.request_timeout_ms
         bounds = await services.source.bounds(partition, timeout_ms)
         await check_remote_lineage(services.source, services.metadata, partition, timeout_ms)
-        done.segments = await task.expire(policy)
-        done.log_start_offset = services.metadata.log_start_offset(partition)
-        if done.segments:
-            done.purge = await purge(services, config, runner, done.segments)
-        await task.apply_log_start(bounds)
-    except RemoteLogError as error:
-        done.error = str(error)
-    return done
+        await RLMExpirationTask(services, partition).apply_log_start(bounds)
+
+    return await _purged(services, config, runner, list(policies), expire, apply)
 
 
-async def delete_partition(
-    services: TaskServices, config: PipelineConfig, runner: TaskRunner, partition: TopicIdPartition
-) -> PartitionRetention:
-    """Of a topic that is gone, and owned."""
-    done = PartitionRetention(partition, None, [])
-    try:
-        await until_owned(services, partition)
-        done.segments = await begin_partition_deletion(services, partition)
-        done.purge = await purge(services, config, runner, done.segments)
-        if not done.purge.failed:
-            await until_owned(services, partition)
+async def delete_partitions(
+    services: TaskServices, config: PipelineConfig, runner: TaskRunner, partitions: Sequence[TopicIdPartition]
+) -> list[PartitionRetention]:
+    """Of topics that are gone, and owned."""
+
+    async def end(partition: TopicIdPartition) -> None:
+        if not list(services.metadata.list_remote_log_segments(partition)):
             await end_partition_deletion(services, partition)
-    except RemoteLogError as error:
-        done.error = str(error)
+
+    return await _purged(
+        services, config, runner, partitions, lambda partition: begin_partition_deletion(services, partition), end
+    )
+
+
+async def _purged(
+    services: TaskServices,
+    config: PipelineConfig,
+    runner: TaskRunner,
+    partitions: Sequence[TopicIdPartition],
+    begin: Callable[[TopicIdPartition], Awaitable[list[RemoteLogSegmentMetadata]]],
+    end: Callable[[TopicIdPartition], Awaitable[None]],
+) -> list[PartitionRetention]:
+    """One partition's trouble is not the others'."""
+
+    async def begun(partition: TopicIdPartition) -> PartitionRetention:
+        one = PartitionRetention(partition, None, [])
+        try:
+            await until_owned(services, partition)
+            one.segments = await begin(partition)
+        except RemoteLogError as error:
+            one.error = str(error)
+        return one
+
+    async def ended(one: PartitionRetention) -> None:
+        try:
+            await until_owned(services, one.partition)
+            await end(one.partition)
+        except RemoteLogError as error:
+            one.error = str(error)
+
+    done = await each_of(partitions, begun, _AT_ONCE)
+    result = await purge(services, config, runner, [segment for one in done for segment in one.segments])
+    for one in done:
+        one.log_start_offset = services.metadata.log_start_offset(one.partition)
+        if one.segments:
+            one.purge = result.of(one.partition)
+    await each_of([one for one in done if one.error is None], ended, _AT_ONCE)
     return done
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.jobs.retain import delete_partition, expire_partition
+from pipeline.jobs.retain import delete_partitions, expire_partitions
 from pipeline.segment_purge import purge
 from tests.fakes.record_batches import batch_of
 from tests.fakes.segments import build_segment
@@ -80,7 +80,7 @@ async def test_what_retention_does_not_cover_goes_and_is_never_offered_meanwhile
     policy = replace(POLICY, retention_ms=985)
     starts: list[int | None] = []
     bench.log.on_record = lambda: starts.append(bench.metadata.log_start_offset(bench.partition))
-    done = await expire_partition(bench.services, bench.config, InlineRunner(), bench.partition, policy)
+    [done] = await expire_partitions(bench.services, bench.config, InlineRunner(), {bench.partition: policy})
     assert (done.error, done.log_start_offset, len(done.segments)) == (None, 10, 1)
     assert starts[1:] == [10] * len(starts[1:])
     assert bench.finished == [(10, 19), (20, 29)]
@@ -90,14 +90,14 @@ async def test_what_retention_does_not_cover_goes_and_is_never_offered_meanwhile
 async def test_a_log_that_diverged_loses_nothing(bench: JobBench) -> None:
     bench.broker.elect_unclean(15)
     policy = replace(POLICY, retention_ms=1)
-    done = await expire_partition(bench.services, bench.config, InlineRunner(), bench.partition, policy)
+    [done] = await expire_partitions(bench.services, bench.config, InlineRunner(), {bench.partition: policy})
     assert done.error is not None
     assert "the leader ends epoch" in done.error
     assert len(bench.finished) == 3
 
 
 async def test_of_a_deleted_topic_everything_goes_the_manifest_last(bench: JobBench) -> None:
-    done = await delete_partition(bench.services, bench.config, InlineRunner(), bench.partition)
+    [done] = await delete_partitions(bench.services, bench.config, InlineRunner(), [bench.partition])
     assert (done.error, len(done.segments)) == (None, 3)
     assert bench.metadata.partitions() == []
     assert list(bench.partition_folder.iterdir()) == []
@@ -107,9 +107,10 @@ async def test_of_a_deleted_topic_everything_goes_the_manifest_last(bench: JobBe
 
 async def test_a_deleted_topic_of_which_anything_stays_keeps_its_manifest(bench: JobBench) -> None:
     indexes, _ = bench.files(bench.segments[0])
-    done = await delete_partition(bench.services, bench.config, StuckRunner(bench, indexes), bench.partition)
+    runner = StuckRunner(bench, indexes)
+    [done] = await delete_partitions(bench.services, bench.config, runner, [bench.partition])
     assert done.purge is not None
     assert len(done.purge.failed) == 1
     assert await manifest_of(bench) == (0, 1)
-    done = await delete_partition(bench.services, bench.config, InlineRunner(), bench.partition)
+    [done] = await delete_partitions(bench.services, bench.config, InlineRunner(), [bench.partition])
     assert bench.metadata.partitions() == []
