@@ -12,7 +12,9 @@ _ALREADY = "DATA_SOURCE_ALREADY_EXISTS"
 
 
 def register_data_sources(session: SparkSession) -> None:
-    """A second time in one JVM is no error."""
+    """A second time in one session is no error. Makes `session` the active one."""
+    # Whether the name is taken already, Spark looks up in the session that is active: this makes it the one meant.
+    session.createDataFrame([], "nothing INT")
     for source in (KafkaTieredDataSource, SegmentsDataSource):
         try:
             session.dataSource.register(source)

@@ -43,6 +43,8 @@ def test_offset_partition_and_topic_are_exact() -> None:
     assert (wanted.first_offset, wanted.end_offset) == (100, 199)
     assert [wanted.has("orders", number) for number in range(4)] == [True, False, True, False]
     assert not wanted.has("payments", 0)
+    wanted, residual = push([GreaterThan(OFFSET, 9), LessThanOrEqual(OFFSET, 20)])
+    assert (wanted.first_offset, wanted.end_offset, residual) == (10, 20, [])
 
 
 def test_a_time_only_skips_and_spark_looks_again() -> None:

@@ -144,6 +144,8 @@ def test_what_is_gone_is_a_loss(log: GrowingLog) -> None:
 def test_a_log_that_fails_is_opened_anew(log: GrowingLog) -> None:
     running = reader()
     running.latestOffset(at({0: 0}), ReadAllAvailable())
+    running.latestOffset(at({0: 0}), ReadAllAvailable())
+    assert log.opened == 1
     log.is_broken = True
     assert running.latestOffset(at({0: 0}), ReadAllAvailable()) == at({0: 100})
     assert log.opened == 2
