@@ -252,7 +252,7 @@ class OffloadCommitter:
                 one.error = f"offset {stopped.offset}: {stopped.message}"
             case Stop.FAILED | Stop.DIVERGED:
                 one.error = stopped.message
-        one.failures += stopped.why not in (Stop.POISONED, Stop.TOO_LARGE)
+        one.failures += stopped.why is not Stop.TOO_LARGE
 
     async def _discard(self, one: PartitionOffload, tiles: Sequence[Tile], result: OffloadResult) -> None:
         """By name, all of `tiles` that did not come to count; what the store keeps now is deleted by a later round."""

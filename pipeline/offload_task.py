@@ -46,6 +46,7 @@ from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 FETCH_BYTES = 4 << 20
 VERIFY_BYTES = 8 << 20
+_ONE_BATCH = 1
 _SPOOL_BYTES = 1 << 62
 _SPOOL_THREADS = 2
 
@@ -111,7 +112,7 @@ class OffloadResult:
     wall_s: float = 0.0
 
 
-class _StopError(Exception):
+class StopError(Exception):
     def __init__(self, stopped: Stopped) -> None:
         super().__init__(stopped.message)
         self.stopped = stopped
@@ -139,7 +140,7 @@ async def _copy_tiles(task: OffloadTask) -> OffloadResult:
             copier = TileCopier(task, BrokerLogSource(client), storage, spool, open_key_ring(task.config))
             for number, tile in enumerate(task.tiles):
                 copied.append(await copier.copy(number, tile))
-    except _StopError as stop:
+    except StopError as stop:
         return OffloadResult(tuple(copied), replace(stop.stopped, tile=number))
     except (RemoteLogError, OSError) as error:
         return OffloadResult(tuple(copied), Stopped(number, Stop.FAILED, str(error) or repr(error)))
@@ -164,9 +165,11 @@ class TileCopier:
         self._continuation = task.continuation
         self._timeout_ms = task.config.upstream.request_timeout_ms
         self._pace = Pace(task.bytes_per_second, monotonic_ms)
+        self._fetch_bytes = FETCH_BYTES
 
     async def copy(self, number: int, tile: Tile) -> CopiedTile:
-        """Raises `_StopError`, and what the store raises."""
+        """Raises `StopError`, and what the store raises."""
+        self._fetch_bytes = FETCH_BYTES
         path = self._spool.new_path(self._task.partition)
         carried = self._continuation
         builder = await self._spool.run(
@@ -179,7 +182,7 @@ class TileCopier:
             if builder.next_offset != tile.hi or carried.next_offset != tile.lo:
                 # Nothing may be stored under a name that says something else.
                 at = f"from {carried.next_offset} to {builder.next_offset}"
-                raise _StopError(
+                raise StopError(
                     Stopped(0, Stop.FAILED, f"the log goes {at}, not from {tile.lo} to {tile.hi} as planned")
                 )
             built = await self._spool.run(builder.finish)
@@ -216,41 +219,31 @@ class TileCopier:
         except SegmentOverflowError:
             is_too_large = True
         except CorruptBatchError as error:
-            raise _StopError(Stopped(0, Stop.POISONED, str(error), offset=builder.next_offset)) from error
+            raise StopError(Stopped(0, Stop.POISONED, str(error), offset=builder.next_offset)) from error
         except LogDivergedError as error:
-            raise _StopError(Stopped(0, Stop.DIVERGED, str(error))) from error
+            raise StopError(Stopped(0, Stop.DIVERGED, str(error))) from error
         if is_too_large:
             offsets = max(1, builder.next_offset - builder.base_offset)
             density = max(builder.size_bytes, len(records)) / offsets
-            raise _StopError(Stopped(0, Stop.TOO_LARGE, f"more than {size_bytes} bytes", bytes_per_offset=density))
+            raise StopError(Stopped(0, Stop.TOO_LARGE, f"more than {size_bytes} bytes", bytes_per_offset=density))
 
     async def _read(self, offset: int) -> LogRead:
         partition = self._task.partition
         await self._pace.wait()
         try:
-            read = await self._source.read(partition, offset, FETCH_BYTES, self._timeout_ms)
+            read = await self._source.read(partition, offset, self._fetch_bytes, self._timeout_ms)
         except (LogDivergedError, OffsetGapError) as error:
-            raise _StopError(Stopped(0, Stop.DIVERGED, str(error))) from error
+            raise StopError(Stopped(0, Stop.DIVERGED, str(error))) from error
         except BrokerError as error:
             if error.code != ErrorCode.CORRUPT_MESSAGE:
                 raise
-            raise _StopError(await self._poisoned(offset, error)) from error
+            if self._fetch_bytes == _ONE_BATCH:
+                raise StopError(Stopped(0, Stop.POISONED, str(error), offset=offset)) from error
+            # Whichever of the batches it is, those before it are good, and it may lie behind this tile.
+            self._fetch_bytes = _ONE_BATCH
+            return await self._read(offset)
         self._pace.moved(len(read.records))
         return read
-
-    async def _poisoned(self, offset: int, error: BrokerError) -> Stopped:
-        """Batch by batch to the one that is damaged; if none is any more, it was damaged on its way."""
-        try:
-            while True:
-                read = await self._source.read(self._task.partition, offset, 1, self._timeout_ms)
-                _, next_offset, _ = part_of_tile(read.records, 1 << 62)
-                if next_offset < 0:
-                    return Stopped(0, Stop.FAILED, str(error))
-                offset = next_offset
-        except BrokerError as again:
-            if again.code != ErrorCode.CORRUPT_MESSAGE:
-                return Stopped(0, Stop.FAILED, str(again))
-            return Stopped(0, Stop.POISONED, str(again), offset=offset)
 
     async def _store(self, tile: Tile, built: BuiltSegment) -> RemoteLogSegmentMetadata:
         segment = RemoteLogSegmentMetadata(
@@ -275,7 +268,7 @@ class TileCopier:
                 )
             await verify_copied_segment(self._storage, segment, stored, VERIFY_BYTES, self._key_ring)
         except RemoteLogError as error:
-            raise _StopError(Stopped(0, Stop.FAILED, str(error), custom_metadata=custom_metadata)) from error
+            raise StopError(Stopped(0, Stop.FAILED, str(error), custom_metadata=custom_metadata)) from error
         return segment
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from pipeline.config import parse_pipeline_config
 from pipeline.offload_commit import OffloadCommitter, PartitionOffload
-from pipeline.offload_task import OffloadResult, OffloadTask, Stop, Stopped, Tile, TileCopier
+from pipeline.offload_task import OffloadResult, OffloadTask, Stop, StopError, Stopped, Tile, TileCopier
 from tests.fakes.in_memory_log import Aborted
 from tests.fakes.record_batches import batch_of, build_batch, control_batch, record
+from tests.pipeline.test_batch_ends import DamagedLog
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench, workbench
 from tiers.log.log_source import AbortedTransaction, LogRead
 from tiers.manager.segment_continuation import SegmentContinuation
@@ -131,6 +132,19 @@ async def test_nothing_is_stored_for_other_offsets_than_were_announced(bench: Wo
     with pytest.raises(Exception, match="not from 0 to 95 as planned"):
         await offload.copied(95)
     assert await offload.objects() == []
+
+
+@pytest.mark.parametrize("damaged", [100, 120, 190])
+async def test_up_to_a_damaged_batch_everything_is_copied(bench: Workbench, damaged: int) -> None:
+    log = DamagedLog(bench.log.records)
+    log.damaged_offset, bench.log = damaged, log
+    offload = Offload(bench)
+    with pytest.raises(StopError) as stop:
+        await offload.copied(100, 200)
+    assert (stop.value.stopped.why, stop.value.stopped.offset) == (Stop.POISONED, damaged)
+    result = await offload.copied(100, damaged) if damaged > 100 else await offload.copied(100)
+    await offload.commit(result)
+    assert await bench.remote_bytes() == log.bytes_of(0, damaged - 1)
 
 
 async def test_a_task_hands_on_what_a_copier_would(bench: Workbench, tmp_path: Path) -> None:
