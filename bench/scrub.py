@@ -1,9 +1,9 @@
 """How fast a scrub reads back and judges what a folder holds: `python -m bench.scrub [--mib 512] [--spark]`.
 
-MB (10^6 bytes) of stored log per second of one core's CPU time, and on the wall with one and two workers, at the levels
-batch and deep. Batches of about 16 KiB of 100-byte records, and of about 64 KiB of 512-byte ones; uncompressed and
-zstd, of whose stored bytes deep makes several times as many. The tasks are those that Spark runs, in processes of
-their own; with `--spark` Spark runs them.
+MB (10^6 bytes) per second of one core's CPU time, of stored log and of what it is uncompressed; and of stored log on
+the wall with one worker and two, at the levels batch and deep. Batches of about 64 KB of 512-byte records, and of about
+16 KB of 100-byte ones; uncompressed, and zstd, of whose stored bytes deep makes several times as many. The tasks are
+those that Spark runs, in processes of their own; with `--spark` Spark runs them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def main() -> None:
     options = parser.parse_args()
     warm()
     print(f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
-    print(f"{'records':16} {'codec':6} {'level':6} {'ratio':>5} {'MB/s of CPU':>12} {'wall, 1':>8} {'wall, 2':>8}")
+    columns = f"{'ratio':>5} {'CPU':>6} {'uncompressed':>13} {'wall, 1':>8} {'wall, 2':>8}"
+    print(f"{'records':16} {'codec':6} {'level':6} {columns}")
     for shape, (value_bytes, batch_bytes) in SHAPES.items():
         for name, codec in CODECS.items():
             with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder:
@@ -58,10 +59,11 @@ def main() -> None:
                 for level in ("batch", "deep"):
                     setup = ScrubSetup(config, "bench", level == "deep")
                     one, two, cpu = _measured(setup, segments, options.rounds, options.spark)
-                    print(
-                        f"{shape:16} {name:6} {level:6} {uncompressed / stored:5.2f} {stored / cpu / 1e6:12.0f} "
-                        f"{stored / one / 1e6:8.0f} {stored / two / 1e6:8.0f}   load {os.getloadavg()[0]:.1f}"
-                    )
+                    rates = f"{stored / cpu / 1e6:6.0f} {uncompressed / cpu / 1e6:13.0f}"
+                    wall = f"{stored / one / 1e6:8.0f} {stored / two / 1e6:8.0f}"
+                    ratio = uncompressed / stored
+                    load = os.getloadavg()[0]
+                    print(f"{shape:16} {name:6} {level:6} {ratio:5.2f} {rates} {wall}   load {load:.1f}")
 
 
 def _store(
