@@ -10,18 +10,18 @@ from pydantic import TypeAdapter, ValidationError
 from tiers.config import DurationMs, SizeBytes
 
 
-def size_bytes(text: str) -> int:
-    """Raises `typer.BadParameter`."""
+def size_bytes(text: str | int) -> int:
+    """Of a default too. Raises `typer.BadParameter`."""
     return _parsed(SizeBytes, text)
 
 
-def duration_ms(text: str) -> int:
-    """Raises `typer.BadParameter`."""
+def duration_ms(text: str | int) -> int:
+    """Of a default too. Raises `typer.BadParameter`."""
     return _parsed(DurationMs, text)
 
 
-def _parsed(kind: Any, text: str) -> int:
+def _parsed(kind: Any, text: str | int) -> int:
     try:
-        return int(TypeAdapter(kind).validate_python(int(text) if text.isdecimal() else text))
+        return int(TypeAdapter(kind).validate_python(int(text) if str(text).isdecimal() else text))
     except ValidationError as error:
         raise typer.BadParameter(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
