@@ -22,6 +22,7 @@ from pipeline.cli import app
 from tests.pipeline.test_offload_on_kafka import check_all_is_remote_once, filled
 from tests.servers.kafka import KafkaCluster
 
+pytestmark = pytest.mark.integration
 WORK = Path(pyspark.__file__).parent / "work"
 """Where Spark's own cluster writes, whatever it is told."""
 

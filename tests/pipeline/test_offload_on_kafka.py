@@ -37,6 +37,7 @@ from tiers.segment.segment_builder import BuiltSegment
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 OPTIONS = OffloadOptions(max_age_ms=0, failure_pause_s=0)
 
 
