@@ -35,15 +35,26 @@ PROGRAM = textwrap.dedent(
     """
 )
 
+PYTHON = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
+LIBRARIES = sysconfig.get_path("purelib")
+"""As a path: no .pth file is read there, so that the installed Tidegate is not found."""
+
+
+def test_every_command_runs_from_the_zip(tmp_path: Path) -> None:
+    assert cli.run(["package", str(tmp_path)]) == 0
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'tidegate.zip'}:{LIBRARIES}"}
+    command: list[str | Path] = [PYTHON, tmp_path / "tidegate_pipeline.py", "usage", "--config", "/nowhere.toml"]
+    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.stderr == "tidegate-pipeline: /nowhere.toml: No such file or directory\n"
+    assert ended.returncode == 2
+
 
 @pytest.mark.timeout(400)
 def test_a_zip_of_ours_is_all_that_executors_need(tmp_path: Path) -> None:
     assert cli.run(["package", str(tmp_path)]) == 0
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    # Libraries by a path: no .pth file is read there, so that the installed Tidegate is not found.
-    python = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
-    bare = {"PYSPARK_PYTHON": str(python), "PYTHONPATH": sysconfig.get_path("purelib")}
+    bare = {"PYSPARK_PYTHON": str(PYTHON), "PYTHONPATH": LIBRARIES}
     with SparkMaster() as master, SparkWorker(master, environment=bare):
         master.wait_for_workers(1)
         ended = subprocess.run(

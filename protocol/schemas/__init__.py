@@ -1,0 +1,1 @@
+"""Messages that kafka-python has no schema of, in Kafka's own JSON."""
