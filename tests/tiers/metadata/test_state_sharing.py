@@ -11,7 +11,8 @@ from uuid import UUID
 
 import pytest
 
-from tests.tiers.metadata.test_state import IDENTITY, NOW_MS, Topic, fill, open_state, segment, to
+from tests.tiers.metadata.test_state import IDENTITY, NOW_MS, Topic, open_state, segment, to
+from tests.tiers.metadata.test_state_files import fill
 from tiers.broker.client import BrokerClient
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.shared_reader import SharedRemoteLogMetadataReader

@@ -1,0 +1,134 @@
+"""A `MetadataFollower` over scripted answers of one cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from kafka.protocol.metadata import MetadataRequest
+
+from protocol.errors import ErrorCode
+from tests.tiers.metadata.test_committed_records import batch
+from tests.tiers.metadata.test_state import IDENTITY, NOW_MS, Record, segment, to
+from tiers.broker.client import Leader
+from tiers.broker.cluster_metadata import Broker, ClusterMetadata
+from tiers.broker.fetch import FetchedPartition
+from tiers.metadata.follower import MetadataFollower
+from tiers.metadata.metadata_topic import MetadataTopic
+from tiers.metadata.serde import encode_key, encode_value, key_of
+from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.segment_state import RemoteLogSegmentState as State
+
+TOPIC = MetadataTopic("cluster", "__remote_log_metadata", IDENTITY.topic_id, 2, 86_400_000)
+NODE = 1
+FINISHED = State.COPY_SEGMENT_FINISHED
+
+
+class Cluster:
+    """One broker leads both metadata partitions. `logs` holds their records; as a `BrokerClient` and a Fetch."""
+
+    def __init__(self) -> None:
+        self.logs: dict[int, list[Record]] = {0: [], 1: []}
+        self.log_start = 0
+        self.leaders = {NODE: Leader(NODE, 0)}
+        """Who leads, by the broker that says so."""
+        self.isr = [NODE]
+        self.error_of_latest = ErrorCode.NONE
+        self.high_watermark: int | None = None
+        """Of every answer to a Fetch; None: the log's end."""
+        self.epochs_fetched: list[int] = []
+        self.hanging: dict[int, asyncio.Event] = {}
+
+    async def metadata(self, max_age_ms: int, timeout_ms: int) -> ClusterMetadata:
+        return self.cached_metadata
+
+    @property
+    def cached_metadata(self) -> ClusterMetadata:
+        brokers = {node_id: Broker(node_id, "broker", 9092) for node_id in self.leaders}
+        return ClusterMetadata("cluster", NODE, brokers, {}, 0)
+
+    async def request(self, node_id: int, message: Any, timeout_ms: int, *, min_version: int) -> Any:
+        if node_id in self.hanging:
+            await self.hanging[node_id].wait()
+        return self._named(node_id) if isinstance(message, MetadataRequest) else self._listed(message)
+
+    def _named(self, witness: int) -> Any:
+        leader = self.leaders[witness]
+        partitions = [
+            SimpleNamespace(
+                partition_index=number,
+                leader_id=leader.node_id,
+                leader_epoch=leader.leader_epoch,
+                replica_nodes=self.isr,
+                isr_nodes=self.isr,
+                error_code=0,
+            )
+            for number in self.logs
+        ]
+        topic = SimpleNamespace(
+            name=TOPIC.name, topic_id=TOPIC.topic_id, partitions=partitions, is_internal=False, error_code=0
+        )
+        return SimpleNamespace(cluster_id="cluster", controller_id=NODE, brokers=[], topics=[topic])
+
+    def _listed(self, message: Any) -> Any:
+        partitions = [
+            SimpleNamespace(
+                partition_index=asked.partition_index,
+                error_code=ErrorCode.NONE if asked.timestamp == -2 else self.error_of_latest,
+                offset=self.log_start if asked.timestamp == -2 else len(self.logs[asked.partition_index]),
+            )
+            for asked in message.topics[0].partitions
+        ]
+        return SimpleNamespace(topics=[SimpleNamespace(partitions=partitions)])
+
+    async def fetch(self, client: object, node_id: int, positions: list[Any], **options: object) -> Any:
+        await asyncio.sleep(0.001)
+        self.epochs_fetched += [each.leader_epoch for each in positions]
+        return [self._fetched(each.partition, each.offset) for each in positions]
+
+    def _fetched(self, number: int, offset: int) -> FetchedPartition:
+        end = len(self.logs[number])
+        is_held = self.log_start <= offset <= end
+        error = ErrorCode.NONE if is_held else ErrorCode.OFFSET_OUT_OF_RANGE
+        records = [(encode_key(key_of(each)), encode_value(each)) for each in self.logs[number][offset:]]
+        raw = b"".join(batch(offset + index, [record]) for index, record in enumerate(records))
+        end = end if self.high_watermark is None else self.high_watermark
+        return FetchedPartition(TOPIC.topic_id, number, error, end, end, 0, (), memoryview(raw))
+
+
+class Following:
+    def __init__(self, cluster: Cluster, state: RemoteLogMetadataStateWriter) -> None:
+        self.state = state
+        self.now_ms = 1_000
+        self.seen: list[RemoteLogSegmentId] = []
+        self.follower = MetadataFollower(
+            cluster,  # type: ignore[arg-type]  # a client as far as the follower uses it
+            TOPIC,
+            state,
+            clock_ms=self._tick,
+            wall_clock_ms=lambda: NOW_MS,
+            on_finished=self.seen.extend,
+            jitter=lambda: 0.01,
+        )
+
+    def _tick(self) -> int:
+        self.now_ms += 1
+        return self.now_ms
+
+    async def poll(self) -> bool:
+        await self.follower._leadership.confirm(1_000)
+        return await self.follower._poll(NODE, [0, 1])
+
+
+def finished(number: int, start: int) -> list[Record]:
+    made = segment(number, start, start + 9)
+    return [made, to(made, FINISHED)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  # no event says so
+            await asyncio.sleep(0.002)
