@@ -153,8 +153,9 @@ class MetadataFollower:
         await self._leadership.confirm(min(timeout_ms, _LEADERS_TIMEOUT_MS), metadata_partition)
         leader = self._leadership.leader(metadata_partition)
         asked_at_ms = self._clock_ms()
+        position = self._positions[metadata_partition]  # before: what is read meanwhile may lie beyond the answer
         high_watermark = await self._list_offset(metadata_partition, LATEST_TIMESTAMP, timeout_ms)
-        if self._lost.check(metadata_partition, self._positions[metadata_partition], 0, high_watermark):
+        if self._lost.check(metadata_partition, position, 0, high_watermark):
             self._fresh_at_ms.pop(metadata_partition, None)
             raise BrokerError("the metadata topic lost records", retriable=True)
         await self._wait_for_position(metadata_partition, high_watermark)

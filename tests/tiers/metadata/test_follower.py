@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka.protocol.consumer import ListOffsetsRequest
 
 from protocol.errors import ErrorCode
 from tests.tiers.metadata.following import NODE, Cluster, Following, finished
@@ -49,6 +50,25 @@ async def test_a_loss_of_records_is_seen_by_a_look_at_the_end_alone(cluster: Clu
     with pytest.raises(RemoteLogMetadataNotReadyError):
         await following.follower.ensure_fresh(0, 0, 50)
     assert "was read to 2" in str(following.follower.trouble)
+
+
+async def test_what_is_read_while_the_end_is_asked_for_is_no_loss_of_records(
+    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.logs[0] = finished(1, 0)
+    assert await following.poll()
+    answered = cluster.request
+
+    async def overtaken(node_id: int, message: Any, timeout_ms: int, *, min_version: int) -> Any:
+        answer = await answered(node_id, message, timeout_ms, min_version=min_version)
+        if isinstance(message, ListOffsetsRequest):
+            cluster.logs[0] += finished(2, 100)
+            await following.poll()
+        return answer
+
+    monkeypatch.setattr(cluster, "request", overtaken)
+    await following.follower.ensure_fresh(0, 0, 1_000)
+    assert following.follower.trouble is None
 
 
 async def test_a_new_leaders_first_answers_are_no_loss_of_records(cluster: Cluster, following: Following) -> None:
