@@ -1,0 +1,121 @@
+"""Scrub and usage as commands on Spark, over a real Kafka's records in a real S3: each fault is found, nothing else."""
+
+from __future__ import annotations
+
+import json
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline import cli as pipeline_cli
+from pipeline.config import load_pipeline_config
+from pipeline.jobs.scrub import ScrubOptions
+from pipeline.jobs.scrub import scrub as scrub_job
+from pipeline.scrub_report import ScrubLevel
+from proxy import cli
+from tests.integration.waiting import until
+from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import create_topic, produce, random_values
+from tests.servers.tidegate import tidegate_over
+from tests.servers.versitygw import VersityGateway
+from tiers.metadata.partition_manifest import decode_partition_manifest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+RECORDS = 1_000
+BUCKET = "scrub"
+
+
+@dataclass
+class Site:
+    config: Path
+    objects: Path
+
+    def run(self, *arguments: str) -> tuple[int, Any, str]:
+        main = cli.run if arguments[0] == "tier" else pipeline_cli.run
+        with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+            code = main([*arguments, "--config", str(self.config), "--json"])
+        assert out.getvalue(), err.getvalue()
+        return code, json.loads(out.getvalue()), err.getvalue()
+
+    def files(self, suffix: str = "") -> list[Path]:
+        return sorted(path for path in self.objects.rglob(f"*{suffix}") if path.is_file())
+
+    def is_all_remote(self) -> bool:
+        manifests = [decode_partition_manifest(path.read_bytes()) for path in self.files("manifest.json")]
+        return any(each.segments and each.segments[-1].end_offset == RECORDS - 1 for each in manifests)
+
+
+@pytest.fixture
+async def site(kafka_of_three: KafkaCluster, s3: VersityGateway, topic_name: str, tmp_path: Path) -> Site:
+    await s3.create_bucket(BUCKET)
+    topic = topic_name[-40:]
+    create_topic(kafka_of_three.bootstrap_servers, topic)
+    storage = {"implementation": "s3", "prefix": f"{topic[-8:]}/", **s3.settings(BUCKET)}
+    config = tmp_path / "operator.toml"
+    settings: dict[str, str | int] = {
+        "remote.log.metadata.topic.name": f"__metadata-{topic}",
+        "remote.log.visible.after.ms": 1000,
+    }
+    with tidegate_over(
+        kafka_of_three, tmp_path, tiered=[topic], segment_bytes=150_000, storage=storage, settings=settings
+    ) as proxy:
+        produce(proxy.bootstrap_servers, topic, random_values(RECORDS))
+        site = Site(config, s3.folder / "data" / BUCKET / storage["prefix"])
+        until(site.is_all_remote)
+        config.write_text(proxy.config.read_text())
+    return site
+
+
+def test_what_was_put_wrong_is_found_and_nothing_else(
+    spark: SparkSession, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of the whole test run, which the commands that are not processes are a part of.
+    monkeypatch.setattr("proxy.commands.tools.set_up_logging", lambda level, text: None)
+    code, whole, _ = site.run("scrub", "--level", "deep")
+    assert (code, whole["findings"]) == (0, [])
+    logs = site.files(".log")
+    assert (whole["segments"], whole["log_bytes"]) == (len(logs), sum(path.stat().st_size for path in logs))
+    assert whole["records"] == RECORDS
+
+    _usage_agrees(site)
+
+    content = logs[1].read_bytes()
+    logs[1].write_bytes(content[:1000] + bytes((content[1000] ^ 1,)) + content[1001:])
+    orphan = logs[0].with_name(f"{logs[0].name[:42]}{uuid4()}.log")
+    orphan.write_bytes(b"nobody's")
+    code, found, _ = site.run("scrub", "--grace", "0s")
+    assert code == 1
+    assert sorted((each["kind"], each["segment"]) for each in found["findings"]) == [
+        ("damaged", logs[1].stem[42:]),
+        ("orphan", orphan.stem[42:]),
+    ]
+    report = scrub_job(spark, load_pipeline_config(site.config), ScrubOptions(ScrubLevel.META, grace_ms=0))
+    [row] = report.dataframe(spark).collect()
+    assert (row.kind, row.object, row.size_bytes) == ("orphan", str(orphan.relative_to(site.objects)), 8)
+
+    delete = partial(site.run, "scrub", "--level", "meta", "--grace", "0s", "--delete-orphans")
+    code, found, said = delete()
+    assert (code, orphan.exists()) == (1, True)
+    assert "Nothing was deleted. With --apply 1 segments would be deleted" in said
+    code, found, _ = delete("--apply")
+    assert (code, found["findings"], found["deleted_segments"], orphan.exists()) == (0, [], 1, False)
+    assert len(site.files(".log")) == len(logs)
+
+
+def _usage_agrees(site: Site) -> None:
+    stored = sum(path.stat().st_size for path in site.files())
+    _, of_operator, _ = site.run("tier", "usage")
+    [known] = of_operator["partitions"]
+    for options in ((), ("--verify",)):
+        code, found, _ = site.run("usage", "--by", "partition", "--price-per-gib-month", "1", *options)
+        [line] = found["lines"]
+        assert (code, line["total_bytes"], line["cost_per_month"]) == (0, stored, stored / (1 << 30))
+        assert {name: line[name] for name in known if name in line} == known
