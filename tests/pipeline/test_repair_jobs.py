@@ -1,0 +1,219 @@
+"""Merge, rebuild and retain against a real Kafka and a real proxy: what they leave is what a client reads on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they export it without saying so
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+from pipeline.config import PipelineConfig, load_pipeline_config
+from pipeline.indexes_task import Verdict
+from pipeline.jobs.merge import merge, plan_merge
+from pipeline.jobs.rebuild import rebuild, rebuild_indexes
+from pipeline.jobs.retain import PartitionRetention, plan_retention, retain
+from pipeline.merge_plan import MergeLimits
+from tests.integration.strict_consumer import RECORD, consumer_at, local_log_start, read, until_trimmed
+from tests.integration.waiting import until
+from tests.pipeline.job_bench import InlineRunner
+from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import TIMEOUT_S, create_topic, delete_topics
+from tests.servers.tidegate import TidegateProcess, tidegate_over
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.open_tier import open_tier
+from tiers.rebuilding import RebuildOptions
+from tiers.segment.indexes_object import Section, decode_sections
+
+pytestmark = pytest.mark.integration
+
+RECORDS = 1200
+LIMITS = MergeLimits(below_bytes=100_000, target_bytes=150_000)
+
+
+@dataclass
+class Tiered:
+    kafka: KafkaCluster
+    proxy: TidegateProcess
+    topic: str
+    config: PipelineConfig
+    records: list[RECORD]
+    store: Path
+
+    def segments(self, config: PipelineConfig | None = None) -> list[RemoteLogSegmentMetadata]:
+        async def listed() -> list[RemoteLogSegmentMetadata]:
+            async with open_tier(config or self.config) as tier:
+                [partition] = [each for each in tier.metadata.partitions() if each.topic == self.topic]
+                return list(tier.metadata.list_remote_log_segments(partition))
+
+        return asyncio.run(listed())
+
+    def files(self, segment: RemoteLogSegmentMetadata) -> list[Path]:
+        """`.indexes`, `.log`."""
+        return sorted(self.store.rglob(f"*{segment.segment_id.id}*"))
+
+    def read_all(self) -> list[RECORD]:
+        with consumer_at(self.proxy.bootstrap_servers, self.topic, 0) as consumer:
+            return read(consumer, len(self.records))
+
+
+@pytest.fixture(scope="module")
+def tiered(kafka_of_three: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tiered]:
+    kafka, topic = kafka_of_three, f"repair-{uuid.uuid4().hex[:8]}"
+    create_topic(kafka.bootstrap_servers, topic)
+    settings: dict[str, str | int] = {
+        "remote.log.metadata.topic.name": f"__metadata-{topic}",
+        "remote.log.metadata.topic.num.partitions": 2,
+        "remote.log.visible.after.ms": 1000,
+        "remote.log.manager.task.interval.ms": 200,
+    }
+    rule = f'[[topics]]\nname = "{topic}"\nlocal.retention.bytes = 1\nsegment.bytes = 30000\nsegment.ms = "1h"\n'
+    folder = tmp_path_factory.mktemp("repair")
+    with tidegate_over(kafka, folder, settings=settings, more=rule) as proxy:
+        records = produced(kafka, topic)
+        until_trimmed(kafka, topic, 1000)
+        yield Tiered(kafka, proxy, topic, load_pipeline_config(proxy.config), records, folder)
+
+
+def produced(kafka: KafkaCluster, topic: str) -> list[RECORD]:
+    records: list[RECORD] = []
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "batch.num.messages": 10, "linger.ms": 5})
+    for number in range(RECORDS):
+        value = b"%d-" % number * 60
+        records.append((number, value))
+        producer.produce(topic, value, partition=0)
+        if number % 10 == 9:
+            producer.flush(TIMEOUT_S)
+    return records
+
+
+def test_a_consumer_reads_every_record_while_segments_are_merged(tiered: Tiered) -> None:
+    before = tiered.segments()
+    assert len(before) > 8
+    planned = asyncio.run(plan_merge(tiered.config, tiered.topic, LIMITS)).planned
+    assert tiered.segments() == before
+    ended = threading.Event()
+    rounds: list[list[RECORD]] = []
+
+    def read_on() -> None:
+        while not ended.is_set():
+            rounds.append(tiered.read_all())
+
+    reader = threading.Thread(target=read_on)
+    reader.start()
+    try:
+        done = asyncio.run(merge(tiered.config, InlineRunner(), tiered.topic, LIMITS, grace_ms=1000))
+        rounds.append(tiered.read_all())
+    finally:
+        ended.set()
+        reader.join()
+    assert len(rounds) > 2
+    assert all(each == tiered.records for each in rounds)
+    assert (done.failed, done.purge.failed) == ([], [])
+    parts = {each.segment_id for group in planned for each in group.parts}
+    assert {each.segment_id for each in done.purge.deleted} == parts
+    after = tiered.segments()
+    assert len(after) == len(before) - len(parts) + len(planned)
+    assert all(tiered.files(each) == [] for each in done.purge.deleted)
+    assert [each.end_offset + 1 for each in after[:-1]] == [each.start_offset for each in after[1:]]
+
+
+def test_an_empty_metadata_topic_is_filled_with_what_the_store_tells(tiered: Tiered) -> None:
+    into = f"{tiered.config.remote_log.metadata_topic}-again"
+    options = RebuildOptions(into=into)
+    done = asyncio.run(rebuild(tiered.config, InlineRunner(), options))
+    assert (done.written, done.undecided) == (False, [])
+    done = asyncio.run(rebuild(tiered.config, InlineRunner(), replace(options, is_applied=True)))
+    assert (done.written, done.undecided) == (True, [])
+    remote_log = tiered.config.remote_log.model_copy(update={"metadata_topic": into})
+    again = tiered.segments(tiered.config.model_copy(update={"remote_log": remote_log}))
+    assert [plain(each) for each in again] == [plain(each) for each in tiered.segments()]
+
+
+def plain(segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
+    assert segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+    return replace(segment, event_timestamp_ms=0, broker_id=0)
+
+
+def test_indexes_that_are_lost_or_damaged_are_made_anew_of_the_log(tiered: Tiered) -> None:
+    lost, damaged, *_, last = tiered.segments()
+    written: dict[uuid.UUID, dict[int, Any]] = {}
+    for segment in (lost, damaged):
+        indexes, _ = tiered.files(segment)
+        data = indexes.read_bytes()
+        written[segment.segment_id.id] = {int(section): bytes(each) for section, each in decode_sections(data).items()}
+        indexes.unlink()
+        if segment is damaged:
+            indexes.write_bytes(data[:-1] + bytes((data[-1] ^ 1,)))
+
+    def made(is_applied: bool) -> dict[uuid.UUID, Verdict]:
+        results = asyncio.run(rebuild_indexes(tiered.config, InlineRunner(), tiered.topic, is_applied=is_applied))
+        assert results[-1].segment.segment_id == last.segment_id
+        return {each.segment.segment_id.id: each.verdict for each in results if each.verdict is not Verdict.WHOLE}
+
+    assert made(False) == dict.fromkeys(written, Verdict.LOST)
+    assert made(True) == dict.fromkeys(written, Verdict.WRITTEN)
+    assert made(True) == {}
+    for segment in (lost, damaged):
+        data = tiered.files(segment)[0].read_bytes()
+        found = {int(section): bytes(each) for section, each in decode_sections(data).items()}
+        sections = found.keys() - {Section.METADATA}
+        assert {each: found[each] for each in sections} == {
+            each: written[segment.segment_id.id][each] for each in sections
+        }
+    assert tiered.read_all() == tiered.records
+
+
+def test_what_retention_and_deleted_topics_no_longer_cover_goes(tiered: Tiered) -> None:
+    tiered.proxy.stop()
+    admin = AdminClient({"bootstrap.servers": tiered.kafka.bootstrap_servers})
+    before = tiered.segments()
+    all_but_the_first = sum(each.segment_size_bytes for each in before[1:])
+    entry = ConfigEntry("retention.bytes", str(all_but_the_first), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, tiered.topic, incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(TIMEOUT_S)
+    plans: list[PartitionRetention] = []
+
+    def is_known() -> bool:  # of every broker that is asked
+        plans[:] = asyncio.run(plan_retention(tiered.config, tiered.topic, deleted_topics=False)).partitions
+        return bool(plans)
+
+    until(is_known)
+    [planned] = plans
+    assert tiered.segments() == before
+    [done] = asyncio.run(retain(tiered.config, InlineRunner(), tiered.topic, deleted_topics=False)).partitions
+    assert done.segments == planned.segments
+    assert done.purge is not None
+    assert (done.error, done.purge.failed, len(done.purge.deleted)) == (None, [], len(planned.segments))
+    assert done.segments == before[:1]
+    assert done.log_start_offset == done.segments[-1].end_offset + 1
+    assert tiered.segments() == before[len(done.segments) :]
+    assert all(tiered.files(each) == [] for each in done.segments)
+    assert local_log_start(tiered.kafka, tiered.topic) >= done.log_start_offset
+    again = asyncio.run(retain(tiered.config, InlineRunner(), tiered.topic, deleted_topics=False))
+    assert again.partitions == []
+
+    def of_deleted_topics() -> list[int]:
+        found = asyncio.run(plan_retention(tiered.config, "", deleted_topics=True)).partitions
+        return [len(each.segments) for each in found]
+
+    assert of_deleted_topics() == []
+    delete_topics(tiered.kafka.bootstrap_servers, tiered.topic)
+    until(lambda: of_deleted_topics() == [len(before) - len(done.segments)])
+    asyncio.run(retain(tiered.config, InlineRunner(), "", deleted_topics=True, delay_ms=100))
+    assert of_deleted_topics() == []
+    assert [each for each in tiered.store.rglob("*") if each.suffix in (".log", ".indexes", ".json")] == []
