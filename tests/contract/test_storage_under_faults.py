@@ -84,8 +84,8 @@ async def test_every_call_ends_and_works_again(store: str, request: pytest.Fixtu
                 at_once = asyncio.Semaphore(1 if store == "hdfs" and fault is Fault.TRUNCATES else len(calls))
                 outcomes = await asyncio.gather(*(within(at_once, call) for call in calls.values()))
                 failed = dict(zip(calls, outcomes, strict=True))
-                if fault is Fault.TRUNCATES and failed["delete"] is True:
-                    del failed["delete"]  # the first half of an answer may say it all: nothing is there any more
+                if store == "gcs" and fault is Fault.TRUNCATES and failed["delete"] is True:
+                    del failed["delete"]  # its client takes the first half of an answer: nothing is there any more
                 assert {name: type(outcome) for name, outcome in failed.items()} == dict.fromkeys(
                     failed, RetriableRemoteStorageError
                 ), (fault, failed)
