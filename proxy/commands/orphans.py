@@ -46,12 +46,13 @@ def orphans(
         show_json({"orphans": lines, **counts})
     else:
         _print(report)
+    segments, uploads = _count(report)
     if delete and not yes:
-        segments, uploads = _count(report)
         say(f"Nothing was deleted. With --yes {segments} segments are deleted and {uploads} uploads aborted.")
     if delete and yes:
         say(f"{report.deleted} segments were deleted, {report.aborted} uploads aborted.")
-    if any(not each.deletable for each in report.orphans) or (report.orphans and not (delete and yes)):
+    is_done = delete and yes and (report.deleted, report.aborted) == (segments, uploads)
+    if any(not each.deletable for each in report.orphans) or (report.orphans and not is_done):
         raise typer.Exit(FINDINGS)
 
 

@@ -7,7 +7,10 @@ from dataclasses import replace
 from uuid import uuid4
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from proxy.commands import orphans as command
 from tests.fakes.segments import PARTITION
 from tests.proxy.commands.command_bench import CLUSTER_ID, CommandBench
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
@@ -21,6 +24,7 @@ from tiers.orphans import (
     ORPHAN,
     UNKNOWN,
     UPLOAD,
+    Orphan,
     OrphanReport,
     delete_orphans,
     find_orphans,
@@ -187,3 +191,17 @@ async def test_uploads_that_nothing_else_ends_are_aborted(bench: CommandBench) -
         "notes.txt",
     ]
     assert await bench.storage.fetch_indexes(finished)
+
+
+@pytest.mark.parametrize(("deleted", "exit_code"), [(1, 0), (0, 1)])
+def test_what_the_store_did_not_confirm_is_still_a_finding(
+    deleted: int, exit_code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = OrphanReport([Orphan("a.log", 10, 0, ORPHAN, "a", deletable=True)], deleted=deleted)
+    monkeypatch.setattr(command, "load_config", lambda path: None)
+    monkeypatch.setattr(command, "run_command", lambda work: report)
+    app = typer.Typer()
+    app.command()(command.orphans)
+    answered = CliRunner().invoke(app, ["--config", "tidegate.toml", "--delete", "--yes"])
+    assert answered.exit_code == exit_code
+    assert f"{deleted} segments were deleted" in answered.stderr
