@@ -1,8 +1,10 @@
-"""How a command shows its answer: tables for people, JSON for programs, progress where somebody watches."""
+"""How a command shows its answer: tables for people, JSON for programs, progress where somebody watches, and a sentence
+and an exit code for whatever ended it."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
@@ -13,12 +15,20 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from tiers.broker.tls import TlsError
+from tiers.errors import RemoteLogError, RetriableRemoteStorageError
+from tiers.open_tier import RemoteTierError
+from tiers.tier_config import ConfigError
+
+logger = logging.getLogger(__name__)
+
 FINDINGS = 1
 MISUSED = 2
+FAILED = 3
 _WIDTH = 1_000
 """Of a table that goes into a file or a pipe: nothing is ever cut short."""
 
@@ -36,9 +46,50 @@ def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]
         yield lambda count: progress.advance(task, count)
 
 
+@contextmanager
+def progress_count(what: str, count: Callable[[], int]) -> Iterator[None]:
+    """As `progress_bar`, where nobody knows how many there will be; `count`, called by another thread, says how many
+    there are."""
+
+    class Count(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(str(count()))
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), Count())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        progress.add_task(what)
+        yield
+
+
 def say(text: str) -> None:
     """To whoever watches: standard output is the answer's."""
     typer.echo(text, err=True)
+
+
+TRY_AGAIN = "try again; if it stays so, see whether the store runs and whether its address is right"
+
+
+def explained(error: Exception, failed: int = FAILED) -> tuple[str, int]:
+    """What a user is told of what ended a command, and the exit code: `failed`, unless the user can put it right."""
+    match error:
+        case ExceptionGroup(exceptions=(only,)):
+            return explained(only, failed)
+        case ConfigError():
+            return str(error), MISUSED
+        case OSError(strerror=str(reason), filename=str() | Path() as file):
+            return f"{file}: {reason}", failed
+        case OSError():
+            return error.strerror or str(error) or repr(error), failed
+        case RetriableRemoteStorageError():
+            return f"{error}: {TRY_AGAIN}", failed
+        case RemoteTierError() | RemoteLogError() | TlsError():
+            return str(error), failed
+    # Click's own complaints about the command line; typer does not export their base class.
+    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+        return error.format_message(), MISUSED
+    logger.debug("what led to the internal error", exc_info=error)
+    return f"internal error: {type(error).__name__}: {error}", failed
 
 
 def show_json(answer: object) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tiers.broker.client import BrokerClient
-from tiers.console import progress_bar
+from tiers.console import progress_bar, progress_count
 from tiers.metadata.metadata_producer import KeyAndValue
+from tiers.metadata.read_all import read_all
 from tiers.metadata.record_import import count_owners, write_records
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
@@ -35,7 +36,7 @@ async def refuse_beside_owners(config: TierConfig, client: BrokerClient) -> None
 async def records_read(config: TierConfig, client: BrokerClient) -> int:
     """How many offsets of an existing metadata topic are taken; 0 when it was never written to."""
     with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-        async with metadata_to_now(config, client, Path(folder)) as metadata:
+        async with metadata_to_now(config, client, Path(folder), watch=progress_count) as metadata:
             return _taken(metadata)
 
 
@@ -51,15 +52,14 @@ async def write_all(
     `RemoteTierError`."""
     await refuse_beside_owners(config, client)
     with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-        async with metadata_to_now(config, client, Path(folder)) as metadata:
+        async with metadata_to_now(config, client, Path(folder), watch=progress_count) as metadata:
             if into_empty and _taken(metadata):
                 raise RemoteTierError(f"topic {metadata.topic.name} is not empty: delete it, or give another name")
             by_partition: dict[int, list[KeyAndValue]] = {}
             for partition, records in records_of(metadata):
                 by_partition.setdefault(metadata.metadata_partition(partition), []).extend(records)
-            last = await _write(client, metadata, by_partition)
-            for number, offset in last.items():
-                await metadata.follower.read_past(number, offset, TIMEOUT_MS)
+            await _write(client, metadata, by_partition)
+            await read_all(metadata.follower, metadata.topic, 0, TIMEOUT_MS)
             check(metadata)
 
 
@@ -67,9 +67,9 @@ async def _write(
     client: BrokerClient,
     metadata: TopicBasedRemoteLogMetadataManager,
     records: Mapping[int, Sequence[KeyAndValue]],
-) -> dict[int, int]:
+) -> None:
     with progress_bar("records", sum(map(len, records.values()))) as advance:
-        return await write_records(client, metadata.topic, records, _WRITE_TIMEOUT_MS, advance)
+        await write_records(client, metadata.topic, records, _WRITE_TIMEOUT_MS, advance)
 
 
 def _taken(metadata: TopicBasedRemoteLogMetadataManager) -> int:

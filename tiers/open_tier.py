@@ -5,10 +5,9 @@ It only looks: nothing is created, and no ownership is taken.
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +16,7 @@ from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError, RemoteLogError
 from tiers.metadata.metadata_topic import MetadataTopicSettings
+from tiers.metadata.read_all import read_all
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -26,13 +26,20 @@ from tiers.storage.locations import HOME, LocatedRemoteStorageManager, decode_lo
 from tiers.storage.object_key import parse_segment_key
 from tiers.storage.registry import create_storage
 from tiers.storage.remote_storage_manager import RemoteStorageManager
-from tiers.tier_config import TierConfig
+from tiers.tier_config import ConfigError, TierConfig
 from tiers.upstream_config import broker_client
 
 T = TypeVar("T")
 S = TypeVar("S")
 
 TIMEOUT_MS = 15_000
+
+Watch = Callable[[str, Callable[[], int]], AbstractContextManager[None]]
+"""`progress_count`, for a command: what is counted, and how much it is by now."""
+
+
+def unwatched(what: str, count: Callable[[], int]) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 class RemoteTierError(Exception):
@@ -54,8 +61,7 @@ class OpenTier:
 
     async def refresh(self) -> None:
         """What is read of the metadata from now on is as of now, or later."""
-        for number in range(self.metadata.topic.partition_count):
-            await self.metadata.follower.ensure_fresh(number, 0, TIMEOUT_MS)
+        await read_all(self.metadata.follower, self.metadata.topic, 0, TIMEOUT_MS)
 
 
 @asynccontextmanager
@@ -69,7 +75,10 @@ async def tiered_cluster(
         metadata_topic = config.remote_log.metadata_topic
         if metadata_topic not in cluster.topics and not is_new:
             # Opening the manager would create it; a command only looks.
-            raise RemoteTierError(f"the cluster has no topic {metadata_topic}: nothing was tiered yet")
+            raise RemoteTierError(
+                f"the cluster has no topic {metadata_topic}: nothing was tiered yet; if something was, see 'The "
+                "metadata topic is lost' in docs/operations.md"
+            )
         yield client, cluster
     except RemoteLogError as error:
         raise RemoteTierError(str(error)) from error
@@ -84,6 +93,7 @@ async def metadata_to_now(
     folder: Path,
     claims: frozenset[int] | None = None,
     refusal_to_create: Callable[[], Awaitable[str | None]] | None = None,
+    watch: Watch = unwatched,
 ) -> AsyncIterator[TopicBasedRemoteLogMetadataManager]:
     """Everything that the metadata topic says; `folder` is for this alone. With `claims` it is a member of the group
     that owns the metadata partitions, and asks for these."""
@@ -102,8 +112,8 @@ async def metadata_to_now(
     metadata = TopicBasedRemoteLogMetadataManager(client, settings)
     try:
         await metadata.open()
-        for number in range(metadata.topic.partition_count):
-            await metadata.follower.ensure_fresh(number, TIMEOUT_MS, TIMEOUT_MS)
+        with watch("records of the metadata topic", lambda: metadata.follower.events_read):
+            await read_all(metadata.follower, metadata.topic, TIMEOUT_MS, TIMEOUT_MS)
         yield metadata
     finally:
         await metadata.close()
@@ -125,20 +135,20 @@ async def segments_without_metadata(config: TierConfig, cluster_id: str, storage
 
 async def _cluster(config: TierConfig, client: BrokerClient) -> ClusterMetadata:
     try:
-        return await client.metadata(0, TIMEOUT_MS)
+        return await client.metadata_naming(config.remote_log.metadata_topic, TIMEOUT_MS)
     except BrokerError as error:
         servers = ", ".join(f"{host}:{port}" for host, port in config.upstream.bootstrap_servers)
         raise RemoteTierError(f"no broker answers at {servers}: {error}") from error
 
 
 @asynccontextmanager
-async def open_tier(config: TierConfig) -> AsyncIterator[OpenTier]:
+async def open_tier(config: TierConfig, watch: Watch = unwatched) -> AsyncIterator[OpenTier]:
     """Raises `RemoteTierError` in one line, of whatever is done in it too."""
     async with tiered_cluster(config) as (client, cluster):
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
             async with (
                 open_storage(config, cluster.cluster_id) as storage,
-                metadata_to_now(config, client, Path(folder)) as metadata,
+                metadata_to_now(config, client, Path(folder), watch=watch) as metadata,
             ):
                 cluster_id = storage_cluster_id(config, cluster.cluster_id)
                 yield OpenTier(config, client, cluster, metadata, storage, cluster_id, open_key_ring(config))
@@ -146,13 +156,14 @@ async def open_tier(config: TierConfig) -> AsyncIterator[OpenTier]:
 
 @asynccontextmanager
 async def open_storage(config: TierConfig, cluster_id: str) -> AsyncIterator[LocatedRemoteStorageManager]:
+    """Raises `ConfigError` for settings that no store takes, else `RemoteTierError`."""
     if config.storage is None:
         raise RemoteTierError("there is no [storage]")
     name = config.storage.implementation
     try:
         storage = create_storage(config.storage, cluster_id)
     except ValueError as error:
-        raise RemoteTierError(f"[storage] {name}: {error}") from error
+        raise ConfigError(f"[storage] {name}: {error}") from error
     try:
         try:
             await storage.open()
@@ -177,26 +188,6 @@ def location_of(segment: RemoteLogSegmentMetadata) -> str:
     except RemoteLogError as error:
         return str(error)
     return "home" if name == HOME else name
-
-
-async def each_of(
-    items: Iterable[S], work: Callable[[S], Awaitable[T]], at_once: int, done: Callable[[], None] = lambda: None
-) -> list[T]:
-    """In the order of `items`, at most `at_once` at a time. The first failure ends all, and comes out alone."""
-    slots = asyncio.Semaphore(at_once)
-
-    async def one(item: S) -> T:
-        async with slots:
-            result = await work(item)
-        done()
-        return result
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(item)) for item in items]
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from failed
-    return [task.result() for task in tasks]
 
 
 def storage_cluster_id(config: TierConfig, cluster_id: str) -> str:

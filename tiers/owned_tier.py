@@ -21,12 +21,14 @@ from tiers.model.ids import TopicIdPartition
 from tiers.open_tier import (
     OpenTier,
     RemoteTierError,
+    Watch,
     metadata_to_now,
     open_key_ring,
     open_storage,
     segments_without_metadata,
     storage_cluster_id,
     tiered_cluster,
+    unwatched,
 )
 from tiers.tier_config import TierConfig
 
@@ -42,6 +44,7 @@ async def owned_tier(
     timeout_ms: int = CLAIM_TIMEOUT_MS,
     *,
     is_new: bool = False,
+    watch: Watch = unwatched,
 ) -> AsyncIterator[OpenTier]:
     """The tier, once its `metadata` owns the partitions that `choose` returns; that one looks at a tier that owns none.
 
@@ -54,7 +57,7 @@ async def owned_tier(
             cluster_id, key_ring = storage_cluster_id(config, cluster.cluster_id), open_key_ring(config)
             async with open_storage(config, cluster.cluster_id) as storage:
                 refusal = partial(segments_without_metadata, config, cluster_id, storage)
-                async with metadata_to_now(config, client, folder, refusal_to_create=refusal) as metadata:
+                async with metadata_to_now(config, client, folder, None, refusal, watch) as metadata:
                     tier = OpenTier(config, client, cluster, metadata, storage, cluster_id, key_ring)
                     chosen = list(await choose(tier))
                     count = metadata.topic.partition_count

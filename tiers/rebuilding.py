@@ -14,6 +14,7 @@ from uuid import UUID
 import typer
 
 from tiers.console import FINDINGS, progress_bar, say, show_json, show_table
+from tiers.each_of import each_of
 from tiers.importing import WRITER, records_read, write_all
 from tiers.manager.segment_verification import persistently, verify_segment
 from tiers.manager.topic_deletion import ClusterTopicExistence
@@ -23,7 +24,7 @@ from tiers.metadata.rebuild import PartitionPlan, plan_partition, records_of, ti
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.metadata.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
-from tiers.open_tier import TIMEOUT_MS, RemoteTierError, each_of, storage_cluster_id, tiered_cluster
+from tiers.open_tier import TIMEOUT_MS, RemoteTierError, storage_cluster_id, tiered_cluster
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.tier_config import TierConfig

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
@@ -28,29 +29,45 @@ class Overlap(NamedTuple):
 def gaps(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> Iterator[OffsetRun]:
     """Runs of offsets between the log start and the remote end that no readable segment has."""
     end, offset = metadata.remote_end_offset(partition), metadata.log_start_offset(partition)
-    while end is not None and offset is not None and offset <= end:
-        segment = metadata.next_segment(partition, offset)
-        if segment is None:
+    if end is None or offset is None:
+        return
+    for segment in metadata.answering_segments(partition, offset):
+        if offset > end:
             return
         if segment.start_offset > offset:
             yield OffsetRun(offset, segment.start_offset - 1)
         offset = segment.valid_end_offset + 1
 
 
-def overlaps(readable: Iterable[RemoteLogSegmentMetadata], log_start: int) -> Iterator[Overlap]:
-    """Of the readable segments of one partition, from `log_start` on; what was cut off overlaps nothing.
+def overlaps(readable: Iterable[StoredSegment], log_start: int) -> Iterator[Overlap]:
+    """Of the readable segments of one partition, by start offset, from `log_start` on; what was cut off overlaps
+    nothing.
 
     Each segment is held against the one before it that reaches furthest."""
-    furthest: RemoteLogSegmentMetadata | None = None
-    kept = (each for each in readable if not each.is_cut_off and each.valid_end_offset >= log_start)
-    for segment in sorted(kept, key=_place):
-        if furthest is not None and segment.start_offset <= furthest.valid_end_offset:
-            last = min(segment.valid_end_offset, furthest.valid_end_offset)
+    furthest: StoredSegment | None = None
+    reach = -1
+    for segment in _in_order(readable):
+        start, end = segment.start_offset, segment.valid_end_offset
+        if end < start or end < log_start:
+            continue
+        if furthest is not None and start <= reach:
+            last = min(end, reach)
             if last >= log_start:
-                yield Overlap(OffsetRun(max(segment.start_offset, log_start), last), furthest, segment)
-        if furthest is None or segment.valid_end_offset > furthest.valid_end_offset:
-            furthest = segment
+                yield Overlap(OffsetRun(max(start, log_start), last), furthest.metadata, segment.metadata)
+        if end > reach:
+            furthest, reach = segment, end
 
 
-def _place(segment: RemoteLogSegmentMetadata) -> tuple[int, int]:
-    return segment.start_offset, segment.valid_end_offset
+def _in_order(segments: Iterable[StoredSegment]) -> Iterator[StoredSegment]:
+    """Of those that begin together the shortest first."""
+    together: list[StoredSegment] = []
+    for segment in segments:
+        if together and segment.start_offset != together[0].start_offset:
+            yield from sorted(together, key=_valid_end)
+            together.clear()
+        together.append(segment)
+    yield from sorted(together, key=_valid_end)
+
+
+def _valid_end(segment: StoredSegment) -> int:
+    return segment.valid_end_offset

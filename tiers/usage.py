@@ -6,17 +6,18 @@ the stored log is. By listing it adds up the objects that the store lists (a LIS
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
-from uuid import UUID
 
 from tiers.console import progress_bar
-from tiers.errors import RemoteResourceNotFoundError
+from tiers.each_of import each_of
+from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
 from tiers.manager.segment_verification import persistently
+from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.open_tier import OpenTier, each_of, readable_segments
+from tiers.open_tier import OpenTier
 from tiers.segment.indexes_object import decode_indexes_object
 from tiers.storage.object_key import (
     LOG_SUFFIX,
@@ -36,7 +37,9 @@ class StoredSizes(NamedTuple):
 
 @dataclass(slots=True)
 class PartitionUsage:
-    """`overhead_bytes` is what encryption adds to the log, and a part of `log_bytes`; None: a listing cannot tell."""
+    """`overhead_bytes` is what encryption adds to the log, and a part of `log_bytes`; None: a listing cannot tell.
+
+    `unreadable`: segments whose `.indexes` object is missing or damaged, and what is; each counts as its log alone."""
 
     topic: str
     topic_id: str
@@ -47,6 +50,7 @@ class PartitionUsage:
     index_bytes: int = 0
     manifest_bytes: int = 0
     total_bytes: int = field(init=False, default=0)
+    unreadable: list[str] = field(default_factory=list)
 
     def add(self, other: PartitionUsage) -> None:
         self.segments += other.segments
@@ -54,6 +58,7 @@ class PartitionUsage:
         self.index_bytes += other.index_bytes
         self.manifest_bytes += other.manifest_bytes
         self.total_bytes += other.total_bytes
+        self.unreadable += other.unreadable
         own = self.overhead_bytes
         self.overhead_bytes = None if own is None or other.overhead_bytes is None else own + other.overhead_bytes
 
@@ -84,29 +89,34 @@ def topic_usage(found: Iterable[PartitionUsage]) -> list[PartitionUsage]:
 
 
 async def known_usage(tier: OpenTier, partitions: Sequence[TopicIdPartition], at_once: int) -> list[PartitionUsage]:
-    segments = {partition: readable_segments(tier, partition) for partition in partitions}
-    every = [each for found in segments.values() for each in found]
-    sizes: dict[UUID, StoredSizes] = {}
+    """Raises `RemoteStorageError` when the store cannot be asked."""
+    lines = {each: PartitionUsage(each.topic, str(each.topic_id), each.partition) for each in partitions}
 
     async def measure(segment: RemoteLogSegmentMetadata) -> None:
-        sizes[segment.segment_id.id] = await stored_sizes(tier.storage, segment)
+        line = lines[segment.topic_id_partition]
+        try:
+            log_bytes, index_bytes = await stored_sizes(tier.storage, segment)
+        except (CorruptSegmentError, RemoteResourceNotFoundError) as error:
+            log_bytes, index_bytes = segment.segment_size_bytes, 0
+            line.unreadable.append(f"{segment.segment_id.id}: {error}")
+        line.segments += 1
+        line.log_bytes += log_bytes
+        line.index_bytes += index_bytes
+        assert line.overhead_bytes is not None
+        line.overhead_bytes += log_bytes - segment.segment_size_bytes
 
-    with progress_bar("segments", len(every)) as advance:
-        await each_of(every, measure, at_once, lambda: advance(1))
-    found = []
-    for partition in partitions:
-        line = PartitionUsage(partition.topic, str(partition.topic_id), partition.partition)
-        for segment in segments[partition]:
-            log_bytes, index_bytes = sizes[segment.segment_id.id]
-            line.segments += 1
-            line.log_bytes += log_bytes
-            line.index_bytes += index_bytes
-            assert line.overhead_bytes is not None
-            line.overhead_bytes += log_bytes - segment.segment_size_bytes
-        line.manifest_bytes = await manifest_bytes(tier.storage, tier.cluster_id, partition)
+    count = sum(1 for _ in _finished(tier, partitions))
+    with progress_bar("segments", count) as advance:
+        await each_of((each.metadata for each in _finished(tier, partitions)), measure, at_once, lambda: advance(1))
+    sizes = await each_of(partitions, lambda each: manifest_bytes(tier.storage, tier.cluster_id, each), at_once)
+    for line, size_bytes in zip(lines.values(), sizes, strict=True):
+        line.manifest_bytes = size_bytes
         line.add_up()
-        found.append(line)
-    return found
+    return list(lines.values())
+
+
+def _finished(tier: OpenTier, partitions: Sequence[TopicIdPartition]) -> Iterator[StoredSegment]:
+    return (one for each in partitions for one in tier.metadata.stored_segments(each) if one.is_finished)
 
 
 async def listed_usage(tier: OpenTier, wanted: Set[TopicIdPartition] | None) -> list[PartitionUsage]:

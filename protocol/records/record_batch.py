@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import NamedTuple
 
-import google_crc32c
+from fastcrc import crc32
 
 from protocol.errors import CorruptBatchError
 from protocol.primitives import INT32, Buffer
@@ -41,7 +41,7 @@ _MINIMUM_LENGTH = {0: 14, 1: 22, 2: BATCH_HEADER_BYTES - LOG_OVERHEAD_BYTES}
 _V2_MINIMUM_LENGTH = _MINIMUM_LENGTH[2]
 _LAST_OFFSET_DELTA_AT = 23
 _CRC_AT = 17
-_CRC_CHUNK_BYTES = 1 << 18
+_CRC_COVERS_FROM = _CRC_AT + 4
 
 
 class RecordBatch(NamedTuple):
@@ -133,21 +133,25 @@ def iterate_batches(buf: Buffer, start: int = 0, end: int | None = None) -> Iter
         batch_end = pos + LOG_OVERHEAD_BYTES + length
         if batch_end > limit:
             return
-        yield RecordBatch(
-            pos,
-            batch_end,
-            base_offset,
-            base_offset + last_offset_delta,
-            leader_epoch,
-            magic,
-            crc,
-            attributes,
-            base_timestamp,
-            max_timestamp,
-            producer_id,
-            producer_epoch,
-            base_sequence,
-            records_count,
+        # As `RecordBatch(...)`, which takes three times as long.
+        yield tuple.__new__(
+            RecordBatch,
+            (
+                pos,
+                batch_end,
+                base_offset,
+                base_offset + last_offset_delta,
+                leader_epoch,
+                magic,
+                crc,
+                attributes,
+                base_timestamp,
+                max_timestamp,
+                producer_id,
+                producer_epoch,
+                base_sequence,
+                records_count,
+            ),
         )
         pos = batch_end
     _check_tail(buf, pos, limit)
@@ -200,19 +204,13 @@ def _check_tail(buf: Buffer, pos: int, limit: int) -> None:
 def crc_matches(buf: Buffer, batch: RecordBatch) -> bool:
     """Whether the batch's bytes are the ones that its CRC was made of. Any compatible buffer; nothing is kept."""
     if batch.magic == 2:
-        return crc32c(buf, batch.start + _CRC_AT + 4, batch.end) == batch.crc
+        return crc32.iscsi(memoryview(buf)[batch.start + _CRC_COVERS_FROM : batch.end]) == batch.crc
     return zlib.crc32(memoryview(buf)[batch.start + _MAGIC_AT : batch.end]) == batch.crc
 
 
-def crc32c(buf: Buffer, start: int, end: int) -> int:
-    """CRC-32C of `[start, end)`, in pieces that bound the copy which google_crc32c's `bytes`-only interface needs."""
-    view = memoryview(buf)
-    if end - start <= _CRC_CHUNK_BYTES:
-        return int(google_crc32c.value(bytes(view[start:end])))
-    crc = 0
-    for pos in range(start, end, _CRC_CHUNK_BYTES):
-        crc = google_crc32c.extend(crc, bytes(view[pos : min(pos + _CRC_CHUNK_BYTES, end)]))
-    return crc
+def crc32c(buf: Buffer, start: int, end: int, before: int = 0) -> int:
+    """CRC-32C of `[start, end)`, after bytes whose CRC is `before`."""
+    return crc32.iscsi(memoryview(buf)[start:end], before)
 
 
 def verify_crc(buf: Buffer, batch: RecordBatch) -> None:
@@ -234,8 +232,10 @@ def verify_batches(
     batches: list[RecordBatch] = []
     last_offset = -1 if expected_next_offset is None else expected_next_offset - 1
     leader_epoch = NO_LEADER_EPOCH
+    view = memoryview(buf)
     for batch in iterate_batches(buf, start, end):
-        verify_crc(buf, batch)
+        if not crc_matches(view, batch):
+            verify_crc(view, batch)
         lowest_offset = batch.base_offset if batches else batch.last_offset
         if lowest_offset <= last_offset:
             raise CorruptBatchError(f"batch at {batch.start}: offset {lowest_offset} after {last_offset}")

@@ -18,6 +18,7 @@ from tiers.errors import InvalidTransitionError
 from tiers.metadata.metadata_topic import MetadataTopicSettings
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
@@ -259,6 +260,33 @@ async def test_the_end_of_a_trim_is_never_lowered_and_goes_with_the_partition(
         await manager.put_remote_partition_delete_metadata(RemotePartitionDeleteMetadata(partition, 1, 0, state))
     assert manager.local_log_start_offset(partition) is None
     assert partition not in manager.partitions()
+
+
+async def test_a_copy_plan_announces_all_its_attempts_and_ends_when_nothing_of_it_is_left(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    plan = CopyPlan(partition, "", 0, uuid4(), 2, 3, (0, 50, 80))
+    await manager.put_copy_plan(plan)
+    assert [each.plan_id for each in manager.copy_plans(partition)] == [plan.plan_id]
+    first, lost, second, never_begun = plan.announced()
+    announced = list(manager.list_remote_log_segments(partition))
+    assert {each.segment_id for each in announced} == {*plan.segment_ids()}
+    assert {(each.start_offset, each.end_offset, each.state) for each in announced} == {
+        (0, 49, State.COPY_SEGMENT_STARTED),
+        (50, 79, State.COPY_SEGMENT_STARTED),
+    }
+    for each in (first, second):
+        await copied(manager, replace(each, segment_size_bytes=1_000))
+    await manager.update_remote_log_segment_metadata(to(lost, State.DELETE_SEGMENT_STARTED))
+    with pytest.raises(InvalidTransitionError):
+        await manager.end_copy_plan(plan)
+    await manager.update_remote_log_segment_metadata(to(lost, State.DELETE_SEGMENT_FINISHED))
+    assert manager.remote_log_segment_metadata_by_id(never_begun.segment_id) is not None
+    await manager.end_copy_plan(plan)
+    await manager.end_copy_plan(plan)
+    assert manager.copy_plans(partition) == []
+    listed = [each.segment_id for each in manager.list_remote_log_segments(partition)]
+    assert listed == [first.segment_id, second.segment_id]
 
 
 async def test_a_clamp_cuts_what_is_finished_and_an_operator_has_it_deleted(

@@ -110,7 +110,7 @@ async def bench_of(root: Path, settings: FetchSettings | None = None) -> AsyncIt
         },
     )
     reader_settings = RemoteLogReaderSettings(min_get_bytes=3000, max_get_bytes=6000)
-    settings = settings or FetchSettings(remote_fetch_max_wait_ms=2000, local_poll_ms=20)
+    settings = settings or FetchSettings(remote_fetch_max_wait_ms=10_000, local_poll_ms=20)
     async with (
         RemoteLogReader(tier.rlmm, tier.storage, reader_settings, jitter=lambda: 0.0) as reader,
         asyncio.TaskGroup() as group,

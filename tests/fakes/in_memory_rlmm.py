@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
+from tests.fakes.stored_segments import stored
 from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogMetadataNotReadyError
+from tiers.metadata.stored_segment import StoredSegment
+from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     RemoteLogClampUpdate,
@@ -46,6 +49,7 @@ class InMemoryRemoteLogMetadataManager:
     epoch_bounds: dict[tuple[TopicIdPartition, int], tuple[int, int]] = field(default_factory=dict)
     clamps: list[tuple[int, RemoteLogClampUpdate]] = field(default_factory=list)
     deletions_asked: set[RemoteLogSegmentId] = field(default_factory=set)
+    plans: dict[UUID, CopyPlan] = field(default_factory=dict)
     log_starts: dict[TopicIdPartition, int] = field(default_factory=dict)
     local_log_starts: dict[TopicIdPartition, int] = field(default_factory=dict)
     deletions: dict[TopicIdPartition, RemotePartitionDeleteState] = field(default_factory=dict)
@@ -113,6 +117,14 @@ class InMemoryRemoteLogMetadataManager:
             if segment.topic_id_partition == partition and segment.end_offset >= min_offset
         ]
         return iter(sorted(found, key=lambda segment: (segment.start_offset, segment.segment_id.id.bytes)))
+
+    def stored_segments(self, partition: TopicIdPartition, min_offset: int = 0) -> Iterator[StoredSegment]:
+        return map(stored, self.list_remote_log_segments(partition, min_offset))
+
+    def answering_segments(self, partition: TopicIdPartition, offset: int = 0) -> Iterator[StoredSegment]:
+        while (segment := self.next_segment(partition, offset)) is not None:
+            yield stored(segment)
+            offset = segment.valid_end_offset + 1
 
     def earliest_offset(self, partition: TopicIdPartition) -> int | None:
         return min((segment.start_offset for segment in self._readable(partition)), default=None)
@@ -190,6 +202,25 @@ class InMemoryRemoteLogMetadataManager:
                 lowest, highest = self.epoch_bounds.get(key, (start_offset, end_offset))
                 self.epoch_bounds[key] = min(lowest, start_offset), max(highest, end_offset)
 
+    async def put_copy_plan(self, plan: CopyPlan) -> None:
+        self._write(plan.topic_id_partition)
+        self.plans.setdefault(plan.plan_id, plan)
+        for announced in plan.announced():
+            self.segments.setdefault(announced.segment_id, replace(announced, event_timestamp_ms=self.wall_clock_ms()))
+
+    async def end_copy_plan(self, plan: CopyPlan) -> None:
+        planned = [self.segments[one] for one in plan.segment_ids() if one in self.segments]
+        if any(one.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED for one in planned):
+            raise InvalidTransitionError("a deletion has not ended")
+        self._write(plan.topic_id_partition)
+        self.plans.pop(plan.plan_id, None)
+        for one in planned:
+            if one.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED and one.segment_size_bytes == 0:
+                del self.segments[one.segment_id]
+
+    def copy_plans(self, partition: TopicIdPartition) -> list[CopyPlan]:
+        return [plan for plan in self.plans.values() if plan.topic_id_partition == partition]
+
     async def put_remote_log_clamp(self, clamp: RemoteLogClampUpdate) -> None:
         self._write(clamp.topic_id_partition)
         self.clamps.append((self.written, clamp))
@@ -222,6 +253,7 @@ class InMemoryRemoteLogMetadataManager:
             self.clamps = [each for each in self.clamps if each[1].topic_id_partition != partition]
             self.log_starts.pop(partition, None)
             self.local_log_starts.pop(partition, None)
+            self.plans = {key: one for key, one in self.plans.items() if one.topic_id_partition != partition}
 
     async def raise_local_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
         if offset > self.local_log_starts.get(partition, -1):

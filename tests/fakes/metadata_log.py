@@ -22,9 +22,11 @@ from tiers.metadata.written_records import (
     key_and_value,
     records_of_deletion,
     records_of_new_segment,
+    records_of_plan_end,
     records_of_trim,
     records_of_update,
 )
+from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
@@ -124,6 +126,12 @@ class FollowingMetadataManager(StateBackedReader):
 
     async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
         self._write(lambda: records_of_update(self._state, update))
+
+    async def put_copy_plan(self, plan: CopyPlan) -> None:
+        self._write(lambda: [key_and_value(replace(plan, writer=self._name))])
+
+    async def end_copy_plan(self, plan: CopyPlan) -> None:
+        self._write(lambda: records_of_plan_end(self._state, plan))
 
     async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
         self._write(lambda: records_of_deletion(self._state, metadata))

@@ -1,10 +1,16 @@
-"""What an operator is shown is whole, however narrow the terminal is."""
+"""What an operator is shown is whole, however narrow the terminal is, and never a traceback."""
 
 from __future__ import annotations
 
 import pytest
+import typer
+from click import unstyle
 
-from tiers.console import show_table
+from tiers.broker.tls import TlsError
+from tiers.console import FAILED, MISUSED, explained, progress_count, show_table
+from tiers.errors import BrokerError
+from tiers.open_tier import RemoteTierError
+from tiers.tier_config import ConfigError
 
 
 def test_numbers_are_folded_and_not_cut(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -17,3 +23,36 @@ def test_numbers_are_folded_and_not_cut(monkeypatch: pytest.MonkeyPatch, capsys:
     assert len(first) == 30
     assert first.split() == ["orders-", "1234567", "107374"]
     assert second.split() == ["0", "89012", "1824"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "code"),
+    [
+        (ConfigError("x.toml: no [storage]"), "x.toml: no [storage]", MISUSED),
+        (typer.BadParameter("no such thing"), "Invalid value: no such thing", MISUSED),
+        (PermissionError(13, "Permission denied", "/x"), "/x: Permission denied", FAILED),
+        (ConnectionResetError(104, "Connection reset by peer"), "Connection reset by peer", FAILED),
+        (TimeoutError(), "TimeoutError()", FAILED),
+        (RemoteTierError("no broker answers"), "no broker answers", FAILED),
+        (BrokerError("not the leader"), "not the leader", FAILED),
+        (TlsError("no certificate"), "no certificate", FAILED),
+        (ExceptionGroup("both", [ExceptionGroup("one", [BrokerError("gone")])]), "gone", FAILED),
+        (ZeroDivisionError("of our own making"), "internal error: ZeroDivisionError: of our own making", FAILED),
+    ],
+)
+def test_whatever_ended_a_command_is_a_sentence_and_an_exit_code(error: Exception, said: str, code: int) -> None:
+    assert explained(error) == (said, code)
+    assert explained(error, 1) == (said, 1 if code == FAILED else MISUSED)
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_what_is_counted_is_shown_to_who_watches_alone(
+    is_watched: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", str(int(is_watched)))
+    read = [b"record"] * 41
+    with progress_count("records of the metadata topic", lambda: len(read)):
+        read.append(b"record")
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert ("records of the metadata topic 42" in unstyle(said.err)) is is_watched

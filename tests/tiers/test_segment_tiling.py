@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes.segments import PARTITION
+from tests.fakes.stored_segments import stored
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment_tiling import overlaps
 from tiers.storage.object_key import SegmentObjectKey, segment_of_key
@@ -30,6 +31,7 @@ def test_they_are_what_more_than_one_segment_holds(made: list[tuple[int, int, in
     ]
     held = [offset for each in segments for offset in range(each.start_offset, each.valid_end_offset + 1)]
     several = {offset for offset in held if offset >= log_start and held.count(offset) > 1}
-    found = list(overlaps(segments, log_start))
+    in_order = map(stored, sorted(segments, key=lambda each: each.start_offset))
+    found = list(overlaps(in_order, log_start))
     assert {offset for one in found for offset in range(one.run.first_offset, one.run.last_offset + 1)} == several
-    assert all(one.one is not one.other for one in found)
+    assert all(one.one.segment_id != one.other.segment_id for one in found)

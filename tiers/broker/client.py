@@ -12,9 +12,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kafka.protocol.api_header import ResponseClassRegistry
 from kafka.protocol.metadata import MetadataRequest
@@ -24,6 +24,7 @@ from tiers.broker.cluster_metadata import ClusterMetadata, from_response
 from tiers.broker.connection import BrokerConnection
 from tiers.broker.sasl import SaslCredentials
 from tiers.broker.tls import TlsContext
+from tiers.each_of import each_of
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 
@@ -32,8 +33,11 @@ DEFAULT_METADATA_MAX_AGE_MS = 30_000
 _BACKOFF_BASE_MS = 50
 _BACKOFF_CAP_MS = 1000
 METADATA_WITH_TOPIC_IDS = 10
+_BROKERS_AT_ONCE = 16
+_OTHER_BROKER_MS = 2_000
 
 Address = tuple[str, int]
+T = TypeVar("T")
 
 
 def monotonic_ms() -> int:
@@ -131,11 +135,45 @@ class BrokerClient:
         except TimeoutError as error:
             raise BrokerError("the cluster's metadata was not read in time", retriable=True) from error
 
-    async def _fetch_metadata(self, deadline: _Deadline) -> ClusterMetadata:
-        fetched_at_ms = self._clock_ms()
+    async def metadata_naming(self, topic: str, timeout_ms: int | None = None) -> ClusterMetadata:
+        """Asked after this call, of a broker that names `topic` if there is one: a topic is made before every broker
+        has heard of it, and only when none has, there is no such topic."""
+        deadline = _Deadline(self._clock_ms, timeout_ms or self._request_timeout_ms)
+        metadata = await self.metadata(0, deadline.remaining_ms())
+        if topic in metadata.topics:
+            return metadata
+
+        async def said_by(node_id: int) -> ClusterMetadata:
+            try:
+                return await self._said_by(node_id, deadline.at_most(_OTHER_BROKER_MS))
+            except BrokerError:  # it may be down: then it says nothing
+                return metadata
+
+        answers = await each_of(list(metadata.brokers), said_by, _BROKERS_AT_ONCE)
+        naming = (said for said in answers if topic in said.topics and said.cluster_id == metadata.cluster_id)
+        return next(naming, metadata)
+
+    async def of_any_broker(self, ask: Callable[[int, int], Awaitable[T]], timeout_ms: int | None = None) -> T:
+        """What `ask`, given a node id and so many milliseconds, brings of the first broker that answers: one that died
+        a moment ago is named for a while. Raises the last one's `BrokerError`."""
+        deadline = _Deadline(self._clock_ms, timeout_ms or self._request_timeout_ms)
+        nodes = sorted((await self.metadata(timeout_ms=deadline.remaining_ms())).brokers)
+        for left in range(len(nodes), 0, -1):
+            try:
+                return await ask(nodes[-left], deadline.share(left).remaining_ms())
+            except BrokerError as error:
+                if not error.retriable or left == 1:
+                    raise
+        raise AssertionError("metadata names a broker")
+
+    async def _said_by(self, node_id: int | None, timeout_ms: int) -> ClusterMetadata:
+        asked_at_ms = self._clock_ms()
         message = MetadataRequest(topics=None, allow_auto_topic_creation=False)
-        response = await self.request(None, message, deadline.remaining_ms(), min_version=METADATA_WITH_TOPIC_IDS)
-        metadata = from_response(response, fetched_at_ms)
+        response = await self.request(node_id, message, timeout_ms, min_version=METADATA_WITH_TOPIC_IDS)
+        return from_response(response, asked_at_ms)
+
+    async def _fetch_metadata(self, deadline: _Deadline) -> ClusterMetadata:
+        metadata = await self._said_by(None, deadline.remaining_ms())
         if not metadata.brokers:
             raise BrokerError("the cluster names no broker yet", retriable=True)
         if self._metadata is not None and metadata.cluster_id != self._metadata.cluster_id:
@@ -160,9 +198,14 @@ class BrokerClient:
         timeout_ms: int | None = None,
         max_age_ms: int = DEFAULT_METADATA_MAX_AGE_MS,
     ) -> Leader:
-        """`BrokerError` with UNKNOWN_TOPIC_ID when no topic has this id, with LEADER_NOT_AVAILABLE while none leads."""
-        metadata = await self.metadata(max_age_ms, timeout_ms)
-        found = metadata.partition(partition)
+        """`BrokerError` with UNKNOWN_TOPIC_ID when no topic has this id, with LEADER_NOT_AVAILABLE while none leads.
+
+        That there is no such partition, only metadata that is asked for after this call says: what was read before may
+        be older than the partition."""
+        deadline = _Deadline(self._clock_ms, timeout_ms or self._request_timeout_ms)
+        found = (await self.metadata(max_age_ms, deadline.remaining_ms())).partition(partition)
+        if found is None and max_age_ms > 0:
+            found = (await self.metadata(0, deadline.remaining_ms())).partition(partition)
         if found is None:
             raise BrokerError(f"no partition {partition} with its topic id", ErrorCode.UNKNOWN_TOPIC_ID)
         if found.leader_id < 0:
@@ -304,6 +347,9 @@ class _Deadline:
 
     def remaining_ms(self) -> int:
         return max(1, self._at_ms - self._clock_ms())
+
+    def at_most(self, timeout_ms: int) -> int:
+        return min(timeout_ms, self.remaining_ms())
 
     def share(self, parts: int) -> _Deadline:
         """A deadline that leaves the other parts their time."""

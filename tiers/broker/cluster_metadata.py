@@ -56,7 +56,8 @@ class ClusterMetadata:
         return None if topic is None else topic.partitions.get(partition.partition)
 
     def not_older_than(self, known: ClusterMetadata) -> ClusterMetadata:
-        """This, but no partition goes back to an earlier leader epoch: a broker may lag behind the one asked before."""
+        """This, but no partition goes back to an earlier leader epoch, and no topic loses one, which none ever does:
+        a broker may lag behind the one asked before."""
         topics = {name: _merged(topic, known.topics_by_id.get(topic.topic_id)) for name, topic in self.topics.items()}
         return replace(self, topics=topics, topics_by_id=_by_id(topics))
 
@@ -71,7 +72,7 @@ def _merged(topic: TopicMetadata, known: TopicMetadata | None) -> TopicMetadata:
     newer = {
         index: old
         for index, old in known.partitions.items()
-        if index in topic.partitions and topic.partitions[index].leader_epoch < old.leader_epoch
+        if index not in topic.partitions or topic.partitions[index].leader_epoch < old.leader_epoch
     }
     return replace(topic, partitions={**topic.partitions, **newer}) if newer else topic
 

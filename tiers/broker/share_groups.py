@@ -1,6 +1,7 @@
 """Where the share groups (KIP-932) of the cluster stand: a trim past the start of one would take records from it.
 
 A group is asked where it is coordinated: that is the broker which lists it. Brokers without share groups list none.
+What they list is all only if no group moved from one to another meanwhile.
 Groups that we may not describe are not listed to us (DESCRIBE on groups is needed).
 
 A group that has members and no start offset yet acquires records that no start offset tells of: the broker writes one
@@ -18,9 +19,11 @@ from uuid import UUID
 
 from kafka.protocol.admin import ListGroupsRequest
 from kafka.protocol.api_message import ApiMessage
+from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode
-from tiers.broker.client import BrokerClient
+from tiers.broker.client import METADATA_WITH_TOPIC_IDS, BrokerClient
+from tiers.broker.cluster_metadata import ClusterMetadata, from_response
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 
@@ -29,7 +32,7 @@ _GROUP_ID_NOT_FOUND = 69
 _OUR_SCHEMAS = "protocol.schemas"
 _GROUPS_TOPIC = "__consumer_offsets"
 _EMPTY = "Empty"
-_METADATA_MAX_AGE_MS = 5_000
+_NO_ID = UUID(int=0)
 
 _Starts = Mapping[tuple[UUID, int], "int | BrokerError"]
 
@@ -71,16 +74,26 @@ class ClusterShareGroups:
         return start
 
     async def _read(self, timeout_ms: int) -> _Starts:
-        metadata = await self._client.metadata(_METADATA_MAX_AGE_MS, timeout_ms)
-        coordinating = metadata.topics.get(_GROUPS_TOPIC)
-        if coordinating is not None and any(one.leader_id < 0 for one in coordinating.partitions.values()):
-            raise BrokerError("share groups without a coordinator are not listed", retriable=True)
+        metadata = await self._coordinators(timeout_ms)
         starts: dict[tuple[UUID, int], int | BrokerError] = {}
         for node_id in metadata.brokers:
             states = await self._states(node_id, timeout_ms)
             if states:
                 await self._add_starts(starts, node_id, states, timeout_ms)
+        if _led(await self._coordinators(timeout_ms)) != _led(metadata):
+            raise BrokerError("share groups that moved while they were asked for may have been missed", retriable=True)
         return starts
+
+    async def _coordinators(self, timeout_ms: int) -> ClusterMetadata:
+        """The brokers, and who leads which groups, asked now: of a broker that came back a moment ago, older metadata
+        knows nothing."""
+        topic = MetadataRequest.MetadataRequestTopic(topic_id=_NO_ID, name=_GROUPS_TOPIC)
+        message = MetadataRequest(topics=[topic], allow_auto_topic_creation=False)
+        response = await self._client.request(None, message, timeout_ms, min_version=METADATA_WITH_TOPIC_IDS)
+        metadata = from_response(response, 0)
+        if any(leader_id < 0 for leader_id, _ in _led(metadata).values()):
+            raise BrokerError("share groups without a coordinator are not listed", retriable=True)
+        return metadata
 
     async def _states(self, node_id: int, timeout_ms: int) -> dict[str, str]:
         """Of the groups that this broker coordinates."""
@@ -113,6 +126,13 @@ class ClusterShareGroups:
             if group.error_code != ErrorCode.NONE:
                 raise BrokerError(f"share group {group.group_id} tells no offsets", group.error_code, retriable=True)
             _add_group(starts, group.group_id, group.topics, has_members=states.get(group.group_id) != _EMPTY)
+
+
+def _led(metadata: ClusterMetadata) -> dict[int, tuple[int, int]]:
+    """The leader and its epoch, by the number of a partition that has groups."""
+    groups = metadata.topics.get(_GROUPS_TOPIC)
+    partitions = {} if groups is None else groups.partitions
+    return {number: (one.leader_id, one.leader_epoch) for number, one in partitions.items()}
 
 
 def _add_group(

@@ -233,20 +233,13 @@ class BrokerLogSource:
             remaining_ms = max(1, deadline_ms - self._clock_ms())
             try:
                 leader = await self._client.leader_of(partition, remaining_ms, max_age_ms)
+                return await ask(leader, max(1, deadline_ms - self._clock_ms()))
+            except _ForGood as error:
+                raise BrokerError(str(error), error.code) from error
             except BrokerError as error:
-                # Fresh metadata without the id means that the topic is gone, not that its leader moved.
-                if not error.retriable and max_age_ms == 0:
+                if not error.retriable:
                     raise
                 trouble = error
-            else:
-                try:
-                    return await ask(leader, max(1, deadline_ms - self._clock_ms()))
-                except _ForGood as error:
-                    raise BrokerError(str(error), error.code) from error
-                except BrokerError as error:
-                    if not error.retriable:
-                        raise
-                    trouble = error
             pause_ms = int(backoff_ms * self._jitter())
             if self._clock_ms() + pause_ms >= deadline_ms:
                 raise trouble

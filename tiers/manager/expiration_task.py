@@ -20,6 +20,7 @@ from tiers.manager.segment_deletion import try_to_delete
 from tiers.manager.task_services import TaskServices
 from tiers.manager.topic_policy import TopicPolicy
 from tiers.manager.trim_task import segment_timestamp_ms
+from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -52,15 +53,14 @@ class RLMExpirationTask:
     async def expire(self, policy: TopicPolicy, local_only_bytes: int = 0) -> list[RemoteLogSegmentMetadata]:
         """Moves the log start, and returns what is to be deleted now."""
         services, partition = self._services, self._partition
-        segments = self._readable()
         log_start = services.metadata.log_start_offset(partition) or 0
         expired_to = self._expired_to(policy, log_start, local_only_bytes)
-        if expired_to > log_start and await self._clock_is_trusted(segments):
+        if expired_to > log_start and await self._clock_is_trusted(self._readable()):
             self._check_ownership()
             await services.metadata.raise_log_start_offset(partition, expired_to)
             services.checkpoint("log-start-raised")
             log_start = expired_to
-        return self._deletable(log_start, segments)
+        return self._deletable(log_start, self._readable())  # as of now: an owner between may have clamped
 
     def _readable(self) -> list[RemoteLogSegmentMetadata]:
         return [
@@ -107,11 +107,9 @@ class RLMExpirationTask:
             expired_to = max(expired_to, segment.valid_end_offset + 1)
         return expired_to
 
-    def _answering(self, offset: int) -> Iterator[RemoteLogSegmentMetadata]:
+    def _answering(self, offset: int) -> Iterator[StoredSegment]:
         """Who answers for the offsets from `offset` on: of two copies of a range one, or it would count twice."""
-        while (segment := self._services.metadata.next_segment(self._partition, offset)) is not None:
-            yield segment
-            offset = segment.valid_end_offset + 1
+        return self._services.metadata.answering_segments(self._partition, offset)
 
     def _deletable(self, log_start: int, segments: list[RemoteLogSegmentMetadata]) -> list[RemoteLogSegmentMetadata]:
         superseded = self._superseded(segments)
@@ -128,6 +126,9 @@ class RLMExpirationTask:
             if deleted and segment.segment_size_bytes > budget_bytes:
                 continue
             self._check_ownership()
+            known = self._services.metadata.remote_log_segment_metadata_by_id(segment.segment_id)
+            if known != segment:
+                continue  # cut off, or deleted, by an owner between: to be judged anew
             if not await try_to_delete(self._services, segment):
                 break  # it is a leftover now; the store is left alone until the next round
             budget_bytes -= segment.segment_size_bytes
@@ -140,7 +141,7 @@ class RLMExpirationTask:
         whole = [segment for segment in segments if segment.clamped_to is None]
         if all(later.start_offset > earlier.end_offset for earlier, later in pairwise(whole)):
             return set()
-        answering = {segment.segment_id for segment in self._answering(0)}
+        answering = {segment.metadata.segment_id for segment in self._answering(0)}
         seen_at_ms = [services.metadata.seen_at_ms(segment_id) for segment_id in answering]
         visible_since_ms = services.clock_ms() - services.settings.visible_after_ms
         if any(seen is None or seen > visible_since_ms for seen in seen_at_ms):

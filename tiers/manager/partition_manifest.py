@@ -89,13 +89,15 @@ class PartitionManifestTask:
         self._partition = topic_id_partition
         self._written: int | None = None
         """The hash of what the store has."""
+        self._wanted: int | None = None
+        """Of what the last `run` found that it should have."""
         self._failing = False
         self._checked = False
 
     @property
     def is_failing(self) -> bool:
-        """Whether the last `run` could not write what it had to."""
-        return self._failing
+        """Whether the last `run` did not write what it had to: the store failed, or it was not the owner's."""
+        return self._wanted != self._written
 
     async def check(self) -> None:
         """Before a copy. Raises `LogDivergedError` when the partition's metadata was lost; what the store raises."""
@@ -119,10 +121,11 @@ class PartitionManifestTask:
         manifest = manifest_of(services.metadata, services.cluster_id, self._partition)
         known = hash((manifest.log_start_offset, manifest.local_log_start_offset, manifest.segments, manifest.dead))
         known ^= hash(tuple(sorted(manifest.tier_config.items())))
-        if known == self._written:
-            return
         if self._written is None and not manifest.segments and not manifest.dead:
             return  # nothing was ever tiered: there is nothing to rebuild
+        self._wanted = known
+        if known == self._written:
+            return
         key = partition_manifest_key(services.cluster_id, self._partition)
         try:
             await self._put(key, encode_partition_manifest(manifest), known)

@@ -14,7 +14,7 @@ from functools import partial
 from tiers.errors import OwnershipLostError, RemoteLogError
 from tiers.manager.lineage import check_remote_lineage
 from tiers.manager.partition_manifest import bury_manifest
-from tiers.manager.segment_deletion import delete_all
+from tiers.manager.segment_deletion import delete_all, end_copy_plans
 from tiers.manager.settings import TopicRule
 from tiers.manager.task_services import TaskServices
 from tiers.manager.topic_tier_config import DELETE_ON_DISABLE, is_enabled
@@ -57,6 +57,7 @@ class RemoteDisableTask:
         services, settings = self._services, self._services.settings
         segments = list(services.metadata.list_remote_log_segments(partition))
         if not segments:
+            await end_copy_plans(services, partition)
             return 0
         timeout_ms = settings.request_timeout_ms
         await services.metadata.ensure_fresh(partition, settings.visible_after_ms // 2, timeout_ms)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from tiers.each_of import each_of
 from tiers.errors import OwnershipLostError, RemoteLogError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.manager.copy_attempts import unfinished_attempts, unfinished_segments
 from tiers.manager.failed_deletions import StillPublishedError
@@ -19,6 +20,7 @@ from tiers.model.segment_state import RemoteLogSegmentState
 
 _FAILURES_PER_ROUND = 3
 """In a row: then the store is in trouble, and is left alone until the next round."""
+_LEFTOVERS_AT_ONCE = 8
 
 
 async def write_state(
@@ -119,22 +121,51 @@ async def collect_leftovers(services: TaskServices, partition: TopicIdPartition)
     """Deletes what copies and deletions that did not end have left; returns how many. No copy may be under way.
 
     What is not due again yet is left for a later round, but for the newest copy of what is to be copied next: whether
-    its objects go tells how the store is (`copy_attempts`)."""
+    its objects go tells how the store is (`copy_attempts`). One at a time, until the store has deleted one and as soon
+    as it fails; several otherwise."""
     leftovers = unfinished_segments(services.metadata, partition)
     labels = partition.topic, str(partition.partition)
     services.metrics.delete_lag_segments.labels(*labels).set(len(leftovers))
     services.metrics.delete_lag_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in leftovers))
     newest = next(iter(unfinished_attempts(services.metadata, partition)), None)
-    collected = failed = 0
-    for leftover in sorted(leftovers, key=lambda one: one != newest):
-        if failed == _FAILURES_PER_ROUND:
-            break
-        if leftover != newest and not is_due(services, leftover):
-            continue
-        if not services.metadata.owns(partition):
-            raise OwnershipLostError(f"{partition} is owned by another member")
-        if await try_to_delete(services, leftover):
-            collected, failed = collected + 1, 0
-        else:
-            failed += 1
+    due = sorted((one for one in leftovers if one == newest or is_due(services, one)), key=lambda one: one != newest)
+    troubles: list[RemoteLogError] = []
+
+    async def collect(leftover: RemoteLogSegmentMetadata) -> bool | None:
+        """None: it is no leftover any more, or there is trouble."""
+        try:
+            if not services.metadata.owns(partition):
+                raise OwnershipLostError(f"{partition} is owned by another member")
+            # It may have been somebody else's since the list was made: what they finished, or deleted, is no leftover.
+            known = services.metadata.remote_log_segment_metadata_by_id(leftover.segment_id)
+            if known is None or known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+                return None
+            return await try_to_delete(services, known)
+        except RemoteLogError as error:
+            troubles.append(error)
+            return None
+
+    collected = failed = begun = 0
+    while begun < len(due) and failed < _FAILURES_PER_ROUND:
+        at_once = _LEFTOVERS_AT_ONCE if collected and not failed else 1
+        several = due[begun : begun + at_once]
+        begun += at_once
+        for gone in await each_of(several, collect, at_once):
+            if gone is not None:
+                collected, failed = collected + gone, 0 if gone else failed + 1
+        if troubles:
+            # Not before the others have come to their end: a write of metadata that is cut off costs the ownership.
+            raise troubles[0]
+    await end_copy_plans(services, partition)
     return collected
+
+
+async def end_copy_plans(services: TaskServices, partition: TopicIdPartition) -> None:
+    """Those of which nothing is left to be deleted. No copy of them may be under way."""
+    plans = services.metadata.copy_plans(partition)
+    if not plans:
+        return
+    left = {one.segment_id for one in unfinished_segments(services.metadata, partition)}
+    for plan in plans:
+        if left.isdisjoint(plan.segment_ids()):
+            await services.metadata.end_copy_plan(plan)

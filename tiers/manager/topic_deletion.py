@@ -44,16 +44,21 @@ class ClusterTopicExistence:
         self._client = client
 
     async def gone(self, topic_ids: Iterable[UUID], timeout_ms: int) -> set[UUID]:
+        return (await self.gone_and_doubtful(topic_ids, timeout_ms))[0]
+
+    async def gone_and_doubtful(self, topic_ids: Iterable[UUID], timeout_ms: int) -> tuple[set[UUID], set[UUID]]:
+        """Doubtful are those that one broker does not list and another one does not call unknown."""
         metadata = await self._client.metadata(0, timeout_ms)
-        missing = set(topic_ids) - set(metadata.topics_by_id)
+        missing = unlisted = set(topic_ids) - set(metadata.topics_by_id)
         for node_id in metadata.brokers:
             if not missing:
                 break
             topics = [MetadataRequest.MetadataRequestTopic(topic_id=each, name=None) for each in missing]
             message = MetadataRequest(topics=topics, allow_auto_topic_creation=False)
             answer: Any = await self._client.request(node_id, message, timeout_ms, min_version=_METADATA_BY_TOPIC_ID)
-            missing &= {topic.topic_id for topic in answer.topics if topic.error_code == ErrorCode.UNKNOWN_TOPIC_ID}
-        return missing
+            unknown = {topic.topic_id for topic in answer.topics if topic.error_code == ErrorCode.UNKNOWN_TOPIC_ID}
+            missing = missing & unknown
+        return missing, unlisted - missing
 
 
 class TopicDeletionTask:

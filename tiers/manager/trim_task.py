@@ -16,6 +16,7 @@ from tiers.manager.lineage import check_remote_lineage
 from tiers.manager.task_services import TaskServices
 from tiers.manager.topic_policy import TopicPolicy
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
@@ -96,6 +97,6 @@ def covering_segments(
     return covering
 
 
-def segment_timestamp_ms(segment: RemoteLogSegmentMetadata) -> int:
+def segment_timestamp_ms(segment: RemoteLogSegmentMetadata | StoredSegment) -> int:
     """What time retention counts from: the copy time for records without timestamps (DESIGN, safety rule 6)."""
     return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.event_timestamp_ms

@@ -6,12 +6,13 @@ reading may be anybody's: what was listed is given to `take`, what was read to `
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 from uuid import UUID
 
+from tiers.each_of import each_of
 from tiers.errors import CorruptSegmentError, RemoteLogMetadataError, RemoteResourceNotFoundError
 from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
 from tiers.metadata.rebuild import FoundIndexes, FoundPartition, FoundSegment, content_of
@@ -89,26 +90,15 @@ class BucketScan:
     ) -> None:
         """After `list`. `persistently` repeats a read whose failure may pass. Raises `RemoteStorageError` when the
         store cannot be asked."""
-        slots = asyncio.Semaphore(at_once)
 
-        async def one_manifest(partition: TopicIdPartition) -> None:
-            async with slots:
-                self.put_manifest(partition, await read_manifest(storage, self.cluster_id, partition, persistently))
-            on_object(1)
+        async def one(read: TopicIdPartition | IndexesKey) -> None:
+            if isinstance(read, TopicIdPartition):
+                self.put_manifest(read, await read_manifest(storage, self.cluster_id, read, persistently))
+            else:
+                self.put_indexes(read, await read_indexes(storage, read, persistently))
 
-        async def one_indexes(key: IndexesKey) -> None:
-            async with slots:
-                self.put_indexes(key, await read_indexes(storage, key, persistently))
-            on_object(1)
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for partition in self.manifests:
-                    group.create_task(one_manifest(partition))
-                for key in self.indexes:
-                    group.create_task(one_indexes(key))
-        except ExceptionGroup as failed:
-            raise failed.exceptions[0] from failed
+        reads: Iterable[TopicIdPartition | IndexesKey] = chain(self.manifests, self.indexes)
+        await each_of(reads, one, at_once, lambda: on_object(1))
 
 
 async def read_manifest(

@@ -24,6 +24,7 @@ from tiers.model.ids import TopicIdPartition
 
 FAILED_DELETIONS_TOPIC = "__delete_failed_remote_log_segments"
 _READ_BYTES = 1 << 20
+_LOOK_AGAIN_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class FailedDeletionsTopic:
         self._settings = MetadataTopicSettings(name, 1, replication_factor)
         self._clock_ms = clock_ms
         self._topic: MetadataTopic | None = None
+        self._look_again_at_ms = clock_ms()
         self._opening = asyncio.Lock()
 
     async def publish(self, failed: FailedDeletion) -> None:
@@ -79,7 +81,14 @@ class FailedDeletionsTopic:
 
     async def retract(self, segment: UUID) -> None:
         """Nothing when there is no such topic. Raises `RemoteLogError`."""
-        if self._settings.name in (await self._client.metadata(timeout_ms=self._timeout_ms)).topics:
+        metadata = await self._client.metadata(timeout_ms=self._timeout_ms)
+        now_ms = self._clock_ms()
+        if self._settings.name not in metadata.topics and now_ms >= self._look_again_at_ms:
+            # What is known may be older than what another owner of the segment published. Most tiers never have the
+            # topic, and every segment that expires comes by here: so not each time.
+            metadata = await self._client.metadata_naming(self._settings.name, self._timeout_ms)
+            self._look_again_at_ms = now_ms + _LOOK_AGAIN_MS
+        if self._settings.name in metadata.topics:
             await self._write(str(segment), None)
 
     async def _write(self, segment: str, value: bytes | None) -> None:
@@ -98,7 +107,7 @@ async def read_failed_deletions(
     client: BrokerClient, timeout_ms: int, name: str = FAILED_DELETIONS_TOPIC
 ) -> list[FailedDeletion]:
     """What is in the topic now, by topic, partition and offset; empty without the topic. Raises `RemoteLogError`."""
-    topic = (await client.metadata(0, timeout_ms)).topics.get(name)
+    topic = (await client.metadata_naming(name, timeout_ms)).topics.get(name)
     if topic is None:
         return []
     source, partition = BrokerLogSource(client), TopicIdPartition(topic.topic_id, 0, name)

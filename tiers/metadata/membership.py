@@ -39,7 +39,7 @@ _LANE = "remote-log-metadata-group"
 _JOIN_LANE = "remote-log-metadata-join"
 _HEARTBEAT_TIMEOUT_MS = 1_500
 _REQUEST_TIMEOUT_MS = 5_000
-_LEAVE_TIMEOUT_MS = 1_000
+_LEAVE_TIMEOUT_MS = 3_000
 _BACKOFF_CAP_MS = 1_000
 _LONGEST_SESSION_TIMEOUT_MS = 384_000
 """Six doublings of the default: who asks for longer sessions than that is told so."""

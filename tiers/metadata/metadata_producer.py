@@ -75,6 +75,8 @@ _RETRIABLE = frozenset(
     }
 )
 
+_COORDINATOR_AGAIN_MS = 100
+
 KeyAndValue = tuple[bytes, bytes | None]
 
 
@@ -88,10 +90,20 @@ class GroupMember:
 
 
 async def find_coordinator(client: BrokerClient, key: str, key_type: int, timeout_ms: int) -> int:
-    """The node id. `BrokerError`, retriable while there is none."""
+    """The node id. `BrokerError`, retriable while there is none.
+
+    Whoever is the first to ask a new cluster waits: only then it makes the topic that has them."""
     message = FindCoordinatorRequest(key=key, key_type=key_type)
-    # From version 4 on, keys are asked for in lists.
-    response = await client.request(None, message, timeout_ms, min_version=1, max_version=3)
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            while True:
+                # From version 4 on, keys are asked for in lists.
+                response = await client.request(None, message, timeout_ms, min_version=1, max_version=3)
+                if response.error_code != ErrorCode.COORDINATOR_NOT_AVAILABLE:
+                    break
+                await asyncio.sleep(_COORDINATOR_AGAIN_MS / 1000)
+    except TimeoutError as error:
+        raise BrokerError(f"no coordinator for {key} in {timeout_ms} ms", retriable=True) from error
     if response.error_code != ErrorCode.NONE:
         raise BrokerError(f"no coordinator for {key}", response.error_code, retriable=response.error_code in _RETRIABLE)
     return int(response.node_id)

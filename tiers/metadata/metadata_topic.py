@@ -8,7 +8,6 @@ grown, deleted, created again or given another policy is written no more, for go
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +27,8 @@ _REPLICAS = 3
 _TOPIC_RESOURCE = 2
 _BROKER_RESOURCE = 4
 _REQUIRED = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}
+_FIRST_PAUSE_MS = 20
+_LONGEST_PAUSE_MS = 400
 _TIERED_STORAGE_OF_KAFKA = "remote.log.storage.system.enable"
 
 
@@ -66,8 +67,8 @@ async def open_metadata_topic(
     """Creates the topic if it is missing, and checks it. `MetadataTopicUnfitError` says what is wrong.
 
     `saved`: what the state was read from that would be forgotten; when that is gone, `MetadataTopicLostError`."""
-    metadata = await client.metadata(0, timeout_ms)
-    await _refuse_to_share(client, metadata, settings, timeout_ms)
+    metadata = await client.metadata_naming(settings.name, timeout_ms)
+    await _refuse_to_share(client, settings, timeout_ms)
     if saved is not None and saved.cluster_id == metadata.cluster_id:
         await _refuse_to_replace(client, settings, saved, timeout_ms)
     if settings.name not in metadata.topics:
@@ -75,8 +76,7 @@ async def open_metadata_topic(
         if refusal is not None:
             raise MetadataTopicUnfitError(refusal)
         await _create(client, metadata, settings, timeout_ms)
-        return await _wait_until_shown(client, settings, timeout_ms)
-    return await check_metadata_topic(client, settings, timeout_ms)
+    return await _wait_until_shown(client, settings, timeout_ms)
 
 
 async def _refuse_to_replace(
@@ -96,15 +96,18 @@ async def _refuse_to_replace(
 
 
 async def _wait_until_shown(client: BrokerClient, settings: MetadataTopicSettings, timeout_ms: int) -> MetadataTopic:
-    """A topic is created before every broker has heard of it."""
-    for pause_ms in itertools.chain((20, 50, 100, 200), itertools.repeat(400, timeout_ms // 400)):
+    """A topic is created, by us or a moment ago by somebody else, before every broker has heard of it."""
+    clock_s = asyncio.get_running_loop().time
+    deadline_s = clock_s() + timeout_ms / 1000
+    pause_ms = _FIRST_PAUSE_MS
+    while True:
         try:
             return await check_metadata_topic(client, settings, timeout_ms)
         except BrokerError as error:
-            if not error.retriable:
+            if not error.retriable or clock_s() + pause_ms / 1000 > deadline_s:
                 raise
         await asyncio.sleep(pause_ms / 1000)
-    return await check_metadata_topic(client, settings, timeout_ms)
+        pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
 
 
 async def check_metadata_topic(client: BrokerClient, settings: MetadataTopicSettings, timeout_ms: int) -> MetadataTopic:
@@ -135,13 +138,14 @@ async def check_metadata_topic(client: BrokerClient, settings: MetadataTopicSett
     )
 
 
-async def _refuse_to_share(
-    client: BrokerClient, metadata: ClusterMetadata, settings: MetadataTopicSettings, timeout_ms: int
-) -> None:
+async def _refuse_to_share(client: BrokerClient, settings: MetadataTopicSettings, timeout_ms: int) -> None:
     if settings.name != DEFAULT_TOPIC_NAME:
         return
-    node_id = min(metadata.brokers)
-    configs = await _describe(client, node_id, _BROKER_RESOURCE, str(node_id), [_TIERED_STORAGE_OF_KAFKA], timeout_ms)
+
+    async def described(node_id: int, left_ms: int) -> dict[str, str | None]:
+        return await _describe(client, node_id, _BROKER_RESOURCE, str(node_id), [_TIERED_STORAGE_OF_KAFKA], left_ms)
+
+    configs = await client.of_any_broker(described, timeout_ms)
     if configs.get(_TIERED_STORAGE_OF_KAFKA) == "true":
         raise MetadataTopicUnfitError(
             f"the brokers keep their own tier in {settings.name} ({_TIERED_STORAGE_OF_KAFKA}=true):"

@@ -13,6 +13,7 @@ from protocol.primitives import (
     read_int32,
     read_int64,
     read_string,
+    read_uuid,
     skip_tagged_section,
     write_array_length,
     write_string,
@@ -24,6 +25,7 @@ from tiers.metadata.record_parts import (
     write_partition,
     write_segment_id,
 )
+from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
@@ -142,3 +144,31 @@ def read_local_log_start(buf: Buffer, pos: int) -> tuple[LocalLogStartUpdate, in
     local_log_start, pos = read_int64(buf, pos)
     update = LocalLogStartUpdate(partition, writer, event_timestamp_ms, local_log_start)
     return update, skip_tagged_section(buf, pos)
+
+
+def write_copy_plan(plan: CopyPlan) -> bytes:
+    return b"".join(
+        (
+            _write_head(plan),
+            plan.plan_id.bytes,
+            INT32.pack(plan.attempts),
+            INT32.pack(plan.leader_epoch),
+            write_array_length(len(plan.bounds), compact=True),
+            *(INT64.pack(offset) for offset in plan.bounds),
+            EMPTY_TAGGED_SECTION,
+        )
+    )
+
+
+def read_copy_plan(buf: Buffer, pos: int) -> tuple[CopyPlan, int]:
+    partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
+    plan_id, pos = read_uuid(buf, pos)
+    attempts, pos = read_int32(buf, pos)
+    leader_epoch, pos = read_int32(buf, pos)
+    count, pos = read_array_length(buf, pos, compact=True)
+    bounds = []
+    for _ in range(count):
+        offset, pos = read_int64(buf, pos)
+        bounds.append(offset)
+    plan = CopyPlan(partition, writer, event_timestamp_ms, plan_id, attempts, leader_epoch, tuple(bounds))
+    return plan, skip_tagged_section(buf, pos)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -31,6 +32,7 @@ _READ_TIMEOUT_MS = 15_000
 _HELD_BACK_AFTER_MS = 2_000
 """What was committed is read sooner; what comes later is behind somebody's transaction."""
 _TAKEOVERS_AT_ONCE = 8
+_CONFIRMED_AGAIN_MS = 20
 _BACKOFF_CAP_MS = 2_000
 
 
@@ -105,6 +107,7 @@ class MetadataPartitionOwnership:
         if owned is None:
             raise OwnershipLostError(f"metadata partition {metadata_partition} is not owned by this process")
         async with owned.lock:
+            await self._until_confirmed(metadata_partition, owned, timeout_ms)
             if self._owned.get(metadata_partition) is not owned or not self.owns(metadata_partition):
                 raise OwnershipLostError(f"metadata partition {metadata_partition} is not owned any more")
             to_write = records()
@@ -126,6 +129,15 @@ class MetadataPartitionOwnership:
                 self._give_up(metadata_partition, owned)
                 self._start_takeover(owned.assignment, metadata_partition)
                 raise
+
+    async def _until_confirmed(self, metadata_partition: int, owned: _OwnedPartition, timeout_ms: int) -> None:
+        """A heartbeat is late when this process or a broker stood still for a moment: nothing is lost by that, and the
+        next one says whether the generation is over."""
+        deadline_s = time.monotonic() + min(timeout_ms, CONFIRMATION_MAX_AGE_MS) / 1000
+        while self._owned.get(metadata_partition) is owned and self.suspended_for is None:
+            if self._membership.is_confirmed(CONFIRMATION_MAX_AGE_MS) or time.monotonic() >= deadline_s:
+                return
+            await asyncio.sleep(_CONFIRMED_AGAIN_MS / 1000)
 
     def _give_up(self, metadata_partition: int, owned: _OwnedPartition) -> None:
         if self._owned.get(metadata_partition) is owned:

@@ -10,6 +10,7 @@ older than the metadata was. So, per partition:
   owner deletes what brokers have below it, and that may be the last copy. Gone from between: refused.
 * A segment that holds exactly what others hold together was merged of them. While they are all there, what no manifest
   names of it does no harm and is not needed.
+* What holds the same as another one of the same range is not needed: an attempt whose end nobody waited for left it.
 * A `.log` without `.indexes` is a copy that did not end. The reverse never comes about by itself: refused.
 * Two segments with different content for one range, unreadable objects, a `.log` of another size: refused.
 
@@ -107,9 +108,10 @@ def plan_partition(found: FoundPartition) -> PartitionPlan:
     accepted = {} if manifest is None else {each.id: each for each in manifest.segments}
     dead = frozenset(() if manifest is None else manifest.dead)
     candidates = _whole_segments(found, plan, accepted, dead)
-    gone_to = _take_accepted(found, plan, manifest, candidates)
+    contents: dict[tuple[int, int], bytes] = {}
+    gone_to = _take_accepted(found, plan, manifest, candidates, contents)
     _drop_merged(plan, candidates)
-    _take_unnamed(plan, gone_to, sorted(candidates.values(), key=lambda each: _place(each.metadata)))
+    _take_unnamed(plan, gone_to, sorted(candidates.values(), key=lambda each: _place(each.metadata)), contents)
     names = [each.topic_id_partition.topic for each in plan.segments]
     if manifest is None and names:
         plan.topic_id_partition = replace(plan.topic_id_partition, topic=names[-1])
@@ -150,8 +152,10 @@ def _take_accepted(
     plan: PartitionPlan,
     manifest: PartitionManifest | None,
     candidates: dict[UUID, FoundIndexes],
+    contents: dict[tuple[int, int], bytes],
 ) -> int | None:
-    """Takes them out of `candidates`. The last offset (inclusive) of those that are gone from the front, if any are."""
+    """Takes them out of `candidates`, and notes their content by range in `contents`. The last offset (inclusive) of
+    those that are gone from the front, if any are."""
     if manifest is None:
         return None
     missing: list[ManifestSegment] = []
@@ -169,6 +173,7 @@ def _take_accepted(
             continue
         custom = named.custom_metadata if named.custom_metadata is not None else metadata.custom_metadata
         plan.segments.append(replace(metadata, custom_metadata=custom, clamped_to=named.clamped_to))
+        contents[_place(metadata)] = taken.content
     return _judge_missing(found, plan, manifest, missing)
 
 
@@ -231,16 +236,20 @@ def _drop_merged(plan: PartitionPlan, candidates: dict[UUID, FoundIndexes]) -> N
             del candidates[uuid]
 
 
-def _take_unnamed(plan: PartitionPlan, gone_to: int | None, candidates: Sequence[FoundIndexes]) -> None:
+def _take_unnamed(
+    plan: PartitionPlan,
+    gone_to: int | None,
+    candidates: Sequence[FoundIndexes],
+    contents: dict[tuple[int, int], bytes],
+) -> None:
     """In offset order; each must continue what was taken before, or what was accepted and is gone."""
     by_range = {_place(each): each for each in plan.segments}
-    contents: dict[tuple[int, int], bytes] = {}
     end = max((each.valid_end_offset for each in plan.segments), default=gone_to)
     for candidate in candidates:
         metadata = candidate.metadata
         uuid, place = metadata.segment_id.id, _place(metadata)
         name = f"segment {uuid} ({metadata.start_offset} to {metadata.end_offset})"
-        if place in contents and contents[place] == candidate.content:
+        if contents.get(place) == candidate.content:
             plan.dropped.append(f"{name}: another one has the same content")
         elif end is not None and metadata.start_offset <= end:
             other = by_range.get(place)

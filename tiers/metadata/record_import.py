@@ -6,6 +6,7 @@ about the same partitions, so there must be none.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,14 +26,30 @@ from tiers.metadata.topic_based_settings import metadata_group_id
 
 RECORDS_PER_TRANSACTION = 500
 
+_NOT_YET = (
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_COORDINATOR,
+)
+"""A new cluster, whose first group this may be, answers so for a moment."""
+_AGAIN_MS = 100
+
 
 async def count_owners(client: BrokerClient, topic_name: str, timeout_ms: int) -> int:
     """Members of the group that owns the topic's partitions; one that died counts until its session ends."""
     group_id = metadata_group_id(topic_name)
-    coordinator = await find_coordinator(client, group_id, GROUP_COORDINATOR, timeout_ms)
     message = DescribeGroupsRequest(groups=[group_id], include_authorized_operations=False)
-    response: Any = await client.request(coordinator, message, timeout_ms, max_version=5)
-    [group] = response.groups
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            while True:
+                coordinator = await find_coordinator(client, group_id, GROUP_COORDINATOR, timeout_ms)
+                response: Any = await client.request(coordinator, message, timeout_ms, max_version=5)
+                [group] = response.groups
+                if group.error_code not in _NOT_YET:
+                    break
+                await asyncio.sleep(_AGAIN_MS / 1000)
+    except TimeoutError as error:
+        raise BrokerError(f"group {group_id} was not described in {timeout_ms} ms", retriable=True) from error
     if group.error_code != ErrorCode.NONE:
         raise BrokerError(f"group {group_id} cannot be described", group.error_code)
     return len(group.members)
@@ -44,16 +61,15 @@ async def write_records(
     records: Mapping[int, Sequence[KeyAndValue]],
     timeout_ms: int,
     on_written: Callable[[int], None] = lambda count: None,
-) -> dict[int, int]:
-    """`records` by metadata partition, each in order; returns the offset of the last of each. `timeout_ms` is of one
-    transaction. Raises `RemoteLogMetadataError`: then a part of them is written."""
-    last: dict[int, int] = {}
+) -> None:
+    """`records` by metadata partition, each in order. `timeout_ms` is of one transaction.
+
+    Raises `RemoteLogMetadataError`: then a part of them is written."""
     for metadata_partition, of_partition in records.items():
         transactional_id = f"{metadata_group_id(topic.name)}-import-{metadata_partition}"
         producer = TransactionalProducer(client, topic, metadata_partition, transactional_id, clock_ms=monotonic_ms)
         await producer.initialize(timeout_ms)
         for first in range(0, len(of_partition), RECORDS_PER_TRANSACTION):
             batch = of_partition[first : first + RECORDS_PER_TRANSACTION]
-            last[metadata_partition] = await producer.commit(batch, None, -1, timeout_ms)
+            await producer.commit(batch, None, -1, timeout_ms)
             on_written(len(batch))
-    return last

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 from uuid import UUID
 
+from tiers.metadata.stored_segment import StoredSegment
+from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     RemoteLogClampUpdate,
@@ -59,6 +61,14 @@ class RemoteLogMetadataReader(Protocol):
     ) -> Iterator[RemoteLogSegmentMetadata]:
         """Segments in the states 0, 1 and 2 with `end_offset` >= `min_offset`, by ascending start offset."""
 
+    def stored_segments(self, partition: TopicIdPartition, min_offset: int = 0) -> Iterator[StoredSegment]:
+        """As `list_remote_log_segments`, for who looks at a few fields of very many."""
+
+    def answering_segments(self, partition: TopicIdPartition, offset: int = 0) -> Iterator[StoredSegment]:
+        """`next_segment` of `offset`, then of the offset behind that one's valid end, and so on to the remote end.
+
+        What changes on the way may be seen or not. Nothing may be awaited between two of them that must fit."""
+
     def earliest_offset(self, partition: TopicIdPartition) -> int | None:
         """The start offset of the first readable segment, None when there is none."""
 
@@ -83,6 +93,9 @@ class RemoteLogMetadataReader(Protocol):
     def is_quarantine_deletion_asked(self, segment_id: RemoteLogSegmentId) -> bool:
         """Whether an operator wants this segment, which was cut off, deleted."""
 
+    def copy_plans(self, partition: TopicIdPartition) -> list[CopyPlan]:
+        """Those that have not ended."""
+
     def topic_tier_config(self, topic_id: UUID) -> Mapping[str, str]:
         """The tier settings that the topic was given through a proxy, by Kafka's names; empty when it was given none.
 
@@ -106,6 +119,14 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
 
     async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
         """Moves a known segment to a later state; `InvalidTransitionError` when it cannot move there."""
+
+    async def put_copy_plan(self, plan: CopyPlan) -> None:
+        """Announces, in one record, every segment that the plan names: each is COPY_SEGMENT_STARTED from now on."""
+
+    async def end_copy_plan(self, plan: CopyPlan) -> None:
+        """Forgets what of the plan nobody announced or deleted by its own name: it has no objects.
+
+        `InvalidTransitionError` while a deletion of any of it has not ended, for that needs its announcement."""
 
     async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
         """Moves the deletion of a partition forward."""

@@ -34,11 +34,13 @@ from protocol.primitives import (
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.own_records import (
     read_clamp,
+    read_copy_plan,
     read_local_log_start,
     read_log_start,
     read_quarantine_deletion,
     read_tier_config,
     write_clamp,
+    write_copy_plan,
     write_local_log_start,
     write_log_start,
     write_quarantine_deletion,
@@ -53,6 +55,7 @@ from tiers.metadata.record_parts import (
     write_partition,
     write_segment_id,
 )
+from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
@@ -75,6 +78,7 @@ TOPIC_TIER_CONFIG_API_KEY = 1001
 CLAMP_API_KEY = 1002
 QUARANTINE_DELETION_API_KEY = 1003
 LOCAL_LOG_START_API_KEY = 1004
+COPY_PLAN_API_KEY = 1005
 
 _FRAME_VERSION = 1
 _MESSAGE_VERSION = 0
@@ -92,11 +96,12 @@ MetadataRecord = (
     | RemoteLogClampUpdate
     | QuarantineDeletionUpdate
     | LocalLogStartUpdate
+    | CopyPlan
 )
 
 
 class RecordKey(NamedTuple):
-    """What a record says of. `name` is the segment's uuid, the writer of a log start, or empty for a partition."""
+    """What a record says of. `name` is the uuid of a segment or a plan, the writer of a log start, or empty."""
 
     api_key: int
     topic_id_partition: TopicIdPartition
@@ -124,6 +129,8 @@ def key_of(record: MetadataRecord) -> RecordKey:
         case LocalLogStartUpdate():
             # Only owners write it, one after the other, and never a lower one: the last record is the highest.
             return local_log_start_key(record.topic_id_partition)
+        case CopyPlan():
+            return RecordKey(COPY_PLAN_API_KEY, record.topic_id_partition, record.plan_id.bytes)
 
 
 def segment_keys(segment_id: RemoteLogSegmentId) -> tuple[RecordKey, RecordKey]:
@@ -188,6 +195,8 @@ def encode_value(record: MetadataRecord) -> bytes:
             api_key, message = QUARANTINE_DELETION_API_KEY, write_quarantine_deletion(record)
         case LocalLogStartUpdate():
             api_key, message = LOCAL_LOG_START_API_KEY, write_local_log_start(record)
+        case CopyPlan():
+            api_key, message = COPY_PLAN_API_KEY, write_copy_plan(record)
     return write_uvarint(_FRAME_VERSION) + write_uvarint(api_key) + write_uvarint(_MESSAGE_VERSION) + message
 
 
@@ -340,4 +349,5 @@ _READERS: dict[int, Callable[[Buffer, int], tuple[MetadataRecord, int]]] = {
     CLAMP_API_KEY: read_clamp,
     QUARANTINE_DELETION_API_KEY: read_quarantine_deletion,
     LOCAL_LOG_START_API_KEY: read_local_log_start,
+    COPY_PLAN_API_KEY: read_copy_plan,
 }

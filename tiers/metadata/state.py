@@ -6,7 +6,7 @@ in pieces, each in a transaction of its own, so that no reader keeps the writer 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from uuid import UUID
 import lmdb
 
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.metadata.segment_cursors import Clamp, answering, clamps_of, listed, valid_end_offset
 from tiers.metadata.state_layout import (
     END_AND_ORDER,
     FINAL,
@@ -28,6 +29,7 @@ from tiers.metadata.state_layout import (
     U64,
     Databases,
     StateIdentity,
+    decode_copy_plan,
     decode_partition,
     decode_tier_config,
     offset_key,
@@ -35,13 +37,13 @@ from tiers.metadata.state_layout import (
     partition_of,
     start_key,
 )
-from tiers.metadata.stored_segment import decode_answer, decode_stored_segment
+from tiers.metadata.stored_segment import StoredSegment, decode_answer, decode_stored_segment
+from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 
 MAX_READERS = 1024
-_LIST_PIECE = 256
 
 
 class SegmentRun(NamedTuple):
@@ -51,13 +53,6 @@ class SegmentRun(NamedTuple):
     start_offset: int
     end_offset: int
     uuid: bytes
-
-
-class Clamp(NamedTuple):
-    """Cuts what is above `valid_end_offset` (inclusive) of the segments whose finish order is below its own."""
-
-    order: int
-    valid_end_offset: int
 
 
 class RemoteLogMetadataState:
@@ -155,10 +150,14 @@ class RemoteLogMetadataState:
         return decode_answer(partition_bytes, value[8:]) if key.startswith(partition_bytes) else None
 
     def _segment(self, txn: lmdb.Transaction, key: bytes, uuid: bytes) -> RemoteLogSegmentMetadata:
-        raw = txn.get(key + uuid, db=self._db.segments)
-        if raw is None:
+        return self._clamped(txn, key, decode_stored_segment(key + uuid, self.stored(txn, key, uuid)))
+
+    def stored(self, txn: lmdb.Transaction, key: bytes, uuid: bytes) -> bytes:
+        """A segment that the state names, as `stored_segment` has it."""
+        stored = txn.get(key + uuid, db=self._db.segments)
+        if stored is None:
             raise RemoteLogMetadataError("the saved state names a segment that it does not hold")
-        return self._clamped(txn, key, decode_stored_segment(key + uuid, bytes(raw)))
+        return bytes(stored)
 
     def _clamped(
         self, txn: lmdb.Transaction, key: bytes, metadata: RemoteLogSegmentMetadata
@@ -176,19 +175,23 @@ class RemoteLogMetadataState:
         return metadata if valid_end == end else replace(metadata, clamped_to=valid_end)
 
     def clamps(self, txn: lmdb.Transaction, key: bytes) -> list[Clamp]:
-        found = []
-        cursor = txn.cursor(db=self._db.clamps)
-        more = cursor.set_range(key)
-        while more and cursor.key()[:PARTITION_KEY_BYTES] == key:
-            valid_end = U64.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0]
-            found.append(Clamp(I64.unpack(cursor.value())[0], valid_end))
-            more = cursor.next()
-        return found
+        return clamps_of(txn, self._db, key)
 
     def clamp_offsets(self, partition: TopicIdPartition) -> list[int]:
         """The valid end offsets of every clamp that is recorded."""
         with self._env.begin() as txn:
             return [clamp.valid_end_offset for clamp in self.clamps(txn, partition_key(partition))]
+
+    def copy_plans(self, partition: TopicIdPartition) -> list[CopyPlan]:
+        key = partition_key(partition)
+        found = []
+        with self._env.begin() as txn:
+            cursor = txn.cursor(db=self._db.copy_plans)
+            more = cursor.set_range(key)
+            while more and cursor.key()[:PARTITION_KEY_BYTES] == key:
+                found.append(decode_copy_plan(bytes(cursor.value())))
+                more = cursor.next()
+        return found
 
     def is_quarantine_deletion_asked(self, segment_id: RemoteLogSegmentId) -> bool:
         key = partition_key(segment_id.topic_id_partition) + segment_id.id.bytes
@@ -223,37 +226,13 @@ class RemoteLogMetadataState:
     def list_remote_log_segments(
         self, partition: TopicIdPartition, min_offset: int = 0
     ) -> Iterator[RemoteLogSegmentMetadata]:
-        key = partition_key(partition)
-        position: bytes | None = None
-        while True:
-            piece, position = self._list_piece(key, min_offset, position)
-            yield from piece
-            if position is None:
-                return
+        return (each.metadata for each in self.stored_segments(partition, min_offset))
 
-    def _list_piece(
-        self, key: bytes, min_offset: int, position: bytes | None
-    ) -> tuple[list[RemoteLogSegmentMetadata], bytes | None]:
-        """Segments from `position` (exclusive) on, and the position to go on from, None at the end."""
-        piece: list[RemoteLogSegmentMetadata] = []
-        with self._env.begin() as txn:
-            cursor = txn.cursor(db=self._db.starts)
-            if position is None:
-                raw = txn.get(key, db=self._db.partitions)
-                lowest_start = 0 if raw is None else max(0, min_offset - decode_partition(raw)[0])
-                found = cursor.set_range(start_key(key, lowest_start, b""))
-            else:
-                found = cursor.set_range(position)
-                if found and cursor.key() == position:
-                    found = cursor.next()
-            for _ in range(_LIST_PIECE):
-                if not found or cursor.key()[:PARTITION_KEY_BYTES] != key:
-                    return piece, None
-                position, value = cursor.item()
-                if U64.unpack_from(value)[0] >= min_offset:
-                    piece.append(self._segment(txn, key, position[28:]))
-                found = cursor.next()
-        return piece, position
+    def stored_segments(self, partition: TopicIdPartition, min_offset: int = 0) -> Iterator[StoredSegment]:
+        return listed(self._env, self._db, partition_key(partition), min_offset)
+
+    def answering_segments(self, partition: TopicIdPartition, offset: int = 0) -> Iterator[StoredSegment]:
+        return answering(self._env, self._db, partition_key(partition), offset)
 
     def earliest_offset(self, partition: TopicIdPartition) -> int | None:
         with self._env.begin() as txn:
@@ -331,10 +310,6 @@ class RemoteLogMetadataState:
     def partitions(self) -> list[TopicIdPartition]:
         with self._env.begin() as txn:
             return [partition_of(key, decode_partition(value)[1]) for key, value in txn.cursor(db=self._db.partitions)]
-
-
-def valid_end_offset(clamps: Sequence[Clamp], order: int, end_offset: int) -> int:
-    return min([end_offset, *(clamp.valid_end_offset for clamp in clamps if clamp.order > order)])
 
 
 def leader_epoch_at(segment: RemoteLogSegmentMetadata, offset: int) -> int | None:

@@ -9,6 +9,8 @@ from uuid import UUID
 
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.state import RemoteLogMetadataState
+from tiers.metadata.stored_segment import StoredSegment
+from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemotePartitionDeleteState
@@ -59,6 +61,12 @@ class StateBackedReader:
     ) -> Iterator[RemoteLogSegmentMetadata]:
         return self._state.list_remote_log_segments(partition, min_offset)
 
+    def stored_segments(self, partition: TopicIdPartition, min_offset: int = 0) -> Iterator[StoredSegment]:
+        return self._state.stored_segments(partition, min_offset)
+
+    def answering_segments(self, partition: TopicIdPartition, offset: int = 0) -> Iterator[StoredSegment]:
+        return self._state.answering_segments(partition, offset)
+
     def earliest_offset(self, partition: TopicIdPartition) -> int | None:
         return self._state.earliest_offset(partition)
 
@@ -82,6 +90,9 @@ class StateBackedReader:
 
     def is_quarantine_deletion_asked(self, segment_id: RemoteLogSegmentId) -> bool:
         return self._state.is_quarantine_deletion_asked(segment_id)
+
+    def copy_plans(self, partition: TopicIdPartition) -> list[CopyPlan]:
+        return self._state.copy_plans(partition)
 
     def topic_tier_config(self, topic_id: UUID) -> Mapping[str, str]:
         return self._state.topic_tier_config(topic_id)

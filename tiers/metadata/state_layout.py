@@ -10,6 +10,7 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
     epochs       partition, leader epoch   -> lowest start and highest end offset that were ever finished
     clamps       partition, valid end      -> offset of the record: cuts what finished below it
     quarantine_deletions partition, uuid   -> empty: an operator wants the segment deleted
+    copy_plans   partition, plan id        -> the record as `serde` writes it
     log_starts   partition, writer         -> log start offset
     local_log_starts partition             -> where the last trim was to end
     deletions    partition                 -> RemotePartitionDeleteState
@@ -35,10 +36,11 @@ import lmdb
 
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.serde import decode_value
+from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import TopicTierConfigUpdate
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 STATE_FILE = "remote-log-metadata.mdb"
 FRESHNESS_FILE = "freshness.mdb"
 FINAL = b"final"
@@ -56,6 +58,7 @@ DATABASES = (
     "clamps",
     "quarantine_deletions",
     "local_log_starts",
+    "copy_plans",
     "consumed",
     "reached",
     "meta",
@@ -111,6 +114,7 @@ class Databases:
     clamps: lmdb._Database
     quarantine_deletions: lmdb._Database
     local_log_starts: lmdb._Database
+    copy_plans: lmdb._Database
     consumed: lmdb._Database
     reached: lmdb._Database
     meta: lmdb._Database
@@ -152,3 +156,10 @@ def decode_tier_config(raw: bytes) -> TopicTierConfigUpdate:
     if not isinstance(update, TopicTierConfigUpdate):
         raise RemoteLogMetadataError("the saved state holds something else where a topic's tier settings should be")
     return update
+
+
+def decode_copy_plan(raw: bytes) -> CopyPlan:
+    plan = decode_value(raw)
+    if not isinstance(plan, CopyPlan):
+        raise RemoteLogMetadataError("the saved state holds something else where a copy plan should be")
+    return plan

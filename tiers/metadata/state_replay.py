@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import lmdb
 
-from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.serde import (
     CLAMP_API_KEY,
+    COPY_PLAN_API_KEY,
     LOCAL_LOG_START_API_KEY,
     LOG_START_OFFSET_API_KEY,
     PARTITION_DELETE_API_KEY,
@@ -26,7 +26,8 @@ from tiers.metadata.serde import (
     RecordKey,
     encode_value,
 )
-from tiers.metadata.state import RemoteLogMetadataState, SegmentRun, valid_end_offset
+from tiers.metadata.state import RemoteLogMetadataState, SegmentRun
+from tiers.metadata.state_cover import StateCover
 from tiers.metadata.state_layout import (
     END_AND_ORDER,
     I32,
@@ -36,6 +37,7 @@ from tiers.metadata.state_layout import (
     PARTITION_KEY_BYTES,
     U64,
     Databases,
+    decode_copy_plan,
     decode_partition,
     encode_partition,
     partition_key,
@@ -43,12 +45,12 @@ from tiers.metadata.state_layout import (
 )
 from tiers.metadata.stored_segment import (
     StoredFields,
-    encode_answer,
     encode_stored_segment,
     stored_fields,
     stored_leader_epochs,
     update_stored_segment,
 )
+from tiers.model.copy_plan import NOT_MEASURED_BYTES, CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
@@ -102,6 +104,7 @@ class Replay:
         self._db = databases
         self._txn = txn
         self._finished = finished
+        self._cover = StateCover(state, databases, txn)
         self._known: dict[bytes, tuple[int, str]] = {}
         """Of the partitions, what this transaction has seen."""
 
@@ -124,6 +127,8 @@ class Replay:
                 self._ask_for_deletion(deletion.segment_id)
             case LocalLogStartUpdate() as update:
                 self._raise_local_log_start(update)
+            case CopyPlan() as plan:
+                self._begin_plan(plan, event.timestamp_ms)
             case None:
                 self._bury(event.key)
 
@@ -136,7 +141,7 @@ class Replay:
         stored = encode_stored_segment(metadata, timestamp_ms)
         start, end = metadata.start_offset, metadata.end_offset
         if not self._txn.put(key + uuid, stored, overwrite=False, db=self._db.segments):
-            known = stored_fields(self._stored(key, uuid))
+            known = stored_fields(self._state.stored(self._txn, key, uuid))
             if known.state != RemoteLogSegmentState.COPY_SEGMENT_STARTED:
                 return
             # Announced before it was read: now its size is known. Compaction keeps the later record, and so do we.
@@ -177,11 +182,11 @@ class Replay:
         self._txn.put(key + uuid, stored, db=self._db.segments)
         self._txn.put(start_key(key, start, uuid), END_AND_ORDER.pack(end, order), db=self._db.starts)
         if is_readable:
-            self._cover_finished(key, SegmentRun(offset, start, end, uuid), stored)
+            self._cover.finished(key, SegmentRun(offset, start, end, uuid), stored)
             self._raise_epochs(key, end, stored_leader_epochs(raw, known))
             self._finished.append(update.segment_id)
         elif known.state == RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-            self._cover_again(key, start, end)
+            self._cover.again(key, start, end)
 
     def _raise_epochs(self, key: bytes, segment_end: int, epochs: list[tuple[int, int]]) -> None:
         ends = [*[start_offset - 1 for _, start_offset in epochs[1:]], segment_end]
@@ -196,7 +201,7 @@ class Replay:
     def _clamp(self, clamp: RemoteLogClampUpdate, offset: int) -> None:
         key, valid_end = partition_key(clamp.topic_id_partition), clamp.valid_end_offset
         self._txn.put(key + U64.pack(valid_end), I64.pack(offset), db=self._db.clamps)
-        self._cover_all_above(key, valid_end)
+        self._cover.all_above(key, valid_end)
         cursor = self._txn.cursor(db=self._db.epochs)
         found = cursor.set_range(key)
         while found and cursor.key()[:PARTITION_KEY_BYTES] == key:
@@ -218,11 +223,11 @@ class Replay:
         self._txn.delete(key + uuid, db=self._db.quarantine_deletions)
         self._txn.delete(start_key(key, known.start_offset, uuid), db=self._db.starts)
         if known.state == RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-            self._cover_again(key, known.start_offset, known.end_offset)
+            self._cover.again(key, known.start_offset, known.end_offset)
         self._forget_if_empty(key)
 
     def _forget_if_empty(self, key: bytes) -> None:
-        for database in (self._db.starts, self._db.log_starts, self._db.local_log_starts):
+        for database in (self._db.starts, self._db.log_starts, self._db.local_log_starts, self._db.copy_plans):
             cursor = self._txn.cursor(db=database)
             if cursor.set_range(key) and cursor.key()[:PARTITION_KEY_BYTES] == key:
                 return
@@ -250,6 +255,7 @@ class Replay:
                 self._db.clamps,
                 self._db.quarantine_deletions,
                 self._db.local_log_starts,
+                self._db.copy_plans,
                 self._db.partitions,
             ):
                 self._delete_prefix(database, key)
@@ -278,6 +284,29 @@ class Replay:
         if raw is None or I64.unpack(raw)[0] < update.local_log_start:
             self._txn.put(key, I64.pack(update.local_log_start), db=self._db.local_log_starts)
 
+    def _begin_plan(self, plan: CopyPlan, timestamp_ms: int) -> None:
+        key = partition_key(plan.topic_id_partition)
+        if self._txn.put(key + plan.plan_id.bytes, encode_value(plan), overwrite=False, db=self._db.copy_plans):
+            for announced in plan.announced():
+                self._add(announced, timestamp_ms)
+
+    def _end_plan(self, key: bytes, plan_id: bytes) -> None:
+        raw = self._txn.get(key + plan_id, db=self._db.copy_plans)
+        if raw is None:
+            return
+        self._txn.delete(key + plan_id, db=self._db.copy_plans)
+        for segment_id in decode_copy_plan(bytes(raw)).segment_ids():
+            uuid = segment_id.id.bytes
+            stored = self._txn.get(key + uuid, db=self._db.segments)
+            if stored is None:
+                continue
+            known = stored_fields(bytes(stored))
+            # What was announced anew, with its size, says itself what becomes of it; compaction may put that last.
+            is_started = known.state == RemoteLogSegmentState.COPY_SEGMENT_STARTED
+            if is_started and known.segment_size_bytes == NOT_MEASURED_BYTES:
+                self._remove(key, uuid, known)
+        self._forget_if_empty(key)
+
     def _bury(self, named: RecordKey) -> None:
         key = partition_key(named.topic_id_partition)
         if named.api_key in (SEGMENT_METADATA_API_KEY, SEGMENT_METADATA_UPDATE_API_KEY):
@@ -288,7 +317,9 @@ class Replay:
             self._delete_partition(named.topic_id_partition, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED)
         elif named.api_key == CLAMP_API_KEY:
             if self._txn.delete(key + named.name, db=self._db.clamps):
-                self._cover_all_above(key, U64.unpack(named.name)[0])
+                self._cover.all_above(key, U64.unpack(named.name)[0])
+        elif named.api_key == COPY_PLAN_API_KEY:
+            self._end_plan(key, named.name)
         elif named.api_key == QUARANTINE_DELETION_API_KEY:
             self._txn.delete(key + named.name, db=self._db.quarantine_deletions)
         elif named.api_key == TOPIC_TIER_CONFIG_API_KEY:
@@ -298,74 +329,3 @@ class Replay:
                 self._forget_if_empty(key)
         elif named.api_key == LOG_START_OFFSET_API_KEY and self._txn.delete(key + named.name, db=self._db.log_starts):
             self._forget_if_empty(key)
-
-    def _cover_all_above(self, key: bytes, offset: int) -> None:
-        """Whatever reaches above `offset` is covered anew from its start: runs below say where their segment ends."""
-        overlapping = self._state.overlapping(self._txn, key, offset + 1, _LAST_OFFSET)
-        first = min([offset + 1, *(run.start_offset for run in overlapping)])
-        self._cover_again(key, first, _LAST_OFFSET)
-
-    def _cover_finished(self, key: bytes, run: SegmentRun, stored: bytes) -> None:
-        """Where nobody answered, no other segment may: what is readable and not cut off there would have."""
-        _, first, last, uuid = run
-        if self._cut(key, first, last):
-            self._cover_again(key, first, last)
-            return
-        clamps = self._state.clamps(self._txn, key)
-        run_end = valid_end_offset(clamps, run.order, last) if clamps else last
-        if run_end >= first:
-            self._put_run(key, first, run_end, encode_answer(uuid, run_end, stored))
-
-    def _cover_again(self, key: bytes, first: int, last: int) -> None:
-        """Decides anew which readable segment answers for the offsets in [first, last]."""
-        self._cut(key, first, last)
-        overlapping = self._state.overlapping(self._txn, key, first, last)
-        runs = [run for run in overlapping if run.order != NOT_READABLE]
-        if not runs:
-            return
-        holes = [(first, last)]
-        clamps = self._state.clamps(self._txn, key)
-        for run in sorted(runs, reverse=True):
-            uncovered = []
-            run_end = valid_end_offset(clamps, run.order, run.end_offset) if clamps else run.end_offset
-            answer = b""
-            for hole_first, hole_last in holes:
-                run_first, run_last = max(hole_first, run.start_offset), min(hole_last, run_end)
-                if run_first > run_last:
-                    uncovered.append((hole_first, hole_last))
-                    continue
-                answer = answer or encode_answer(run.uuid, run_end, self._stored(key, run.uuid))
-                self._put_run(key, run_first, run_last, answer)
-                if hole_first < run_first:
-                    uncovered.append((hole_first, run_first - 1))
-                if run_last < hole_last:
-                    uncovered.append((run_last + 1, hole_last))
-            holes = uncovered
-
-    def _stored(self, key: bytes, uuid: bytes) -> bytes:
-        stored = self._txn.get(key + uuid, db=self._db.segments)
-        if stored is None:
-            raise RemoteLogMetadataError("the saved state names a segment that it does not hold")
-        return bytes(stored)
-
-    def _put_run(self, key: bytes, first: int, last: int, answer: bytes) -> None:
-        self._txn.put(key + U64.pack(last), U64.pack(first) + answer, db=self._db.cover)
-
-    def _cut(self, key: bytes, first: int, last: int) -> bool:
-        """Takes [first, last] out of the cover; what sticks out of it on either side stays. Whether there was any."""
-        cut: list[tuple[int, int, bytes]] = []
-        cursor = self._txn.cursor(self._db.cover)
-        found = cursor.set_range(key + U64.pack(first))
-        while found and cursor.key()[:PARTITION_KEY_BYTES] == key:
-            run_last = U64.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0]
-            run_first = U64.unpack_from(cursor.value())[0]
-            if run_first > last:
-                break
-            cut.append((run_first, run_last, bytes(cursor.value()[8:])))
-            found = cursor.delete()
-        for run_first, run_last, answer in cut:
-            if run_first < first:
-                self._put_run(key, run_first, first - 1, answer)
-            if run_last > last:
-                self._put_run(key, last + 1, run_last, answer)
-        return bool(cut)

@@ -42,10 +42,12 @@ from tiers.metadata.written_records import (
     key_and_value,
     records_of_deletion,
     records_of_new_segment,
+    records_of_plan_end,
     records_of_trim,
     records_of_update,
     tombstone,
 )
+from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
@@ -258,6 +260,13 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
     async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
         partition = update.segment_id.topic_id_partition
         await self._write(partition, lambda: records_of_update(self._state, update))
+
+    async def put_copy_plan(self, plan: CopyPlan) -> None:
+        record = replace(plan, writer=self._writer)
+        await self._write(plan.topic_id_partition, lambda: [key_and_value(record)])
+
+    async def end_copy_plan(self, plan: CopyPlan) -> None:
+        await self._write(plan.topic_id_partition, lambda: records_of_plan_end(self._state, plan))
 
     async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
         await self._write(metadata.topic_id_partition, lambda: records_of_deletion(self._state, metadata))

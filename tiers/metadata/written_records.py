@@ -23,6 +23,7 @@ from tiers.metadata.serde import (
     segment_keys,
 )
 from tiers.metadata.state import RemoteLogMetadataState
+from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
@@ -80,6 +81,7 @@ def records_of_deletion(state: RemoteLogMetadataState, metadata: RemotePartition
         for segment in state.list_remote_log_segments(partition):
             written += _tombstones_of_segment(state, segment.segment_id)
         written += [tombstone(clamp_key(partition, end)) for end in state.clamp_offsets(partition)]
+        written += [tombstone(key_of(plan)) for plan in state.copy_plans(partition)]
         written += [
             tombstone(RecordKey(LOG_START_OFFSET_API_KEY, partition, writer.encode()))
             for writer, _ in state.log_starts(partition)
@@ -88,6 +90,14 @@ def records_of_deletion(state: RemoteLogMetadataState, metadata: RemotePartition
             written.append(tombstone(local_log_start_key(partition)))
         written.append(tombstone(key_of(metadata)))
     return written
+
+
+def records_of_plan_end(state: RemoteLogMetadataState, plan: CopyPlan) -> list[KeyAndValue]:
+    for segment_id in plan.segment_ids():
+        known = state.remote_log_segment_metadata_by_id(segment_id)
+        if known is not None and known.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
+            raise InvalidTransitionError(f"plan {plan.plan_id}: the deletion of {segment_id.id} has not ended")
+    return [tombstone(key_of(plan))]
 
 
 def records_of_trim(state: RemoteLogMetadataState, update: LocalLogStartUpdate) -> list[KeyAndValue]:

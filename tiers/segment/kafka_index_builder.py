@@ -5,6 +5,8 @@ The rules are those of LogSegment.append: equal logs give equal files, whoever m
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from protocol.records.record_batch import RecordBatch
 from tiers.segment.offset_index import OffsetPosition, encode_offset_index
 from tiers.segment.time_index import TimestampOffset, encode_time_index
@@ -34,16 +36,26 @@ class KafkaIndexBuilder:
 
     def add(self, batch: RecordBatch) -> None:
         """Of every batch, in the log's order."""
-        if batch.max_timestamp > self.max_timestamp_ms:
-            self.max_timestamp_ms = batch.max_timestamp
-            self._max_timestamp_offset = batch.last_offset
-        if self._bytes_since_last_entry > INDEX_INTERVAL_BYTES:
-            self._offset_index.append(OffsetPosition(batch.last_offset, self.size_bytes))
-            self._offer_time_entry()
-            self._bytes_since_last_entry = 0
-        size_bytes = batch.end - batch.start
-        self._bytes_since_last_entry += size_bytes
-        self.size_bytes += size_bytes
+        self.extend((batch,))
+
+    def extend(self, batches: Iterable[RecordBatch]) -> None:
+        """`add` of each; for many at a time, which a scrub is slow without."""
+        max_timestamp_ms = self.max_timestamp_ms
+        since_last_entry = self._bytes_since_last_entry
+        position = self.size_bytes
+        for batch in batches:
+            if batch.max_timestamp > max_timestamp_ms:
+                self.max_timestamp_ms = max_timestamp_ms = batch.max_timestamp
+                self._max_timestamp_offset = batch.last_offset
+            if since_last_entry > INDEX_INTERVAL_BYTES:
+                self._offset_index.append(OffsetPosition(batch.last_offset, position))
+                self._offer_time_entry()
+                since_last_entry = 0
+            size_bytes = batch.end - batch.start
+            since_last_entry += size_bytes
+            position += size_bytes
+        self._bytes_since_last_entry = since_last_entry
+        self.size_bytes = position
 
     def finish(self) -> tuple[bytes, bytes]:
         """The offset index and the time index; nothing may be added after."""

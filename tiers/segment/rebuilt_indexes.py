@@ -57,7 +57,6 @@ class RebuiltIndexes:
             trouble = f"offset {lowest} after {self._next_offset - 1}, which the chunk before ends with"
         max_timestamp_ms = -1
         epoch = self._epochs[-1].epoch if self._epochs else -1
-        add = self._builder.add
         next_offset = self._next_offset
         for batch in batches:
             begin = batch.base_offset if batch.magic == 2 else first_offset_of(batch, next_offset)
@@ -74,8 +73,8 @@ class RebuiltIndexes:
                 self.records += batch.records_count
             if batch.max_timestamp > max_timestamp_ms:
                 max_timestamp_ms = batch.max_timestamp
-            add(batch)
             next_offset = batch.last_offset + 1
+        self._builder.extend(batches)
         self._next_offset = next_offset
         self.batches += len(batches)
         self._chunks.append(

@@ -16,10 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import google_crc32c
-
 from protocol.errors import CorruptBatchError
-from protocol.records.record_batch import CODEC_NONE, NO_LEADER_EPOCH, RecordBatch, iterate_batches
+from protocol.records.record_batch import CODEC_NONE, NO_LEADER_EPOCH, RecordBatch, crc32c, iterate_batches
 from tiers.errors import LogDivergedError, RemoteLogError
 from tiers.log.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
@@ -273,7 +271,7 @@ class _OpenChunk:
         self.crc = 0
 
     def add_crc(self, records: bytes, start: int, end: int) -> None:
-        self.crc = google_crc32c.extend(self.crc, records[start:end])
+        self.crc = crc32c(records, start, end, self.crc)
 
     def closed(self) -> Chunk:
         return Chunk(

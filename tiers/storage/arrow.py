@@ -11,7 +11,7 @@ Storage and Data Lake, and by URI all else that it knows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -177,13 +177,25 @@ class ArrowFiles:
             return
 
     def walk(self, prefix: str) -> Iterator[StoredObject]:
-        folder = prefix.rpartition("/")[0]
+        """Folders that cannot hold the prefix are not entered. Object stores need show none, and are listed whole."""
+        folder, _, begin = prefix.rpartition("/")
         base = self._path(folder) if folder else self._root
-        for info in self._files.get_file_info(fs.FileSelector(base, allow_not_found=True, recursive=True)):
+        is_whole = not begin or self.shows_on_close
+        for info in self._infos(base, recursive=is_whole):
             if info.type == fs.FileType.File:
-                written_ns = info.mtime_ns
-                modified_ms = None if written_ns is None else written_ns // 1_000_000
-                yield StoredObject(info.path.removeprefix(f"{self._root}/"), int(info.size), modified_ms=modified_ms)
+                yield self._stored(info)
+            elif not is_whole and info.base_name.startswith(begin):
+                yield from (self._stored(each) for each in self._infos(info.path) if each.type == fs.FileType.File)
+
+    def _infos(self, folder: str, *, recursive: bool = True) -> Sequence[fs.FileInfo]:
+        found: Sequence[fs.FileInfo] = self._files.get_file_info(
+            fs.FileSelector(folder, allow_not_found=True, recursive=recursive)
+        )
+        return found
+
+    def _stored(self, info: fs.FileInfo) -> StoredObject:
+        modified_ms = None if info.mtime_ns is None else info.mtime_ns // 1_000_000
+        return StoredObject(info.path.removeprefix(f"{self._root}/"), int(info.size), modified_ms=modified_ms)
 
     def error_of(self, error: Exception) -> RemoteStorageError:
         text = str(error).partition("\n")[0]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
 from tiers.storage.child_storage import ChildStorageManager
@@ -149,14 +150,19 @@ class HdfsFiles:
         self._client.delete(self._path(path))
 
     def walk(self, prefix: str) -> Iterator[StoredObject]:
-        folder = prefix.rpartition("/")[0]
-        try:
-            for status in self._client.list_status(self._path(folder) if folder else self._root or "/", True):
-                if not status.isdir:
+        """Folders that cannot hold the prefix are not entered. One that goes meanwhile held nothing."""
+        first = prefix.rpartition("/")[0]
+        folders = [self._path(first) if first else self._root or "/"]
+        while folders:
+            with suppress(FileNotFoundError):
+                for status in self._client.list_status(folders.pop()):
                     key = status.path.removeprefix(f"{self._root}/")
-                    yield StoredObject(key, status.length, modified_ms=status.modification_time)
-        except FileNotFoundError:
-            return
+                    if not key.startswith(prefix):
+                        continue
+                    if status.isdir:
+                        folders.append(status.path)
+                    else:
+                        yield StoredObject(key, status.length, modified_ms=status.modification_time)
 
     def error_of(self, error: Exception) -> RemoteStorageError:
         text = str(error).partition("\\n")[0].partition("\n")[0]

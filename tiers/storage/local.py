@@ -257,15 +257,14 @@ def _read_range(path: Path, start_position: int, end_position: int) -> memoryvie
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         length = max(0, min(end_position + 1, size) - start_position)
-        buffer = bytearray(length)
-        view = memoryview(buffer)
-        done = 0
-        while done < length:
-            count = os.preadv(file.fileno(), [view[done:]], start_position + done)
-            if count == 0:
-                raise OSError(errno.EIO, f"ends at {start_position + done}, expected {size}", str(path))
-            done += count
-        return view
+        # Not into a `bytearray`, which would be zeroed first: that costs half as much as the reading.
+        data = os.pread(file.fileno(), length, start_position)
+        while len(data) < length:
+            more = os.pread(file.fileno(), length - len(data), start_position + len(data))
+            if not more:
+                raise OSError(errno.EIO, f"ends at {start_position + len(data)}, expected {size}", str(path))
+            data += more
+        return memoryview(data)
 
 
 def _fsync_directory(directory: Path) -> None:

@@ -58,7 +58,8 @@ class RemoteStorageManager(Protocol):
     async def fetch_log_segment(
         self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
     ) -> memoryview:
-        """The stored bytes `[start_position, end_position]` of `.log`; the caller owns the buffer.
+        """The stored bytes `[start_position, end_position]` of `.log`; the buffer is the caller's alone, and may be
+        read-only: no later call changes it.
 
         `start_position` at or past the end gives an empty view; `end_position` is clamped to the object.
         """

@@ -21,8 +21,8 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
 from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject, UnfinishedUpload
 from tiers.storage.s3_download import S3Downloader
-from tiers.storage.s3_errors import NoSuchUploadError
-from tiers.storage.s3_upload import S3Uploader
+from tiers.storage.s3_errors import NoSuchUploadError, PreconditionFailedError
+from tiers.storage.s3_upload import S3Uploader, StagedUpload
 from tiers.storage.settings import read_flag, read_number, read_settings
 
 _MINIMUM_PART_BYTES = 5 * 1024 * 1024
@@ -141,6 +141,21 @@ class S3RemoteStorageManager:
     async def create_object(self, key: str, source: Path) -> bool:
         """Of a whole file; False when there was an object of that key, which stays as it is."""
         return await self._up.create_unless_there(self._prefix + key, source)
+
+    async def stage_object(self, key: str, source: Path) -> StagedUpload:
+        """Of a whole file, which cannot be seen until `publish_object`."""
+        return await self._up.stage(self._prefix + key, source)
+
+    async def publish_object(self, key: str, staged: StagedUpload) -> bool:
+        """False when there was an object of that key, which stays as it is, or what was staged is gone."""
+        try:
+            await self._up.complete(self._prefix + key, staged)
+        except PreconditionFailedError:
+            await self._abort(self._prefix + key, staged.id)
+            return False
+        except NoSuchUploadError:
+            return False
+        return True
 
     async def get_object(self, key: str) -> bytes:
         return bytes(await self._down.get(self._prefix + key))

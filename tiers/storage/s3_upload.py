@@ -1,4 +1,4 @@
-"""Create-if-absent of files: one PUT for a small one, a multipart upload for a large one.
+"""Create-if-absent of files: one PUT for a small one, a multipart upload for a large one, or one that others complete.
 
 An upload that fails or is cancelled is aborted. What a crash leaves is found again by its key, which holds the uuid of
 the attempt. Payloads are not signed: every copy is read back and verified by its checksums.
@@ -10,13 +10,20 @@ import asyncio
 import contextlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiers.errors import RemoteStorageError
 from tiers.storage.s3_errors import PreconditionFailedError, error_of_exception
 
 PARTS_AT_ONCE = 3
 MAX_PARTS = 10_000
+
+
+class StagedUpload(NamedTuple):
+    """A multipart upload that has all its parts."""
+
+    id: str
+    etags: tuple[str, ...]
 
 
 class S3Uploader:
@@ -36,6 +43,18 @@ class S3Uploader:
     async def create_unless_there(self, key: str, path: Path) -> bool:
         """False when there is an object of that key, whatever it is."""
         return await self._put_file(key, path) is None
+
+    async def stage(self, key: str, path: Path) -> StagedUpload:
+        """Nothing can be seen of it until somebody, anywhere, completes it."""
+        with path.open("rb", 0) as file:
+            return await self._upload_parts(key, file.fileno(), os.fstat(file.fileno()).st_size)
+
+    async def complete(self, key: str, upload: StagedUpload) -> None:
+        """Raises `PreconditionFailedError` when there is an object of that key, `NoSuchUploadError`."""
+        parts = {"Parts": [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(upload.etags, start=1)]}
+        await self.call(
+            "complete_multipart_upload", key, Key=key, UploadId=upload.id, MultipartUpload=parts, IfNoneMatch="*"
+        )
 
     async def _put_file(self, key: str, path: Path) -> int | None:
         """None, or the file's size when there is an object already."""
@@ -75,32 +94,42 @@ class S3Uploader:
         await self.call("put_object", key, Key=key, Body=data, IfNoneMatch="*")
 
     async def _put_parts(self, key: str, descriptor: int, size: int) -> None:
+        upload = await self._upload_parts(key, descriptor, size)
+        try:
+            await self.complete(key, upload)
+        except BaseException:
+            await self._abort(key, upload.id)
+            raise
+
+    async def _upload_parts(self, key: str, descriptor: int, size: int) -> StagedUpload:
         part_bytes = max(self._part_bytes, -(-size // MAX_PARTS))
         created = await self.call("create_multipart_upload", key, Key=key)
         upload = {"Key": key, "UploadId": created["UploadId"]}
+        free = asyncio.Semaphore(PARTS_AT_ONCE)
+
+        async def put_part(number: int, start: int) -> str:
+            async with free:
+                body = await self._read(descriptor, start, min(part_bytes, size - start))
+                answer = await self.call("upload_part", key, **upload, PartNumber=number, Body=body)
+                return str(answer["ETag"])
+
         try:
-            free = asyncio.Semaphore(PARTS_AT_ONCE)
-
-            async def put_part(number: int, start: int) -> dict[str, Any]:
-                async with free:
-                    body = await self._read(descriptor, start, min(part_bytes, size - start))
-                    answer = await self.call("upload_part", key, **upload, PartNumber=number, Body=body)
-                    return {"PartNumber": number, "ETag": answer["ETag"]}
-
             async with asyncio.TaskGroup() as group:
                 tasks = [
                     group.create_task(put_part(number, start))
                     for number, start in enumerate(range(0, size, part_bytes), start=1)
                 ]
-            parts = {"Parts": [task.result() for task in tasks]}
-            await self.call("complete_multipart_upload", key, **upload, MultipartUpload=parts, IfNoneMatch="*")
         except BaseException as error:
-            # Not confirmed: then the delete of this attempt finds it.
-            with contextlib.suppress(RemoteStorageError):
-                await self.call("abort_multipart_upload", key, **upload)
+            await self._abort(key, created["UploadId"])
             if isinstance(error, ExceptionGroup):
                 raise error.exceptions[0] from error
             raise
+        return StagedUpload(created["UploadId"], tuple(task.result() for task in tasks))
+
+    async def _abort(self, key: str, upload_id: str) -> None:
+        # Not confirmed: then the delete of this attempt finds it.
+        with contextlib.suppress(RemoteStorageError):
+            await self.call("abort_multipart_upload", key, Key=key, UploadId=upload_id)
 
     async def _read(self, descriptor: int, start: int, length: int) -> bytes:
         try:

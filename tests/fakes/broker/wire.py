@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from protocol.header import build_request_header
 from protocol.primitives import INT32
 
-TIMEOUT_S = 10
+TIMEOUT_S = 60
 
 
 def frame(payload: bytes) -> bytes:

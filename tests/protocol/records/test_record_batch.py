@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import struct
 
+import google_crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,11 +63,17 @@ def test_crc32c_check_value() -> None:
     assert crc32c(b"..123456789..", 2, 11) == 0xE3069283
 
 
-def test_crc32c_of_more_than_one_piece_is_that_of_the_whole() -> None:
-    data = bytes(range(256)) * 4096
-    whole = crc32c(data, 0, len(data))
-    assert whole == crc32c(memoryview(bytearray(data)), 0, len(data))
-    assert whole != crc32c(data, 0, len(data) - 1)
+@given(
+    st.binary(min_size=1, max_size=40), st.integers(1, 5000), st.integers(0, 70), st.integers(0, 70), st.integers(0, 9)
+)
+def test_crc32c_is_what_another_library_makes_of_it(unit: bytes, times: int, start: int, end: int, cut: int) -> None:
+    data = unit * times
+    first, last = start, max(start, len(data) - end)
+    expected = google_crc32c.value(data[first:last])
+    assert crc32c(data, first, last) == expected
+    assert crc32c(memoryview(bytearray(data)), first, last) == expected
+    middle = first + (last - first) * cut // 9
+    assert crc32c(data, middle, last, crc32c(data, first, middle)) == expected
 
 
 @given(batch_sizes)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -64,6 +65,56 @@ async def test_leader_is_found_by_topic_id() -> None:
         await client.close()
     assert (no_leader.value.code, no_leader.value.retriable) == (ErrorCode.LEADER_NOT_AVAILABLE, True)
     assert recreated.value.code == ErrorCode.UNKNOWN_TOPIC_ID
+
+
+async def test_what_was_made_after_the_last_metadata_is_found() -> None:
+    partition, added = TopicIdPartition(TOPIC_ID, 0), TopicIdPartition(TOPIC_ID, 2)
+    async with ScriptedBroker() as broker:
+        client = client_of(broker)
+        await client.open()
+        broker.topics = [ORDERS]
+        assert await client.leader_of(partition) == (1, 5)
+        broker.topics = [replace(ORDERS, partitions={**ORDERS.partitions, 2: PartitionMetadata(2, 2, 0, (2,), (2,))})]
+        assert await client.leader_of(added) == (2, 0)
+        assert await client.leader_of(partition) == (1, 5)
+        await client.close()
+    assert len(broker.received(MetadataRequest)) == 3
+
+
+async def test_a_topic_that_only_one_broker_has_heard_of_is_there() -> None:
+    async with ScriptedBroker(1) as behind, ScriptedBroker(2) as knowing, ScriptedBroker(3) as gone:
+        behind.brokers = knowing.brokers = [behind, knowing, gone]
+        knowing.topics = [ORDERS]
+        gone.answers[MetadataRequest.API_KEY] = dies
+        client = client_of(behind)
+        assert (await client.metadata_naming("orders")).topics == {"orders": ORDERS}
+        assert (await client.metadata_naming("payments")).topics == {}
+        await client.close()
+
+
+async def test_a_broker_that_died_a_moment_ago_is_not_asked_alone() -> None:
+    async with ScriptedBroker(1) as gone, ScriptedBroker(2) as there:
+        gone.brokers = there.brokers = [gone, there]
+        client = client_of(there)
+        await client.open()
+        gone.answers[MetadataRequest.API_KEY] = there.answers[MetadataRequest.API_KEY] = dies
+        asked: list[int] = []
+
+        async def ask(node_id: int, timeout_ms: int) -> int:
+            asked.append(node_id)
+            if node_id == 1:
+                await client.request(node_id, MetadataRequest(topics=[]), timeout_ms)
+            return node_id
+
+        assert await client.of_any_broker(ask) == 2
+        assert asked == [1, 2]
+        with pytest.raises(BrokerError):
+            await client.of_any_broker(lambda _, timeout_ms: client.request(2, MetadataRequest(topics=[]), timeout_ms))
+        await client.close()
+
+
+async def dies(request: object) -> None:
+    raise ConnectionResetError
 
 
 async def test_an_old_broker_is_asked_again_in_the_version_it_knows() -> None:

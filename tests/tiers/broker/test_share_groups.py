@@ -129,6 +129,37 @@ async def test_groups_without_a_coordinator_leave_it_unknown(cluster: Cluster) -
         await cluster.lowest_start()
 
 
+async def test_a_coordinator_that_came_back_a_moment_ago_is_asked(cluster: Cluster) -> None:
+    first, second = cluster.brokers
+    for broker in cluster.brokers:
+        broker.brokers, broker.topics = [first], [offsets_topic(1, 1)]
+    assert await cluster.lowest_start() is None
+    for broker in cluster.brokers:
+        broker.brokers, broker.topics = [first, second], [offsets_topic(1, 2)]
+    second.share_groups = [ShareGroup("a", starts={(OURS, 3): 40})]
+    assert await cluster.lowest_start() == 40
+
+
+async def test_a_group_that_moves_to_who_was_asked_before_leaves_it_unknown(cluster: Cluster) -> None:
+    first, second = cluster.brokers
+    second.share_groups = [ShareGroup("a", starts={(OURS, 3): 40})]
+    listed = first.answers[ApiKey.LIST_GROUPS]
+
+    async def listed_before_it_moves(request: object) -> object:
+        answer = await listed(request)
+        first.share_groups, second.share_groups = second.share_groups, []
+        for broker in cluster.brokers:
+            broker.topics = [offsets_topic(1, 1)]
+        first.answers[ApiKey.LIST_GROUPS] = listed
+        return answer
+
+    first.answers[ApiKey.LIST_GROUPS] = listed_before_it_moves
+    with pytest.raises(BrokerError, match="may have been missed") as failed:
+        await cluster.lowest_start()
+    assert failed.value.retriable
+    assert await cluster.lowest_start() == 40
+
+
 async def test_a_broker_that_does_not_know_share_groups_has_none(cluster: Cluster) -> None:
     cluster.brokers[0].share_groups = [ShareGroup("a", starts={(OURS, 3): 40})]
     for broker in cluster.brokers:

@@ -231,12 +231,12 @@ async def test_a_copy_that_is_cancelled_while_a_file_is_written_leaves_nothing(
             super().__init__(*args)
             if step == "made":
                 reached.set()
-                go_on.wait(20)
+                go_on.wait(60)
 
         def append(self, *args: Any) -> None:
             super().append(*args)
             reached.set()
-            go_on.wait(20)
+            go_on.wait(60)
 
     monkeypatch.setattr(copy_task, "SegmentBuilder", Slow)
     bench.log.append(*batches(0, 2))

@@ -10,6 +10,7 @@ from tests.tiers.manager.workbench import PARTITION, POLICY, ProcessEnded, Workb
 from tiers.errors import OwnershipLostError
 from tiers.manager.segment_deletion import write_state
 from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.segment_metadata import RemoteLogClampUpdate, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 
 HOUR_MS = 3_600_000
@@ -153,3 +154,18 @@ async def test_an_expiry_that_ended_after_any_step_is_taken_up_again(copied: Wor
     assert copied.segments == []
     assert await copied.objects() == []
     assert copied.metadata.log_start_offset(PARTITION) == 90
+
+
+async def test_what_another_owner_cuts_meanwhile_is_not_deleted(
+    copied: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete = copied.store.delete_log_segment_data
+
+    async def cut_then_delete(segment: RemoteLogSegmentMetadata) -> bool:
+        await copied.metadata.put_remote_log_clamp(RemoteLogClampUpdate(PARTITION, "", 0, 0, 34))
+        return await delete(segment)
+
+    monkeypatch.setattr(copied.store, "delete_log_segment_data", cut_then_delete)
+    assert await copied.expire(replace(POLICY, retention_ms=HOUR_MS // 2)) == 1
+    assert copied.finished == [(30, 59), (60, 89)]
+    assert len(await copied.objects()) == 4

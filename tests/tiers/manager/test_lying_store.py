@@ -106,10 +106,8 @@ async def test_readers_try_again_and_are_served_later(lie: Lie, tmp_path: Path) 
         assert life.log.log_start_offset > 0
         life.store.lie = lie
         for _ in range(3):
-            with pytest.raises(RemoteLogError) as raised:
-                await read(reader, timeout_ms=200)
             # Never OFFSET_OUT_OF_RANGE: it would make consumers jump.
-            assert fetch_error(raised.value) is ErrorCode.REPLICA_NOT_AVAILABLE
+            assert await refusal(reader) is ErrorCode.REPLICA_NOT_AVAILABLE
         assert life.store.lies_told > 0
         life.store.lie = None
         await life.model.read_all(reader, 0, life.log.log_start_offset)
@@ -126,6 +124,18 @@ async def test_what_is_cut_short_in_the_middle_of_a_read_is_never_served(tmp_pat
         assert fetch_error(raised.value) is ErrorCode.REPLICA_NOT_AVAILABLE
         life.store.lie = None
         await life.model.read_all(reader, 0, segment.end_offset + 1)
+
+
+async def refusal(reader: RemoteLogReader) -> ErrorCode:
+    """What a client is told. It is told nothing where the time is over before the store's first answer, which is a busy
+    machine's doing: then it waits longer."""
+    for timeout_ms in (200, 2_000, 20_000):
+        with pytest.raises(RemoteLogError) as raised:
+            await read(reader, timeout_ms)
+        code = fetch_error(raised.value)
+        if code is not ErrorCode.NONE:
+            break
+    return code
 
 
 async def read(reader: RemoteLogReader, timeout_ms: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from uuid import UUID
 
 import pytest
 
@@ -15,6 +16,7 @@ from tiers.manager.settings import TopicRule
 from tiers.manager.topic_tier_config import DELETE_ON_DISABLE, REMOTE_STORAGE_ENABLE
 from tiers.metadata.bucket_scan import BucketScan
 from tiers.metadata.rebuild import plan_partition
+from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
@@ -46,6 +48,16 @@ async def test_a_disabled_topic_leaves_nothing_in_the_store(copied: Workbench, r
     assert copied.steps[0] == "log-start-raised"
     assert copied.metadata.log_start_offset(PARTITION) == 0
     assert await task.run(idle) == 0
+
+
+async def test_a_plan_that_nobody_ended_goes_with_what_it_announced(copied: Workbench) -> None:
+    """Its offload died; or else whoever reads the topic anew would find its segments begun again."""
+    await copied.metadata.put_copy_plan(CopyPlan(PARTITION, "", 0, UUID(int=7), 1, 0, (90, 95, 100)))
+    await copied.metadata.change_topic_tier_config(PARTITION.topic_id, "orders", DISABLED)
+    task = RemoteDisableTask(copied.services, [])
+    assert await task.run(idle) == 5
+    assert await task.run(idle) == 0
+    assert copied.metadata.copy_plans(PARTITION) == []
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,16 @@ import pytest
 from tests.fakes.in_memory_log import InMemoryLog
 from tests.fakes.io_calls import Event
 from tests.fakes.metadata_log import MetadataLog
+from tests.fakes.record_batches import batch_of
+from tests.fakes.segments import build_segment, metadata_of
 from tests.fakes.tier_oracle import TierOracle
 from tests.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
+from tests.tiers.manager.workbench import PARTITION as ON_BENCH
+from tests.tiers.manager.workbench import Workbench
 from tiers.errors import OwnershipLostError
+from tiers.manager.segment_deletion import collect_leftovers, write_state
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
 
 KEEP_NOTHING = replace(POLICY, local_retention_bytes=0)
 
@@ -62,3 +69,31 @@ async def test_what_another_owner_trimmed_is_no_hole(call: str, cluster_id: str,
 async def refused(process: TierProcess) -> None:
     with pytest.raises(OwnershipLostError):
         await process.manager.round()
+
+
+async def test_what_another_owner_finished_during_a_deletion_is_no_leftover(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ownership was lost and regained while the store took its time with the first."""
+    begun = []
+    for start in (0, 10, 20):
+        built = build_segment(tmp_path / str(start), [batch_of(start, 10)], base_offset=start)
+        segment = metadata_of(built, ON_BENCH)
+        await bench.metadata.add_remote_log_segment_metadata(segment)
+        await bench.store.copy_log_segment_data(segment, built.log_segment_data(segment))
+        begun.append(segment)
+    delete = bench.store.delete_log_segment_data
+
+    async def slowly(segment: RemoteLogSegmentMetadata) -> bool:
+        monkeypatch.undo()
+        first, second = (one for one in begun if one.segment_id != segment.segment_id)
+        await write_state(bench.services, first, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
+        await write_state(bench.services, second, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+        await write_state(bench.services, second, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
+        return await delete(segment)
+
+    monkeypatch.setattr(bench.store, "delete_log_segment_data", slowly)
+    assert await collect_leftovers(bench.services, ON_BENCH) == 1
+    [left] = bench.segments
+    assert left.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+    assert await bench.remote_bytes() == batch_of(left.start_offset, 10)

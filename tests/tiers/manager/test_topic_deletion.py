@@ -265,9 +265,12 @@ async def test_a_topic_is_gone_when_every_broker_says_so_by_its_id(codes: tuple[
         for broker, code in zip((first, second), codes, strict=True):
             answer_by_id(broker, topic_id, code)
         client = BrokerClient([("127.0.0.1", first.port)], client_id="test")
-        found = await ClusterTopicExistence(client).gone([topic_id], 2000)
+        existence = ClusterTopicExistence(client)
+        found = await existence.gone([topic_id], 2000)
+        told_apart = await existence.gone_and_doubtful([topic_id], 2000)
         await client.close()
     assert found == ({topic_id} if gone else set())
+    assert told_apart == (found, {topic_id} - found)
 
 
 def answer_by_id(broker: ScriptedBroker, topic_id: UUID, code: int) -> None:

@@ -129,6 +129,6 @@ def finished(number: int, start: int) -> list[Record]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110  # no event says so
             await asyncio.sleep(0.002)

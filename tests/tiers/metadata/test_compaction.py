@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -14,6 +15,7 @@ from tests.tiers.metadata.test_state import NOW_MS, PARTITION, clamp, open_state
 from tiers.metadata.serde import RecordKey, key_of, segment_keys
 from tiers.metadata.state_replay import MetadataEvent, PartitionRead
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
+from tiers.model.copy_plan import CopyPlan
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
     LogStartOffsetUpdate,
@@ -38,6 +40,29 @@ def life(number: int, start: int, length: int, steps: int) -> list[list[tuple[Re
     return transactions
 
 
+def life_of_plan(number: int, fates: list[str]) -> list[list[tuple[RecordKey, object]]]:
+    """The transactions of an offload: each tile is committed, deleted by its name, or was never begun. What had no
+    answer was announced again."""
+    bounds = tuple(range(0, 10 * len(fates) + 1, 10))
+    plan = CopyPlan(PARTITION, "a", NOW_MS, UUID(int=500 + number), 1, 0, bounds)
+    transactions: list[list[tuple[RecordKey, object]]] = [[(key_of(plan), plan)]] * (1 + len(fates) % 2)
+    for fate, announced in zip(fates, plan.announced(), strict=True):
+        if fate == "finished":
+            measured, update = replace(announced, segment_size_bytes=100), to(announced, State.COPY_SEGMENT_FINISHED)
+            transactions += [[(key_of(measured), measured)], [(key_of(update), update)]]
+        deleting, update = to(announced, State.DELETE_SEGMENT_STARTED), to(announced, State.DELETE_SEGMENT_FINISHED)
+        gone: list[tuple[RecordKey, object]] = [(key, None) for key in segment_keys(announced.segment_id)]
+        deletion: list[list[tuple[RecordKey, object]]] = [
+            [(key_of(deleting), deleting)],
+            [(key_of(update), update), *gone],
+        ]
+        if fate in ("deleted", "deleted twice"):
+            transactions += deletion
+        if fate == "deleted twice":  # it was stored after the first time
+            transactions += [[(key_of(announced), announced)], *deletion]
+    return [*transactions, [(key_of(plan), None)]]
+
+
 @st.composite
 def topics(draw: st.DrawFn) -> list[MetadataEvent]:
     lives = [life(number + 1, *shape) for number, shape in enumerate(draw(segments))]
@@ -48,6 +73,8 @@ def topics(draw: st.DrawFn) -> list[MetadataEvent]:
     trims = [LocalLogStartUpdate(PARTITION, "a", NOW_MS, end) for end in sorted(draw(st.lists(st.integers(0, 40))))]
     lives.append([[(key_of(trim), trim)] for trim in trims])
     lives.append([[(key_of(clamp(end)), clamp(end))] for end in draw(st.lists(st.integers(0, 20), max_size=4))])
+    fates = st.lists(st.sampled_from(["finished", "deleted", "deleted twice", "never begun"]), min_size=1, max_size=3)
+    lives += [life_of_plan(number, each) for number, each in enumerate(draw(st.lists(fates, max_size=2)))]
     turns = draw(st.permutations([index for index, each in enumerate(lives) for _ in each]))
     pairs = [pair for index in turns for pair in lives[index].pop(0)]
     events = []
@@ -58,7 +85,8 @@ def topics(draw: st.DrawFn) -> list[MetadataEvent]:
             | RemoteLogSegmentMetadataUpdate
             | LogStartOffsetUpdate
             | RemoteLogClampUpdate
-            | LocalLogStartUpdate,
+            | LocalLogStartUpdate
+            | CopyPlan,
         )
         events.append(MetadataEvent(offset, NOW_MS, key, record))
     return events
@@ -82,6 +110,7 @@ def answers(state: RemoteLogMetadataStateWriter) -> list[object]:
         state.log_start_offset(PARTITION),
         state.local_log_start_offset(PARTITION),
         state.partitions(),
+        state.copy_plans(PARTITION),
         state.next_offset(0),
     ]
 

@@ -13,6 +13,7 @@ from tests.tiers.metadata.test_committed_records import OWNER, TRANSACTIONAL, ba
 from tests.tiers.metadata.test_state import open_state
 from tiers.metadata.committed_records import read_committed
 from tiers.metadata.serde import MetadataRecord, RecordKey, encode_key, encode_value, key_of
+from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
@@ -40,6 +41,16 @@ STATES = st.sampled_from(RemoteLogSegmentState)
 ADDED = st.builds(
     RemoteLogSegmentMetadata, SEGMENTS, INT64, INT64, INT32, INT64, INT64, EPOCHS, INT32, STATES, BYTES, st.booleans()
 )
+PLANS = st.builds(
+    CopyPlan,
+    PARTITIONS,
+    NAMES,
+    INT64,
+    st.sampled_from([UUID(int=2), UUID(int=4)]),
+    st.integers(1, 3),
+    st.integers(0, 5),
+    st.sets(st.integers(0, (1 << 63) - 1), min_size=2, max_size=4).map(lambda bounds: tuple(sorted(bounds))),
+)
 RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
     ADDED,
     st.builds(RemoteLogSegmentMetadataUpdate, SEGMENTS, INT32, INT64, STATES, BYTES),
@@ -49,10 +60,11 @@ RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
     st.builds(RemoteLogClampUpdate, PARTITIONS, NAMES, INT64, INT32, INT64),
     st.builds(QuarantineDeletionUpdate, SEGMENTS, NAMES, INT64),
     st.builds(LocalLogStartUpdate, PARTITIONS, NAMES, INT64, INT64),
+    PLANS,
 )
 KEYS = st.builds(
     RecordKey,
-    st.sampled_from([0, 1, 2, 3, 1000, 1001, 1002, 1003, 1004]),
+    st.sampled_from([0, 1, 2, 3, 1000, 1001, 1002, 1003, 1004, 1005]),
     PARTITIONS,
     st.sampled_from([UUID(int=2).bytes, b"", b"a", b"x" * 600]) | st.binary(max_size=20),
 )

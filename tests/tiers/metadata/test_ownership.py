@@ -45,6 +45,12 @@ class Follower:
     def fresh_at_ms(self, metadata_partition: int) -> int | None:
         return self.read_at_ms
 
+    def position(self, metadata_partition: int) -> int:
+        return 0
+
+    async def read_past(self, metadata_partition: int, offset: int, timeout_ms: int) -> None:
+        return
+
     async def ensure_fresh(self, metadata_partition: int, max_age_ms: int, timeout_ms: int) -> None:
         if self.held_back_by is not None and self.held_back_by not in Producer.names:
             raise RemoteLogMetadataNotReadyError("a transaction is open")
@@ -77,19 +83,19 @@ async def test_who_waited_for_its_turn_beyond_its_membership_fences_nobody(monke
     running = asyncio.create_task(owner.run())
     try:
         await joined.wait()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(Producer.initialized) < ownership_module._TAKEOVERS_AT_ONCE:  # noqa: ASYNC110  # no event says so
                 await asyncio.sleep(0.001)
         now_ms += ownership_module.CONFIRMATION_MAX_AGE_MS + 1
         Producer.go_on.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(owner._owned) < len(Producer.initialized):  # noqa: ASYNC110  # no event says so
                 await asyncio.sleep(0.001)
         await asyncio.sleep(0)
         assert len(Producer.initialized) == ownership_module._TAKEOVERS_AT_ONCE
         assert owner.owned() == frozenset()
         with pytest.raises(OwnershipLostError):
-            await owner.write(Producer.initialized[0], list, 1_000)
+            await owner.write(Producer.initialized[0], list, 20)
     finally:
         running.cancel()
         await asyncio.wait([running])
@@ -126,7 +132,7 @@ async def test_a_transaction_that_holds_back_the_reading_is_ended_and_no_other(
     running = asyncio.create_task(owner.run())
     try:
         await joined.wait()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not owner.owned():  # noqa: ASYNC110  # no event says so
                 await asyncio.sleep(0.001)
         assert Producer.names == (["tidegate-0"] if held_back_by is None else ["tidegate-0", held_back_by])
@@ -158,7 +164,7 @@ async def test_nothing_is_owned_while_the_state_is_read_anew(monkeypatch: pytest
     )
     running = asyncio.create_task(owner.run())
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not owner.owned():  # noqa: ASYNC110  # no event says so
                 await asyncio.sleep(0.001)
         follower.read_at_ms = None
@@ -167,6 +173,65 @@ async def test_nothing_is_owned_while_the_state_is_read_anew(monkeypatch: pytest
             await owner.write(0, list, 1_000)
         follower.read_at_ms = 1
         assert owner.owns(0)
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+async def test_who_stood_still_for_a_moment_writes_once_a_heartbeat_says_that_it_may(
+    monkeypatch: pytest.MonkeyPatch, is_over: bool
+) -> None:
+    now_ms, beat = 1_000, asyncio.Event()
+    written: list[int] = []
+
+    async def stay(self: GroupMembership) -> None:
+        self._confirmed_at_ms = now_ms
+        self._on_assigned(Assignment(GroupMember("group", 1, "me"), frozenset({0})))
+        await beat.wait()
+        if is_over:
+            self._on_revoked()
+        self._confirmed_at_ms = now_ms
+        await asyncio.Event().wait()
+
+    async def commit(self: Producer, *_: object) -> int:
+        written.append(now_ms)
+        return 7
+
+    Producer.initialized, Producer.names, Producer.go_on = [], [], asyncio.Event()
+    Producer.go_on.set()
+    monkeypatch.setattr(GroupMembership, "run", stay)
+    monkeypatch.setattr(Producer, "commit", commit, raising=False)
+    monkeypatch.setattr(ownership_module, "TransactionalProducer", Producer)
+    monkeypatch.setattr(ownership_module, "CONFIRMATION_MAX_AGE_MS", 60_000)
+    nobody: Any = None
+    follower: Any = Follower()
+    owner = MetadataPartitionOwnership(
+        nobody,
+        TOPIC,
+        follower,
+        MembershipSettings("group"),
+        transactional_id_prefix="tidegate",
+        clock_ms=lambda: now_ms,
+        jitter=lambda: 0.0,
+    )
+    running = asyncio.create_task(owner.run())
+    try:
+        async with asyncio.timeout(60):
+            while not owner.owned():  # noqa: ASYNC110  # no event says so
+                await asyncio.sleep(0.001)
+        now_ms += 60_001
+        writing = asyncio.create_task(owner.write(0, list, 60_000))
+        await asyncio.sleep(0)
+        assert not owner.owns(0)
+        assert (writing.done(), written) == (False, [])
+        beat.set()
+        if is_over:
+            with pytest.raises(OwnershipLostError):
+                await writing
+        else:
+            await writing
+        assert written == ([] if is_over else [now_ms])
     finally:
         running.cancel()
         await asyncio.wait([running])

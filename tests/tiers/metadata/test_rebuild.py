@@ -228,6 +228,18 @@ def refused(store: Store) -> str:
     return "\n".join(plan.refused)
 
 
+def test_a_second_copy_of_what_is_accepted_is_not_needed_unless_it_differs(store: Store) -> None:
+    """An executor that nobody waited for any more has ended its copy after the owner had accepted another's."""
+    accepted = store.holds(0, 9)
+    store.manifest(accepted)
+    store.holds(0, 9, content=bytes((accepted.segment_id.id.int,)))
+    plan = store.plan()
+    assert (live(plan), plan.unnamed) == ([(0, 9)], [])
+    assert "another one has the same content" in plan.dropped[0]
+    store.holds(0, 9)
+    assert f"it has offsets of segment {accepted.segment_id.id}: which counts is not known" in refused(store)
+
+
 def test_two_contents_for_one_range_are_refused(store: Store) -> None:
     store.holds(0, 9)
     store.holds(0, 9)

@@ -20,6 +20,7 @@ from tiers.metadata.serde import (
     key_of,
     segment_keys,
 )
+from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
@@ -136,6 +137,19 @@ def test_the_wish_to_delete_a_segment_is_read_as_it_was_written() -> None:
     assert decode_value(encode_value(update)) == update
 
 
+def test_a_copy_plan_keeps_its_bytes_and_what_is_none_is_an_error() -> None:
+    plan = CopyPlan(PARTITION, "proxy-1", 1700000001234, UUID(int=5), 3, 2, (10, 20, 35))
+    expected = (
+        "01ed0700076f7264657273123456789abcdef0123456789abcdef00000000700"
+        "0870726f78792d310000018bcfe56cd20000000000000000000000000000000500"
+        "0000030000000204000000000000000a0000000000000014000000000000002300"
+    )
+    assert encode_value(plan).hex() == expected
+    assert decode_value(bytes.fromhex(expected)) == plan
+    with pytest.raises(RemoteLogMetadataError, match="has no tiles"):
+        decode_value(bytes.fromhex(expected.replace("0000000000000014", "0000000000000009")))
+
+
 def test_an_unknown_api_key_is_skipped() -> None:
     assert decode_value(bytes.fromhex("01cf0f00deadbeef")) is None
 
@@ -166,6 +180,7 @@ def test_arbitrary_bytes_never_raise_anything_else(data: bytes) -> None:
         b"\x01\xe8\x07\x00",
         b"\x01\xe9\x07\x00",
         b"\x01\xea\x07\x00",
+        b"\x01\xed\x07\x00",
     ):
         try:
             decoded = decode_value(prefix + data)
@@ -186,6 +201,7 @@ def test_keys_tell_segments_record_types_and_writers_apart() -> None:
         key_of(RemoteLogClampUpdate(PARTITION, "a", 0, 1, 5)),
         key_of(RemoteLogClampUpdate(PARTITION, "a", 0, 1, 6)),
         key_of(QuarantineDeletionUpdate(SEGMENT_ID, "a", 0)),
+        key_of(CopyPlan(PARTITION, "a", 0, UUID(int=5), 1, 0, (0, 1))),
     ]
     assert tuple(keys[:2]) == segment_keys(SEGMENT_ID)
     assert len({encode_key(key) for key in keys}) == len(keys)

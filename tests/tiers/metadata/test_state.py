@@ -17,6 +17,7 @@ from tiers.metadata.serde import RecordKey, key_of, segment_keys
 from tiers.metadata.state_layout import StateIdentity
 from tiers.metadata.state_replay import MetadataEvent, PartitionRead
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
+from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
@@ -43,6 +44,7 @@ Record = (
     | LogStartOffsetUpdate
     | RemoteLogClampUpdate
     | QuarantineDeletionUpdate
+    | CopyPlan
 )
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 from contextlib import suppress
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fakes.stored_segments import stored
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.state_layout import partition_key
 from tiers.metadata.stored_segment import (
@@ -84,3 +86,11 @@ def test_a_torn_segment_is_an_error_or_lacks_no_more_than_the_end_of_its_name(
 def test_nothing_at_all_is_an_error() -> None:
     with pytest.raises(RemoteLogMetadataError, match="unreadable"):
         decode_stored_segment(bytes(36), b"")
+
+
+@given(segments)
+def test_a_value_travels_whole(segment: RemoteLogSegmentMetadata) -> None:
+    travelled = pickle.loads(pickle.dumps(segment))
+    assert travelled == segment
+    assert travelled.topic_id_partition.topic == segment.topic_id_partition.topic
+    assert stored(segment).metadata == segment

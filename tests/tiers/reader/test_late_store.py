@@ -16,14 +16,14 @@ from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSetti
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 
 
-async def read(reader: RemoteLogReader, timeout_ms: int) -> RemoteRead:
+async def read(reader: RemoteLogReader, deadline_ms: int) -> RemoteRead:
     return await reader.read(
         P0,
         0,
         100_000,
         min_one_message=True,
         isolation_level=0,
-        deadline_ms=monotonic_ms() + timeout_ms,
+        deadline_ms=deadline_ms,
         connection_id=1,
     )
 
@@ -40,14 +40,24 @@ async def test_what_the_store_shows_late_is_read_when_it_does(tmp_path: Path, su
     (shown,) = (tmp_path / "store").rglob(f"*{suffix}")
     hidden = shown.rename(tmp_path / "hidden")
     settings = RemoteLogReaderSettings(chunk_cache_bytes=1 << 20)
-    async with RemoteLogReader(tier.rlmm, tier.storage, settings, jitter=lambda: 0.0) as reader:
+    passed_ms = 0
+
+    def clock_ms() -> int:
+        return monotonic_ms() + passed_ms
+
+    async def time_passes() -> None:
+        nonlocal passed_ms
+        await until(lambda: max(len(tier.storage.gets), tier.storage.index_gets) == 2)
+        passed_ms = 600_000
+
+    async with RemoteLogReader(tier.rlmm, tier.storage, settings, clock_ms=clock_ms, jitter=lambda: 0.0) as reader:
         with pytest.raises(RemoteReadTimeoutError) as raised:
-            await read(reader, 200)
+            await asyncio.gather(read(reader, clock_ms() + 600_000), time_passes())
         assert isinstance(raised.value.cause, RemoteResourceNotFoundError)
         assert raised.value.retriable
         asked = len(tier.storage.gets) + tier.storage.index_gets
         async with asyncio.TaskGroup() as group:
-            reading = group.create_task(read(reader, 20_000))
+            reading = group.create_task(read(reader, clock_ms() + 60_000))
             await until(lambda: len(tier.storage.gets) + tier.storage.index_gets > asked + 1)
             hidden.rename(shown)
         assert bytes(reading.result().records[0]) == batches[0]

@@ -205,13 +205,13 @@ def test_while_a_call_is_stuck_in_the_disk_others_do_without(bench: Bench) -> No
 
     def stuck(path: Path, content: bytes) -> None:
         reached.set()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         append_to(path, content)
 
     cache = LocalIndexCache(LocalIndexSettings(bench.folder), lambda: 0, append=stuck)
     writer = threading.Thread(target=put, args=(cache, segment_object(0)))
     writer.start()
-    assert reached.wait(20)
+    assert reached.wait(60)
     put(cache, segment_object(30))
     assert not holds(cache, segment_object(0))
     go_on.set()

@@ -114,7 +114,7 @@ async def test_damaged_files_cost_a_get_and_are_made_again(
 
 def until(go_on: threading.Event) -> Callable[[Path, bytes], None]:
     def append(path: Path, content: bytes) -> None:
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         append_to(path, content)
 
     return append

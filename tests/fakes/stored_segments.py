@@ -1,0 +1,26 @@
+"""Segments as the state keeps them and as a plan has them, made of metadata: what a state does, without one."""
+
+from __future__ import annotations
+
+from pipeline.source.read_plan import RemoteRange, bytes_per_offset
+from tiers.metadata.stored_segment import (
+    NOT_CUT,
+    StoredSegment,
+    encode_answer,
+    encode_stored_segment,
+    stored_segment,
+)
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+
+
+def stored(metadata: RemoteLogSegmentMetadata) -> StoredSegment:
+    partition = metadata.topic_id_partition
+    key = partition.topic_id.bytes + partition.partition.to_bytes(4, "big", signed=True)
+    kept_end = NOT_CUT if metadata.clamped_to is None else metadata.clamped_to
+    return stored_segment(key, encode_answer(metadata.segment_id.id.bytes, kept_end, encode_stored_segment(metadata)))
+
+
+def remote_range(metadata: RemoteLogSegmentMetadata, first_offset: int, end_offset: int) -> RemoteRange:
+    """Both offsets inclusive."""
+    known = stored(metadata)
+    return RemoteRange(known.partition_key, known.answer, first_offset, end_offset, bytes_per_offset(known))

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import os
+import struct
+
+import cramjam
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lz4 import frame as lz4_frame  # type: ignore[import-untyped]  # there are no types for it
+
+from protocol.errors import CorruptBatchError
+from protocol.records import compression
+from protocol.records.compression import Decompressor, decompress
+from protocol.records.record_batch import CODEC_GZIP, CODEC_LZ4, CODEC_SNAPPY, CODEC_ZSTD
+from tests.fakes.record_batches import compress
+
+CODECS = [CODEC_GZIP, CODEC_SNAPPY, CODEC_LZ4, CODEC_ZSTD]
+BLOCK = 64 << 10
+
+contents = st.builds(lambda unit, times: unit * times, st.binary(min_size=1, max_size=40), st.integers(0, 9000))
+
+
+def usual_lz4_frame(content: bytes) -> bytes:
+    """As Java's producer and librdkafka write it: a block that does not shrink lies in it as it is."""
+    frame = bytes.fromhex("04224d18604082")
+    for start in range(0, len(content), BLOCK):
+        plain = content[start : start + BLOCK]
+        packed = bytes(cramjam.lz4.compress_block(plain, store_size=False))
+        block = plain if len(packed) >= len(plain) else packed
+        frame += struct.pack("<I", len(block) | (block is plain) << 31) + block
+    return frame + bytes(4)
+
+
+@given(st.lists(st.tuples(st.sampled_from(CODECS), contents, st.booleans()), min_size=2, max_size=5))
+def test_one_batch_after_another_in_the_same_memory(batches: list[tuple[int, bytes, bool]]) -> None:
+    decompressor = Decompressor()
+    for codec, content, is_xerial in batches:
+        packed = usual_lz4_frame(content) if codec == CODEC_LZ4 else compress(codec, content, is_xerial)
+        assert bytes(decompressor.decompress(codec, packed)) == content
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_one_call_gave_the_next_one_leaves_alone(codec: int) -> None:
+    first = decompress(codec, compress(codec, b"first" * 100))
+    decompress(codec, compress(codec, b"later" * 100))
+    assert bytes(first) == b"first" * 100
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_memory_for_a_large_batch_is_not_kept(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compression, "_MAX_KEPT_BYTES", 200_000)
+    decompressor = Decompressor()
+    large = decompressor.decompress(codec, compress(codec, b"large" * 100_000))
+    decompressor.decompress(codec, compress(codec, b"small" * 100))
+    assert bytes(large) == b"large" * 100_000  # so it lay in memory of its own
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_no_more_memory_is_made_than_output_may_have(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def make(size: int = 0) -> bytearray:
+        made.append(size)
+        return bytearray(size)
+
+    monkeypatch.setattr(compression, "bytearray", make, raising=False)
+    content = os.urandom(30_000) + bytes(970_000)
+    packed = usual_lz4_frame(content) if codec == CODEC_LZ4 else compress(codec, content)
+    assert len(decompress(codec, packed, max_bytes=1_000_000)) == 1_000_000
+    with pytest.raises(CorruptBatchError, match="beyond"):
+        decompress(codec, packed, max_bytes=999_999)
+    assert max(made) <= 1_000_000 + BLOCK
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_memory_that_had_to_grow_is_kept_too(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = bytes(1_000_000)
+    packed = usual_lz4_frame(content) if codec == CODEC_LZ4 else compress(codec, content)
+    decompressor = Decompressor()
+    decompressor.decompress(codec, packed)
+    monkeypatch.setattr(compression, "bytearray", None, raising=False)  # no more is made
+    assert bytes(decompressor.decompress(codec, packed)) == content
+
+
+@given(st.integers(0, 3 * BLOCK), st.integers(0, 2 * BLOCK))
+def test_an_lz4_frame_as_most_clients_write_it(shrinking: int, other: int) -> None:
+    content = os.urandom(other) + b"ab" * (shrinking // 2)
+    frame = usual_lz4_frame(content)
+    assert lz4_frame.decompress(frame) == content
+    assert bytes(decompress(CODEC_LZ4, frame)) == content
+    assert bytes(decompress(CODEC_LZ4, frame, max_bytes=len(content))) == content
+    if content:
+        with pytest.raises(CorruptBatchError, match="beyond"):
+            decompress(CODEC_LZ4, frame, max_bytes=len(content) - 1)
+
+
+@pytest.mark.parametrize("block_size", [lz4_frame.BLOCKSIZE_MAX64KB, lz4_frame.BLOCKSIZE_MAX4MB])
+@pytest.mark.parametrize("is_linked", [True, False])
+def test_any_other_lz4_frame(block_size: int, is_linked: bool) -> None:
+    content = b"0123456789" * 20_000
+    frame = lz4_frame.compress(content, block_size=block_size, block_linked=is_linked, content_checksum=True)
+    assert bytes(decompress(CODEC_LZ4, frame)) == content
+
+
+@pytest.mark.parametrize("damage", ["cut in a block", "no end mark", "a block too large", "a block that is none"])
+def test_a_damaged_lz4_frame(damage: str) -> None:
+    frame = usual_lz4_frame(b"ab" * BLOCK)
+    frame = {
+        "cut in a block": frame[:40],
+        "no end mark": frame[:-4],
+        "a block too large": frame[:7] + struct.pack("<I", 1 << 31 | BLOCK + 1) + bytes(BLOCK + 1) + bytes(4),
+        "a block that is none": frame[:7] + struct.pack("<I", 4) + b"\xff" * 4 + bytes(4),
+    }[damage]
+    with pytest.raises(CorruptBatchError):
+        decompress(CODEC_LZ4, frame)
+    with pytest.raises(cramjam.DecompressionError):
+        cramjam.lz4.decompress(frame)

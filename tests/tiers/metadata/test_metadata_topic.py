@@ -1,0 +1,78 @@
+"""The metadata topic as brokers show it that have not all heard of it yet."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
+
+from protocol.api_keys import ApiKey
+from protocol.errors import ErrorCode
+from tests.fakes.broker.scripted_broker import ScriptedBroker
+from tiers.broker.client import BrokerClient
+from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
+from tiers.errors import BrokerError
+from tiers.metadata.metadata_topic import MetadataTopicSettings, open_metadata_topic
+
+TOPIC = TopicMetadata("segments", UUID(int=7), {0: PartitionMetadata(0, 1, 5, (1,), (1,))})
+SETTINGS = MetadataTopicSettings("segments", 1)
+
+
+async def fit(request: Any) -> DescribeConfigsResponse:
+    configs = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime", "delete.retention.ms": "1"}
+    result = DescribeConfigsResponse.DescribeConfigsResult
+    entries = [
+        result.DescribeConfigsResourceResult(
+            name=name, value=value, read_only=False, config_source=1, is_sensitive=False, synonyms=[], config_type=0
+        )
+        for name, value in configs.items()
+    ]
+    resource = request.resources[0]
+    return DescribeConfigsResponse(
+        throttle_time_ms=0,
+        results=[
+            result(
+                error_code=0,
+                error_message=None,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+                configs=entries,
+            )
+        ],
+    )
+
+
+def without_topics(response: Any) -> None:
+    response.topics = []
+
+
+def not_heard_of(response: Any) -> None:
+    response.results[0].error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+async def test_a_topic_that_somebody_made_a_moment_ago_is_waited_for() -> None:
+    async with ScriptedBroker() as broker:
+        broker.topics = [TOPIC]
+        broker.answers[ApiKey.DESCRIBE_CONFIGS] = fit
+        broker.script(ApiKey.METADATA)
+        broker.script(ApiKey.METADATA, without_topics)
+        broker.script(ApiKey.DESCRIBE_CONFIGS, not_heard_of)
+        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
+        opened = await open_metadata_topic(client, SETTINGS, 30_000)
+        await client.close()
+    assert (opened.topic_id, opened.partition_count, opened.delete_retention_ms) == (TOPIC.topic_id, 1, 1)
+    assert len(broker.received(DescribeConfigsRequest)) == 2
+
+
+async def test_a_topic_that_nobody_shows_in_time_is_an_error() -> None:
+    async with ScriptedBroker() as broker:
+        broker.topics = [TOPIC]
+        broker.answers[ApiKey.DESCRIBE_CONFIGS] = fit
+        broker.script(ApiKey.METADATA)
+        broker.script(ApiKey.METADATA, without_topics, times=1_000)
+        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
+        with pytest.raises(BrokerError, match="does not show topic segments"):
+            await open_metadata_topic(client, SETTINGS, 100)
+        await client.close()
