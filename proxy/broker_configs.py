@@ -38,10 +38,13 @@ class BrokerConfigs:
 
     async def defaults(self, timeout_ms: int) -> Mapping[str, str]:
         """What a new topic gets; Kafka's own defaults where a broker does not tell. Raises `BrokerError`."""
-        node_id = min((await self._client.metadata(timeout_ms=timeout_ms)).brokers)
         keys = [*_MS_PER_UNIT, "log.retention.bytes", "log.cleanup.policy"]
+
+        async def described(node_id: int, left_ms: int) -> list[Any]:
+            return await self._describe({str(node_id): keys}, _BROKER_RESOURCE, node_id, left_ms)
+
         found: dict[str, str] = {}
-        for result in await self._describe({str(node_id): keys}, _BROKER_RESOURCE, node_id, timeout_ms):
+        for result in await self._client.of_any_broker(described, timeout_ms):
             found = {entry.name: entry.value for entry in result.configs if entry.value is not None}
         defaults = dict(BROKER_DEFAULTS)
         for key, unit_ms in _MS_PER_UNIT.items():

@@ -6,11 +6,8 @@ Exit codes: 0 good, 1 failed, 2 misused; under `tidegate tier` 1 is for findings
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Annotated
 
 import typer
 import uvloop
@@ -21,16 +18,11 @@ from proxy.commands.registration import tier
 from proxy.config import load_config
 from proxy.logging_setup import set_up_logging
 from proxy.processes import serve_processes
-from tiers.broker.tls import TlsError
-from tiers.errors import BrokerRefusedError
-from tiers.open_tier import RemoteTierError
-from tiers.tier_config import ConfigError
-
-logger = logging.getLogger(__name__)
+from tiers import console
+from tiers.console import ConfigFile, explained
 
 FAILED = 1
-MISUSED = 2
-TIER_FAILED = 3
+"""Of what is no `tidegate tier`."""
 
 app = typer.Typer(
     name="tidegate",
@@ -41,7 +33,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(tier)
-ConfigFile = Annotated[Path, typer.Option("--config", help="The TOML file; docs/configuration.md names every key.")]
 
 
 @app.command()
@@ -90,28 +81,8 @@ def run(arguments: list[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return FAILED
     except Exception as error:
-        code = _explain(error)
-        return TIER_FAILED if code == FAILED and arguments[:1] == ["tier"] else code
+        return _say(*explained(error, console.FAILED if arguments[:1] == ["tier"] else FAILED))
     return result if isinstance(result, int) else 0
-
-
-def _explain(error: Exception) -> int:
-    match error:
-        case ExceptionGroup(exceptions=(only,)):
-            return _explain(only)
-        case ConfigError():
-            return _say(str(error), MISUSED)
-        case OSError(strerror=str(reason), filename=str() | Path() as file):
-            return _say(f"{file}: {reason}", FAILED)
-        case OSError():
-            return _say(error.strerror or str(error), FAILED)
-        case RemoteTierError() | TlsError() | BrokerRefusedError():
-            return _say(str(error), FAILED)
-    # Click's own complaints about the command line; typer does not export their base class.
-    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-        return _say(error.format_message(), MISUSED)
-    logger.debug("what led to the internal error", exc_info=error)
-    return _say(f"internal error: {type(error).__name__}: {error}", FAILED)
 
 
 def _say(message: str, code: int) -> int:

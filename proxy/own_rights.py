@@ -6,9 +6,11 @@ not exist, so rights on such a topic cannot be missed here.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
+from uuid import UUID
 
 from kafka.protocol.admin import CreateTopicsRequest
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
@@ -31,6 +33,9 @@ _OF_OWN_TOPICS: Final = (_READ, _WRITE, _DESCRIBE_CONFIGS)
 _OF_TIERED_TOPICS: Final = (_READ, _DELETE, _DESCRIBE_CONFIGS)
 _MIN_METADATA_VERSION = 8
 _GROUP, _TRANSACTION = 0, 1
+_HEARD_WITHIN_MS = 5_000
+"""How long a topic may be there before the broker that is asked has heard of it."""
+_ASK_AGAIN_MS = 100
 
 
 def principal_of(config: TidegateConfig) -> str:
@@ -105,8 +110,26 @@ async def _may_create(client: BrokerClient, topic: str, timeout_ms: int) -> list
         case ErrorCode.TOPIC_AUTHORIZATION_FAILED | ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
             return [f"CREATE, {', '.join(_NAMES[each] for each in _OF_OWN_TOPICS)} on topic {topic}"]
         case ErrorCode.TOPIC_ALREADY_EXISTS:
-            return [f"DESCRIBE on topic {topic}"]
+            return await _may_use(client, topic, timeout_ms)
     return []
+
+
+async def _may_use(client: BrokerClient, topic: str, timeout_ms: int) -> list[str]:
+    """A topic that no answer named so far: it may not be described, or another proxy made it a moment ago."""
+    asked = MetadataRequest.MetadataRequestTopic(topic_id=UUID(int=0), name=topic)
+    clock_s = asyncio.get_running_loop().time
+    deadline_s = clock_s() + _HEARD_WITHIN_MS / 1000
+    while True:
+        message = MetadataRequest(
+            topics=[asked], allow_auto_topic_creation=False, include_topic_authorized_operations=True
+        )
+        response: Any = await client.request(None, message, timeout_ms, min_version=_MIN_METADATA_VERSION)
+        (answer,) = response.topics
+        if answer.error_code == ErrorCode.NONE:
+            return list(_lacking(topic, answer.authorized_operations, _OF_OWN_TOPICS))
+        if answer.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED or clock_s() >= deadline_s:
+            return [f"DESCRIBE on topic {topic}"]
+        await asyncio.sleep(_ASK_AGAIN_MS / 1000)
 
 
 async def _may_coordinate(client: BrokerClient, key: str, key_type: int, right: str, timeout_ms: int) -> list[str]:

@@ -40,7 +40,8 @@ logger = logging.getLogger(__name__)
 
 REMOTE_LOG = "remote-log"
 _ASK_TIMEOUT_S = 2.0
-_ALONE_WITHIN_MS = 3_000
+_PORT_FREE_WITHIN_MS = 3_000
+"""By then whoever keeps no state is taken for somebody else."""
 
 
 def serve_processes(config: TidegateConfig) -> bool:
@@ -52,24 +53,32 @@ def serve_processes(config: TidegateConfig) -> bool:
 
 
 def _begin_alone(config: TidegateConfig) -> None:
-    """Waits a little for the children of a supervisor that died a moment ago: they end by themselves."""
-    deadline_ms = monotonic_ms() + _ALONE_WITHIN_MS
+    """Waits for the children of a supervisor that died a moment ago: they end by themselves, each in its time.
+
+    Who keeps the state is one of them, or of another proxy that was started by mistake."""
+    began_at_ms = monotonic_ms()
+    state_free_by_ms, port_free_by_ms = began_at_ms + end_timeout_ms(config), began_at_ms + _PORT_FREE_WITHIN_MS
+    is_said = False
     while True:
+        now_ms = monotonic_ms()
         try:
+            if config.is_tiered:
+                forget_freshness(metadata_folder(config))
             if not config.listener.reuse_port:
                 # Workers would share the port with another proxy, started by mistake, and clients would meet both.
                 bind(config.listener.host, config.listener.bootstrap_port, reuse_port=False).close()
-            if config.is_tiered:
-                forget_freshness(metadata_folder(config))
-        except (OSError, RemoteLogMetadataError) as error:
-            if monotonic_ms() < deadline_ms:
-                time.sleep(0.1)
-            elif isinstance(error, OSError):
-                raise
-            else:
-                raise RemoteTierError(str(error)) from error
-        else:
             return
+        except RemoteLogMetadataError as error:
+            if now_ms >= state_free_by_ms:
+                raise RemoteTierError(str(error)) from error
+            if not is_said:
+                logger.warning("waiting for the processes of a proxy that died: %s", error)
+                is_said = True
+            port_free_by_ms = now_ms + _PORT_FREE_WITHIN_MS
+        except OSError:
+            if now_ms >= port_free_by_ms:
+                raise
+        time.sleep(0.1)
 
 
 async def _serve(config: TidegateConfig) -> bool:

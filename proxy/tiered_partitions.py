@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
+from tiers.metadata.earliest_readable import earliest_readable
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 
@@ -53,17 +54,8 @@ class TieredPartitions:
         return log_start
 
     def earliest_readable(self, partition: TopicIdPartition, local_log_start: int) -> int | None:
-        """The log start of both tiers together: the first offset that a fetch can be answered for.
-
-        Above the recorded log start only while a hole (safety rule 5) awaits its owner. None: not tiered.
-        """
-        log_start = self.rlmm.log_start_offset(partition)
-        if log_start is None or log_start >= local_log_start:
-            return log_start
-        segment = self.rlmm.next_segment(partition, log_start)
-        if segment is None:
-            return local_log_start
-        return min(max(log_start, segment.start_offset), local_log_start)
+        """The log start of both tiers together. None: not tiered."""
+        return earliest_readable(self.rlmm, partition, local_log_start)
 
     def holds(self, partition: TopicIdPartition, offset: int) -> bool:
         """Whether a readable remote segment has the offset, and it is not below the log start, as far as is known."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 from uuid import UUID
 
 from protocol.api_keys import ApiKey
@@ -28,7 +28,7 @@ from protocol.errors import ErrorCode
 from proxy.broker_configs import BrokerValue
 from proxy.handlers.base import FetchSettings, Topology
 from proxy.handlers.metadata_topic_guard import REFUSAL
-from tiers.errors import RemoteLogError
+from tiers.errors import BrokerError, RemoteLogError
 from tiers.manager.settings import TopicRule
 from tiers.manager.topic_tier_config import (
     BROKER_DEFAULTS,
@@ -46,7 +46,14 @@ from tiers.model.ids import TopicIdPartition
 logger = logging.getLogger(__name__)
 
 _STORE_TIMEOUT_MS = 10_000
+_LOOK_UP_TIMEOUT_MS = 5_000
+"""For each of the three before a change, and of the two before settings are shown: those that cannot be told are shown
+as the broker has them, as if there were no tier. Who looks at settings or changes them waits longer than a consumer;
+all of this together still ends within the 30 s that the stock tools wait."""
 _RESOLVE_AGAIN_MS = 100
+_HEARD_WITHIN_MS = 1_000
+"""How long a topic may be there before the broker that is asked has heard of it."""
+Found = TypeVar("Found")
 _OPERATIONS = {APPEND: "APPEND", SUBTRACT: "SUBTRACT"}
 
 
@@ -120,14 +127,15 @@ class TopicTierConfigs:
 
     async def values(self, topics: Collection[str], node_id: int | None) -> dict[str, Mapping[str, TierValue]]:
         """What holds for each of the topics; what cannot be told is missing. `node_id`: the broker that named them."""
+        timeout_ms = _LOOK_UP_TIMEOUT_MS
         try:
-            topic_ids = await self._topic_ids(topics, node_id)
+            topic_ids = await self._topic_ids(topics, node_id, timeout_ms)
         except RemoteLogError:
             return {}
         found: dict[str, Mapping[str, TierValue]] = {}
         for topic, topic_id in topic_ids.items():
             try:
-                await self._ensure_fresh(topic_id, self._settings.metadata_max_age_ms)
+                await self._ensure_fresh(topic_id, self._settings.metadata_max_age_ms, timeout_ms)
                 found[topic] = tier_values(self.rule(topic), self._own(topic_id))
             except RemoteLogError:
                 continue
@@ -147,7 +155,10 @@ class TopicTierConfigs:
         topic_ids: Mapping[str, UUID] = {}
         if request.api_key != ApiKey.CREATE_TOPICS and resources:
             try:
-                topic_ids = await self._topic_ids([resource.name for resource in resources], None)
+                topic_ids = await _heard_of(
+                    [resource.name for resource in resources],
+                    lambda names: self._topic_ids(names, None, _LOOK_UP_TIMEOUT_MS),
+                )
             except RemoteLogError as error:
                 return plans | {resource.name: _unknown(error) for resource in resources}
         answers = await asyncio.gather(
@@ -177,7 +188,7 @@ class TopicTierConfigs:
                 changes = {**dict.fromkeys(TIER_DEFAULTS), **changes}
             return _Pending(resource, None, rule, changes, {}, replaces) if changes else None
         try:
-            await self._ensure_fresh(topic_id, 0)
+            await self._ensure_fresh(topic_id, 0, _LOOK_UP_TIMEOUT_MS)
             own = self._own(topic_id)
         except RemoteLogError as error:
             return _unknown(error) if changes else None
@@ -188,19 +199,25 @@ class TopicTierConfigs:
         return _Pending(resource, topic_id, rule, changes, own, replaces)
 
     async def _checked(self, request: ConfigRequest, pending: Sequence[_Pending]) -> dict[str, Plan]:
-        timeout_ms = self._settings.metadata_timeout_ms
+        timeout_ms = _LOOK_UP_TIMEOUT_MS
         defaults: Mapping[str, str] = BROKER_DEFAULTS
         known: Mapping[str, Mapping[str, BrokerValue]] = {}
         try:
             if request.api_key == ApiKey.CREATE_TOPICS:
                 defaults = await self._brokers.defaults(timeout_ms)
             else:
-                known = await self._brokers.of_topics([each.resource.name for each in pending], timeout_ms)
+                known = await _heard_of(
+                    [each.resource.name for each in pending if each.topic_id is not None],
+                    lambda names: self._brokers.of_topics(names, timeout_ms),
+                )
         except RemoteLogError as error:
             return {each.resource.name: _unknown(error) for each in pending}
         plans: dict[str, Plan] = {}
         for each in pending:
             topic = each.resource.name
+            if each.topic_id is not None and topic not in known:
+                plans[topic] = _unknown(BrokerError(f"no broker tells of {topic}", retriable=True))
+                continue
             values = known.get(topic) or {key: BrokerValue(value, value) for key, value in defaults.items()}
             check = each.check_over(values, creates=request.api_key == ApiKey.CREATE_TOPICS)
             try:
@@ -226,11 +243,11 @@ class TopicTierConfigs:
                     await asyncio.sleep(_RESOLVE_AGAIN_MS / 1000)
             await self._metadata.change_topic_tier_config(topic_id, change.topic, change.changes, change.check)
 
-    async def _topic_ids(self, topics: Collection[str], node_id: int | None) -> Mapping[str, UUID]:
-        return await self._topology.current_topic_ids(topics, node_id, self._settings.metadata_timeout_ms)
+    async def _topic_ids(self, topics: Collection[str], node_id: int | None, timeout_ms: int) -> Mapping[str, UUID]:
+        return await self._topology.current_topic_ids(topics, node_id, timeout_ms)
 
-    async def _ensure_fresh(self, topic_id: UUID, max_age_ms: int) -> None:
-        await self._metadata.ensure_fresh(TopicIdPartition(topic_id, 0), max_age_ms, self._settings.metadata_timeout_ms)
+    async def _ensure_fresh(self, topic_id: UUID, max_age_ms: int, timeout_ms: int) -> None:
+        await self._metadata.ensure_fresh(TopicIdPartition(topic_id, 0), max_age_ms, timeout_ms)
 
     def _own(self, topic_id: UUID) -> Mapping[str, str]:
         return self._metadata.topic_tier_config(topic_id)
@@ -262,6 +279,24 @@ class _Pending:
                 check_tier_config(self.rule, before, after, broker_after)
 
         return check
+
+
+async def _heard_of(
+    topics: Sequence[str], ask: Callable[[Sequence[str]], Awaitable[Mapping[str, Found]]]
+) -> Mapping[str, Found]:
+    """What brokers say of the topics. Who has not heard of one is asked again for a moment: the topic may be new, and
+    nothing is to be decided as if it had no settings."""
+    found: dict[str, Found] = {}
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + _HEARD_WITHIN_MS / 1000
+    missing = list(dict.fromkeys(topics))
+    while missing:
+        found |= await ask(missing)
+        missing = [topic for topic in missing if topic not in found]
+        if not missing or loop.time() >= deadline_s:
+            break
+        await asyncio.sleep(_RESOLVE_AGAIN_MS / 1000)
+    return found
 
 
 def _unknown(error: RemoteLogError) -> Refusal:

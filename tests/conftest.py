@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from tests.servers.certificates import Authority
 from tests.servers.hdfs import SUPERUSER, HdfsCluster
 from tests.servers.jars import ServerUnavailable
-from tests.servers.kafka import SHRINKS_SOON, KafkaCluster
+from tests.servers.kafka import SHORT_LIVED, SHRINKS_SOON, KafkaCluster
 from tests.servers.object_stores import Azurite, FakeGcs
 from tests.servers.own_server import OwnServer
 from tests.servers.secure_kafka import add_users, secure_kafka
@@ -30,7 +30,13 @@ BROKER_HOST = "localhost"
 
 
 def _cluster(request: pytest.FixtureRequest, brokers: int) -> Iterator[KafkaCluster]:
-    cluster = KafkaCluster(brokers=brokers, settings=SHRINKS_SOON, advertised_host=BROKER_HOST)
+    settings = {
+        **SHRINKS_SOON,
+        "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+        # Else once a minute: a broker that is killed knew the last deletion of records again, if that minute was over.
+        "log.flush.start.offset.checkpoint.interval.ms": "86400000",
+    }
+    cluster = KafkaCluster(brokers=brokers, settings=settings, advertised_host=BROKER_HOST, java_options=SHORT_LIVED)
     failed_before = request.session.testsfailed
     try:
         cluster.start()
@@ -53,7 +59,7 @@ def kafka(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
 
 @pytest.fixture(scope="session")
 def kafka_of_three(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
-    """Three brokers, node ids 1 to 3. A test that stops one starts it again."""
+    """Three brokers, node ids 1 to 3, whose followers may be read. A test that stops one starts it again."""
     yield from _cluster(request, 3)
 
 
@@ -105,7 +111,9 @@ def azure() -> Iterator[Azurite]:
     yield from _server(Azurite)
 
 
-_SERVERS = ("kafka_of_three", "secured", "kafka", "hdfs", "s3", "gcs", "azure")
+_SERVERS = ("kafka_of_three", "kafka", "secured", "hdfs", "s3", "gcs", "azure")
+_WITH_SERVERS_OF_THEIR_OWN = {"integration", "pipeline"}
+"""Folders of tests; some start a whole cluster for themselves."""
 
 
 def _server_of(item: pytest.Item) -> str | None:
@@ -123,12 +131,17 @@ def _server_of(item: pytest.Item) -> str | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where several processes run the tests, all that ask for one server run in one of them: it starts once per run.
 
-    The long ones go first, and what needs no server fills up."""
+    The long ones go first, and what needs no server fills up: xdist takes the groups in this order."""
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_server_of(item) or item.path.name))
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.timeout(400))  # the first of them starts it, on a busy machine in minutes
-    items.sort(key=lambda item: _server_of(item) is None)
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    server = _server_of(item)
+    if server is not None:
+        return _SERVERS.index(server)
+    return len(_SERVERS) + (item.path.parent.name not in _WITH_SERVERS_OF_THEIR_OWN)
 
 
 @pytest.fixture(scope="session")

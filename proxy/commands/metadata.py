@@ -16,7 +16,7 @@ import typer
 
 from proxy.commands.tools import parse_target, partitions_of, run_command
 from proxy.config import TidegateConfig, load_config
-from tiers.console import FINDINGS, AsJson, ConfigFile, say, show_json
+from tiers.console import FINDINGS, AsJson, ConfigFile, progress_count, say, show_json
 from tiers.importing import WRITER, write_all
 from tiers.metadata.flat_file import FlatFile, PartitionDeleteEntry, decode_flat_file, write_flat_file
 from tiers.metadata.metadata_producer import KeyAndValue
@@ -55,7 +55,7 @@ def export_file(config: ConfigFile, partition: _Partition, file: Path, as_json: 
     topic, number = _one(partition)
 
     async def work() -> tuple[FlatFile, int | None]:
-        async with open_tier(settings) as tier:
+        async with open_tier(settings, progress_count) as tier:
             return exported(tier, f"{topic}:{number}")
 
     made, log_start = run_command(work)

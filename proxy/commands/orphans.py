@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from proxy.commands.tools import run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.config import DurationMs
-from tiers.console import FINDINGS, AsJson, ConfigFile, say, show_json, show_table, time_text
+from tiers.console import FINDINGS, AsJson, ConfigFile, progress_count, say, show_json, show_table, time_text
 from tiers.open_tier import open_tier
 from tiers.orphans import OrphanReport, delete_orphans, find_orphans
 
@@ -78,7 +78,7 @@ def _print(report: OrphanReport) -> None:
 
 
 async def _report(config: TidegateConfig, grace_ms: int, delete: bool) -> OrphanReport:
-    async with open_tier(config) as tier:
+    async with open_tier(config, progress_count) as tier:
         report = await find_orphans(tier, time.time_ns() // 1_000_000 - grace_ms, grace_ms)
         if delete:
             await delete_orphans(tier, report)

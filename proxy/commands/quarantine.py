@@ -17,7 +17,7 @@ import typer
 
 from proxy.commands.tools import run_command
 from proxy.config import TidegateConfig, load_config
-from tiers.console import FINDINGS, AsJson, ConfigFile, show_json, show_table
+from tiers.console import FINDINGS, AsJson, ConfigFile, progress_count, show_json, show_table
 from tiers.manager.expiration_task import is_in_quarantine
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -107,7 +107,7 @@ async def read_quarantine(config: TidegateConfig, wanted: Sequence[UUID]) -> lis
     """What is in quarantine; of it, the deletion of `wanted` is asked for. Raises `RemoteTierError` in one line."""
     async with tiered_cluster(config) as (client, _):
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-            async with metadata_to_now(config, client, Path(folder)) as metadata:
+            async with metadata_to_now(config, client, Path(folder), watch=progress_count) as metadata:
                 segments = cut_segments(metadata)
                 for each in segments:
                     if each.segment_id.id in wanted:

@@ -14,12 +14,13 @@ import typer
 
 from proxy.commands.tools import Concurrency, OptionalTarget, parse_target, partitions_of, run_command
 from proxy.config import load_config
-from tiers.console import FINDINGS, AsJson, ConfigFile, progress_bar, say, show_json, show_table
+from tiers.console import FINDINGS, AsJson, ConfigFile, progress_bar, progress_count, say, show_json, show_table
+from tiers.each_of import each_of
 from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteResourceNotFoundError, RemoteStorageError
 from tiers.manager.segment_verification import persistently
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, each_of, open_tier
+from tiers.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, open_tier
 from tiers.segment.indexes_object import Section, decode_indexes_object, decode_sections, encode_sections
 from tiers.segment.segment_encryption import KeyRing, wrapping_key_id
 from tiers.storage.object_key import indexes_key
@@ -48,7 +49,7 @@ def rewrap(
     parse_target(target)
 
     async def work() -> tuple[str, list[Rewrapped]]:
-        async with open_tier(settings) as tier:
+        async with open_tier(settings, progress_count) as tier:
             if tier.key_ring.current is None:
                 raise RemoteTierError("[encryption] current names no key to wrap with")
             return tier.key_ring.current, await rewrap_all(tier, target, yes, concurrency)

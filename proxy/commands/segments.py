@@ -9,11 +9,12 @@ import typer
 
 from proxy.commands.tools import Concurrency, Target, parse_target, partitions_of, run_command
 from proxy.config import load_config
-from tiers.console import AsJson, ConfigFile, progress_bar, show_json, show_table, time_text
+from tiers.console import AsJson, ConfigFile, progress_bar, progress_count, show_json, show_table, time_text
+from tiers.each_of import each_of
 from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
 from tiers.manager.segment_verification import persistently
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.open_tier import OpenTier, each_of, location_of, open_tier
+from tiers.open_tier import OpenTier, location_of, open_tier
 from tiers.segment.indexes_object import Section, decode_sections
 from tiers.segment.segment_encryption import wrapping_key_id
 
@@ -48,7 +49,7 @@ def segments(
     parse_target(target)
 
     async def work() -> list[Segment]:
-        async with open_tier(settings) as tier:
+        async with open_tier(settings, progress_count) as tier:
             return await listed_segments(tier, target, keys, concurrency)
 
     found = run_command(work)

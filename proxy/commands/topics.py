@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from proxy.broker_configs import BrokerConfigs, BrokerValue
 from proxy.commands.tools import run_command
 from proxy.config import load_config
-from tiers.console import AsJson, ConfigFile, show_json, show_table, time_text
+from tiers.console import AsJson, ConfigFile, progress_count, show_json, show_table, time_text
 from tiers.manager.copy_attempts import copy_failing_since_ms
 from tiers.manager.settings import TopicRule
 from tiers.manager.topic_policy import matching_rule, topic_rule
@@ -50,14 +50,14 @@ def topics(config: ConfigFile, as_json: AsJson = False) -> None:
     settings = load_config(config)
 
     async def work() -> list[TieredTopic]:
-        async with open_tier(settings) as tier:
+        async with open_tier(settings, progress_count) as tier:
             return await tiered_topics(tier)
 
     found = run_command(work)
     if as_json:
         show_json(found)
         return
-    headings = ("topic", "partitions", "segments", "bytes", "oldest", "newest", "copying", "settings")
+    headings = ("topic", "partitions", "segments", "bytes", "first ends", "last ends", "copying", "settings")
     rows = [
         (
             each.topic if each.exists else f"{each.topic} (deleted)",

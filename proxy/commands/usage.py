@@ -5,13 +5,14 @@ It counts what the metadata knows; `--by-listing` counts what the store lists, k
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from proxy.commands.tools import Concurrency, OptionalTarget, parse_target, partitions_of, run_command
 from proxy.config import load_config
-from tiers.console import AsJson, ConfigFile, show_json, show_table
+from tiers.console import FINDINGS, AsJson, ConfigFile, progress_count, show_json, show_table
 from tiers.open_tier import open_tier
 from tiers.usage import PartitionUsage, known_usage, listed_usage, topic_usage
 
@@ -25,12 +26,13 @@ def usage(
     concurrency: Concurrency = 16,
     as_json: AsJson = False,
 ) -> None:
-    """Adds up the bytes that the tier takes in the store, per partition and topic."""
+    """Adds up the bytes that the tier takes in the store, per partition and topic; exit code 1 when a segment does not
+    tell."""
     settings = load_config(config)
     parse_target(target)
 
     async def work() -> list[PartitionUsage]:
-        async with open_tier(settings) as tier:
+        async with open_tier(settings, progress_count) as tier:
             if by_listing:
                 return await listed_usage(tier, None if target is None else set(partitions_of(tier, target)))
             return await known_usage(tier, partitions_of(tier, target), concurrency)
@@ -40,7 +42,14 @@ def usage(
     topics = topic_usage(found)
     if as_json:
         show_json({"counted_by": source, "partitions": found, "topics": topics})
-        return
+    else:
+        _print(found, topics)
+        typer.echo(f"counted by {source}")
+    if any(each.unreadable for each in found):
+        raise typer.Exit(FINDINGS)
+
+
+def _print(found: Sequence[PartitionUsage], topics: Sequence[PartitionUsage]) -> None:
     rows = [_row(f"{each.topic}-{each.partition}", each) for each in found]
     rows += [_row(f"{each.topic} (all)", each) for each in topics]
     headings = (
@@ -53,7 +62,9 @@ def usage(
         "total bytes",
     )
     show_table(headings, rows, headings[1:])
-    typer.echo(f"counted by {source}")
+    unreadable = [(f"{each.topic}-{each.partition}", said) for each in found for said in each.unreadable]
+    if unreadable:
+        show_table(("partition", "counted as its log alone: the segment's indexes are unreadable"), unreadable)
 
 
 def _row(name: str, each: PartitionUsage) -> tuple[object, ...]:

@@ -16,12 +16,13 @@ import typer
 
 from proxy.commands.tools import Concurrency, OptionalTarget, parse_target, partitions_of, run_command
 from proxy.config import load_config
-from tiers.console import FINDINGS, AsJson, ConfigFile, progress_bar, show_json, show_table
+from tiers.console import FINDINGS, AsJson, ConfigFile, progress_bar, progress_count, show_json, show_table
+from tiers.each_of import each_of
 from tiers.manager.segment_verification import Damage, verify_segment
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.open_tier import OpenTier, each_of, open_tier, readable_segments
+from tiers.open_tier import OpenTier, open_tier, readable_segments
 from tiers.resume_notes import note_segment, noted_segments
 from tiers.segment_tiling import gaps
 
@@ -61,7 +62,7 @@ def verify(
     parse_target(target)
 
     async def work() -> Verification:
-        async with open_tier(settings) as tier:
+        async with open_tier(settings, progress_count) as tier:
             return await verify_tier(tier, target, concurrency, resume)
 
     done = run_command(work)

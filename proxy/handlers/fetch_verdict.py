@@ -1,8 +1,9 @@
 """What an OFFSET_OUT_OF_RANGE of the broker means for a partition of two tiers (semantics 3.5, 3.6, 6.3, 9.3).
 
 The broker's answer proves that the client may read the topic. Before it is relayed, the metadata must be fresh, for
-unknown topics too (safety rule 1). Before remote data is released, the offset must lie below a local log start that was
-learned from the leader in its current leader epoch: it might as well lie beyond the end of a new leader's log.
+unknown topics too (safety rule 1), and that the offset does not lie below the local log must be known of after the
+answer. Before remote data is released, the offset must lie below a local log start that was learned from the leader in
+its current leader epoch: it might as well lie beyond the end of a new leader's log.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from protocol.apis.topic_reference import TopicReference
 from proxy.handlers.base import HandlerTools, current_partition
 from proxy.handlers.leader_epochs import end_offset_for
 from proxy.local_log_bounds import VerifiedBounds
+from proxy.tiered_partitions import NO_LEADER_EPOCH
 from tiers.errors import RemoteLogError
 from tiers.model.ids import TopicIdPartition
 
@@ -82,6 +84,7 @@ class FetchJudge:
         """`asked` is the request's entry, None when an incremental request did not name the partition."""
         tools = self._tools
         tiered = tools.tiered
+        after_refusal_ms = tools.clock_ms() + 1  # later, not as late
         partition = await current_partition(tools, topic, index)
         if partition is None:
             return Judgement(Verdict.UNAVAILABLE)
@@ -97,6 +100,9 @@ class FetchJudge:
             return Judgement(Verdict.RELAY, partition, is_tiered=True)
         try:
             verified = await self._bounds(partition, asked, received_at_ms)
+            if asked.fetch_offset >= verified.bounds.log_start_offset:
+                # What somebody else asked before the refusal may be older than a trim that led to it.
+                verified = await tools.bounds.ask(partition, after_refusal_ms, tools.settings.bounds_timeout_ms)
         except RemoteLogError as error:
             logger.info("local log bounds unknown: %s", error, extra={"partition": str(partition)})
             return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)
@@ -107,7 +113,9 @@ class FetchJudge:
         if asked.fetch_offset >= bounds.log_start_offset:
             # Beyond the log's end the answer is true; so it is for a last fetched epoch that the broker does not know.
             is_true = asked.fetch_offset > bounds.high_watermark or asked.last_fetched_epoch >= 0
-            is_true = is_true and not is_known_for_good
+            # A new leader may begin lower than the one that refused: retention trims each replica in its own time.
+            is_of_who_refused = asked.current_leader_epoch in (NO_LEADER_EPOCH, bounds.leader_epoch)
+            is_true = is_true and is_of_who_refused and not is_known_for_good
             return Judgement(Verdict.RELAY if is_true else Verdict.UNAVAILABLE, partition, is_tiered=True)
         if asked.last_fetched_epoch > bounds.leader_epoch:
             return Judgement(Verdict.RELAY, partition, is_tiered=True)  # the log has no such epoch (semantics 6.3)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.clients.client import TIMEOUT_S, OffsetOutOfRange
 from tests.servers.jars import ServerUnavailable, java
-from tests.servers.kafka import java_command, kafka_libs
+from tests.servers.kafka import SHORT_LIVED, java_command, kafka_libs
 
 _SOURCES = Path(__file__).parent / "java"
 
@@ -32,7 +32,7 @@ class JavaProcess:
     ) -> None:
         jars = [f"{folder}/*" for folder in (kafka_libs(), *libs)]
         classes = _classes(_SOURCES / f"{main}.java", os.pathsep.join(jars))
-        options = ["-XX:TieredStopAtLevel=1", *options]
+        options = [*SHORT_LIVED, *options]
         command = java_command(main, heap_mib=heap_mib, options=options, log_level="ERROR")
         command[command.index("-cp") + 1] = os.pathsep.join([*jars, str(classes)])
         pipe = subprocess.PIPE

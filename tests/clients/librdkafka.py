@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 import confluent_kafka
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from tests.clients.client import (
     CLASSIC,
@@ -53,14 +53,28 @@ class Librdkafka:
             consumer.close()
 
     def offsets(self, bootstrap: str, topic: str, timestamp: int) -> Offsets:
+        """Asks again for what is not available just now: librdkafka, unlike the others, leaves that to its user."""
         consumer = _consumer(bootstrap, "unused", "error", "read_uncommitted")
+        deadline = time.monotonic() + TIMEOUT_S
         try:
-            earliest, latest = consumer.get_watermark_offsets(TopicPartition(topic, 0), TIMEOUT_S)
-            (found,) = consumer.offsets_for_times([TopicPartition(topic, 0, timestamp)], TIMEOUT_S)
-            # Where no record is that late, librdkafka names the end.
-            return Offsets(earliest, latest, None if found.offset == confluent_kafka.OFFSET_END else found.offset)
+            while True:
+                try:
+                    return _offsets(consumer, topic, timestamp)
+                except KafkaException as refused:
+                    is_passing = refused.args[0].code() == KafkaError.REPLICA_NOT_AVAILABLE
+                    if not is_passing or time.monotonic() > deadline:
+                        raise
         finally:
             consumer.close()
+
+
+def _offsets(consumer: Consumer, topic: str, timestamp: int) -> Offsets:
+    earliest, latest = consumer.get_watermark_offsets(TopicPartition(topic, 0), TIMEOUT_S)
+    (found,) = consumer.offsets_for_times([TopicPartition(topic, 0, timestamp)], TIMEOUT_S)
+    if found.error is not None:
+        raise KafkaException(found.error)
+    # Where no record is that late, librdkafka names the end.
+    return Offsets(earliest, latest, None if found.offset == confluent_kafka.OFFSET_END else found.offset)
 
 
 def _consumer(

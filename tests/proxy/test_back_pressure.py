@@ -23,8 +23,9 @@ OPAQUE = 12
 
 
 def resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
+    """Without what is mapped of files: code that runs for the first time is no memory that anybody holds."""
+    _, resident, of_files, *_ = map(int, Path("/proc/self/statm").read_text().split())
+    return (resident - of_files) * 4096
 
 
 async def pump(wire: Wire, total_bytes: int) -> None:
@@ -185,7 +186,7 @@ async def test_what_an_answer_holds_is_given_back_when_the_client_has_taken_it_o
         upstream = await broker.accepted()
         await upstream.receive()
         await upstream.send(response(1))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await made.wait()
             await flows(proxy.metrics, "bytes_from_brokers")
             assert not sent.is_set()
@@ -268,7 +269,7 @@ async def test_what_is_held_for_an_answer_that_is_never_made_is_given_back() -> 
         upstream = await broker.accepted()
         await upstream.receive()
         await upstream.send(response(1))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await gate.wait()
             await client.close()
             await sent.wait()

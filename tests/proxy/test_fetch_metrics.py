@@ -13,7 +13,7 @@ from tiers.reader.metrics import RemoteLogReaderMetrics
 
 
 async def test_a_scrape_tells_what_the_remote_tier_did(tmp_path: Path) -> None:
-    async with bench_of(tmp_path) as bench, asyncio.timeout(30):
+    async with bench_of(tmp_path) as bench, asyncio.timeout(60):
         registry = CollectorRegistry()
         registry.register(RemoteFetchMetrics(bench.handler))
         registry.register(RemoteLogReaderMetrics(bench.reader))

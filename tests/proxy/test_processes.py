@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from proxy import processes
+from proxy.config import parse_config
 from proxy.processes import merge_metrics
+from proxy.remote_log import metadata_folder
+from proxy.server import bind
+from tests.servers.ports import free_ports
+from tiers.metadata.state_layout import LOCK_FILE
+from tiers.open_tier import RemoteTierError
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 WORKERS = {"worker-1", "worker-2"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @asynccontextmanager
@@ -61,22 +63,25 @@ async def get(port: int, path: str) -> tuple[int, str]:
 
 
 async def test_one_admin_port_speaks_for_all(tmp_path: Path) -> None:
-    admin_port = free_port()
-    async with tidegate(tmp_path, free_port(), admin_port) as process, asyncio.timeout(TIMEOUT_S):
+    port, admin_port = free_ports(2)
+    async with tidegate(tmp_path, port, admin_port) as process, asyncio.timeout(TIMEOUT_S):
         status, text = 0, ""
         while {line.partition(": the cluster was not read yet")[0] for line in text.splitlines()} != WORKERS:
             await asyncio.sleep(0.05)
             status, text = await get(admin_port, "/readyz")
         assert status == 503
         assert await get(admin_port, "/livez") == (200, "live\n")
-        _, metrics = await get(admin_port, "/metrics")
-        series = {
-            (sample.name, sample.labels.get("process"))
-            for family in text_string_to_metric_families(metrics)
-            for sample in family.samples
+        expected = {
+            (name, worker) for name in ("tidegate_process_up", "tidegate_open_connections") for worker in WORKERS
         }
-        for worker in WORKERS:
-            assert {("tidegate_process_up", worker), ("tidegate_open_connections", worker)} <= series
+        series: set[tuple[str, str | None]] = set()
+        while not expected <= series:  # a child that is too busy to answer in time is left out
+            _, metrics = await get(admin_port, "/metrics")
+            series = {
+                (sample.name, sample.labels.get("process"))
+                for family in text_string_to_metric_families(metrics)
+                for sample in family.samples
+            }
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
 
@@ -94,6 +99,75 @@ async def test_a_port_that_is_taken_ends_the_start(tmp_path: Path, is_shared: bo
     (said,) = [line for line in errors.decode().splitlines() if line.startswith("tidegate: ")]
     assert str(port) in said
     assert "in use" in said
+
+
+class TimeThatPasses:
+    """As far as somebody sleeps; `events` happen at their seconds."""
+
+    def __init__(self, events: Mapping[int, Callable[[], object]]) -> None:
+        self.now_s = 0.0
+        self._events = dict(events)
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+        for at_s in [at_s for at_s in self._events if at_s <= self.now_s]:
+            self._events.pop(at_s)()
+
+    def monotonic_ms(self) -> int:
+        return int(self.now_s * 1000)
+
+
+@pytest.fixture
+def died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], float]]:
+    """Begins after a supervisor died whose children let the state and then the port go; returns when, in seconds."""
+    (port,) = free_ports(1)
+    config = parse_config(
+        f"""
+workers = 2
+[upstream]
+bootstrap.servers = "127.0.0.1:1"
+[listener]
+host = "127.0.0.1"
+bootstrap.port = {port}
+[state]
+path = "{tmp_path}"
+[storage]
+implementation = "local"
+path = "{tmp_path}"
+[limits]
+drain.timeout.ms = "20s"
+"""
+    )
+    metadata_folder(config).mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        state = stack.enter_context((metadata_folder(config) / LOCK_FILE).open("ab"))
+        fcntl.flock(state, fcntl.LOCK_EX)
+        listener = stack.enter_context(bind("127.0.0.1", port, reuse_port=True))
+
+        def begin(state_s: int, port_s: int) -> float:
+            passing = TimeThatPasses({state_s: state.close, port_s: listener.close})
+            monkeypatch.setattr(processes, "monotonic_ms", passing.monotonic_ms)
+            monkeypatch.setattr("proxy.processes.time.sleep", passing.sleep)
+            processes._begin_alone(config)
+            return passing.now_s
+
+        yield begin
+
+
+def test_the_children_of_a_supervisor_that_died_have_the_time_that_their_end_may_take(
+    died: Callable[[int, int], float],
+) -> None:
+    assert 27 <= died(25, 27) < 28
+
+
+def test_another_proxy_that_lives_ends_the_start(died: Callable[[int, int], float]) -> None:
+    with pytest.raises(RemoteTierError, match="another process writes the state"):
+        died(100, 100)
+
+
+def test_who_keeps_the_port_and_no_state_ends_the_start_soon(died: Callable[[int, int], float]) -> None:
+    with pytest.raises(OSError, match="in use"):
+        died(0, 10)
 
 
 def test_expositions_are_merged_by_family() -> None:

@@ -133,7 +133,7 @@ async def test_nothing_remote_is_let_out_while_the_broker_has_not_answered(cast:
         stall = Stall(after_bytes=20)
         cast.broker.script(ApiKey.FETCH, fetch.with_error(29), deliver=stall.deliver)
         await client.send(fetch_request(18, 10, 10), 18)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await stall.begun.wait()
         answer = asyncio.create_task(client.wire.receive())
         for _ in range(100):
@@ -149,7 +149,7 @@ async def test_a_client_that_leaves_a_stalled_broker_takes_its_connection_along(
     cast.broker.script(ApiKey.FETCH, deliver=stall.deliver)
     async with cast.client() as client:
         await client.send(fetch_request(18, 150, 0), 18)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await stall.begun.wait()
     stall.end.set()
     assert await is_well(cast)

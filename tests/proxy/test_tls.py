@@ -167,7 +167,7 @@ async def test_plain_text_on_a_tls_port_is_one_line_and_never_reaches_a_broker(
 
 
 async def test_a_handshake_has_a_deadline_and_counts_as_a_connection(authority: Authority) -> None:
-    limits = ConnectionLimits(handshake_timeout_ms=500, max_connections_per_address=1)
+    limits = ConnectionLimits(handshake_timeout_ms=2_000, max_connections_per_address=1)
     async with (
         FakeBroker() as broker,
         proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy,

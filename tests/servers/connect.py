@@ -19,11 +19,12 @@ from typing import Any, Self
 
 from tests.servers.frameworks import framework_libs
 from tests.servers.jars import ServerUnavailable
-from tests.servers.kafka import free_ports, java_command
+from tests.servers.kafka import SHORT_LIVED, java_command
+from tests.servers.ports import free_ports
 
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
-REQUEST_TIMEOUT_S = 30.0
+REQUEST_TIMEOUT_S = 120.0
 
 
 class ConnectWorker:
@@ -56,9 +57,7 @@ class ConnectWorker:
         """Returns when the worker has joined its group: only then does it take connectors."""
         properties = self.folder / "worker.properties"
         properties.write_text("".join(f"{key}={value}\n" for key, value in self._properties.items()))
-        command = java_command(
-            "org.apache.kafka.connect.cli.ConnectDistributed", heap_mib=256, options=["-XX:TieredStopAtLevel=1"]
-        )
+        command = java_command("org.apache.kafka.connect.cli.ConnectDistributed", heap_mib=256, options=SHORT_LIVED)
         command[command.index("-cp") + 1] += f"{os.pathsep}{framework_libs()}/*"
         atexit.register(self.stop)
         with self.output.open("ab") as output:

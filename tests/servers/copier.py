@@ -3,7 +3,7 @@
     python -m tests.servers.copier '{"bootstrap": ["localhost", 9092], "topic": "t", "folder": "/tmp/x", ...}'
 
 `folder` holds the remote tier (`remote`), the spool, and the metadata: a journal, or with `metadata_topic` the saved
-state of what that topic of the cluster holds. The process runs until SIGTERM.
+state of what that topic of the cluster holds. The process runs until SIGTERM, which it heeds once it has said `ready`.
 """
 
 from __future__ import annotations
@@ -127,6 +127,7 @@ async def run(options: CopierOptions) -> None:
     )
     manager = RemoteLogManager(services, TieredTopics(client, [rule], metrics))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, manager.stop)
+    print("ready", flush=True)
     try:
         await manager.run()
     finally:

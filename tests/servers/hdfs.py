@@ -23,10 +23,11 @@ from typing import Self
 from xml.sax.saxutils import escape
 
 from tests.servers.jars import ServerUnavailable, jars, java, pom_property
-from tests.servers.kafka import free_ports
+from tests.servers.kafka import SHORT_LIVED
+from tests.servers.ports import free_ports
 
 POM = Path(__file__).with_name("hdfs.xml")
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0
 NAME_NODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 DATA_NODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
@@ -165,7 +166,7 @@ class HdfsCluster:
 
     def _command(self, main: str, *arguments: str) -> list[str]:
         opens = [f"--add-opens=java.base/java.{package}=ALL-UNNAMED" for package in _OPENED]
-        options = ["-Xmx512m", "-XX:+UseSerialGC", *opens, f"-Dhadoop.home.dir={self.folder}"]
+        options = ["-Xmx512m", *SHORT_LIVED, "-XX:+UseSerialGC", *opens, f"-Dhadoop.home.dir={self.folder}"]
         return [self._java, *options, "-cp", f"{self.folder / 'conf'}:{self._libs}/*", main, *arguments]
 
     def _write_settings(self) -> None:

@@ -7,6 +7,8 @@ sentence that says what to install.
 from __future__ import annotations
 
 import fcntl
+import functools
+import hashlib
 import os
 import re
 import shutil
@@ -30,11 +32,24 @@ def java() -> str:
     found = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     if found is None:
         raise ServerUnavailable(f"Java is missing: install a JDK, {OLDEST_JAVA} or newer (openjdk-17-jdk-headless).")
-    version = subprocess.run([found, "-version"], capture_output=True, text=True, check=False).stderr
-    major = re.search(r'version "(\d+)', version)
+    major = re.search(r'version "(\d+)', _version(found))
     if major is None or int(major[1]) < OLDEST_JAVA:
         raise ServerUnavailable(f"{found} is too old: install a JDK, {OLDEST_JAVA} or newer (openjdk-17-jdk-headless).")
     return found
+
+
+@functools.cache
+def _version(program: str) -> str:
+    """What this Java says of itself: it takes a while to."""
+    return subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr
+
+
+def class_archive(libs: Path) -> Path:
+    """Where this Java keeps what it has loaded and verified of these jars (JEP 350), so that it starts sooner.
+
+    It takes an archive of its own build, of the same jars at the same place: another of these has another name."""
+    of = f"{_version(java())} {libs} {libs.stat().st_mtime_ns}"
+    return libs.with_name(f"classes-{hashlib.sha256(of.encode()).hexdigest()[:12]}.jsa")
 
 
 def pom_property(pom: Path, name: str) -> str:

@@ -1,11 +1,11 @@
 """A real Apache Kafka for tests, benchmark and demo: KRaft brokers as processes, each with a folder of its own.
 
-* Node ids are 1 to N, every node is broker and controller. Ports stay the same over a restart.
+* Node ids are 1 to N, every node is broker and controller, in a rack of its own. Ports stay the same over a restart.
 * A started broker has answered ApiVersions and Metadata, and named every running broker.
 * A process is stopped by its own pid and process group, at the latest when Python exits.
 * The folder is removed when all went well; it stays when starting failed or `keep()` was called.
 
-`python -m tests.servers.kafka` fetches the jars and says where they are.
+`python -m tests.servers.kafka` fetches the jars and says where they are; `--archive` makes one of their classes too.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ import atexit
 import base64
 import contextlib
 import os
-import random
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -29,19 +27,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.servers.jars import ServerUnavailable, jars, java, pom_property
+from tests.servers.jars import ServerUnavailable, class_archive, jars, java, pom_property
+from tests.servers.ports import free_ports
 from tests.servers.running_brokers import running_brokers
 
 POM = Path(__file__).with_name("pom.xml")
 LOG4J = Path(__file__).with_name("log4j2.properties")
 KAFKA_VERSION = os.environ.get("KAFKA_VERSION") or pom_property(POM, "kafka.version")
 
-START_TIMEOUT_S = 90.0
-STOP_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 60.0
 PORT_CLASHES_BORNE = 3
-
-# Below the range from which the kernel picks ports of outgoing connections, so that a stopped broker's stay free.
-PORTS = range(20_000, 32_000)
 
 SHRINKS_SOON: Mapping[str, str] = {
     "log.segment.bytes": str(1 << 20),  # the smallest that Kafka 4 takes
@@ -50,6 +46,13 @@ SHRINKS_SOON: Mapping[str, str] = {
     "log.initial.task.delay.ms": "500",
 }
 """Settings for a test that wants the local log to shrink soon: segments of 1 MiB, retention checked twice a second."""
+
+ALONE: Mapping[str, str] = {"broker.session.timeout.ms": "60000"}
+"""A broker that is short of time for 9 s fences itself, as its own controller. Nobody is there to take over from it,
+and a client that was told of no controller then asks no more: librdkafka waits out its whole minute."""
+
+SHORT_LIVED = ("-XX:TieredStopAtLevel=1",)
+"""Java options of what runs for minutes: compiling it well would take longer than it saves. Not for a benchmark."""
 
 CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 CONSOLE_PRODUCER = ("kafka" if KAFKA_VERSION.startswith("3.") else "org.apache.kafka") + ".tools.ConsoleProducer"
@@ -69,41 +72,29 @@ def kafka_libs() -> Path:
 
 def java_command(main: str, *, heap_mib: int, options: Sequence[str] = (), log_level: str = "INFO") -> list[str]:
     """The command line of a class of Kafka's jars, up to its own arguments."""
+    libs = kafka_libs()
     opts = [f"-Xmx{heap_mib}m", "-XX:+UseSerialGC", f"-Dlog4j2.configurationFile={LOG4J}"]
+    if (archive := class_archive(libs)).is_file():
+        opts += [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds*=off"]  # it does without one that it cannot use
     opts += [f"-Dtidegate.log.level={log_level}", *options]
-    return [java(), *opts, "-cp", f"{kafka_libs()}/*", main]
+    return [java(), *opts, "-cp", f"{libs}/*", main]
 
 
-def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports on which nothing listens now, all different."""
-    held: list[socket.socket] = []
-    try:
-        while len(held) < count:
-            probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            try:
-                probe.bind((host, random.choice(PORTS)))
-            except OSError:
-                probe.close()
-            else:
-                held.append(probe)
-        return [int(probe.getsockname()[1]) for probe in held]
-    finally:
-        for probe in held:
-            probe.close()
-
-
-def consecutive_free_ports(count: int, host: str = "127.0.0.1") -> int:
-    """The first of `count` neighbouring ports on which nothing listens now."""
-    while True:
-        first = random.choice(PORTS)
-        with contextlib.ExitStack() as held:
-            try:
-                for port in range(first, first + count):
-                    probe = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-                    probe.bind((host, port))
-            except OSError:
-                continue
-            return first
+def make_class_archive() -> None:
+    """Of what a broker loads, and with it most of what clients and tools do."""
+    if (archive := class_archive(kafka_libs())).is_file():
+        return
+    with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
+        made = Path(folder) / archive.name
+        with KafkaCluster(java_options=[*SHORT_LIVED, f"-XX:ArchiveClassesAtExit={made}"]) as kafka:
+            to_topic = ["--bootstrap-server", kafka.bootstrap_servers, "--topic", "a"]
+            kafka.run_tool(TOPIC_COMMAND, *to_topic, "--create")
+            kafka.run_tool(CONSOLE_PRODUCER, *to_topic, stdin="1\n")
+            kafka.run_tool(CONSOLE_CONSUMER, *to_topic, "--from-beginning", "--max-messages", "1")
+            broker = kafka.brokers[1].process
+            kafka.stop_broker(1)
+        if broker is not None and broker.returncode >= 0:  # it was not killed while it wrote
+            made.rename(archive)
 
 
 def kafka_uuid() -> str:
@@ -297,11 +288,10 @@ class KafkaCluster:
         return self.brokers[node_id].logs / f"{topic}-{partition}"
 
     def run_tool(
-        self, main: str, *args: str, stdin: str = "", timeout_s: float = 90.0, check: bool = True
+        self, main: str, *args: str, stdin: str = "", timeout_s: float = 240.0, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Runs a Java tool (`CONSOLE_CONSUMER`, ...) to its end; one that hangs is killed (TimeoutExpired)."""
-        quick = ["-XX:TieredStopAtLevel=1"]
-        command = [*java_command(main, heap_mib=256, options=quick, log_level="WARN"), *args]
+        command = [*java_command(main, heap_mib=256, options=SHORT_LIVED, log_level="WARN"), *args]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False)
         if check and done.returncode != 0:
             raise RuntimeError(f"{main} ended with {done.returncode}: {done.stderr[-2000:]}{done.stdout[-2000:]}")
@@ -335,6 +325,7 @@ class KafkaCluster:
         return {
             "process.roles": "broker,controller",
             "node.id": str(broker.node_id),
+            "broker.rack": f"rack{broker.node_id}",
             "controller.quorum.bootstrap.servers": controllers,
             "controller.listener.names": "CONTROLLER",
             "listener.security.protocol.map": f"PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,{protocols}".rstrip(","),
@@ -352,6 +343,7 @@ class KafkaCluster:
             "share.coordinator.state.topic.num.partitions": "3",
             "share.coordinator.state.topic.replication.factor": replicas,
             "share.coordinator.state.topic.min.isr": in_sync,
+            **(ALONE if self._count == 1 else {}),
             **self._settings,
         }
 
@@ -359,8 +351,7 @@ class KafkaCluster:
         voters = ",".join(
             f"{each.node_id}@{each.host}:{each.controller_port}:{each.directory_id}" for each in self.brokers.values()
         )
-        quick = ["-XX:TieredStopAtLevel=1"]
-        tool = java_command("kafka.tools.StorageTool", heap_mib=128, options=quick, log_level="WARN")
+        tool = java_command("kafka.tools.StorageTool", heap_mib=128, options=SHORT_LIVED, log_level="WARN")
         runs = {
             node_id: subprocess.Popen(
                 [*tool, "format", "-t", self.cluster_id, "-c", str(broker.properties), "--initial-controllers", voters],
@@ -379,7 +370,8 @@ class KafkaCluster:
 
 if __name__ == "__main__":
     try:
-        java()
         print(kafka_libs())
+        if "--archive" in sys.argv:
+            make_class_archive()
     except ServerUnavailable as missing:
         sys.exit(str(missing))

@@ -17,9 +17,9 @@ from types import TracebackType
 from typing import ClassVar, Self
 
 from tests.servers.jars import ServerUnavailable
-from tests.servers.kafka import free_ports
+from tests.servers.ports import free_ports
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0
 
 

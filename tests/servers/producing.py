@@ -9,20 +9,27 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import wait
 from uuid import UUID
 
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # they export it without saying so
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
+from kafka.protocol.metadata import MetadataRequest
 
+from protocol.errors import ErrorCode
+from tests.servers.peer import Peer
 from tiers.broker.client import BrokerClient
 from tiers.model.ids import TopicIdPartition
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
+TRANSACTION_TIMEOUT_MS = 900_000
+"""The longest that a broker grants; by default it aborts what is open for a minute."""
 
 
 def create_topic(
     bootstrap: str, topic: str, *, partitions: int = 1, replicas: int = 1, config: Mapping[str, str] | None = None
 ) -> None:
-    """Returns when every partition has a leader that answers for it: at first they say that they do not lead."""
+    """Returns when every partition has a leader that answers for it, and every broker knows the topic.
+
+    At first leaders say that they do not lead, and the other brokers that there is no such topic."""
     new = NewTopic(topic, num_partitions=partitions, replication_factor=replicas, config=dict(config or {}))
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([new])[topic].result(TIMEOUT_S)
@@ -34,11 +41,56 @@ def create_topic(
         unknown = [partition for partition, answer in asked.items() if answer.exception(TIMEOUT_S) is not None]
         if unknown and time.monotonic() > deadline:
             raise TimeoutError(f"nobody leads {unknown[0]}")
+    while not all(known := _known(admin, topic)):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{known.count(False)} brokers do not know {topic}")
+        time.sleep(0.05)
+
+
+def _known(admin: AdminClient, topic: str) -> list[bool]:
+    """By every broker, each in its own time."""
+    brokers = admin.list_topics(timeout=TIMEOUT_S).brokers.values()
+    return [_knows((str(broker.host), broker.port), topic) for broker in brokers]
+
+
+def _knows(broker: tuple[str, int], topic: str) -> bool:
+    asked = MetadataRequest.MetadataRequestTopic(name=topic)
+    try:
+        with Peer(broker) as peer:
+            (answer,) = peer.ask(MetadataRequest(topics=[asked], allow_auto_topic_creation=False), 4).topics
+    except OSError:  # it went away, and the others will say so
+        return False
+    return bool(answer.error_code == ErrorCode.NONE)
 
 
 def delete_topic(bootstrap: str, topic: str) -> None:
+    """Returns when no broker names it any more: each goes on for a moment after the controller has said yes."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.delete_topics([topic])[topic].result(TIMEOUT_S)
+    deadline = time.monotonic() + TIMEOUT_S
+    while any(_known(admin, topic)):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{topic} is still there")
+        time.sleep(0.05)
+
+
+def add_partitions(bootstrap: str, topic: str, count: int) -> None:
+    """Up to `count`. Returns when every broker knows them: a producer refuses for good what one does not know yet."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_partitions([NewPartitions(topic, count)])[topic].result(TIMEOUT_S)
+    deadline = time.monotonic() + TIMEOUT_S
+    brokers = admin.list_topics(timeout=TIMEOUT_S).brokers.values()
+    while any(_partition_count((str(broker.host), broker.port), topic) != count for broker in brokers):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not every broker knows {count} partitions of {topic}")
+        time.sleep(0.05)
+
+
+def _partition_count(broker: tuple[str, int], topic: str) -> int:
+    asked = MetadataRequest.MetadataRequestTopic(name=topic)
+    with Peer(broker) as peer:
+        (answer,) = peer.ask(MetadataRequest(topics=[asked], allow_auto_topic_creation=False), 4).topics
+    return len(answer.partitions)
 
 
 def delete_topics(bootstrap: str, pattern: str) -> None:
@@ -67,24 +119,59 @@ def produce(
         }
     )
     _send(producer, topic, values, partition)
-    producer.flush(TIMEOUT_S)
+    _flush(producer, topic)
 
 
 def produce_transaction(
     bootstrap: str, topic: str, values: Iterable[bytes], *, transactional_id: str, commit: bool, partition: int = 0
 ) -> None:
+    """Returns when it is decided; no other transaction of the partition may be open."""
     producer = transactional_producer(bootstrap, transactional_id)
     producer.begin_transaction()
     _send(producer, topic, values, partition)
-    producer.flush(TIMEOUT_S)
+    _flush(producer, topic)
     if commit:
         producer.commit_transaction(TIMEOUT_S)
     else:
         producer.abort_transaction(TIMEOUT_S)
+    until_decided(bootstrap, topic, partition)
+
+
+def until_decided(bootstrap: str, topic: str, partition: int = 0) -> None:
+    """Returns when no transaction of the partition is open any more, and the last marker has its offset.
+
+    A producer is told that its transaction has ended as soon as the coordinator knows it: markers are written later."""
+    at = TopicPartition(topic, partition)
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    deadline = time.monotonic() + TIMEOUT_S
+    while (whole := _end_offset(admin, at, IsolationLevel.READ_UNCOMMITTED)) != (
+        decided := _end_offset(admin, at, IsolationLevel.READ_COMMITTED)
+    ):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{topic} ends at {whole} and is decided up to {decided}")
+        time.sleep(0.01)
+
+
+def until_end(bootstrap: str, topic: str, offset: int, partition: int = 0) -> None:
+    """Returns when the log ends there: where a marker is to come, and other transactions of the partition are open."""
+    at = TopicPartition(topic, partition)
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    deadline = time.monotonic() + TIMEOUT_S
+    while (end := _end_offset(admin, at, IsolationLevel.READ_UNCOMMITTED)) != offset:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{topic} ends at {end}, not at {offset}")
+        time.sleep(0.01)
+
+
+def _end_offset(admin: AdminClient, at: TopicPartition, isolation_level: IsolationLevel) -> int:
+    latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # it has no annotations
+    return int(admin.list_offsets({at: latest}, isolation_level=isolation_level)[at].result(TIMEOUT_S).offset)
 
 
 def transactional_producer(bootstrap: str, transactional_id: str) -> Producer:
-    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": transactional_id, "linger.ms": 5})
+    """Its transactions stay open for as long as a busy machine takes for a test."""
+    settings: dict[str, str | int | float | bool] = {"transactional.id": transactional_id, "linger.ms": 5}
+    producer = Producer({"bootstrap.servers": bootstrap, "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS, **settings})
     producer.init_transactions(TIMEOUT_S)
     return producer
 
@@ -93,10 +180,21 @@ def _send(producer: Producer, topic: str, values: Iterable[bytes], partition: in
     for value in values:
         while True:
             try:
-                producer.produce(topic, value, partition=partition)
+                producer.produce(topic, value, partition=partition, on_delivery=_raise_refusal)
                 break
             except BufferError:
                 producer.poll(0.1)
+
+
+def _raise_refusal(error: KafkaError | None, _: Message) -> None:
+    """Whoever polls or flushes gets it."""
+    if error is not None:
+        raise KafkaException(error)
+
+
+def _flush(producer: Producer, topic: str) -> None:
+    if left := producer.flush(TIMEOUT_S):
+        raise TimeoutError(f"{left} records of {topic} are not acknowledged after {TIMEOUT_S:.0f} s")
 
 
 async def topic_id_partition(client: BrokerClient, topic: str, partition: int = 0) -> TopicIdPartition:

@@ -10,14 +10,15 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
+from confluent_kafka.admin._acl import AclBinding, AclBindingFilter, AclOperation, AclPermissionType
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
 from tests.servers.certificates import Authority
-from tests.servers.kafka import SHRINKS_SOON, KafkaCluster
+from tests.servers.kafka import SHORT_LIVED, SHRINKS_SOON, KafkaCluster
 
 PROTOCOLS = ("SASL_PLAINTEXT", "SASL_SSL", "SSL")
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
@@ -33,7 +34,7 @@ USERS: Mapping[str, str] = {
 
 REAUTHENTICATION_MS = 4_000
 """How long a session of SASL_PLAINTEXT lasts."""
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 _LOGIN_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -62,7 +63,7 @@ def secure_kafka(authority: Authority) -> KafkaCluster:
             settings[f"{prefix}.sasl.jaas.config"] = f"{module} required{_options(mechanism)};"
             if protocol == "sasl_plaintext":
                 settings[f"{prefix}.connections.max.reauth.ms"] = str(REAUTHENTICATION_MS)
-    return KafkaCluster(settings=settings, advertised_host="localhost", secure=PROTOCOLS)
+    return KafkaCluster(settings=settings, advertised_host="localhost", secure=PROTOCOLS, java_options=SHORT_LIVED)
 
 
 def _options(mechanism: str) -> str:
@@ -116,11 +117,33 @@ def _allow(
     *,
     is_prefix: bool = False,
 ) -> None:
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     pattern = ResourcePatternType.PREFIXED if is_prefix else ResourcePatternType.LITERAL
-    bindings = [AclBinding(kind, name, pattern, f"User:{user}", "*", each, permission) for each in operations]
-    for done in admin.create_acls(bindings).values():
+    add_rights(
+        cluster,
+        [AclBinding(kind, name, pattern, f"User:{user}", "*", each, permission) for each in operations],
+    )
+
+
+def add_rights(cluster: KafkaCluster, rights: Sequence[AclBinding]) -> None:
+    """Returns when they hold: the broker hears of them a moment after the controller has taken them."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    for done in admin.create_acls(list(rights)).values():
         done.result(TIMEOUT_S)
+    anything: Any = None
+    everything = AclBindingFilter(
+        ResourceType.ANY,
+        anything,
+        ResourcePatternType.ANY,
+        anything,
+        anything,
+        AclOperation.ANY,
+        AclPermissionType.ANY,
+    )
+    deadline = time.monotonic() + TIMEOUT_S
+    while missing := set(rights) - set(admin.describe_acls(everything).result(TIMEOUT_S)):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the broker does not know {missing}")
+        time.sleep(0.02)
 
 
 def token(user: str, lifetime_s: float = 3600.0) -> str:

@@ -8,35 +8,51 @@ import os
 import socket
 import time
 import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyspark
 
 from tests.servers.jars import ServerUnavailable
-from tests.servers.kafka import free_ports
 from tests.servers.own_server import OwnServer
+from tests.servers.ports import free_ports
 
 SPARK_HOME = Path(pyspark.__file__).parent
 SPARK_SUBMIT = SPARK_HOME / "bin" / "spark-submit"
 _INSTALL = "make .venv/installed"
 QUICK_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""A JVM that lives for a minute gains nothing from the second compiler."""
-_SMALL = {
-    "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA,
-    "SPARK_DAEMON_MEMORY": "256m",
-    "SPARK_HOME": str(SPARK_HOME),
-    "SPARK_LOCAL_IP": "127.0.0.1",
-}
+"""Options of a JVM that lives for a minute: the second compiler gains it nothing."""
+
+
+def unpacked_spark(folder: Path) -> Path:
+    """A home of Spark for `SPARK_HOME`, whose Python processes import the installed pyspark, compiled, in place of the
+    one in Spark's zip: of that every process compiles all anew, for two seconds of a processor's, and Spark gives the
+    one of a stream's source ten to start in, whatever else the machine has to do."""
+    for part in SPARK_HOME.iterdir():
+        if part.name != "python":
+            (folder / part.name).symlink_to(part)
+    return folder
+
+
+def _small(host: str = "127.0.0.1") -> dict[str, str]:
+    return {
+        "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA,
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_HOME": str(SPARK_HOME),
+        "SPARK_LOCAL_IP": host,
+    }
 
 
 class SparkMaster(OwnServer):
     """`url` is what `--master` takes."""
 
-    environment = _SMALL
     start_timeout_s = 180.0
 
     def __init__(self) -> None:
         super().__init__(SPARK_HOME / "bin" / "spark-class", _INSTALL)
+        self.environment = _small()  # type: ignore[misc]  # of one
         (port,) = free_ports(1)
         self._cluster_port = port
         self.url = f"spark://127.0.0.1:{port}"
@@ -67,7 +83,7 @@ class SparkWorker(OwnServer):
         self._master = master
         self._host = host
         # Executors inherit it.
-        self.environment = {**_SMALL, "SPARK_LOCAL_IP": host, **(environment or {})}  # type: ignore[misc]  # of one
+        self.environment = {**_small(host), **(environment or {})}  # type: ignore[misc]  # of one
 
     def _answers(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection((self._host, self.port), timeout=10):
@@ -78,3 +94,16 @@ class SparkWorker(OwnServer):
         listening = ["--host", self._host, "--webui-port", str(self.port), "--work-dir", os.fspath(self.folder)]
         size = ["--cores", "1", "--memory", "1g"]
         return ["org.apache.spark.deploy.worker.Worker", *listening, *size, self._master.url]
+
+
+@contextmanager
+def spark_workers(master: SparkMaster, hosts: Sequence[str], environment: dict[str, str]) -> Iterator[None]:
+    """One on each, all at once, and known to the master."""
+    workers = [SparkWorker(master, host, environment) for host in hosts]
+    with ExitStack() as stack, ThreadPoolExecutor() as threads:
+        for worker in workers:
+            stack.callback(worker.stop)
+        for _ in threads.map(SparkWorker.start, workers):
+            pass
+        master.wait_for_workers(len(workers))
+        yield

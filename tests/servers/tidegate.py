@@ -20,10 +20,11 @@ from types import TracebackType
 from typing import Self
 
 from tests.servers.jars import ServerUnavailable
-from tests.servers.kafka import KafkaCluster, consecutive_free_ports, free_ports
+from tests.servers.kafka import KafkaCluster
+from tests.servers.ports import consecutive_free_ports, free_ports
 
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 60.0
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -97,14 +98,15 @@ class TidegateProcess:
 
     def is_ready(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://{self.admin[0]}:{self.admin[1]}/readyz", timeout=2) as answer:
+            with urllib.request.urlopen(f"http://{self.admin[0]}:{self.admin[1]}/readyz", timeout=10) as answer:
                 return bool(answer.status == 200)
         except (urllib.error.URLError, OSError):
             return False
 
     def children(self) -> dict[str, int]:
         """The process ids of the workers and of the remote log process, by name."""
-        return {_command_line(pid)[-1]: pid for pid in _descendants(self.pid) if "proxy.child" in _command_line(pid)}
+        commands = {pid: _command_line(pid) for pid in _descendants(self.pid)}
+        return {command[-1]: pid for pid, command in commands.items() if "proxy.child" in command}
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """The exit code, once the process has ended."""
@@ -112,7 +114,7 @@ class TidegateProcess:
             raise RuntimeError("tidegate was not started")
         return self._process.wait(timeout_s)
 
-    def metrics(self, timeout_s: float = 10.0) -> str:
+    def metrics(self, timeout_s: float = STOP_TIMEOUT_S) -> str:
         """What `/metrics` says now, in Prometheus's text format."""
         with urllib.request.urlopen(f"http://{self.admin[0]}:{self.admin[1]}/metrics", timeout=timeout_s) as answer:
             return str(answer.read().decode())
@@ -207,25 +209,37 @@ def _pairs(values: Mapping[str, str | int]) -> list[str]:
     return [f"{key} = {json.dumps(value)}" for key, value in values.items()]
 
 
+def is_running(pid: int) -> bool:
+    """Not so when it has ended and nobody has asked for its exit code, as of an orphan under a lazy first process."""
+    return _status(pid)[:1] not in ([], ["Z"], ["X"])
+
+
 def _cpu_seconds(pid: int) -> float:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
+    if not (fields := _status(pid)):
         return 0.0
     return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S
+
+
+def _status(pid: int) -> list[str]:
+    """The fields of `/proc/PID/stat` behind the name; none of a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):  # before it is opened, or before it is read
+        return []
 
 
 def _command_line(pid: int) -> list[str]:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return [""]
 
 
 def _descendants(pid: int) -> list[int]:
     found: list[int] = []
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread ends, or a process with its threads
-            for child in map(int, children.read_text().split()):
-                found += [child, *_descendants(child)]
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process ends while its threads are listed
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # or one of them
+                for child in map(int, (thread / "children").read_text().split()):
+                    found += [child, *_descendants(child)]
     return found

@@ -35,6 +35,27 @@ async def test_usage_is_what_the_files_take(bench: CommandBench, current: str | 
     assert (topic.total_bytes, topic.partition) == (2 * stored, None)
 
 
+async def test_a_segment_that_does_not_tell_its_size_is_said_and_the_others_count(bench: CommandBench) -> None:
+    segments = [await bench.tiered(start) for start in (0, 10, 20)]
+    [before] = await known_usage(bench.tier(), [PARTITION], 2)
+    damaged, missing = (
+        next(path for path in bench.files() if str(each.segment_id.id) in path.name and path.suffix == ".indexes")
+        for each in segments[:2]
+    )
+    lost_bytes = damaged.stat().st_size + missing.stat().st_size
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(data)
+    missing.unlink()
+    [line] = await known_usage(bench.tier(), [PARTITION], 2)
+    assert sorted(said[:36] for said in line.unreadable) == sorted(str(each.segment_id.id) for each in segments[:2])
+    assert (line.segments, line.log_bytes) == (3, before.log_bytes)
+    assert line.index_bytes == before.index_bytes - lost_bytes
+    assert line.total_bytes == before.total_bytes - lost_bytes
+    [topic] = topic_usage([line])
+    assert topic.unreadable == line.unreadable
+
+
 async def test_offsets_that_no_segment_has_are_a_finding(bench: CommandBench) -> None:
     await bench.tiered(0)
     await bench.tiered(20)

@@ -186,18 +186,18 @@ async def test_unavailability_is_held_until_the_deadline_and_then_retriable(tmp_
 
 
 async def test_a_slow_healthy_store_is_an_empty_answer(tmp_path: Path) -> None:
-    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=60)) as bench:
+    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=500)) as bench:
         bench.tier.storage.gate = asyncio.Event()
         response = await bench.fetch(13, ask(13, 0))
         assert (codes(response), records(response)) == ([0], b"")
         assert response.partitions[0].high_watermark == 200
         bench.tier.storage.gate.set()
-        assert records(await bench.fetch(13, ask(13, 0))).startswith(bench.batches[0])
+        assert records(await bench.fetch(13, ask(13, 0), max_wait_ms=60_000)).startswith(bench.batches[0])
         assert len(bench.tier.storage.gets) == 1
 
 
 async def test_damaged_bytes_are_an_error_never_an_answer(tmp_path: Path) -> None:
-    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=60)) as bench:
+    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=500)) as bench:
         bench.tier.storage.damage = lambda data: bytes(len(data))
         response = await bench.fetch(13, ask(13, 0))
         assert (codes(response), records(response)) == ([ErrorCode.REPLICA_NOT_AVAILABLE], b"")
@@ -282,6 +282,46 @@ async def test_a_diverging_last_fetched_epoch_is_told_as_the_broker_tells_it(ben
         assert codes(await bench.fetch(13, ask(13, 5, partition=1, last_fetched_epoch=epoch))) == [code]
 
 
+@pytest.mark.parametrize("last_fetched_epoch", [-1, 5])
+async def test_bounds_that_were_asked_before_a_trim_do_not_say_what_its_refusal_meant(
+    bench: Bench, last_fetched_epoch: int
+) -> None:
+    """A consumer is told OFFSET_OUT_OF_RANGE by what another request found out while its own was on the way."""
+    log = bench.cluster.logs[P0]
+    log.log_start_offset, trimmed = 60, log.log_start_offset
+    exchange = FakeExchange(bench.cluster, fetch_frame(13, [ask(13, 60, last_fetched_epoch=last_fetched_epoch)]))
+    action, state = bench.handler.on_request(exchange)
+    assert codes(await bench.fetch(13, ask(13, 50), connection_id=2)) == [0]
+    log.log_start_offset = trimmed
+    assert isinstance(action, Forward)
+    assert state is not None
+    answer = state.on_response(memoryview(bench.cluster.answer(action.frame)))
+    assert isinstance(answer, Coroutine)
+    response = parse(13, await answer)
+    assert codes(response) == [0]
+    assert records(response).startswith(bench.batches[6])
+
+
+@pytest.mark.parametrize(
+    ("leader_epoch", "code"), [(5, ErrorCode.OFFSET_OUT_OF_RANGE), (6, ErrorCode.REPLICA_NOT_AVAILABLE)]
+)
+async def test_a_new_leader_that_begins_lower_does_not_say_what_the_old_ones_refusal_meant(
+    tmp_path: Path, leader_epoch: int, code: int
+) -> None:
+    """Of the same leader, whose log start never falls, it was not the offset that was refused, but its epoch."""
+    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=10)) as bench:
+        log = bench.cluster.logs[P0]
+        frame = fetch_frame(13, [ask(13, 60, leader_epoch=5, last_fetched_epoch=5)], max_wait_ms=1)
+        action, state = bench.handler.on_request(FakeExchange(bench.cluster, frame))
+        assert isinstance(action, Forward)
+        assert state is not None
+        refusal = bench.cluster.answer(action.frame)
+        log.leader_epoch, log.log_start_offset = leader_epoch, 0
+        answer = state.on_response(memoryview(refusal))
+        assert isinstance(answer, Coroutine)
+        assert codes(parse(13, await answer)) == [code]
+
+
 @pytest.mark.parametrize("version", [14, 15, 18])
 async def test_followers_get_what_the_broker_says(bench: Bench, version: int) -> None:
     frame = fetch_frame(version, [ask(version, 0)], replica_id=2)
@@ -312,7 +352,7 @@ async def test_a_version_that_was_never_advertised_ends_the_connection(bench: Be
 
 
 async def test_a_large_answer_streams_and_its_remote_partition_comes_next(tmp_path: Path) -> None:
-    async with bench_of(tmp_path, FetchSettings(hold_bytes=500, remote_fetch_max_wait_ms=2000)) as bench:
+    async with bench_of(tmp_path, FetchSettings(hold_bytes=500, remote_fetch_max_wait_ms=10_000)) as bench:
         bench.cluster.logs[LOCAL_0] = LocalLog([batch_of(0, 1, value_bytes=3000)])
         for version in VERSIONS:
             response = await bench.fetch(

@@ -110,6 +110,36 @@ async def test_who_may_not_alter_a_topic_learns_nothing_of_its_settings(bench: B
     assert response.responses[0].error_message is None
 
 
+@pytest.mark.parametrize(
+    ("change", "is_tiered"), [((ENABLE, 0, "true"), False), (("cleanup.policy", 0, "compact"), True)]
+)
+async def test_a_topic_that_the_brokers_hear_of_a_moment_later_is_judged_by_what_it_has(
+    bench: Bench, change: tuple[str, int, str], is_tiered: bool
+) -> None:
+    if is_tiered:
+        await bench.metadata.change_topic_tier_config(ORDERS, "orders", {ENABLE: "true"})
+    else:
+        bench.brokers.values["cleanup.policy"] = "compact"
+    del bench.cluster.topics["orders"]
+    bench.brokers.has_heard.clear()
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        asked = group.create_task(alter(bench, incremental({"orders": [change]})))
+        await asyncio.sleep(0)
+        bench.cluster.topics["orders"] = ORDERS
+        await bench.brokers.has_said_nothing.wait()
+        assert not asked.done()
+        bench.brokers.has_heard.set()
+    assert codes_of(asked.result()[1]) == {"orders": 40}
+
+
+async def test_a_topic_of_which_no_broker_tells_the_settings_is_not_judged_by_defaults(bench: Bench) -> None:
+    bench.brokers.has_heard.clear()
+    seen, response = await alter(bench, incremental({"orders": [(ENABLE, 0, "true")]}))
+    assert sent(seen) == {"orders": [UNKNOWN_KEY]}
+    assert codes_of(response) == {"orders": 7}
+    assert bench.own() == {}
+
+
 async def test_a_tiered_topic_is_guarded_against_what_would_end_its_tiering(bench: Bench) -> None:
     for topic in ("orders", "ruled"):
         if topic == "orders":
@@ -238,6 +268,21 @@ async def test_settings_are_shown_as_they_hold(bench: Bench, version: int, keys:
     ]
 
 
+async def test_who_looks_at_settings_waits_longer_than_a_consumer(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def late(partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await asyncio.sleep(4 * bench.settings.metadata_timeout_ms / 1000)
+        except TimeoutError as error:
+            raise RemoteLogMetadataError("not read in time") from error
+
+    monkeypatch.setattr(bench.metadata, "ensure_fresh", late)
+    shown = await bench.configs.values(["ruled"], None)
+    assert shown["ruled"][ENABLE].value == "true"
+
+
 async def test_a_change_that_another_one_made_impossible_is_refused(bench: Bench) -> None:
     """It was allowed when it was planned; the other one was recorded while the broker had it."""
     await bench.metadata.change_topic_tier_config(ORDERS, "orders", {ENABLE: "true"})
@@ -265,7 +310,7 @@ async def test_a_client_that_goes_away_leaves_no_change_half_made(bench: Bench) 
         recorded.set()
 
     bench.metadata.change_topic_tier_config = slow  # type: ignore[method-assign,assignment]  # as a slow broker
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         client = group.create_task(alter(bench, incremental({"orders": [(ENABLE, 0, "true")]})))
         await recording.wait()
         client.cancel()

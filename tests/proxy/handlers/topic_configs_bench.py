@@ -39,8 +39,14 @@ class Configs:
     def __init__(self) -> None:
         self.values = dict(BROKER_DEFAULTS)
         self.is_reachable = True
+        self.has_heard = asyncio.Event()
+        self.has_heard.set()
+        self.has_said_nothing = asyncio.Event()
 
     async def of_topics(self, topics: Sequence[str], timeout_ms: int) -> Mapping[str, Mapping[str, BrokerValue]]:
+        if not self.has_heard.is_set():
+            self.has_said_nothing.set()
+            return {}
         defaults = await self.defaults(timeout_ms)
         values = {key: BrokerValue(value, BROKER_DEFAULTS[key]) for key, value in defaults.items()}
         return dict.fromkeys(topics, values)
@@ -57,10 +63,12 @@ class Bench:
         self.metadata = InMemoryRemoteLogMetadataManager()
         self.brokers = Configs()
         rules = [TopicRule("ruled", local_retention_bytes=7)]
-        settings = FetchSettings(metadata_timeout_ms=50)
-        configs = TopicTierConfigs(self.cluster, self.brokers, self.metadata, settings, rules, [METADATA_TOPIC])
-        self.alter = AlterConfigsHandler(configs, spawn)
-        self.describe = DescribeConfigsHandler(configs)
+        self.settings = FetchSettings(metadata_timeout_ms=50)
+        self.configs = TopicTierConfigs(
+            self.cluster, self.brokers, self.metadata, self.settings, rules, [METADATA_TOPIC]
+        )
+        self.alter = AlterConfigsHandler(self.configs, spawn)
+        self.describe = DescribeConfigsHandler(self.configs)
 
     async def pass_through(self, handler: Any, request: Any, version: int, response_class: Any, answer: Any) -> Any:
         """`answer` makes the broker's response of the request as it came to it. Both are kafka-python's objects."""

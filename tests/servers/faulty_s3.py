@@ -1,0 +1,102 @@
+"""An S3 in front of a real one, which answers some requests as a store in trouble does, and passes all else on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from enum import Enum
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+from aiohttp import web
+
+_HOP = {"transfer-encoding", "connection", "content-encoding"}
+
+
+class Answer(Enum):
+    PASSED = "as the store says"
+    INTERNAL_ERROR = "500, and nothing is stored"
+    STORED_BUT_ERROR = "500, though it is stored"
+    SLOW_DOWN = "503"
+    CONFLICT = "409: another request for the key is under way"
+    PRECONDITION = "412: there is such an object; there is none"
+    SLOW = "none for longer than anybody waits"
+
+
+_CODES = {
+    Answer.INTERNAL_ERROR: (500, "InternalError"),
+    Answer.STORED_BUT_ERROR: (500, "InternalError"),
+    Answer.SLOW_DOWN: (503, "SlowDown"),
+    Answer.CONFLICT: (409, "ConditionalRequestConflict"),
+    Answer.PRECONDITION: (412, "PreconditionFailed"),
+    Answer.SLOW: (503, "SlowDown"),
+}
+
+
+class FaultyS3:
+    """`answers` are those to the next requests that put an object of a segment; then all are passed on."""
+
+    def __init__(self, target_url: str) -> None:
+        self._target_url = target_url
+        self.answers: deque[Answer] = deque()
+        self.url = ""
+        self._loop = asyncio.new_event_loop()
+        self._ended = asyncio.Event()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="faulty-s3")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._ready.wait(30)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        self._loop.run_until_complete(self._serve())
+        self._loop.close()
+
+    async def _serve(self) -> None:
+        async with aiohttp.ClientSession(auto_decompress=False) as self._session:
+            runner = web.ServerRunner(web.Server(self._answer), shutdown_timeout=0)
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            (self.url,) = (f"http://127.0.0.1:{address[1]}" for address in runner.addresses)
+            self._ready.set()
+            await self._ended.wait()
+            await runner.cleanup()
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.headers.get("Expect") and request.transport is not None:
+            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        body = await request.read()
+        is_ours = request.method == "PUT" and request.path.endswith((".log", ".indexes"))
+        answer = self.answers.popleft() if is_ours and self.answers else Answer.PASSED
+        if answer is Answer.SLOW:
+            await self._ended.wait()
+        if answer in (Answer.PASSED, Answer.STORED_BUT_ERROR):
+            passed = await self._pass(request, body)
+            if answer is Answer.PASSED:
+                return passed
+        status, code = _CODES[answer]
+        said = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{answer.value}</Message></Error>"
+        return web.Response(status=status, text=said, content_type="application/xml")
+
+    async def _pass(self, request: web.BaseRequest, body: bytes) -> web.Response:
+        """With its own Host: that is signed."""
+        async with self._session.request(
+            request.method,
+            self._target_url + request.raw_path,
+            headers=request.headers,
+            data=body,
+            allow_redirects=False,
+        ) as answered:
+            kept = {name: value for name, value in answered.headers.items() if name.lower() not in _HOP}
+            return web.Response(status=answered.status, headers=kept, body=await answered.read())
