@@ -9,8 +9,8 @@ STORES := $(CACHE)/bin/versitygw $(CACHE)/bin/fake-gcs-server $(CACHE)/azurite/i
 FAKE_GCS_VERSION := $(shell sed -n 's/^FAKE_GCS_VERSION = "\(.*\)"/\1/p' tests/servers/object_stores.py)
 VERSITYGW_VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' tests/servers/versitygw.py)
 
-# Nothing of the caller's own environment reaches ours.
-unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
+# Nothing of the caller's own environment reaches ours. Without byte code, every process that a test starts compiles anew.
+unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo demo-spark test matrix check fuzz drill bench lock jars frameworks clean
 
@@ -27,7 +27,8 @@ demo-spark: jars .venv/installed ## watch Spark offload a topic, read both tiers
 TEST_PROCESSES ?= 2
 
 test: jars frameworks $(STORES) $(CACHE)/bin/franz check ## check, then every test, on real servers
-	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup $(ARGS)
+	@$(BIN)/python -m tests.servers.kafka --archive >/dev/null
+	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 # The newest patch of each that Maven Central has whole.
 KAFKA_VERSIONS ?= 3.9.2 4.1.2 4.3.1

@@ -24,8 +24,9 @@ from rich.table import Table
 
 from bench import demo_producer
 from bench.demo_reader import CLIENTS, Result
-from bench.demo_records import ABORTED_PER_PARTITION, PARTITIONS, TOPIC, records_per_partition
+from bench.demo_records import ABORTED_PER_PARTITION, PARTITIONS, TOPIC, batches, records_per_partition
 from bench.demo_view import MIB, PartitionTiers, TierState, TierView, folder_bytes
+from bench.ending import run
 from bench.latency import TailProbe, percentile, seek_latencies
 from bench.offsets import EARLIEST, LATEST, LATEST_TIERED, list_offsets
 from tests.servers.jars import ServerUnavailable
@@ -36,7 +37,7 @@ TAIL_TOPIC = "tail"
 SMALLEST_SEGMENT_BYTES, LARGEST_SEGMENT_BYTES = 1 * MIB, 4 * MIB
 SEGMENTS = 64
 MOVED_BEFORE_READING = 0.75
-MOVE_TIMEOUT_S = 90.0
+MOVE_TIMEOUT_S = 180.0
 QUIET_S = 2.0
 SEEKS = 60
 
@@ -103,7 +104,7 @@ class Demo:
                     view.show(self.tiers(), f"producing: {produced.value_bytes / MIB:.0f} MiB")
                     shown_at = time.monotonic()
 
-            produced = demo_producer.produce(bootstrap, self.records, self.first_timestamp_ms, progress)
+            produced = demo_producer.produce(bootstrap, batches(self.records), self.first_timestamp_ms, progress)
             if produced.errors or produced.records != self.records * PARTITIONS:
                 raise DemoFailed(
                     f"{produced.records:,} of {self.records * PARTITIONS:,} produced: {produced.errors[:3]}"
@@ -139,7 +140,7 @@ class Demo:
         consumer.assign([partition])
         consumer.seek(partition, 0)
         try:
-            polled = consumer.poll(timeout_ms=10_000)
+            polled = consumer.poll(timeout_ms=60_000)  # it ends with the answer
         except kafka.errors.OffsetOutOfRangeError:
             self.say("the broker alone answers OFFSET_OUT_OF_RANGE for offset 0")
         else:
@@ -253,4 +254,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from bench.demo_records import ABORTED_PER_PARTITION, PARTITIONS, TOPIC, aborted_value, batches, key, value
+from bench.demo_records import ABORTED_PER_PARTITION, PARTITIONS, TOPIC, Batch, aborted_value, key, value
 from bench.latency import LOG_ERRORS
 
 TIMEOUT_S = 60.0
@@ -37,10 +37,13 @@ def create_topic(bootstrap: str, name: str, partitions: int, settings: dict[str,
     admin.create_topics([new])[name].result(TIMEOUT_S)
 
 
-def produce(bootstrap: str, records: int, first_timestamp_ms: int, progress: Callable[[Produced], None]) -> Produced:
-    """Writes sequence numbers 0 to `records` - 1 of every partition; returns when all are acknowledged."""
+def produce(
+    bootstrap: str, batches: Sequence[Batch], first_timestamp_ms: int, progress: Callable[[Produced], None]
+) -> Produced:
+    """Writes the sequence numbers of `batches` to every partition, what is aborted before the third; returns when all
+    are acknowledged. `first_timestamp_ms` is that of sequence number 0."""
     produced = Produced()
-    for number, batch in enumerate(batches(records)):
+    for number, batch in enumerate(batches):
         if number == 2:
             produced.aborted = abort_transaction(bootstrap)
         producer = Producer(

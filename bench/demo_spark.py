@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import io
 import json
-import math
 import shutil
 import sys
 import tempfile
@@ -27,8 +26,9 @@ from rich.console import Console
 
 from bench import demo_producer
 from bench.demo import BROKER_SETTINGS, DemoFailed, segment_bytes
-from bench.demo_records import ABORTED_PER_PARTITION, PARTITIONS, TOPIC, key, records_per_partition, value
+from bench.demo_records import ABORTED_PER_PARTITION, PARTITIONS, TOPIC, batches, key, records_per_partition, value
 from bench.demo_view import MIB
+from bench.ending import run
 from bench.latency import LOG_ERRORS
 from bench.offsets import LATEST, list_offsets
 from pipeline import cli
@@ -52,6 +52,7 @@ class SparkDemo:
         self.home = home
         self.mib = mib
         self.records = records_per_partition(mib * MIB)
+        *self.first_batches, self.last_batch = batches(self.records)
         self.first_timestamp_ms = int(time.time() * 1000) - self.records
         self.began = time.monotonic()
 
@@ -63,7 +64,8 @@ class SparkDemo:
         """Raises `DemoFailed`."""
         self.produce()
         with open_session(name="tidegate demo"):  # the commands below run in it
-            self.offload()
+            self.trim(self.offload())
+            self.produce_more()
             self.query()
             self.export()
             self.scrub()
@@ -81,15 +83,22 @@ class SparkDemo:
         bootstrap = self.cluster.bootstrap_servers
         settings = {"segment.bytes": str(segment_bytes(self.mib)), "segment.ms": "10000"}
         demo_producer.create_topic(bootstrap, TOPIC, PARTITIONS, settings)
-        produced = demo_producer.produce(bootstrap, self.records, self.first_timestamp_ms, lambda _: None)
-        if produced.errors or produced.records != self.records * PARTITIONS:
-            raise DemoFailed(f"{produced.records:,} of {self.records * PARTITIONS:,} produced: {produced.errors[:3]}")
+        produced = demo_producer.produce(bootstrap, self.first_batches, self.first_timestamp_ms, lambda _: None)
+        check(produced, self.last_batch.first)
         self.say(
             f"{produced.records:,} records ({produced.value_bytes / MIB:.0f} MiB) produced to {PARTITIONS} partitions; "
             f"{produced.aborted:,} more in a transaction that was aborted"
         )
 
-    def offload(self) -> None:
+    def produce_more(self) -> None:
+        """What no offload has seen: a query now needs both tiers."""
+        bootstrap = self.cluster.bootstrap_servers
+        produced = demo_producer.produce(bootstrap, [self.last_batch], self.first_timestamp_ms, lambda _: None)
+        check(produced, self.last_batch.last + 1 - self.last_batch.first)
+        self.say(f"{produced.records:,} records more, which the broker alone has")
+
+    def offload(self) -> dict[int, int]:
+        """Answers where each partition's remote tier ends, exclusive."""
         began = time.monotonic()
         # The youngest end of each partition stays, as it does while producers go on.
         found = self.command("offload", "--topics", TOPIC, "--max-age", "1h")["partitions"]
@@ -101,19 +110,17 @@ class SparkDemo:
             f"offload: {segments} segments with {size_bytes / MIB:.0f} MiB copied and verified "
             f"({time.monotonic() - began:.1f} s)"
         )
-        self.trim(remote)
+        return remote
 
     def trim(self, remote: dict[int, int]) -> None:
-        """As a proxy does with what the remote tier has: a query now needs both tiers."""
+        """As a proxy does with what the remote tier has."""
         admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap_servers, "log_level": LOG_ERRORS})
         wanted = [TopicPartition(TOPIC, partition, offset) for partition, offset in remote.items()]
         for trimmed in admin.delete_records(wanted).values():
             trimmed.result(30)
         ends = list_offsets(self.cluster.address(), TOPIC, range(PARTITIONS), LATEST)
-        share = sum(remote.values()) / sum(ends.values())
-        self.say(
-            f"trimmed: the remote tier alone has {math.floor(share * 100)}% of the offsets, the broker has the rest"
-        )
+        left = sum(ends.values()) - sum(remote.values())
+        self.say(f"trimmed: {sum(remote.values()):,} offsets are in the remote tier alone, {left:,} on the broker")
 
     def query(self) -> None:
         began = time.monotonic()
@@ -162,6 +169,12 @@ class SparkDemo:
         )
 
 
+def check(produced: demo_producer.Produced, records_per_partition: int) -> None:
+    wanted = records_per_partition * PARTITIONS
+    if produced.errors or produced.records != wanted:
+        raise DemoFailed(f"{produced.records:,} of {wanted:,} records were produced: {produced.errors[:3]}")
+
+
 @contextlib.contextmanager
 def servers(console: Console, mib: int) -> Iterator[tuple[KafkaCluster, Path, Path]]:
     """Kafka, the file that a proxy before it would have, and a folder with the remote tier in it."""
@@ -196,4 +209,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

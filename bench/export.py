@@ -20,12 +20,12 @@ from pathlib import Path
 from bench.decode import CODECS, SHAPES, runs_of_batches
 from pipeline.config import parse_pipeline_config
 from pipeline.decode.arrow_records import warm
-from pipeline.export_plan import PlannedTile, Tile
-from pipeline.export_target import target_settings
+from pipeline.export.plan import PlannedTile, Tile
+from pipeline.export.target import target_settings
 from pipeline.jobs.export import ExportRequest, ExportTask, export_tile, read_options
-from pipeline.read_plan import RemoteRange
 from pipeline.worker import worker
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.fakes.stored_segments import remote_range
 from tiers.model.ids import TopicIdPartition
 
 TOPIC = "orders-of-today"
@@ -57,7 +57,7 @@ def _measured(runs: list[bytes], records: int) -> tuple[float, int]:
         )
         request = ExportRequest(TOPIC, target_settings(str(root / "lake"), config, {}))
         task = ExportTask(request, read_options(config, request), "test", TOPIC_ID)
-        planned = PlannedTile(Tile(0, 0, records - 1), (RemoteRange(segment, 0, records - 1),))
+        planned = PlannedTile(Tile(0, 0, records - 1), (remote_range(segment, 0, records - 1),))
         worker()
         best = float("inf")
         for _ in range(ROUNDS):

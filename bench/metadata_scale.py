@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -68,26 +68,25 @@ def partition(number: int) -> TopicIdPartition:
     return TopicIdPartition(UUID(int=1 + number // 10), number % 10, f"orders-{number // 10}")
 
 
-def segment(number: int) -> RemoteLogSegmentMetadata:
+def segment(number: int, partitions: int = PARTITIONS, size_bytes: int = 1 << 30) -> RemoteLogSegmentMetadata:
     """The `number`th segment of all: partitions take turns, as they do where each rolls now and then."""
-    start = number // PARTITIONS * RECORDS_PER_SEGMENT
+    start = number // partitions * RECORDS_PER_SEGMENT
     return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(partition(number % PARTITIONS), UUID(int=number * _UUID_STEP % (1 << 128))),
+        segment_id=RemoteLogSegmentId(partition(number % partitions), UUID(int=number * _UUID_STEP % (1 << 128))),
         start_offset=start,
         end_offset=start + RECORDS_PER_SEGMENT - 1,
         broker_id=1,
         max_timestamp_ms=number * 1000,
         event_timestamp_ms=number * 1000,
         segment_leader_epochs=(LeaderEpochEntry(LEADER_EPOCH, start),),
-        segment_size_bytes=1 << 30,
+        segment_size_bytes=size_bytes,
         state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
     )
 
 
-def values(numbers: range) -> Iterator[bytes]:
+def values(segments: Iterable[RemoteLogSegmentMetadata]) -> Iterator[bytes]:
     """Of the records of each segment: added, finished."""
-    for number in numbers:
-        added = segment(number)
+    for added in segments:
         yield encode_value(added)
         yield encode_value(
             RemoteLogSegmentMetadataUpdate(
@@ -107,7 +106,12 @@ def events(base_offset: int, records: Sequence[bytes]) -> list[MetadataEvent]:
     return read
 
 
-def fill(folder: Path, segments: int, console: Console) -> list[Figure]:
+def fill(
+    folder: Path,
+    segments: int,
+    console: Console,
+    make: Callable[[int], RemoteLogSegmentMetadata] = segment,
+) -> list[Figure]:
     """Making the records up is not counted."""
     identity = StateIdentity("bench", UUID(int=1), 50)
     writer = RemoteLogMetadataStateWriter.open(folder, identity, wall_clock_ms=lambda: 0)
@@ -115,7 +119,7 @@ def fill(folder: Path, segments: int, console: Console) -> list[Figure]:
     with Progress(console=console, transient=True) as progress:
         for first in progress.track(range(0, segments, SEGMENTS_PER_READ), description="replaying"):
             numbers = range(first, min(first + SEGMENTS_PER_READ, segments))
-            records = list(values(numbers))
+            records = list(values(map(make, numbers)))
             begun, cpu_begun = time.perf_counter(), time.thread_time()
             writer.apply([PartitionRead(0, events(2 * first, records), 2 * numbers.stop)])
             seconds += time.perf_counter() - begun

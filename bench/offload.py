@@ -19,11 +19,12 @@ from pathlib import Path
 
 from confluent_kafka import Producer
 
+from bench.ending import run
 from pipeline.config import parse_pipeline_config
 from pipeline.job import run_tasks
 from pipeline.jobs.offload import run_offload
-from pipeline.offload_driver import OffloadOptions
-from pipeline.offload_task import OffloadResult, OffloadTask, copy_tiles
+from pipeline.offload.driver import OffloadOptions
+from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
 from pipeline.session import open_session
 from tests.pipeline.offload_rig import offload_rig
 from tests.servers.kafka import KafkaCluster
@@ -109,4 +110,4 @@ def warmed(number: int) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

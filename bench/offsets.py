@@ -12,7 +12,7 @@ LATEST_TIERED = -5
 
 
 def list_offsets(
-    address: tuple[str, int], topic: str, partitions: Sequence[int], timestamp: int, timeout_s: float = 5.0
+    address: tuple[str, int], topic: str, partitions: Sequence[int], timestamp: int, timeout_s: float = 60.0
 ) -> dict[int, int]:
     """ListOffsets v9: the offset by partition, -1 where there is none; partitions with an error are left out."""
     name = topic.encode()

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from bench import perf_tools
 from bench.demo_producer import create_topic
+from bench.ending import run
 from bench.latency import TailProbe, percentile
 from bench.offsets import EARLIEST, LATEST, list_offsets
 from bench.perf_tools import MIB, Rate
@@ -182,4 +183,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

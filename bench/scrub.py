@@ -22,7 +22,7 @@ from typing import TypeVar
 from bench.decode import SHAPES, runs_of_batches
 from pipeline.config import PipelineConfig, parse_pipeline_config
 from pipeline.decode.arrow_records import warm
-from pipeline.segment_scrub import ScrubSetup, SegmentVerdict, scrub_segments
+from pipeline.repair.segment_scrub import ScrubSetup, SegmentVerdict, scrub_segments
 from pipeline.session import open_session
 from pipeline.task_runner import SparkRunner
 from pipeline.worker import worker

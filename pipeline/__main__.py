@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from types import FrameType
 
-FAILED = 3
-EXTRAS = {"pyspark": "pipeline", "py4j": "pipeline", "pyarrow": "pipeline", "numpy": "pipeline", "pyiceberg": "iceberg"}
+INTERRUPTED = 130
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, _terminated)
     try:
-        from pipeline.cli import run  # may be installed without the extra that this needs
-    except ModuleNotFoundError as missing:
-        package = (missing.name or "").partition(".")[0]
-        extra = EXTRAS.get(package)
-        if extra is None:
-            raise
-        print(f"tidegate-pipeline: {package} is missing: pip install 'tidegate[{extra}]'", file=sys.stderr)  # noqa: T201  # before there is anything else to say it with
-        sys.exit(FAILED)
-    sys.exit(run(sys.argv[1:]))
+        from pipeline import cli  # here, for who interrupts this already
+
+        sys.exit(cli.run(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    """As by Ctrl-C: Spark's jobs are cancelled, and what is owned is given back."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell
+        raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
 
 
 if __name__ == "__main__":

@@ -1,52 +1,76 @@
 """The command `tidegate-pipeline`. What goes wrong is said in one line.
 
-Exit codes: 0 good, 1 findings, 2 misused, 3 failed, 130 interrupted.
+Exit codes: 0 good, 1 findings, 2 misused, 3 failed, 130 interrupted. Spark, Arrow and pyiceberg take seconds to load:
+only the one command that is called loads what it needs.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
-from pathlib import Path
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import typer
-from py4j.protocol import Py4JError
-from pyspark.errors import AnalysisException, PySparkException
-from pyspark.logger import PySparkLogger
+from typer.core import TyperGroup
 
-from pipeline.commands.export import export
-from pipeline.commands.merge import merge
-from pipeline.commands.offload import offload
-from pipeline.commands.package import package
-from pipeline.commands.rebuild import rebuild
-from pipeline.commands.retain import retain
-from pipeline.commands.scrub import scrub
-from pipeline.commands.sql import sql
-from pipeline.commands.usage import usage
-from pipeline.commands.warm import warm
-from pipeline.job import JobError, spark_cause
-from pipeline.session import SparkSettingError
-from tiers.broker.tls import TlsError
-from tiers.errors import BrokerRefusedError, RemoteLogError
-from tiers.open_tier import RemoteTierError
-from tiers.tier_config import ConfigError
-
-logger = logging.getLogger(__name__)
-
-MISUSED: Final = 2
 FAILED: Final = 3
 INTERRUPTED: Final = 130
 
-_USERS_OWN = ("OptionError: ", "ConfigError: ")
+COMMANDS: Final[Mapping[str, str]] = {
+    "offload": "Copies what the brokers have to the remote tier.",
+    "export": "Exports a topic to Parquet or Iceberg, each record once.",
+    "scrub": "Checks everything in the store, finds orphans.",
+    "usage": "Adds up the bytes that the tier takes in the store.",
+    "rebuild": "Restores metadata or indexes from what the store has.",
+    "merge": "Makes few large segments of many small ones.",
+    "retain": "Deletes what retention no longer covers.",
+    "sql": "Answers one SQL query over topics of both tiers.",
+    "warm": "Compiles the decoder ahead of the first job.",
+    "package": "Writes what spark-submit takes.",
+}
+"""Each is a function of its own name in a module of that name."""
+
+_EXTRAS: Final = {
+    "pyspark": "pipeline",
+    "py4j": "pipeline",
+    "pyarrow": "pipeline",
+    "numpy": "pipeline",
+    "pyiceberg": "iceberg",
+}
+_STYLE: Final[Mapping[str, Any]] = {
+    "add_completion": False,
+    "pretty_exceptions_enable": False,
+    "rich_markup_mode": None,
+}
+
+
+class _Commands(TyperGroup):
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in COMMANDS:
+            self.add_command(_loaded(args[0]))
+        return super().resolve_command(ctx, args)
+
+
+def _loaded(name: str) -> Any:
+    only = typer.Typer(**_STYLE)
+    only.command(name)(getattr(importlib.import_module(f"pipeline.commands.{name}"), name))
+    return typer.main.get_command(only)
+
+
+def _not_loaded() -> None:
+    """Stands for a command in the list of all."""
+
 
 app = typer.Typer(
+    cls=_Commands,
     name="tidegate-pipeline",
     help="Jobs on Spark over the remote tier of a Kafka cluster.",
     no_args_is_help=False,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    **_STYLE,
 )
+for _name, _about in COMMANDS.items():
+    app.command(_name, short_help=_about)(_not_loaded)
 
 
 @app.callback()
@@ -54,24 +78,9 @@ def _pipeline() -> None:
     """Jobs on Spark over the remote tier of a Kafka cluster."""
 
 
-# One line each; the name of the function is that of the command.
-app.command()(offload)
-app.command()(export)
-app.command()(merge)
-app.command()(package)
-app.command()(rebuild)
-app.command()(retain)
-app.command()(scrub)
-app.command()(sql)
-app.command()(usage)
-app.command()(warm)
-
-
 def run(arguments: list[str]) -> int:
     """The exit code; every failure is a line on standard error."""
     logging.basicConfig(level=logging.CRITICAL)
-    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # say again what the error says
-        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     try:
         result = app(arguments, standalone_mode=False, prog_name="tidegate-pipeline")
     except typer.Exit as ended:
@@ -79,33 +88,21 @@ def run(arguments: list[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except Exception as error:
-        return _explain(error)
+        return _say(*_explained(error))
     return result if isinstance(result, int) else 0
 
 
-def _explain(error: Exception) -> int:
-    match error:
-        case ExceptionGroup(exceptions=(only,)):
-            return _explain(only)
-        case ConfigError() | SparkSettingError():
-            return _say(str(error), MISUSED)
-        case AnalysisException():
-            # Where a data source's Python failed, Spark says this too.
-            cause = spark_cause(error)
-            return _say(cause, FAILED if "Traceback" in str(error) and not cause.startswith(_USERS_OWN) else MISUSED)
-        case PySparkException() | Py4JError():
-            return _say(spark_cause(error), FAILED)
-        case OSError(strerror=str(reason), filename=str() | Path() as file):
-            return _say(f"{file}: {reason}", FAILED)
-        case OSError():
-            return _say(error.strerror or str(error), FAILED)
-        case JobError() | RemoteTierError() | RemoteLogError() | TlsError() | BrokerRefusedError():
-            return _say(str(error), FAILED)
-    # Click's own complaints about the command line; typer does not export their base class.
-    if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-        return _say(error.format_message(), MISUSED)
-    logger.debug("what led to the internal error", exc_info=error)
-    return _say(f"internal error: {type(error).__name__}: {error}", FAILED)
+def _explained(error: Exception) -> tuple[str, int]:
+    try:
+        if isinstance(error, ModuleNotFoundError):
+            raise error
+        from pipeline.failures import explain  # knows Spark's errors, hence loads it
+    except ModuleNotFoundError as missing:
+        package = (missing.name or "").partition(".")[0]
+        if package in _EXTRAS:
+            return f"{package} is missing: pip install 'tidegate[{_EXTRAS[package]}]'", FAILED
+        return f"internal error: {missing}", FAILED
+    return explain(error)
 
 
 def _say(message: str, code: int) -> int:

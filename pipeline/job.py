@@ -19,6 +19,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pipeline.progress import job_progress
+from pipeline.task_call import TaskCall
+from tiers.console import TRY_AGAIN
+from tiers.errors import RetriableRemoteStorageError
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -38,7 +41,7 @@ def run_tasks(session: SparkSession, what: str, plan: Sequence[P], task: Callabl
         return []
     try:
         with one_job(session, what, len(plan)) as context:
-            return context.parallelize(plan, len(plan)).map(task).collect()
+            return context.parallelize(plan, len(plan)).map(TaskCall(task)).collect()
     except (Py4JJavaError, PySparkException) as error:
         raise JobError(f"{what}: {spark_cause(error)}") from error
 
@@ -71,4 +74,5 @@ def spark_cause(error: Exception) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     own = [line for line in lines if "Error: " in line and not line.startswith(("at ", "File ", "org.apache"))]
     said = own[-1] if own else next(iter(lines), type(error).__name__)
-    return _MODULE.sub("", said)
+    said = _MODULE.sub("", said)
+    return f"{said}: {TRY_AGAIN}" if said.startswith(RetriableRemoteStorageError.__name__) else said

@@ -7,7 +7,6 @@ member that says nothing for a while is taken for dead.
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from pipeline.task_runner import TaskRunner
 from tiers.broker.share_groups import ClusterShareGroups
+from tiers.console import say
 from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogError, RemoteLogMetadataError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.manager.failed_deletions import FailedDeletions
@@ -34,9 +34,13 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 OWNED_AGAIN_MS: Final = 60_000
+PAUSES_S: Final = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0)
+"""Between attempts to write a partition's metadata."""
+_SAID_AFTER: Final = 3
 _LOOK_AGAIN_MS: Final = 100
-_WRITE_ATTEMPTS: Final = 5
-_LOG = logging.getLogger(__name__)
+_MANIFEST_ATTEMPTS: Final = 5
+
+Sleep = Callable[[float], Awaitable[object]]
 
 
 async def run_beside(runner: TaskRunner, what: str, plan: Sequence[P], task: Callable[[P], R]) -> list[R]:
@@ -79,39 +83,64 @@ def job_services(tier: OpenTier, spool_folder: Path) -> Iterator[TaskServices]:
         spool.close()
 
 
-async def until_owned(services: TaskServices, partition: TopicIdPartition, timeout_ms: int = OWNED_AGAIN_MS) -> None:
+class NotWrittenError(RemoteLogMetadataError):
+    """It was tried long enough. A write whose answer was not seen may have landed all the same."""
+
+
+async def until_owned(
+    services: TaskServices, partition: TopicIdPartition, timeout_ms: int = OWNED_AGAIN_MS, sleep: Sleep = asyncio.sleep
+) -> None:
     """Members of the group come and go, and a machine may be busy. Raises `OwnershipLostError`."""
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            while not services.metadata.owns(partition):  # noqa: ASYNC110  # the manager tells nobody
-                await asyncio.sleep(_LOOK_AGAIN_MS / 1000)
+            while not services.metadata.owns(partition):  # the manager tells nobody
+                await sleep(_LOOK_AGAIN_MS / 1000)
     except TimeoutError as error:
-        raise OwnershipLostError(f"{partition} is owned by another member") from error
+        raise OwnershipLostError(
+            f"{partition} is owned by another member: run again; 'tidegate tier orphans' names what was left"
+        ) from error
 
 
-async def written(services: TaskServices, partition: TopicIdPartition, write: Callable[[], Awaitable[None]]) -> None:
-    """Again while the ownership, or what came of a write, is not known: `write` looks first at what is there.
+async def written(
+    services: TaskServices,
+    partition: TopicIdPartition,
+    write: Callable[[], Awaitable[R]],
+    timeout_ms: int = OWNED_AGAIN_MS,
+    sleep: Sleep = asyncio.sleep,
+) -> R:
+    """Again while the ownership, or what came of a write, is not known: `write` looks first at what is there. Who
+    watches is told of it when it goes on.
 
-    Raises what the metadata manager raises for good, and `OwnershipLostError`."""
-    for attempt in range(_WRITE_ATTEMPTS):
-        await until_owned(services, partition)
+    Raises `InvalidTransitionError` at once, `OwnershipLostError` after `timeout_ms`, `NotWrittenError` in the end."""
+    failed: RemoteLogMetadataError | None = None
+    for attempt, pause_s in enumerate((*PAUSES_S, None), 1):
         try:
-            await write()
+            await until_owned(services, partition, timeout_ms, sleep)
+        except OwnershipLostError as error:
+            if failed is None:
+                raise
+            # A member whose write failed owns nothing before it knows what came of that.
+            raise NotWrittenError(f"{partition}: {failed}; and since then {error}") from failed
+        try:
+            return await write()
         except InvalidTransitionError:
             raise
         except RemoteLogMetadataError as error:
-            if attempt == _WRITE_ATTEMPTS - 1:
-                raise
-            _LOG.warning("a record is written again", extra={"partition": str(partition), "error": str(error)})
-            await asyncio.sleep(_LOOK_AGAIN_MS / 1000)
-        else:
-            return
+            failed = error
+        if pause_s is not None:
+            if attempt == _SAID_AFTER:
+                say(f"{partition}: its metadata cannot be written, which is tried again: {failed}")
+            await sleep(pause_s)
+    raise NotWrittenError(f"{partition}: its metadata cannot be written: {failed}") from failed
 
 
 async def write_manifest(services: TaskServices, partition: TopicIdPartition) -> None:
     """So that `rebuild` would know what the metadata says now. Raises `RemoteLogError`, and then nothing that the
     stored one accepts may be deleted."""
     task = PartitionManifestTask(services, partition)
-    await task.run()
-    if task.is_failing:
-        raise RemoteLogError(f"{partition}: its manifest cannot be written")
+    for _ in range(_MANIFEST_ATTEMPTS):
+        await until_owned(services, partition)
+        await task.run()
+        if not task.is_failing:
+            return
+    raise RemoteLogError(f"{partition}: its manifest cannot be written")

@@ -1,6 +1,7 @@
 """How far a Spark job is: asked of Spark's status tracker, shown on standard error.
 
 Where somebody watches it is a bar; in a file it is a line when a tenth more is done, so that a night's log stays short.
+Of a cluster that gives no executor Spark says nothing, for ever: of that, one line.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from contextlib import contextmanager
 import typer
 from pyspark import SparkContext
 
-from tiers.console import progress_bar
+from tiers.console import progress_bar, say
 
 POLL_MS = 200
+STALLED_POLLS = 150
+_NOT_STARTED = "no task has started for {} s: has the cluster a free executor that is large enough?"
 
 
 @contextmanager
@@ -23,11 +26,18 @@ def job_progress(context: SparkContext, group: str, what: str, tasks: int | None
     ended = threading.Event()
 
     def watch() -> None:
-        told = 0
-        shown = 0
+        told = shown = polls = 0
+        has_started = False
         with progress_bar(what, tasks) as advance:
             while not ended.wait(POLL_MS / 1000):
-                done = _completed_tasks(context, group)
+                try:
+                    done, active = _counted_tasks(context, group)
+                except Exception:  # Spark was stopped, or its JVM died: who waits for the job says so
+                    return
+                has_started = has_started or done + active > 0
+                polls += 1
+                if polls == STALLED_POLLS and not has_started:
+                    say(f"{what}: {_NOT_STARTED.format(POLL_MS * STALLED_POLLS // 1000)}")
                 done = done if tasks is None else min(tasks, done)
                 advance(done - shown)
                 shown = done
@@ -44,15 +54,17 @@ def job_progress(context: SparkContext, group: str, what: str, tasks: int | None
         watcher.join()
 
 
-def _completed_tasks(context: SparkContext, group: str) -> int:
+def _counted_tasks(context: SparkContext, group: str) -> tuple[int, int]:
+    """Completed, and running now."""
     tracker = context.statusTracker()
-    done = 0
+    done = active = 0
     for job_id in tracker.getJobIdsForGroup(group):
         job = tracker.getJobInfo(job_id)
         for stage_id in [] if job is None else job.stageIds:
             stage = tracker.getStageInfo(stage_id)
             done += 0 if stage is None else stage.numCompletedTasks
-    return done
+            active += 0 if stage is None else stage.numActiveTasks
+    return done, active
 
 
 def _say_in_a_file(line: str) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from pipeline.datasource import KafkaTieredDataSource
-from pipeline.segments_relation import SegmentsDataSource
+from pipeline.source.datasource import KafkaTieredDataSource
+from pipeline.source.segments_relation import SegmentsDataSource
 
 _ALREADY = "DATA_SOURCE_ALREADY_EXISTS"
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,12 +36,19 @@ LOOPBACK: Final[Mapping[str, str]] = {"spark.driver.host": "127.0.0.1", "spark.d
 
 _WORKER_MEMORY: Final = "spark.executor.pyspark.memory"
 _MIN_WORKER_MEMORY_MB: Final = 1024
+_STANDALONE: Final = "spark://"
+_CONNECT_TIMEOUT_S: Final = 5
+_MASTER: Final = re.compile(r"local(?:\[[^\]]+\])?|local-cluster\[.+\]|yarn|\w+://.+")
 
 _jvm: QuietJvm | None = None
 
 
 class SparkSettingError(ValueError):
     """A setting of Spark under which no job of ours works."""
+
+
+class SparkMasterError(Exception):
+    """No master is where one was said to be."""
 
 
 def spark_session(
@@ -51,7 +59,7 @@ def spark_session(
     Else a new one. `master` None: what spark-submit says, else `local[*]`. `conf` wins over what spark-submit was
     given, that over the defaults here, and those over Spark's.
 
-    Raises `SparkSettingError`, and `PySparkRuntimeError` when Spark does not start."""
+    Raises `SparkSettingError`, `SparkMasterError`, and `PySparkRuntimeError` when Spark does not start."""
     global _jvm  # one per process, as Spark has it
     if SparkContext._active_spark_context is not None:
         settings = {**FOR_THE_DATA_SOURCE, **(conf or {})}
@@ -61,6 +69,8 @@ def spark_session(
         loopback = LOOPBACK if master.startswith("local") else {}
         settings = {**DEFAULTS, **loopback, **submitted, **(conf or {}), "spark.master": master, "spark.app.name": name}
         _check(settings)
+        if master.startswith(_STANDALONE):
+            _look_for(master)
         if "spark.pyspark.python" in settings:
             os.environ["PYSPARK_PYTHON"] = settings["spark.pyspark.python"]
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -101,6 +111,9 @@ def _submitted() -> dict[str, str]:
 
 def _check(settings: Mapping[str, str]) -> None:
     """A limit on a Python worker's address space is not one on its memory: libraries alone map hundreds of MiB."""
+    master = settings["spark.master"]
+    if not _MASTER.fullmatch(master):
+        raise SparkSettingError(f"--master {master}: expected local[*], spark://HOST:PORT, yarn or k8s://URL")
     given = settings.get(_WORKER_MEMORY)
     if given is None:
         return
@@ -110,3 +123,18 @@ def _check(settings: Mapping[str, str]) -> None:
     size_mb = int(read[1]) * 1024 ** ("kmgtp".index(read[2] or "m") - 1)
     if size_mb < _MIN_WORKER_MEMORY_MB:
         raise SparkSettingError(f"{_WORKER_MEMORY}={given} is too little: a Python worker needs 1g of address space")
+
+
+def _look_for(master: str) -> None:
+    """Spark itself looks for a minute or two, and then says that a context was stopped. One of several is enough."""
+    troubles: list[str] = []
+    for place in master.removeprefix(_STANDALONE).split(","):
+        host, _, port = place.rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S):
+                return
+        except ValueError:
+            raise SparkSettingError(f"--master {master}: expected spark://HOST:PORT") from None
+        except OSError as error:
+            troubles.append(f"{place}: {error.strerror or error}")
+    raise SparkMasterError(f"no Spark master answers at {', '.join(troubles)}")

@@ -2,15 +2,18 @@
 
 The tier's own code is asynchronous; Spark calls plain functions. One loop runs in a thread of its own as long as the
 process lives; broker clients and stores are opened once per configuration and shared by all tasks of the process.
-Spark forks its Python processes, so nothing is made before the first task asks.
+Spark forks its Python processes, so nothing is made before the first task asks. What is open is closed at the end of
+the process, as far as its peers let it; where Spark ends the process, nothing is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import logging
 import os
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from typing import TypeVar
@@ -19,23 +22,29 @@ import uvloop
 
 from pipeline.config import PipelineConfig
 from tiers.broker.client import BrokerClient
+from tiers.config import StorageConfig
 from tiers.open_tier import RemoteTierError
 from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.registry import create_storage
-from tiers.upstream_config import broker_client
+from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.upstream_config import UpstreamConfig, broker_client
 
 T = TypeVar("T")
 
 CLIENT_ID = "tidegate-pipeline"
+_CLOSE_TIMEOUT_S = 5.0
 _END = object()
+
+logger = logging.getLogger(__name__)
 
 
 class Worker:
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
         self._lock = asyncio.Lock()
-        self._clients: dict[str, BrokerClient] = {}
-        self._stores: dict[tuple[str, str], LocatedRemoteStorageManager] = {}
+        self._clients: dict[UpstreamConfig, BrokerClient] = {}
+        self._stores: list[tuple[StorageConfig, str, LocatedRemoteStorageManager]] = []
+        self._closing: list[Callable[[], Awaitable[None]]] = []
         threading.Thread(target=self._loop.run_forever, name="tidegate-worker", daemon=True).start()
 
     def run(self, work: Coroutine[object, object, T]) -> T:
@@ -110,25 +119,46 @@ class Worker:
             left.wait()
         held.result()
 
+    async def keep(self, storage: RemoteStorageManager) -> None:
+        """Opens it, for as long as the process lives. Raises what opening raises."""
+        await storage.open()
+        self._closing.append(storage.close)
+
+    def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
+        """What was opened here, the last first; what cannot be closed, or not in time, is left to the process's end."""
+
+        async def closed() -> None:
+            deadline = asyncio.get_running_loop().time() + timeout_s
+            while self._closing:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        await self._closing.pop()()
+                except Exception as error:  # whatever a store's own library raises: nothing is lost by it
+                    logger.debug("not closed", extra={"error": repr(error)})
+
+        self.run(closed())
+
     async def client(self, config: PipelineConfig) -> BrokerClient:
-        """Of this process, for the cluster of `config`. Raises `TlsError`."""
-        key = config.upstream.model_dump_json()
+        """Of this process, for the cluster of `config` and who it says; secrets count, so that none goes by another's.
+        Raises `TlsError`."""
         async with self._lock:
-            if key not in self._clients:
-                self._clients[key] = broker_client(config.upstream, CLIENT_ID)
-            return self._clients[key]
+            if config.upstream not in self._clients:
+                self._clients[config.upstream] = client = broker_client(config.upstream, CLIENT_ID)
+                self._closing.append(client.close)
+            return self._clients[config.upstream]
 
     async def storage(self, config: PipelineConfig, cluster_id: str) -> LocatedRemoteStorageManager:
         """Of this process, open. Raises `RemoteTierError`, `RemoteLogError`."""
         if config.storage is None:
             raise RemoteTierError("there is no [storage]")
-        key = repr(sorted(config.storage.plain_settings().items())) + config.storage.implementation, cluster_id
         async with self._lock:
-            if key not in self._stores:
-                storage = create_storage(config.storage, cluster_id)
-                await storage.open()
-                self._stores[key] = storage
-            return self._stores[key]
+            for settings, of_cluster, known in self._stores:
+                if (settings, of_cluster) == (config.storage, cluster_id):
+                    return known
+            storage = create_storage(config.storage, cluster_id)
+            await self.keep(storage)
+            self._stores.append((config.storage, cluster_id, storage))
+            return storage
 
 
 _worker: tuple[int, Worker] | None = None
@@ -142,3 +172,9 @@ def worker() -> Worker:
         if _worker is None or _worker[0] != os.getpid():
             _worker = os.getpid(), Worker()
         return _worker[1]
+
+
+@atexit.register
+def _close() -> None:
+    if _worker is not None and _worker[0] == os.getpid():
+        _worker[1].close()

@@ -6,17 +6,20 @@ loads the file, opens the session, calls the job's function, shows the result, a
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated
 
 import typer
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from pipeline.session import open_session
 from tiers.console import FINDINGS, AsJson, ConfigFile
 
-__all__ = ["AsJson", "Conf", "ConfigFile", "Master", "findings", "job_session", "key_values"]
+__all__ = ["AsJson", "Conf", "ConfigFile", "Master", "findings", "job_session", "key_values", "regular_expression"]
 
 Master = Annotated[
     str | None,
@@ -39,9 +42,20 @@ def key_values(option: str, pairs: Sequence[str] | None, prefix: str = "") -> di
     return found
 
 
+def regular_expression(text: str) -> str:
+    """As it is. Raises `typer.BadParameter`."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise typer.BadParameter(f"{text!r} is no regular expression: {error}") from error
+    return text
+
+
 @contextmanager
 def job_session(master: str | None, conf: Sequence[str] | None, job: str) -> Iterator[SparkSession]:
     """Of the options; stopped at the end, unless it was there before."""
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # say again what the error says
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     with open_session(master, key_values("--conf", conf, "spark."), f"tidegate {job}") as session:
         yield session
 

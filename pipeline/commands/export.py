@@ -10,10 +10,10 @@ import typer
 
 from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session, key_values
 from pipeline.config import load_pipeline_config
-from pipeline.export_target import target_settings
+from pipeline.export.schema_error import ValueSchemaError
+from pipeline.export.target import target_settings
+from pipeline.export.typed_values import TypedValues, read_value_schema
 from pipeline.jobs import export as job
-from pipeline.schema_error import ValueSchemaError
-from pipeline.typed_values import TypedValues, read_value_schema
 from tiers.console import say, show_json, show_table
 
 _MIB = 1 << 20
@@ -107,7 +107,7 @@ def _values(schema: str | None, confluent_id: int | None) -> TypedValues | None:
         return None
     try:
         return read_value_schema(schema, confluent_id)
-    except ValueSchemaError as error:
+    except (ValueSchemaError, OSError) as error:
         raise typer.BadParameter(f"--value-schema: {error}") from error
 
 

@@ -7,28 +7,42 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session
+from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session, regular_expression
 from pipeline.commands.quantities import duration_ms, size_bytes
 from pipeline.config import load_pipeline_config
 from pipeline.jobs.merge import DEFAULT_GRACE_MS, Merge, plan_merge
 from pipeline.jobs.merge import merge as merge_job
-from pipeline.merge_plan import MergeGroup, MergeLimits
+from pipeline.repair.merge_plan import MergeGroup, MergeLimits
 from pipeline.task_runner import SparkRunner
 from tiers.console import say, show_json, show_table
 
 
 def merge(
     config: ConfigFile,
-    topics: Annotated[str, typer.Option("--topics", metavar="REGEX", help="For whole names.")] = ".*",
+    topics: Annotated[
+        str, typer.Option("--topics", parser=regular_expression, metavar="REGEX", help="For whole names.")
+    ] = ".*",
     below: Annotated[
-        int, typer.Option("--below", parser=size_bytes, metavar="SIZE", help="Larger segments stay as they are.")
+        int,
+        typer.Option(
+            "--below", parser=size_bytes, metavar="SIZE", show_default="64MiB", help="Larger segments stay as they are."
+        ),
     ] = 64 << 20,
     target: Annotated[
-        int, typer.Option("--target", parser=size_bytes, metavar="SIZE", help="No merged one is larger.")
+        int,
+        typer.Option(
+            "--target", parser=size_bytes, metavar="SIZE", show_default="512MiB", help="No merged one is larger."
+        ),
     ] = 512 << 20,
     grace: Annotated[
         int,
-        typer.Option("--grace", parser=duration_ms, metavar="TIME", help="How long the parts stay for who reads them."),
+        typer.Option(
+            "--grace",
+            parser=duration_ms,
+            metavar="TIME",
+            show_default="1m",
+            help="How long the parts stay for who reads them.",
+        ),
     ] = DEFAULT_GRACE_MS,
     apply: Annotated[bool, typer.Option("--apply", help="Without it nothing is changed.")] = False,
     as_json: AsJson = False,

@@ -6,45 +6,38 @@ import time
 from typing import Annotated
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
-from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session
+from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session, regular_expression
+from pipeline.commands.quantities import duration_ms, size_bytes
 from pipeline.config import load_pipeline_config
 from pipeline.jobs.offload import offload as run_offload
 from pipeline.jobs.offload import plan_offload
-from pipeline.offload_driver import OffloadOptions, OffloadReport, PlannedPartition
-from tiers.config import DurationMs, SizeBytes
+from pipeline.offload.driver import OffloadOptions, OffloadReport, PlannedPartition
+from pipeline.offload.rounds import offload_rounds
 from tiers.console import say, show_json, show_table
 
-
-def _size(text: str) -> int:
-    return _parsed(TypeAdapter(SizeBytes), text)
-
-
-def _duration(text: str) -> int:
-    return _parsed(TypeAdapter(DurationMs), text)
-
-
-def _parsed(kind: TypeAdapter[int], text: str) -> int:
-    try:
-        return kind.validate_python(int(text) if text.isdecimal() else text)
-    except ValidationError as error:
-        raise typer.BadParameter(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
-
-
-Topics = Annotated[str, typer.Option("--topics", metavar="REGEX", help="Of whole names; of topics that are tiered.")]
+Topics = Annotated[
+    str,
+    typer.Option(
+        "--topics", parser=regular_expression, metavar="REGEX", help="For whole names, of topics that are tiered."
+    ),
+]
 MinBytes = Annotated[
     int | None,
     typer.Option(
-        "--min-bytes", parser=_size, metavar="SIZE", help="A smaller end of a partition is left alone. Else a segment."
+        "--min-bytes",
+        parser=size_bytes,
+        metavar="SIZE",
+        help="A smaller end of a partition is left alone. Else a segment.",
     ),
 ]
 MaxAge = Annotated[
     int | None,
-    typer.Option("--max-age", parser=_duration, metavar="TIME", help="Unless it is older. Else segment.ms."),
+    typer.Option("--max-age", parser=duration_ms, metavar="TIME", help="Unless it is older. Else segment.ms."),
 ]
 MaxBytes = Annotated[
-    int | None, typer.Option("--max-bytes", parser=_size, metavar="SIZE", help="The run ends when so much is copied.")
+    int | None,
+    typer.Option("--max-bytes", parser=size_bytes, metavar="SIZE", help="The run ends when so much is copied."),
 ]
 MaxRate = Annotated[
     float | None,
@@ -54,7 +47,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Shows what would be cop
 Once = Annotated[bool, typer.Option("--once", help="One run; that is the default.")]
 Interval = Annotated[
     int | None,
-    typer.Option("--interval", parser=_duration, metavar="TIME", help="A run, this pause, and again, until ended."),
+    typer.Option("--interval", parser=duration_ms, metavar="TIME", help="A run, this pause, and again, until ended."),
 ]
 
 
@@ -72,7 +65,9 @@ def offload(
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copies what the brokers have to the remote tier; trims nothing. Meanwhile the proxies copy none of it."""
+    """Copies what the brokers have to the remote tier; trims nothing. Meanwhile the proxies copy none of it.
+
+    SIGINT and SIGTERM end a run so that nothing of it is left behind; with --interval that is how it ends."""
     if once and interval is not None:
         raise typer.BadParameter("--once and --interval exclude each other")
     settings = load_pipeline_config(config)
@@ -84,21 +79,38 @@ def offload(
         max_bytes_per_second_per_broker=None if max_mbps_per_broker is None else int(max_mbps_per_broker * 1e6),
     )
     if dry_run:
-        _show_plan(plan_offload(settings, options), as_json)
+        show_plan(plan_offload(settings, options), as_json)
         return
     with job_session(master, conf, "offload") as session:
-        while True:
+        if interval is None:
             report = run_offload(session, settings, options)
-            _show(report, as_json)
-            if interval is None:
-                break
-            time.sleep(interval / 1000)
-    findings(report.troubles)
+            show_report(report, as_json)
+            findings(report.troubles)
+            return
+        try:
+            offload_rounds(
+                lambda: bool(plan_offload(settings, options)),
+                lambda: run_offload(session, settings, options),
+                lambda report: show_report(report, as_json),
+                interval / 1000,
+                time.sleep,
+            )
+        except KeyboardInterrupt:
+            say("offload: ended")
 
 
-def _show_plan(plan: list[PlannedPartition], as_json: bool) -> None:
+_NOTHING = (
+    "nothing is to be copied: of what the brokers have all is in the remote tier, or less than a segment and young"
+    " (--min-bytes, --max-age)"
+)
+
+
+def show_plan(plan: list[PlannedPartition], as_json: bool) -> None:
     if as_json:
         show_json(plan)
+        return
+    if not plan:
+        say(_NOTHING)
         return
     numbers = ("partition", "from", "to", "bytes", "segments")
     rows = [(one.topic, one.partition, one.first_offset, one.next_offset, one.size_bytes, one.segments) for one in plan]
@@ -106,7 +118,7 @@ def _show_plan(plan: list[PlannedPartition], as_json: bool) -> None:
     say(f"about {sum(one.size_bytes for one in plan)} bytes in {sum(one.segments for one in plan)} segments")
 
 
-def _show(report: OffloadReport, as_json: bool) -> None:
+def show_report(report: OffloadReport, as_json: bool) -> None:
     if as_json:
         show_json(report)
         return
@@ -126,6 +138,9 @@ def _show(report: OffloadReport, as_json: bool) -> None:
         for one in report.partitions
         if one.segments or one.error
     ]
+    if not rows:
+        say(_NOTHING)
+        return
     show_table(("topic", *numbers, "error"), rows, numbers)
     rate = report.log_bytes / max(report.seconds, 0.001) / 1e6
     say(f"{report.log_bytes} bytes in {report.seconds:.1f} s ({rate:.0f} MB/s), {report.waves} waves")

@@ -24,4 +24,5 @@ def _parsed(kind: Any, text: str | int) -> int:
     try:
         return int(TypeAdapter(kind).validate_python(int(text) if str(text).isdecimal() else text))
     except ValidationError as error:
-        raise typer.BadParameter(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
+        said = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise typer.BadParameter(f"{text!r}: {said}") from error

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session
+from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session, regular_expression
 from pipeline.config import load_pipeline_config
-from pipeline.indexes_task import IndexesResult, Verdict
 from pipeline.jobs.rebuild import rebuild as rebuild_job
 from pipeline.jobs.rebuild import rebuild_indexes
+from pipeline.repair.indexes_task import IndexesResult, Verdict
 from pipeline.task_runner import SparkRunner
 from tiers.console import say, show_json, show_table
 from tiers.rebuilding import RebuildOptions, show_rebuild
@@ -23,7 +23,10 @@ def rebuild(
         bool, typer.Option("--indexes-only", help=".indexes objects that are lost or damaged, of the .log objects.")
     ] = False,
     topics: Annotated[
-        str, typer.Option("--topics", metavar="REGEX", help="For whole names; with --indexes-only.")
+        str,
+        typer.Option(
+            "--topics", parser=regular_expression, metavar="REGEX", help="For whole names; with --indexes-only."
+        ),
     ] = ".*",
     into: Annotated[
         str | None, typer.Option("--into", help="The metadata topic to write; else the configured.")
@@ -72,7 +75,8 @@ def _show_indexes(results: list[IndexesResult], is_applied: bool, as_json: bool)
     else:
         headings = ("topic", "partition", "from", "to", "segment", "verdict", "what")
         show_table(headings, (list(line.values()) for line in lines), headings[1:4])
-        say(f"{len(results) - len(found)} segments have whole indexes, {len(found)} have not")
+        said = "had not" if is_applied else "have not"
+        say(f"{len(results) - len(found)} segments have whole indexes, {len(found)} {said}")
         if not is_applied and found:
             say("Nothing was written. With --apply it is.")
     findings(any(each.verdict is not Verdict.WRITTEN for each in found))

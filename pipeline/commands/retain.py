@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session
+from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session, regular_expression
 from pipeline.commands.quantities import duration_ms
 from pipeline.config import load_pipeline_config
 from pipeline.jobs.retain import PartitionRetention, Retention, plan_retention
@@ -19,7 +19,10 @@ from tiers.console import say, show_json, show_table
 def retain(
     config: ConfigFile,
     topics: Annotated[
-        str | None, typer.Option("--topics", metavar="REGEX", help="For whole names, of topics that are tiered.")
+        str | None,
+        typer.Option(
+            "--topics", parser=regular_expression, metavar="REGEX", help="For whole names, of topics that are tiered."
+        ),
     ] = None,
     deleted_topics: Annotated[
         bool, typer.Option("--deleted-topics", help="Topics that no broker knows any more, instead.")
@@ -50,7 +53,8 @@ def retain(
     else:
         done = asyncio.run(plan_retention(settings, topics or "", deleted_topics=deleted_topics))
     if as_json:
-        show_json({"applied": done.is_applied, "partitions": [_line(each) for each in done.partitions]})
+        partitions = [_line(each) for each in done.partitions]
+        show_json({"applied": done.is_applied, "partitions": partitions, "doubtful": _doubtful(done)})
     else:
         _print(done)
     findings(done.has_findings)
@@ -71,12 +75,18 @@ def _line(one: PartitionRetention) -> dict[str, object]:
     }
 
 
+def _doubtful(done: Retention) -> list[str]:
+    return sorted({f"{each.topic} ({each.topic_id})" for each in done.doubtful})
+
+
 def _print(done: Retention) -> None:
     headings = ("topic", "partition", "log start", "segments", "bytes", "deleted", "error")
     show_table(headings, (list(_line(each).values())[:-1] for each in done.partitions), headings[1:6])
     for one in done.partitions:
         for segment, error in one.purge.failed if one.purge is not None else ():
             typer.echo(f"segment {segment.segment_id.id} is not deleted yet: {error}")
+    for topic in _doubtful(done):
+        say(f"topic {topic}: brokers do not agree whether it exists, or may not say: nothing of it is deleted")
     if not done.is_applied:
         count = sum(len(each.segments) for each in done.partitions)
         say(f"{count} segments would be deleted. Nothing was. With --apply it is.")

@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session
+from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session, regular_expression
 from pipeline.config import load_pipeline_config
 from pipeline.jobs.scrub import ScrubOptions
 from pipeline.jobs.scrub import scrub as scrub_job
-from pipeline.scrub_report import ScrubLevel, ScrubReport
+from pipeline.repair.scrub_report import ScrubLevel, ScrubReport
 from tiers.config import DurationMs
 from tiers.console import say, show_json, show_table
 
@@ -25,7 +25,10 @@ def scrub(
         typer.Option("--level", help="meta: records against objects; batch: reads all back; deep: decodes all too."),
     ] = ScrubLevel.BATCH,
     topics: Annotated[
-        str | None, typer.Option("--topics", metavar="PATTERN", help="For whole names. Everything without it.")
+        str | None,
+        typer.Option(
+            "--topics", parser=regular_expression, metavar="REGEX", help="For whole names. Everything without it."
+        ),
     ] = None,
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Notes the segments found whole, and leaves out those in it.")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import math
+from collections import Counter
 from collections.abc import Mapping
 from datetime import date, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from pyspark.sql import Row
@@ -37,10 +39,12 @@ def sql(
     options = key_values("--option", option)
     with job_session(master, conf, "sql") as session:
         answer = job.sql(session, query, config, topics, options)
+        if as_json and (twice := [name for name, times in Counter(answer.columns).items() if times > 1]):
+            raise typer.BadParameter(f"several columns are named {', '.join(twice)}: --json needs an alias for each")
         with one_job(session, "query", None):
             found = answer.limit(rows + 1).collect()
         if as_json:
-            typer.echo(json.dumps([row.asDict(recursive=True) for row in found[:rows]], indent=2, default=_json))
+            typer.echo(json.dumps([plain(row) for row in found[:rows]], indent=2, allow_nan=False))
         else:
             numbers = [field.name for field in answer.schema if isinstance(field.dataType, NumericType)]
             show_table(answer.columns, ([_text(cell) for cell in row] for row in found[:rows]), numbers)
@@ -55,19 +59,26 @@ def _text(value: object) -> object:
             return text if text.isprintable() else "0x" + value.hex()
         case datetime():
             return value.isoformat(" ", "milliseconds")
-        case Row():
-            return json.dumps(value.asDict(recursive=True), default=_json)
-        case list() | Mapping():
-            return json.dumps(value, default=_json)
+        case Row() | list() | Mapping():
+            return json.dumps(plain(value))
     return value
 
 
-def _json(value: Any) -> object:
+def plain(value: object) -> object:
+    """As JSON has it. Numbers that it lacks are text, and so is the key of a map."""
     match value:
+        case Row():
+            return {name: plain(cell) for name, cell in value.asDict().items()}
+        case Mapping():
+            return {str(plain(key)): plain(cell) for key, cell in value.items()}
+        case list() | tuple():
+            return [plain(each) for each in value]
         case bytes() | bytearray():
             return base64.b64encode(value).decode()
         case date():
             return value.isoformat()
-        case Row():
-            return value.asDict(recursive=True)
+        case float() if not math.isfinite(value):
+            return str(value)
+        case None | str() | int() | float():
+            return value
     return str(value)

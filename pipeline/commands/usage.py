@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session
+from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session, regular_expression
 from pipeline.config import load_pipeline_config
-from pipeline.jobs.usage import Prices, UsageReport, day_text, written_objects
+from pipeline.jobs.usage import Prices, UsageReport, check_tiered, day_text, written_objects
 from pipeline.jobs.usage import usage as usage_job
-from pipeline.usage_line import DAY_MS, UsageBy, UsageLine
+from pipeline.repair.usage_line import DAY_MS, UsageBy, UsageLine
 from tiers.console import say, show_json, show_table
 
 
@@ -20,7 +20,10 @@ def usage(
     config: ConfigFile,
     by: Annotated[UsageBy, typer.Option("--by", help="What a line is of.")] = UsageBy.TOPIC,
     topics: Annotated[
-        str | None, typer.Option("--topics", metavar="PATTERN", help="For whole names. Everything without it.")
+        str | None,
+        typer.Option(
+            "--topics", parser=regular_expression, metavar="REGEX", help="For whole names. Everything without it."
+        ),
     ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Counts what the store lists: orphans, and copies under way too.")
@@ -38,6 +41,7 @@ def usage(
     """Adds up the bytes that the tier takes in the store; exit code 1 when some of them cannot be known."""
     settings = load_pipeline_config(config)
     prices = Prices(price_per_gib_month, price_per_1000_requests)
+    check_tiered(settings)
     with job_session(master, conf, "usage") as session:
         report = usage_job(session, settings, by, topics, verify)
     ages = report.ages(time.time_ns() // 1_000_000 // DAY_MS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ from pipeline.decode.record_columns import KAFKA_COLUMNS, MAX_ARROW_BYTES, Recor
 from pipeline.decode.wanted_batches import MAX_OFFSET, AbortedTransactions, CorruptRecordsError, wanted_batches
 from protocol.errors import CorruptBatchError
 from protocol.primitives import Buffer
-from protocol.records.compression import decompress
+from protocol.records.compression import Decompressor
 from protocol.records.record_batch import BATCH_HEADER_BYTES, RecordBatch
 from tiers.segment.segment_index import AbortedTransactionRange
 
@@ -36,6 +36,7 @@ def decode_batches(
     is_committed_only: bool,
     min_timestamp_ms: int | None = None,
     is_compiled: bool = True,
+    checked: Iterable[RecordBatch] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The records of the batches in `data` at offsets from `first_offset` to `end_offset`, both inclusive.
 
@@ -44,6 +45,9 @@ def decode_batches(
     `min_timestamp_ms` are left out without being read; others may still hold earlier records.
 
     `is_compiled` False, or no numba: the slow decoder, which gives the same.
+
+    `checked`: the batches up to the end of `data`, for one who held them against their CRCs already; else that is done
+    here.
 
     An aborted range without an end goes up to the ABORT marker: in bytes after that marker it must not be given again.
 
@@ -55,7 +59,7 @@ def decode_batches(
     view = memoryview(data)
     corrupt: CorruptRecordsError | None = None
     try:
-        for batch in wanted_batches(data, first_offset, end_offset, transactions, min_timestamp_ms):
+        for batch in wanted_batches(view, first_offset, end_offset, transactions, min_timestamp_ms, checked):
             try:
                 rows.add(view, batch, first_offset, end_offset)
             except CorruptBatchError as error:
@@ -83,25 +87,23 @@ class _Rows:
         self._fast_decoder = self._python_decoder if kernels is None else KernelDecoder(columns, kernels)
         self._decoder: PythonDecoder | KernelDecoder = self._fast_decoder
         self._size_bytes = 0
-        self._ratio = 0.0
+        self._decompressor = Decompressor()
         self.finished: list[pa.RecordBatch] = []
 
     def add(self, data: memoryview, batch: RecordBatch, first_offset: int, end_offset: int) -> None:
         """Raises `CorruptBatchError`, and has no row of the batch then."""
         if batch.magic < 2:
             self._use(self._python_decoder)
+            rows_before = len(self._python_decoder)
             payload_bytes = self._python_decoder.add_legacy(data, batch, first_offset, end_offset)
-            self._size_bytes += payload_bytes + self._row_bytes
+            self._size_bytes += payload_bytes + (len(self._python_decoder) - rows_before) * self._row_bytes
             if self._size_bytes > MAX_ARROW_BYTES:
                 self.finish()
             return
         if batch.size_bytes == BATCH_HEADER_BYTES and batch.records_count == 0:  # what compaction leaves
             return
-        # Batches of one producer shrink alike; a quarter more is for those that shrink more than the last.
-        expected_bytes = int(batch.size_bytes * self._ratio * 1.25)
-        body = data[batch.start + BATCH_HEADER_BYTES : batch.end]
-        records = decompress(batch.codec, body, expected_bytes=expected_bytes)
-        self._ratio = len(records) / batch.size_bytes
+        # Good until the next batch; by then the decoder has a copy of all that it wants of it.
+        records = self._decompressor.decompress(batch.codec, data[batch.start + BATCH_HEADER_BYTES : batch.end])
         if batch.records_count * _MIN_RECORD_BYTES > len(records):
             raise CorruptBatchError(f"{batch.records_count} records in {len(records)} bytes")
         size_bytes = len(records) + batch.records_count * self._row_bytes
@@ -118,15 +120,18 @@ class _Rows:
 
     def finish(self) -> None:
         """Nothing is added any more to the rows so far."""
-        rows = len(self._decoder)
+        rows, size_bytes = len(self._decoder), self._size_bytes
         self._size_bytes = 0
         arrays = self._decoder.take()
         if rows == 0:
             return
         arrays["topic"] = _repeated(self._topic, pa.string(), rows)
         arrays["partition"] = _repeated(self._partition, pa.int32(), rows)
-        schema = self._columns.schema
-        self.finished += _in_pieces(pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema))
+        names = self._columns.names
+        batch = pa.RecordBatch.from_arrays([arrays[name] for name in names], names)
+        # Headers may take more than what they are in a record; Arrow counts so slowly that it is asked only then.
+        is_small = size_bytes <= MAX_ARROW_BYTES and "headers" not in self._columns
+        self.finished += [batch] if is_small else _in_pieces(batch)
 
 
 def _in_pieces(batch: pa.RecordBatch) -> list[pa.RecordBatch]:

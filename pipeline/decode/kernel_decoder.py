@@ -6,6 +6,7 @@ is never touched, so it costs addresses alone.
 
 from __future__ import annotations
 
+from struct import Struct
 from types import ModuleType
 
 import numpy as np
@@ -19,6 +20,7 @@ from protocol.records.record_batch import RecordBatch
 
 _MIN_ROW_BYTES = 40
 _MIN_HEADER_BYTES = 2
+_BATCH = Struct("=10q")
 _COMPLAINTS = (
     "", "a varint that does not end, or not in 64 bits", "a record longer than what is left",
     "a record at an offset that is not the batch's", "a field longer than its record", "headers that cannot be",
@@ -39,6 +41,8 @@ class KernelDecoder:
 
     def _clear(self) -> None:
         self._table = np.zeros(self._kernels.TABLE_SIZE, np.int64)
+        self._numbers = self._table.data
+        self._batch = self._numbers.cast("B")[8 * self._kernels.SOURCE :]
         self._buffers.clear()
         self._rows = 0
         self._free_rows = 0
@@ -55,8 +59,9 @@ class KernelDecoder:
             if self._rows:
                 raise ValueError("the rows so far have to be taken first")
             self._make_buffers(count, size)
-        table = self._table
-        verdict = self._decode_records(
+        _BATCH.pack_into(
+            self._batch,
+            0,
             pa.py_buffer(records).address,
             size,
             count,
@@ -67,11 +72,11 @@ class KernelDecoder:
             batch.is_log_append_time,
             first_offset,
             end_offset,
-            table,
         )
+        verdict = self._decode_records(self._table)
         if verdict:
             raise CorruptBatchError(_COMPLAINTS[verdict])
-        self._rows = int(table[self._kernels.ROWS])
+        self._rows = self._numbers[self._kernels.ROWS]
         self._free_rows -= count
         self._free_bytes -= size
 

@@ -7,12 +7,8 @@ from its first offset up to its ABORT marker. What that producer wrote after the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
-from typing import Any
-
-import google_crc32c
-import numpy as np
 
 from protocol.errors import CorruptBatchError
 from protocol.primitives import Buffer
@@ -24,7 +20,6 @@ MAX_OFFSET = (1 << 63) - 1
 
 _CONTROL_KEY = Struct(">hh")
 _ABORT = 0
-_CRC_COVERS_FROM = 21
 
 
 class CorruptRecordsError(CorruptBatchError):
@@ -65,34 +60,30 @@ def _is_abort(buf: Buffer, marker: RecordBatch) -> bool:
     )
 
 
-def _crc_matches(data: Buffer, content: np.ndarray[Any, np.dtype[np.uint8]], batch: RecordBatch) -> bool:
-    # google_crc32c takes numpy's arrays as they lie, of other buffers only a copy.
-    if batch.magic == 2:
-        return bool(google_crc32c.value(content[batch.start + _CRC_COVERS_FROM : batch.end]) == batch.crc)
-    return crc_matches(data, batch)
-
-
 def wanted_batches(
     data: Buffer,
     first_offset: int,
     end_offset: int,
     aborted: AbortedTransactions | None,
     min_timestamp_ms: int | None,
+    checked: Iterable[RecordBatch] | None = None,
 ) -> Iterator[RecordBatch]:
     """In offset order; both offsets inclusive. `aborted` None: aborted transactions' records are wanted too.
+
+    `checked`: the batches up to the end of `data` where they were found, and held against their CRCs, before.
 
     Batches beyond `end_offset` are not looked at. Raises `CorruptRecordsError` where the bytes are not whole, ascending
     batches that match their CRCs.
     """
-    content = np.frombuffer(data, np.uint8)
+    view = memoryview(data)
     next_offset = 0
     next_position = 0
     try:
-        for batch in iterate_batches(data):
+        for batch in iterate_batches(data) if checked is None else checked:
             next_position = batch.end
             if batch.magic == 2 and batch.base_offset > end_offset:
                 return
-            if not _crc_matches(data, content, batch):
+            if checked is None and not crc_matches(view, batch):
                 raise CorruptRecordsError(batch.base_offset, "its CRC does not match")
             if batch.last_offset > MAX_OFFSET:
                 raise CorruptRecordsError(batch.base_offset, f"it goes up to offset {batch.last_offset}")

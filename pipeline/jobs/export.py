@@ -11,26 +11,28 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
-from pathlib import Path
 from typing import Literal
 from uuid import UUID
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from pipeline.chosen_partitions import NothingChosenError
 from pipeline.config import PipelineConfig
 from pipeline.decode.record_columns import ALL_COLUMNS, KAFKA_COLUMNS, RecordColumns
-from pipeline.export_ledger import ExportLedger, ParquetLedger, TileResult
-from pipeline.export_plan import ExportPlan, PlannedTile, plan_export
-from pipeline.export_target import ExportTarget, TargetSettings, open_target
+from pipeline.export.ledger import ExportLedger, ParquetLedger, TileResult
+from pipeline.export.parquet_writer import layout_of, write_parquet
+from pipeline.export.plan import ExportPlan, PlannedTile, plan_export
+from pipeline.export.target import ExportTarget, TargetSettings, open_target
+from pipeline.export.typed_values import TypedValues
 from pipeline.job import JobError, run_tasks
-from pipeline.local_read import TIMEOUT_MS
-from pipeline.options import (
+from pipeline.scratch import scratch_folder
+from pipeline.source.local_read import TIMEOUT_MS
+from pipeline.source.options import (
     DEFAULT_SPLIT_BYTES,
     EARLIEST,
     LATEST,
@@ -41,10 +43,8 @@ from pipeline.options import (
     Subscription,
     Tier,
 )
-from pipeline.parquet_writer import layout_of, write_parquet
-from pipeline.range_read import RangeReader
-from pipeline.tiered_log import AccessDeniedError, open_log
-from pipeline.typed_values import TypedValues
+from pipeline.source.range_read import RangeReader
+from pipeline.source.tiered_log import AccessDeniedError, open_log
 from pipeline.worker import worker
 from protocol.errors import CorruptBatchError, ErrorCode
 from tiers.errors import BrokerError, CorruptSegmentError
@@ -176,7 +176,9 @@ def export_by(run: RunTasks, config: PipelineConfig, request: ExportRequest) -> 
     while True:
         try:
             around = worker().run(_plan(options, request, ledger, ends, stops))
-        except (OptionError, AccessDeniedError) as error:
+        except OptionError as error:
+            raise NothingChosenError(str(error)) from error
+        except AccessDeniedError as error:
             raise JobError(str(error)) from error
         ends = around.ends
         for partition in ends:
@@ -199,7 +201,7 @@ def open_ledger(request: ExportRequest) -> ExportLedger:
     if request.iceberg is None:
         return ParquetLedger(target, request.topic, request.layout)
     try:
-        from pipeline.iceberg import IcebergLedger, open_catalog  # an extra of its own
+        from pipeline.export.iceberg import IcebergLedger, open_catalog  # an extra of its own
     except ImportError as error:
         raise JobError(str(error)) from error
     catalog = open_catalog(request.iceberg.catalog, request.iceberg.properties, request.target)
@@ -231,11 +233,11 @@ def _waves(
             return outcome
         for result in counted:
             _note(found, result)
-        outcome = Waves.SOME
-        stopped = [result for result in results if result.stopped_at is not None]
-        for result in stopped:
+        if counted or any(result.stopped_at is not None for result in results):
+            outcome = Waves.SOME
+        for result in results:
             _note_stop(found, stops, result)
-        if stopped:
+        if len(counted) < len(results):
             return outcome
     return Waves.DONE
 
@@ -271,8 +273,8 @@ def export_tile(task: ExportTask, planned: PlannedTile) -> TileResult:
     if (there := _there(task, target, name, planned)) is not None:
         return there
     for attempt in range(_ATTEMPTS):
-        with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-            file = Path(folder) / "tile.parquet"
+        with scratch_folder("export") as folder:
+            file = folder / "tile.parquet"
             batches = _Batches(task, planned)
             try:
                 records = write_parquet(file, batches.read(), task.request.schema, task.request.layout)
@@ -283,8 +285,11 @@ def export_tile(task: ExportTask, planned: PlannedTile) -> TileResult:
                     continue
                 offset = max(batches.next_offset, getattr(error, "offset", 0))
                 return TileResult(planned.tile, stopped_at=min(offset, planned.tile.end_offset), reason=str(error))
+            whole = TileResult(planned.tile, records, batches.dead_letters, file.stat().st_size)
+            if task.request.iceberg is None:
+                return replace(whole, staged=target.stage(name, file))
             if target.create(name, file):
-                return TileResult(planned.tile, records, batches.dead_letters, file.stat().st_size)
+                return whole
         break
     there = _there(task, target, name, planned)
     if there is None:
@@ -323,7 +328,7 @@ def _there(task: ExportTask, target: ExportTarget, name: str, planned: PlannedTi
     layout, records = layout_of(file)
     if layout != task.request.layout:
         raise JobError(f"{target.uri(name)} was written with other columns, or another isolation level: move it away")
-    return TileResult(planned.tile, records, file_bytes=len(file), is_new=False)
+    return TileResult(planned.tile, records, file_bytes=len(file))
 
 
 def _note_stop(found: dict[int, ExportedPartition], stops: dict[int, int], result: TileResult) -> None:

@@ -12,27 +12,31 @@ is a second copy; they collect both. What was clamped and what does not continue
 from __future__ import annotations
 
 import asyncio
-import re
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
 
+from pipeline.chosen_partitions import chosen_partitions
 from pipeline.config import PipelineConfig
+from pipeline.job import JobError
 from pipeline.job_services import job_services, run_beside, until_owned, write_manifest, written
-from pipeline.merge_plan import MergeGroup, MergeLimits, merged_segment, plan_merges, still_stand
-from pipeline.merge_task import MergeTask, MergeTaskResult, run_merge_task
-from pipeline.segment_purge import Purge, purge
+from pipeline.repair.merge_plan import MergeGroup, MergeLimits, merged_segment, plan_merges, still_stand
+from pipeline.repair.merge_task import MergeTask, MergeTaskResult, run_merge_task
+from pipeline.repair.segment_purge import Purge, purge
 from pipeline.task_runner import TaskRunner
-from tiers.errors import InvalidTransitionError, RemoteStorageError
+from tiers.console import progress_count, say
+from tiers.each_of import each_of
+from tiers.errors import InvalidTransitionError, RemoteLogError, RemoteLogMetadataError, RemoteStorageError
 from tiers.manager.segment_deletion import delete_segment, write_state
 from tiers.manager.task_services import TaskServices
+from tiers.metadata.quick_values import making_many
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.open_tier import OpenTier, each_of, open_tier
+from tiers.open_tier import OpenTier, open_tier
 from tiers.owned_tier import owned_tier
 
 DEFAULT_GRACE_MS = 60_000
@@ -54,22 +58,19 @@ class Merge:
     merged: list[RemoteLogSegmentMetadata] = field(default_factory=list)
     failed: list[tuple[MergeGroup, str]] = field(default_factory=list)
     purge: Purge = field(default_factory=Purge)
-
-
-def chosen_partitions(metadata: RemoteLogMetadataReader, topics: str) -> list[TopicIdPartition]:
-    """Of the topics whose whole name matches the expression."""
-    known = [each for each in metadata.partitions() if re.fullmatch(topics, each.topic)]
-    return sorted(known, key=lambda each: (each.topic, each.topic_id, each.partition))
+    troubles: dict[TopicIdPartition, RemoteLogError] = field(default_factory=dict)
+    """Of whose metadata could not be written: nothing more is tried there."""
 
 
 def planned_merges(metadata: RemoteLogMetadataReader, topics: str, limits: MergeLimits) -> list[MergeGroup]:
     found = chosen_partitions(metadata, topics)
-    return [group for partition in found for group in plan_merges(metadata, partition, limits)]
+    with making_many():
+        return [group for partition in found for group in plan_merges(metadata, partition, limits)]
 
 
 async def plan_merge(config: PipelineConfig, topics: str, limits: MergeLimits) -> Merge:
     """What would be merged. Raises `RemoteTierError`."""
-    async with open_tier(config) as tier:
+    async with open_tier(config, progress_count) as tier:
         return Merge(planned_merges(tier.metadata, topics, limits))
 
 
@@ -78,13 +79,16 @@ async def merge(
 ) -> Merge:
     """Raises `RemoteTierError`, `JobError`."""
 
-    async def choose(tier: OpenTier) -> Iterable[TopicIdPartition]:
-        return [group.partition for group in planned_merges(tier.metadata, topics, limits)]
+    chosen: set[TopicIdPartition] = set()
 
-    async with owned_tier(config, choose) as tier:
+    async def choose(tier: OpenTier) -> Iterable[TopicIdPartition]:
+        chosen.update(group.partition for group in planned_merges(tier.metadata, topics, limits))
+        return chosen
+
+    async with owned_tier(config, choose, watch=progress_count) as tier:
         # As it is now that nobody else changes it.
         await tier.refresh()
-        groups = [each for each in planned_merges(tier.metadata, topics, limits) if tier.metadata.owns(each.partition)]
+        groups = [each for each in planned_merges(tier.metadata, topics, limits) if each.partition in chosen]
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder, job_services(tier, Path(folder)) as services:
             return await merge_groups(services, config, runner, groups, grace_ms)
 
@@ -105,12 +109,30 @@ async def merge_groups(
         for _ in range(_ATTEMPTS):
             wave = await _merge_wave(services, config, runner, wave, done, replaced, sleep)
         done.failed += [(group, "executors were lost again and again") for group in wave]
+    unnamed = await _write_manifests(services, replaced)
+    kept = [(part, unnamed[part.topic_id_partition]) for part in replaced if part.topic_id_partition in unnamed]
+    replaced = [part for part in replaced if part.topic_id_partition not in unnamed]
     if replaced:
-        for partition in dict.fromkeys(each.topic_id_partition for each in replaced):
-            await write_manifest(services, partition)
         await sleep(max(grace_ms, services.settings.visible_after_ms) / 1000)
         done.purge = await purge(services, config, runner, replaced)
+    done.purge.failed += kept
     return done
+
+
+async def _write_manifests(
+    services: TaskServices, replaced: Sequence[RemoteLogSegmentMetadata]
+) -> dict[TopicIdPartition, str]:
+    """Of which partitions it failed, and why: what their manifests accept stays."""
+    troubles: dict[TopicIdPartition, str] = {}
+
+    async def write(partition: TopicIdPartition) -> None:
+        try:
+            await write_manifest(services, partition)
+        except RemoteLogError as error:
+            troubles[partition] = str(error)
+
+    await each_of(list(dict.fromkeys(each.topic_id_partition for each in replaced)), write, _WRITES_AT_ONCE)
+    return troubles
 
 
 async def _merge_wave(
@@ -123,11 +145,28 @@ async def _merge_wave(
     sleep: Sleep,
 ) -> list[MergeGroup]:
     """Those that are to be tried again, by another name."""
-    started = [merged_segment(each, uuid4(), services.settings.broker_id, services.wall_clock_ms()) for each in groups]
-    await each_of(started, lambda segment: _announce(services, segment), _WRITES_AT_ONCE)
+    plan: list[MergeTask] = []
+
+    async def announce(group: MergeGroup) -> None:
+        segment = merged_segment(group, uuid4(), services.settings.broker_id, services.wall_clock_ms())
+        try:
+            if group.partition in done.troubles:
+                raise done.troubles[group.partition]
+            await _announce(services, segment)
+        except RemoteLogError as error:
+            done.failed.append((group, str(error)))
+            done.troubles[group.partition] = error
+        else:
+            plan.append(MergeTask(config, services.cluster_id, group, segment))
+
+    await each_of(groups, announce, _WRITES_AT_ONCE)
     services.checkpoint("merge-started-written")
-    plan = [MergeTask(config, services.cluster_id, *pair) for pair in zip(groups, started, strict=True)]
-    results = await run_beside(runner, "merging segments", plan, run_merge_task)
+    try:
+        results = await run_beside(runner, "merging segments", plan, run_merge_task)
+    except JobError:
+        # Spark gave up tasks that may still write; what is theirs is deleted by who owns the partitions next.
+        await sleep(LOST_GRACE_MS / 1000)
+        raise
     services.checkpoint("merged-objects-written")
     lost: list[MergeTask] = []
 
@@ -135,7 +174,15 @@ async def _merge_wave(
         segment = replace(task.merged, custom_metadata=result.custom_metadata)
         error = result.error
         if error is None:
-            error = await _finish(services, task.group, segment)
+            try:
+                if task.group.partition in done.troubles:
+                    raise done.troubles[task.group.partition]
+                error = await _finish(services, task.group, segment)
+            except RemoteLogError as trouble:
+                # It may count all the same: who owns the partition next sees that, and deletes the one or the others.
+                done.failed.append((task.group, str(trouble)))
+                done.troubles[task.group.partition] = trouble
+                return
         if error is None:
             done.merged.append(segment)
             replaced.extend(task.group.parts)
@@ -165,6 +212,9 @@ async def _finish(services: TaskServices, group: MergeGroup, merged: RemoteLogSe
     """Why it must not count, if it must not."""
 
     async def write() -> None:
+        known = services.metadata.remote_log_segment_metadata_by_id(merged.segment_id)
+        if known is not None and known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+            return  # by the write whose answer was not seen: its parts may be gone since
         if not still_stand(services.metadata, group):
             raise InvalidTransitionError("a part of it was deleted or cut meanwhile")
         await write_state(services, merged, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
@@ -179,10 +229,16 @@ async def _finish(services: TaskServices, group: MergeGroup, merged: RemoteLogSe
 
 async def _discard(services: TaskServices, merged: RemoteLogSegmentMetadata, custom_metadata: bytes | None) -> None:
     """What cannot be deleted now is a leftover that the owner collects."""
-    if services.metadata.remote_log_segment_metadata_by_id(merged.segment_id) is None:
-        return
     try:
         await until_owned(services, merged.topic_id_partition)
-        await delete_segment(services, merged, custom_metadata)
+        known = services.metadata.remote_log_segment_metadata_by_id(merged.segment_id)
+        if known is None:
+            # Who owned the partition meanwhile deleted it, and the task may have stored it after that.
+            await _announce(services, merged)
+            known = merged
+        if known.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+            await delete_segment(services, known, custom_metadata)
     except RemoteStorageError as error:
         await services.failed_deletions.failed(merged, error, services.clock_ms(), services.wall_clock_ms())
+    except RemoteLogMetadataError as error:
+        say(f"{merged.topic_id_partition}: what was begun of a merge is left to the owner: {error}")

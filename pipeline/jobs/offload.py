@@ -4,7 +4,8 @@
   and their trims too. It trims nothing.
 * A wave: every partition that it takes is looked at as an owner does, its tiles are announced, the executors copy them,
   and what counts is committed. What is left of a wave that was ended half way is deleted by name, by the driver or by
-  the next owner; so a run may be ended at any moment, and the next goes on where the metadata says.
+  the next owner, for the metadata has all the names that any attempt may have used; so a run may be ended at any
+  moment, and the next goes on where the metadata says.
 * A partition that cannot be read on, or fails again and again, is left alone and reported; the others go on.
 """
 
@@ -13,30 +14,43 @@ from __future__ import annotations
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 
+from pipeline.chosen_partitions import NothingChosenError
 from pipeline.config import PipelineConfig
-from pipeline.job import JobError, run_tasks
+from pipeline.job import run_tasks
 from pipeline.job_services import job_services
-from pipeline.offload_driver import OffloadDriver, OffloadOptions, OffloadReport, PlannedPartition
-from pipeline.offload_task import OffloadResult, OffloadTask, Stop, copy_tiles
+from pipeline.offload.driver import OffloadDriver, OffloadOptions, OffloadReport, PlannedPartition
+from pipeline.offload.nothing_tiered import NothingTieredYet
+from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
 from pipeline.worker import worker
-from tiers.console import say
+from tiers.console import progress_count, say
 from tiers.errors import RemoteLogError
 from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.tiered_topics import TieredTopics
 from tiers.manager.topic_policy import TopicPolicy, topic_rule
+from tiers.metadata.topic_based_settings import TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
-from tiers.open_tier import OpenTier, open_tier
+from tiers.open_tier import (
+    OpenTier,
+    RemoteTierError,
+    open_key_ring,
+    open_storage,
+    open_tier,
+    segments_without_metadata,
+    storage_cluster_id,
+    tiered_cluster,
+)
 from tiers.owned_tier import owned_tier
 
 _LOST_GRACE_S = 3.0
-"""Longer than Spark takes to end what it gave up (`spark.python.task.killTimeout`)."""
+"""Longer than Spark takes to end what it gave up (`spark.python.task.killTimeout`). What still writes after it, on a
+machine that was cut off, leaves objects that no record names any more: `tier orphans` finds them."""
 _NO_SPOOL = Path(tempfile.gettempdir())
 """The executors make the segments."""
 
@@ -49,14 +63,16 @@ def offload(session: SparkSession, config: PipelineConfig, options: OffloadOptio
     def run(tasks: Sequence[OffloadTask]) -> list[OffloadResult]:
         return run_tasks(session, "offload", tasks, copy_tiles)
 
-    return run_offload(config, options, run, session.sparkContext.defaultParallelism)
+    context = session.sparkContext
+    is_speculative = str(context.getConf().get("spark.speculation")).lower() == "true"
+    return run_offload(config, options, run, context.defaultParallelism, is_speculative=is_speculative)
 
 
 def plan_offload(config: PipelineConfig, options: OffloadOptions) -> list[PlannedPartition]:
     """What a run would copy now, partition by partition; owns and changes nothing."""
 
     async def plan() -> list[PlannedPartition]:
-        async with open_tier(config) as tier:
+        async with _tier_as_it_is(config) as tier:
             policies = await _policies(tier, options)
             with job_services(tier, _NO_SPOOL) as services:
                 driver = OffloadDriver(tier, config, options, policies, 1, services)
@@ -66,8 +82,11 @@ def plan_offload(config: PipelineConfig, options: OffloadOptions) -> list[Planne
     return worker().run(plan())
 
 
-def run_offload(config: PipelineConfig, options: OffloadOptions, run: Runner, parallelism: int) -> OffloadReport:
-    """As `offload`; `run` gives the results of the tasks in their order, and may run them anywhere."""
+def run_offload(
+    config: PipelineConfig, options: OffloadOptions, run: Runner, parallelism: int, *, is_speculative: bool = False
+) -> OffloadReport:
+    """As `offload`; `run` gives the results of the tasks in their order, and may run them anywhere. `is_speculative`: a
+    task may run twice at a time."""
     policies: list[TopicPolicy] = []
 
     async def choose(tier: OpenTier) -> Iterable[TopicIdPartition]:
@@ -76,20 +95,22 @@ def run_offload(config: PipelineConfig, options: OffloadOptions, run: Runner, pa
 
     began_s = time.monotonic()
     with (
-        worker().hold(owned_tier(config, choose, options.claim_timeout_ms, is_new=True)) as tier,
+        worker().hold(owned_tier(config, choose, options.claim_timeout_ms, is_new=True, watch=progress_count)) as tier,
         job_services(tier, _NO_SPOOL) as services,
     ):
-        driver = OffloadDriver(tier, config, options, policies, parallelism, services)
+        driver = OffloadDriver(tier, config, options, policies, parallelism, services, is_speculative=is_speculative)
         try:
             worker().run(driver.survey())
+            worker().run(driver.collect())
             while tasks := worker().run(driver.next_wave()):
                 say(f"offload: wave {driver.waves}, {len(tasks)} partitions, {driver.copied_bytes} bytes copied so far")
                 results = run(tasks)
-                if any(one.stopped is not None and one.stopped.why is Stop.LOST for one in results):
+                if is_speculative or any(one.attempt > 0 for one in results):
                     time.sleep(_LOST_GRACE_S)
                 worker().run(driver.commit(results))
                 if driver.is_failing:
                     time.sleep(options.failure_pause_s)
+            worker().run(driver.collect())
         except BaseException:
             if driver.under_way:
                 time.sleep(_LOST_GRACE_S)
@@ -99,17 +120,39 @@ def run_offload(config: PipelineConfig, options: OffloadOptions, run: Runner, pa
         return driver.report(time.monotonic() - began_s)
 
 
+@asynccontextmanager
+async def _tier_as_it_is(config: PipelineConfig) -> AsyncIterator[OpenTier]:
+    """Also where nothing was tiered yet: it stays so."""
+    async with tiered_cluster(config, is_new=True) as (client, cluster):
+        if config.remote_log.metadata_topic in cluster.topics:
+            async with open_tier(config, progress_count) as tier:
+                yield tier
+            return
+        cluster_id = storage_cluster_id(config, cluster.cluster_id)
+        async with open_storage(config, cluster.cluster_id) as storage:
+            refusal = await segments_without_metadata(config, cluster_id, storage)
+            if refusal is not None:
+                raise RemoteTierError(refusal)
+            with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
+                metadata = NothingTieredYet(client, TopicBasedSettings(Path(folder)))
+                try:
+                    await metadata.open()
+                    yield OpenTier(config, client, cluster, metadata, storage, cluster_id, open_key_ring(config))
+                finally:
+                    await metadata.close()
+
+
 async def _policies(tier: OpenTier, options: OffloadOptions) -> list[TopicPolicy]:
     """Raises `JobError` when there are none."""
     try:
         wanted = re.compile(options.topics)
     except re.error as error:
-        raise JobError(f"{options.topics!r} is no regular expression: {error}") from error
+        raise NothingChosenError(f"{options.topics!r} is no regular expression: {error}") from error
     rules = [topic_rule(topic) for topic in tier.config.topics]
     metrics = RemoteLogManagerMetrics(CollectorRegistry())
     topics = TieredTopics(tier.client, rules, metrics, tier.metadata.topic_tier_config)
     found = await topics.refresh(tier.config.upstream.request_timeout_ms)
     chosen = [policy for policy in found.values() if wanted.fullmatch(policy.topic) and not policy.copy_disable]
     if not chosen:
-        raise JobError(f"no topic that is tiered, and may be copied, matches {options.topics!r}")
+        raise NothingChosenError(f"no topic that is tiered, and may be copied, matches {options.topics!r}")
     return sorted(chosen, key=lambda policy: policy.topic)

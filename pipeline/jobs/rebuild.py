@@ -13,11 +13,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
+from pipeline.chosen_partitions import chosen_partitions
 from pipeline.config import PipelineConfig
-from pipeline.indexes_task import IndexesResult, IndexesTask, make_indexes
 from pipeline.job_services import run_beside
-from pipeline.store_scan import parts_of, planned_rebuild, scan_store
+from pipeline.repair.indexes_task import IndexesResult, IndexesTask, make_indexes
+from pipeline.repair.store_scan import parts_of, planned_rebuild, scan_store
 from pipeline.task_runner import TaskRunner
+from tiers.console import progress_count
 from tiers.metadata.partition_manifest import PartitionManifest
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
@@ -49,9 +51,10 @@ async def rebuild_indexes(
         )
 
     async def chosen(tier: OpenTier) -> Iterable[TopicIdPartition]:
-        return [each for each in tier.metadata.partitions() if re.fullmatch(topics, each.topic)]
+        return chosen_partitions(tier.metadata, topics)
 
-    async with owned_tier(config, chosen) if is_applied else open_tier(config) as tier:
+    opening = owned_tier(config, chosen, watch=progress_count) if is_applied else open_tier(config, progress_count)
+    async with opening as tier:
         await tier.refresh()
         finished = [each for one in await chosen(tier) for each in finished_segments(tier.metadata, one)]
         return await _indexes_of(config, runner, cluster_id, finished, is_applied)

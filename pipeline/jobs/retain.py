@@ -1,7 +1,9 @@
 """`retain`: large purges: what expiration would delete, decided by its own rules, deleted by executors.
 
-* Of topics: by time, by size of what is remote, by log start. The tier's log start moves first; what brokers still have
-  below it goes as it does otherwise. A partition whose log diverged is left alone.
+* Of topics: by time, by size, by log start. The tier's log start moves first; what brokers still have below it goes as
+  it does otherwise. A partition whose log diverged is left alone.
+* `retention.bytes` is over both tiers, but how much is local alone nobody tells who has not read it. It counts as
+  nothing: at most what expiration would delete goes, and the proxies, who read it to copy it, delete the rest.
 * Of deleted topics: all, once no broker has known them for the delay that the proxies wait too.
 
 The job owns the metadata partitions meanwhile, and does again what an earlier one did not end.
@@ -10,7 +12,6 @@ The job owns the metadata partitions meanwhile, and does again what an earlier o
 from __future__ import annotations
 
 import asyncio
-import re
 import tempfile
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +19,13 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from pipeline.chosen_partitions import NothingChosenError, chosen_partitions
 from pipeline.config import PipelineConfig
-from pipeline.job_services import job_services, until_owned
-from pipeline.segment_purge import Purge, purge
+from pipeline.job_services import job_services, written
+from pipeline.repair.segment_purge import Purge, purge
 from pipeline.task_runner import TaskRunner
+from tiers.console import progress_count
+from tiers.each_of import each_of
 from tiers.errors import RemoteLogError
 from tiers.manager.expiration_task import RLMExpirationTask
 from tiers.manager.lineage import check_remote_lineage
@@ -30,14 +34,14 @@ from tiers.manager.task_services import TaskServices
 from tiers.manager.tiered_topics import TieredTopics
 from tiers.manager.topic_deletion import (
     ClusterTopicExistence,
-    TopicExistence,
     begin_partition_deletion,
     end_partition_deletion,
 )
 from tiers.manager.topic_policy import TopicPolicy, topic_rule
+from tiers.metadata.quick_values import making_many
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.open_tier import OpenTier, each_of, open_tier
+from tiers.open_tier import OpenTier, open_tier
 from tiers.owned_tier import owned_tier
 
 Sleep = Callable[[float], Awaitable[object]]
@@ -63,6 +67,8 @@ class PartitionRetention:
 class Retention:
     partitions: list[PartitionRetention] = field(default_factory=list)
     is_applied: bool = False
+    doubtful: set[TopicIdPartition] = field(default_factory=set)
+    """Of topics of which the brokers do not agree whether they exist: nothing is deleted."""
 
     @property
     def has_findings(self) -> bool:
@@ -71,21 +77,24 @@ class Retention:
 
 async def plan_retention(config: PipelineConfig, topics: str, *, deleted_topics: bool) -> Retention:
     """What would go. Raises `RemoteTierError`."""
-    async with open_tier(config) as tier:
+    async with open_tier(config, progress_count) as tier:
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder, job_services(tier, Path(folder)) as services:
             if deleted_topics:
-                gone = await _gone(tier, ClusterTopicExistence(tier.client))
+                gone, doubtful = await _gone(tier, ClusterTopicExistence(tier.client))
                 return Retention(
                     [
                         PartitionRetention(each, None, list(tier.metadata.list_remote_log_segments(each)))
                         for each in tier.metadata.partitions()
                         if each in gone
-                    ]
+                    ],
+                    doubtful=doubtful,
                 )
             planned = []
-            for partition, policy in (await _policies(tier, topics)).items():
-                log_start, segments = RLMExpirationTask(services, partition).expired(policy)
-                planned.append(PartitionRetention(partition, log_start, segments))
+            policies = await _policies(tier, topics)
+            with making_many():
+                for partition, policy in policies.items():
+                    log_start, segments = RLMExpirationTask(services, partition).expired(policy)
+                    planned.append(PartitionRetention(partition, log_start, segments))
             return Retention([each for each in planned if each.segments])
 
 
@@ -101,6 +110,7 @@ async def retain(
     """`delay_ms`: how long no broker must have known a deleted topic; None: as configured. Raises `RemoteTierError`,
     `JobError`."""
     gone: set[TopicIdPartition] = set()
+    doubtful: set[TopicIdPartition] = set()
     policies: dict[TopicIdPartition, TopicPolicy] = {}
 
     async def choose(tier: OpenTier) -> Iterable[TopicIdPartition]:
@@ -108,15 +118,17 @@ async def retain(
             policies.update(await _policies(tier, topics))
             return policies
         existence = ClusterTopicExistence(tier.client)
-        gone.update(await _gone(tier, existence))
-        if gone:
+        missing, unsure = await _gone(tier, existence)
+        if missing:
             await sleep((config.remote_log.topic_deletion_delay_ms if delay_ms is None else delay_ms) / 1000)
-            gone.intersection_update(await _gone(tier, existence))
+            still, unsure = await _gone(tier, existence)
+            gone.update(missing & still)
+        doubtful.update(unsure)
         return gone
 
-    async with owned_tier(config, choose) as tier:
+    async with owned_tier(config, choose, watch=progress_count) as tier:
         await tier.refresh()
-        done = Retention(is_applied=True)
+        done = Retention(is_applied=True, doubtful=doubtful)
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder, job_services(tier, Path(folder)) as services:
             if deleted_topics:
                 done.partitions = await delete_partitions(services, config, runner, sorted(gone, key=_by_name))
@@ -140,7 +152,12 @@ async def expire_partitions(
     async def expire(partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
         timeout_ms = services.settings.request_timeout_ms
         await check_remote_lineage(services.source, services.metadata, partition, timeout_ms)
-        return await RLMExpirationTask(services, partition).expire(policies[partition])
+        task = RLMExpirationTask(services, partition)
+        log_start, _ = task.expired(policies[partition])
+        segments = await task.expire(policies[partition])
+        if (services.metadata.log_start_offset(partition) or 0) < log_start:
+            raise RemoteLogError(f"{partition}: nothing expires while this machine's clock and the brokers' differ")
+        return segments
 
     async def apply(partition: TopicIdPartition) -> None:
         timeout_ms = services.settings.request_timeout_ms
@@ -178,35 +195,36 @@ async def _purged(
     async def begun(partition: TopicIdPartition) -> PartitionRetention:
         one = PartitionRetention(partition, None, [])
         try:
-            await until_owned(services, partition)
-            one.segments = await begin(partition)
+            one.segments = await written(services, partition, lambda: begin(partition))
         except RemoteLogError as error:
             one.error = str(error)
         return one
 
     async def ended(one: PartitionRetention) -> None:
         try:
-            await until_owned(services, one.partition)
-            await end(one.partition)
+            await written(services, one.partition, lambda: end(one.partition))
         except RemoteLogError as error:
             one.error = str(error)
 
     done = await each_of(partitions, begun, _AT_ONCE)
     result = await purge(services, config, runner, [segment for one in done for segment in one.segments])
+    purged = result.by_partition()
     for one in done:
         one.log_start_offset = services.metadata.log_start_offset(one.partition)
         if one.segments:
-            one.purge = result.of(one.partition)
+            one.purge = purged.get(one.partition, Purge())
     await each_of([one for one in done if one.error is None], ended, _AT_ONCE)
     return done
 
 
-async def _gone(tier: OpenTier, existence: TopicExistence) -> set[TopicIdPartition]:
-    """What is remote of topics that no broker knows."""
+async def _gone(
+    tier: OpenTier, existence: ClusterTopicExistence
+) -> tuple[set[TopicIdPartition], set[TopicIdPartition]]:
+    """What is remote of topics that no broker knows, and of those of which the brokers do not agree."""
     known = tier.metadata.partitions()
     timeout_ms = tier.config.upstream.request_timeout_ms
-    missing = await existence.gone({each.topic_id for each in known}, timeout_ms)
-    return {each for each in known if each.topic_id in missing}
+    missing, doubtful = await existence.gone_and_doubtful({each.topic_id for each in known}, timeout_ms)
+    return {each for each in known if each.topic_id in missing}, {each for each in known if each.topic_id in doubtful}
 
 
 async def _policies(tier: OpenTier, topics: str) -> dict[TopicIdPartition, TopicPolicy]:
@@ -215,14 +233,16 @@ async def _policies(tier: OpenTier, topics: str) -> dict[TopicIdPartition, Topic
         tier.client, rules, RemoteLogManagerMetrics(CollectorRegistry()), tier.metadata.topic_tier_config
     )
     await tiered.refresh(tier.config.upstream.request_timeout_ms)
-    known = set(tier.metadata.partitions())
-    return {
+    chosen = set(chosen_partitions(tier.metadata, topics))
+    found = {
         partition: policy
         for policy in tiered.policies.values()
-        if re.fullmatch(topics, policy.topic)
         for partition in policy.partitions()
-        if partition in known
+        if partition in chosen
     }
+    if not found:
+        raise NothingChosenError(f"no topic that is tiered matches {topics!r}: is it deleted, or tiered no more?")
+    return found
 
 
 def _by_name(partition: TopicIdPartition) -> tuple[str, str, int]:

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
@@ -21,9 +20,9 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from pipeline.chosen_partitions import chosen_partitions
 from pipeline.config import PipelineConfig
-from pipeline.job import JobError
-from pipeline.scrub_report import (
+from pipeline.repair.scrub_report import (
     Finding,
     FindingKind,
     InnerGap,
@@ -36,16 +35,19 @@ from pipeline.scrub_report import (
     of_overlap,
     of_segment,
 )
-from pipeline.segment_scrub import ScrubSetup, SegmentVerdict, scrub_segments
-from pipeline.store_listing import ListSetup, Misfit, expected_partition, list_part, listing_plan
+from pipeline.repair.segment_scrub import ScrubSetup, SegmentVerdict, scrub_segments
+from pipeline.repair.store_listing import ListSetup, Misfit, expected_partition, list_part, listing_plan
 from pipeline.task_runner import SparkRunner, TaskRunner
 from pipeline.worker import worker
+from tiers.console import progress_count
+from tiers.each_of import each_of
 from tiers.errors import RemoteResourceNotFoundError
 from tiers.manager.segment_verification import persistently
+from tiers.metadata.quick_values import making_many
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.open_tier import OpenTier, each_of, open_tier, readable_segments
+from tiers.open_tier import OpenTier, open_tier, readable_segments
 from tiers.orphans import ORPHAN, UPLOAD, OrphanReport, delete_orphans, judge_orphans
 from tiers.resume_notes import note_segment, noted_segments
 from tiers.segment_tiling import OffsetRun, Overlap, gaps, overlaps
@@ -78,26 +80,25 @@ def scrub(session: SparkSession, config: PipelineConfig, options: ScrubOptions |
     """Raises `JobError`, `RemoteTierError`."""
 
     async def work() -> ScrubReport:
-        async with open_tier(config) as tier:
+        async with open_tier(config, progress_count) as tier:
             return await scrub_tier(tier, config, SparkRunner(session), options or ScrubOptions())
 
     return worker().run(work())
 
 
 async def scrub_tier(tier: OpenTier, config: PipelineConfig, runner: TaskRunner, options: ScrubOptions) -> ScrubReport:
-    partitions = chosen_partitions(tier, options.topics)
-    segments = {each: list(tier.metadata.list_remote_log_segments(each)) for each in partitions}
+    partitions = chosen_partitions(tier.metadata, options.topics)
     report = ScrubReport(options.level, partitions=len(partitions))
-    overlapping = {_both(one) for one in _overlaps(tier, partitions)}
-    expected = [expected_partition(each, found) for each, found in segments.items()]
+    overlapping = {_both(one): one.one.topic_id_partition for one in _overlaps(tier, partitions)}
+    expected = [expected_partition(each, tier.metadata.stored_segments(each)) for each in partitions]
+    segments = [] if options.level is ScrubLevel.META else _finished_segments(tier, partitions)
     plan = listing_plan(expected, tier.cluster_id, options.topics is None)
     setup = ListSetup(config, tier.cluster_id)
     listed = await asyncio.to_thread(runner.run, "listing", plan, partial(list_part, setup))
     uploads = [] if options.topics is not None else [upload async for upload in tier.storage.list_uploads()]
     read: list[SegmentVerdict] = []
     if options.level is not ScrubLevel.META:
-        every = [each for found in segments.values() for each in found if _is_finished(each)]
-        read = await _read_back(tier, config, runner, options, every, report)
+        read = await _read_back(tier, config, runner, options, segments, report)
 
     await tier.refresh()
     findings = _of_verdicts(tier, read, report)
@@ -106,7 +107,7 @@ async def scrub_tier(tier: OpenTier, config: PipelineConfig, runner: TaskRunner,
         tier, [misfit for part in listed for misfit in part.misfits if misfit.segment_id not in judged], report
     )
     findings += [of_gap(each.topic, each.partition, run) for each in partitions for run in gaps(tier.metadata, each)]
-    findings += [of_overlap(one) for one in _overlaps(tier, partitions) if _both(one) in overlapping]
+    findings += [of_overlap(one) for one in _overlaps(tier, set(overlapping.values())) if _both(one) in overlapping]
     report.objects = sum(part.objects for part in listed)
     report.stored_bytes = sum(part.stored_bytes for part in listed)
     unknown = [stored for part in listed for stored in part.unknown]
@@ -115,18 +116,6 @@ async def scrub_tier(tier: OpenTier, config: PipelineConfig, runner: TaskRunner,
     findings += await _of_orphans(tier, orphans, older_than_ms, options, report)
     report.findings = in_order(findings)
     return report
-
-
-def chosen_partitions(tier: OpenTier, topics: str | None) -> list[TopicIdPartition]:
-    """Whose topic's whole name matches, by name. Raises `JobError`."""
-    try:
-        pattern = re.compile(topics or ".*", re.DOTALL)
-    except re.error as error:
-        raise JobError(f"{topics!r} is no pattern: {error}") from None
-    found = [each for each in tier.metadata.partitions() if pattern.fullmatch(each.topic)]
-    if topics is not None and not found:
-        raise JobError(f"nothing of {topics} is in the remote tier")
-    return sorted(found, key=lambda each: (each.topic, each.topic_id, each.partition))
 
 
 def packed(
@@ -264,6 +253,11 @@ def _finished(tier: OpenTier, segment_id: RemoteLogSegmentId) -> RemoteLogSegmen
     return segment if segment is not None and _is_finished(segment) else None
 
 
+def _finished_segments(tier: OpenTier, partitions: Sequence[TopicIdPartition]) -> list[RemoteLogSegmentMetadata]:
+    with making_many():
+        return [segment for each in partitions for segment in readable_segments(tier, each)]
+
+
 def _is_finished(segment: RemoteLogSegmentMetadata) -> bool:
     return segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
@@ -271,7 +265,8 @@ def _is_finished(segment: RemoteLogSegmentMetadata) -> bool:
 def _overlaps(tier: OpenTier, partitions: Collection[TopicIdPartition]) -> Iterator[Overlap]:
     for each in partitions:
         log_start = tier.metadata.log_start_offset(each)
-        yield from overlaps(readable_segments(tier, each), log_start or 0)
+        finished = (segment for segment in tier.metadata.stored_segments(each) if segment.is_finished)
+        yield from overlaps(finished, log_start or 0)
 
 
 def _both(overlap: Overlap) -> tuple[RemoteLogSegmentId, RemoteLogSegmentId]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 import pipeline
-from pipeline.datasource import NAME as RECORDS
-from pipeline.segments_relation import NAME as SEGMENTS
+from pipeline.source.datasource import NAME as RECORDS
+from pipeline.source.segments_relation import NAME as SEGMENTS
 
 VIEWS = {"tiered": RECORDS, "tiered_segments": SEGMENTS}
 

@@ -8,24 +8,26 @@ counts is what `du` counts where the store is a folder, without temporary files.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
 
+from pipeline.chosen_partitions import chosen_partitions
 from pipeline.config import PipelineConfig
 from pipeline.job import JobError
-from pipeline.jobs.scrub import chosen_partitions
-from pipeline.store_listing import ListSetup, expected_partition, list_part, listing_plan, time_of
+from pipeline.repair.store_listing import ListSetup, expected_partition, list_part, listing_plan, time_of
+from pipeline.repair.usage_line import DAY_MS, UsageBy, UsageLine, grouped
 from pipeline.task_runner import SparkRunner, TaskRunner
-from pipeline.usage_line import DAY_MS, UsageBy, UsageLine, grouped
 from pipeline.worker import worker
+from tiers.console import progress_count
+from tiers.each_of import each_of
 from tiers.errors import RemoteStorageError
+from tiers.metadata.stored_segment import StoredSegment, stored_segment
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.open_tier import OpenTier, each_of, open_tier, readable_segments
+from tiers.open_tier import OpenTier, open_tier, tiered_cluster
 from tiers.usage import manifest_bytes, stored_sizes
 
 AGES_DAYS = (1, 7, 30, 90, 365)
@@ -98,6 +100,16 @@ def written_objects(line: UsageLine) -> int:
     return 2 * line.segments
 
 
+def check_tiered(config: PipelineConfig) -> None:
+    """Before Spark is started for it. Raises `RemoteTierError` where nothing was tiered yet, or no broker answers."""
+
+    async def look() -> None:
+        async with tiered_cluster(config):
+            pass
+
+    worker().run(look())
+
+
 def usage(
     session: SparkSession,
     config: PipelineConfig,
@@ -108,7 +120,7 @@ def usage(
     """`topics` is a pattern for whole names. Raises `JobError`, `RemoteTierError`."""
 
     async def work() -> UsageReport:
-        async with open_tier(config) as tier:
+        async with open_tier(config, progress_count) as tier:
             return await usage_of_tier(tier, config, SparkRunner(session), by, topics, is_verified)
 
     return worker().run(work())
@@ -122,11 +134,11 @@ async def usage_of_tier(
     topics: str | None = None,
     is_verified: bool = False,
 ) -> UsageReport:
-    partitions = chosen_partitions(tier, topics)
+    partitions = chosen_partitions(tier.metadata, topics)
     report = UsageReport(by, is_verified)
     setup = ListSetup(config, tier.cluster_id)
     if is_verified:
-        expected = [expected_partition(each, list(tier.metadata.list_remote_log_segments(each))) for each in partitions]
+        expected = [expected_partition(each, tier.metadata.stored_segments(each)) for each in partitions]
         plan = listing_plan(expected, tier.cluster_id, topics is None)
         listed = await asyncio.to_thread(runner.run, "listing", plan, partial(list_part, setup))
         names = {str(each.topic_id): each.topic for each in tier.metadata.partitions()}
@@ -135,7 +147,7 @@ async def usage_of_tier(
                 line.topic = names.get(line.topic_id, line.topic)
         report.details = grouped((line for part in listed for line in part.usage), None)
         return report
-    tasks = list(_measure_plan([(each, readable_segments(tier, each)) for each in partitions]))
+    tasks = list(_measure_plan((each, tier.metadata.stored_segments(each)) for each in partitions))
     measured = await asyncio.to_thread(runner.run, "measuring", tasks, partial(measure, setup))
     report.details = grouped((line for part in measured for line in part.lines), None)
     report.unreadable = [said for part in measured for said in part.unreadable]
@@ -146,7 +158,9 @@ async def usage_of_tier(
 
 @dataclass(frozen=True, slots=True)
 class MeasureTask:
-    segments: tuple[RemoteLogSegmentMetadata, ...]
+    """`segments`: the partition's key and the bytes of each (`StoredSegment`)."""
+
+    segments: tuple[tuple[bytes, bytes], ...]
     manifests: tuple[TopicIdPartition, ...]
 
 
@@ -157,14 +171,16 @@ class Measured:
 
 
 def _measure_plan(
-    partitions: Sequence[tuple[TopicIdPartition, Sequence[RemoteLogSegmentMetadata]]],
+    partitions: Iterable[tuple[TopicIdPartition, Iterable[StoredSegment]]],
 ) -> Iterator[MeasureTask]:
-    segments: list[RemoteLogSegmentMetadata] = []
+    segments: list[tuple[bytes, bytes]] = []
     manifests: list[TopicIdPartition] = []
     for partition, found in partitions:
         manifests.append(partition)
         for segment in found:
-            segments.append(segment)
+            if not segment.is_finished:
+                continue
+            segments.append((segment.partition_key, segment.answer))
             if len(segments) + len(manifests) >= _TASK_OBJECTS:
                 yield MeasureTask(tuple(segments), tuple(manifests))
                 segments, manifests = [], []
@@ -181,8 +197,9 @@ async def _measure(setup: ListSetup, task: MeasureTask) -> Measured:
     storage = await worker().storage(setup.config, setup.cluster_id)
     unreadable: list[str] = []
 
-    async def of_segment(segment: RemoteLogSegmentMetadata) -> UsageLine:
-        line = _line(segment.topic_id_partition, time_of(segment) // DAY_MS)
+    async def of_segment(known: StoredSegment) -> UsageLine:
+        segment = known.metadata
+        line = _line(segment.topic_id_partition, time_of(known) // DAY_MS)
         line.segments, line.log_bytes = 1, segment.segment_size_bytes
         try:
             line.log_bytes, line.index_bytes = await stored_sizes(storage, segment)
@@ -196,7 +213,7 @@ async def _measure(setup: ListSetup, task: MeasureTask) -> Measured:
         line.manifest_bytes = await manifest_bytes(storage, setup.cluster_id, partition)
         return line
 
-    lines = await each_of(task.segments, of_segment, _GETS_AT_ONCE)
+    lines = await each_of((stored_segment(*each) for each in task.segments), of_segment, _GETS_AT_ONCE)
     lines += await each_of(task.manifests, of_manifest, _GETS_AT_ONCE)
     return Measured(grouped(lines, None), unreadable)
 

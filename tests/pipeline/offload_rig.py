@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from pipeline.config import PipelineConfig, parse_pipeline_config
 from pipeline.jobs.offload import run_offload
-from pipeline.offload_driver import OffloadOptions, OffloadReport
-from pipeline.offload_task import OffloadResult, OffloadTask, copy_tiles
+from pipeline.offload.driver import OffloadOptions, OffloadReport
+from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
 from protocol.records.record_batch import iterate_batches
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import topic_id_partition
@@ -55,6 +55,8 @@ class OffloadRig:
     folder: Path
     topic: str
     text: str
+    stored: Path | None = None
+    """Where the store has its files, if not in `folder`."""
 
     @property
     def config(self) -> PipelineConfig:
@@ -74,8 +76,14 @@ class OffloadRig:
 
     def objects(self) -> list[str]:
         """Of segments."""
-        names = [path.name for path in (self.folder / "remote").rglob("*") if path.is_file()]
+        names = [path.name for path in (self.stored or self.folder / "remote").rglob("*") if path.is_file()]
         return sorted(name for name in names if name.endswith((".log", ".indexes")))
+
+    def unnamed(self, *partitions: int) -> list[str]:
+        """Objects of segments that no record names."""
+        looked = [self.look(partition) for partition in partitions or (0,)]
+        named = {str(one.segment_id.id) for each in looked for one in (*each.segments, *each.unfinished)}
+        return [name for name in self.objects() if not any(uuid in name for uuid in named)]
 
     async def _with_tier(self, work: Callable[[OpenTier], Awaitable[T]]) -> T:
         async with open_tier(self.config) as tier:
@@ -94,6 +102,18 @@ class OffloadRig:
             b"".join(remote),
             await whole_log(BrokerLogSource(tier.client), partition),
         )
+
+
+def check_all_is_remote_once(rig: OffloadRig, *partitions: int) -> None:
+    segments = 0
+    for partition in partitions or (0,):
+        looked = rig.look(partition)
+        assert looked.remote_bytes == looked.log_bytes
+        assert looked.unfinished == []
+        ends = [end for _, end in looked.ranges]
+        assert [start for start, _ in looked.ranges] == [0, *(end + 1 for end in ends[:-1])]
+        segments += len(looked.segments)
+    assert len(rig.objects()) == 2 * segments
 
 
 def in_process(tasks: Sequence[OffloadTask]) -> list[OffloadResult]:

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Message, Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewPartitions
 from pyspark.sql.datasource import Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from pipeline.datasource import KafkaTieredDataSource, PushingTieredReader, ReadTask
-from tests.integration.strict_consumer import until_trimmed
+from pipeline.source.datasource import KafkaTieredDataSource, PushingTieredReader
+from pipeline.source.read_task import ReadTask
+from tests.integration.strict_consumer import log_bytes, until_trimmed
+from tests.integration.waiting import until
 from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import TIMEOUT_S, create_topic
+from tests.servers.producing import TIMEOUT_S, create_topic, until_decided
 from tests.servers.tidegate import TidegateProcess, tidegate_over
 
 SEGMENT_BYTES = 100_000
@@ -59,9 +59,11 @@ class ReadStage:
             key=lambda row: (row["partition"], row["offset"]),
         )
 
-    def add_partition(self, topic: str) -> None:
-        admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
-        admin.create_partitions([NewPartitions(topic, 2)])[topic].result(TIMEOUT_S)
+    def is_at_rest(self) -> bool:
+        """What is not remote yet waits for more."""
+        reader, _ = reader_of({"config": self.options["config"], "assign": f'{{"{self.topic}":[0]}}'})
+        local = tasks_of(reader)[-1].ranges[-1]
+        return log_bytes(self.kafka, self.topic, local.first_offset) <= SEGMENT_BYTES
 
     def produce(self, count: int, *, partition: int = 0, codec: str = "none", topic: str | None = None) -> None:
         producer = Producer(
@@ -92,6 +94,7 @@ class ReadStage:
             producer.commit_transaction(TIMEOUT_S)
         else:
             producer.abort_transaction(TIMEOUT_S)
+        until_decided(self.kafka.bootstrap_servers, self.topic)
 
     def _send(self, producer: Producer, count: int, partition: int, topic: str, *, is_aborted: bool) -> None:
         for _ in range(count):
@@ -136,7 +139,7 @@ def read_stage(kafka: KafkaCluster, folder: Path, topic: str) -> Iterator[ReadSt
     settings: dict[str, str | int] = {
         "remote.log.metadata.topic.name": f"__metadata-{topic}"[:200],
         "remote.log.visible.after.ms": 1000,
-        "remote.log.manager.task.interval.ms": 200,
+        "remote.log.manager.task.interval.ms": 1000,
     }
     with tidegate_over(kafka, folder, settings=settings, more=f'{rule}segment.ms = "1h"\n') as proxy:
         stage = ReadStage(kafka, proxy, folder, topic)
@@ -148,6 +151,7 @@ def read_stage(kafka: KafkaCluster, folder: Path, topic: str) -> Iterator[ReadSt
         stage.produce(100, partition=1)
         until_trimmed(kafka, topic, 1900)
         stage.produce(50)
+        until(stage.is_at_rest)
         yield stage
 
 

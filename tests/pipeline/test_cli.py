@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import pkgutil
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
 
-from pipeline import cli
+from pipeline import cli, commands
+from pipeline.chosen_partitions import NothingChosenError
+from pipeline.export.target import TargetError
 from pipeline.job import JobError
+from tiers.errors import RetriableRemoteStorageError
 from tiers.tier_config import ConfigError
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["wram"], "No such command 'wram'"), (["warm", "--all"], "No such option: --all"), ([], "Missing command")],
+    [
+        (["wram"], "No such command 'wram'. Did you mean 'warm'?"),
+        (["warm", "--all"], "No such option: --all"),
+        ([], "Missing command"),
+        (["usage", "--config", "x", "--by", "week"], "'--by': 'week' is not one of 'topic', 'partition', 'day'"),
+        (["merge", "--config", "x", "--below", "big"], "'--below': 'big': expected a number or a string like '64MiB'"),
+    ],
 )
 def test_misuse_is_one_line_and_exit_code_2(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
@@ -26,11 +39,53 @@ def test_misuse_is_one_line_and_exit_code_2(
     assert len(captured.err.splitlines()) == 1
 
 
+TIDEGATE_TOML = '[upstream]\n"bootstrap.servers" = "k:9092"\n[storage]\nimplementation = "local"\npath = "/nowhere"\n'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--to", "ftp://x"], "ftp://x: expected a folder, s3://BUCKET/PREFIX or hdfs://HOST:PORT/PATH"),
+        (["--to", "x", "--value-schema", "json:nowhere.json"], "No such file or directory: 'nowhere.json'"),
+    ],
+)
+def test_an_export_of_a_wrong_place_or_schema_is_misuse(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "tidegate.toml"
+    config.write_text(TIDEGATE_TOML)
+    assert cli.run(["export", "--config", str(config), "--topic", "orders", *arguments]) == 2
+    assert capsys.readouterr().err.rstrip().endswith(said)
+
+
+def test_the_list_of_commands_is_whole_and_loads_none_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    modules = {module.name for module in pkgutil.iter_modules(commands.__path__)}
+    assert set(cli.COMMANDS) == modules - {"common", "quantities"}
+    listing = "import sys; from pipeline import cli; cli.run(['--help']); print('pyspark' in sys.modules)"
+    listed = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, timeout=120, check=True)
+    assert listed.stdout.splitlines()[-1] == "False"
+    for name, about in cli.COMMANDS.items():
+        assert f"  {name:<7}  {about}\n" in listed.stdout
+        assert cli.run([name, "--help"]) == 0
+        assert f"Usage: tidegate-pipeline {name} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["merge", "offload", "rebuild", "retain", "scrub", "usage"])
+def test_topics_that_are_no_regular_expression_are_misuse(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([command, "--config", "/nowhere/x.toml", "--topics", "("]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'(' is no regular expression: missing )" in line
+
+
 @pytest.mark.parametrize(
     ("raised", "code"),
     [
         (ConfigError("x.toml: no [storage]"), 2),
+        (PySparkException("Python worker:\npipeline.options.OptionError: there is no topic orders"), 2),
+        (PySparkException("Python worker:\nBrokerError: no connection"), 3),
+        (TargetError("x: expected a folder"), 2),
         (JobError("reading: two\nlines"), 3),
+        (NothingChosenError("nothing of ord is in the remote tier"), 2),
         (PermissionError(13, "Permission denied", "/x"), 3),
         (ZeroDivisionError("of our own making"), 3),
         (KeyboardInterrupt(), 130),
@@ -47,8 +102,99 @@ def test_each_failure_has_its_exit_code(
     assert len(capsys.readouterr().err.splitlines()) == (0 if code == 130 else 1)
 
 
+def test_what_executors_say_of_ours_has_no_name_of_a_class(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing() -> bool:
+        raise PySparkException("Traceback:\ntiers.open_tier.RemoteTierError: the cluster has no topic x\n\tat org.x")
+
+    monkeypatch.setattr("pipeline.decode.arrow_records.warm", failing)
+    assert cli.run(["warm"]) == 3
+    assert capsys.readouterr().err == "tidegate-pipeline: the cluster has no topic x\n"
+
+
+def test_an_application_that_its_master_ended_is_told_as_that(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing() -> bool:
+        raise PySparkException("java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.")
+
+    monkeypatch.setattr("pipeline.decode.arrow_records.warm", failing)
+    assert cli.run(["warm"]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("tidegate-pipeline: Spark has ended: its master, or somebody, ended the application")
+
+
+def test_a_store_that_is_not_there_names_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Met by the driver, or by an executor."""
+    trouble = "hdfs://nn:8020/tier: Connection refused (os error 111)"
+    of_executor = PySparkException(f"Traceback:\ntiers.errors.RetriableRemoteStorageError: {trouble}\n\tat org.x")
+    for raised in (RetriableRemoteStorageError(trouble), of_executor):
+
+        def failing(error: Exception = raised) -> bool:
+            raise error
+
+        monkeypatch.setattr("pipeline.decode.arrow_records.warm", failing)
+        assert cli.run(["warm"]) == 3
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.endswith(
+            f"{trouble}: try again; if it stays so, see whether the store runs and whether its address is right"
+        )
+
+
+ENDED_WHILE_LOADING = """
+import builtins, os, signal, sys
+signal.signal(signal.SIGINT, getattr(signal, sys.argv[2]))
+load = builtins.__import__
+def end_it(name, scope=None, local=None, names=(), level=0):
+    if names and "cli" in names:
+        os.kill(os.getpid(), getattr(signal, sys.argv[1]))
+    return load(name, scope, local, names, level)
+builtins.__import__ = end_it
+from pipeline.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("sent", "sigint"),
+    [("SIGINT", "default_int_handler"), ("SIGTERM", "default_int_handler"), ("SIGTERM", "SIG_IGN")],
+    ids=["ctrl-c", "terminated", "terminated in the background of a shell"],
+)
+def test_who_is_ended_while_libraries_load_says_nothing(sent: str, sigint: str) -> None:
+    command = [sys.executable, "-c", ENDED_WHILE_LOADING, sent, sigint]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
 def test_without_the_extra_it_says_what_to_install() -> None:
     hide = "import sys; sys.modules['pyspark'] = None; from pipeline.__main__ import main; main()"
-    ended = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 3
     assert ended.stderr == "tidegate-pipeline: pyspark is missing: pip install 'tidegate[pipeline]'\n"
+
+
+def test_who_is_terminated_ends_as_one_who_is_interrupted() -> None:
+    program = """if True:
+        import sys, time
+        from pipeline import __main__, cli
+
+        @cli.app.command()
+        def wait() -> None:
+            try:
+                print("waiting", flush=True)
+                time.sleep(300)
+            finally:
+                print("gave back", flush=True)
+
+        sys.argv[1:] = ["wait"]
+        __main__.main()
+    """
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=120)[0] == "gave back\n"
+    assert process.returncode == cli.INTERRUPTED

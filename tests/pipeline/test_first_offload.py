@@ -6,7 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
+from pipeline.jobs.offload import plan_offload
+from pipeline.offload.driver import OffloadOptions
 from tests.pipeline.offload_rig import offload_rig
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic, produce, random_values
@@ -20,9 +23,21 @@ def test_a_first_load_makes_the_metadata_topic_unless_the_store_has_segments(
     produce(kafka_of_three.bootstrap_servers, topic_name, random_values(100))
     rig = offload_rig(kafka_of_three, tmp_path, topic_name)
     first = replace(rig, text=rig.text.replace("__metadata-", "__first-"))
+    (planned,) = plan_offload(first.config, OffloadOptions(max_age_ms=0))
+    assert (planned.first_offset, planned.next_offset) == (0, 100)
+    assert f"__first-{topic_name}" not in topics(kafka_of_three)
+    assert rig.objects() == []
     assert first.offload().troubles == []
+    assert f"__first-{topic_name}" in topics(kafka_of_three)
     looked = first.look()
     assert looked.remote_bytes == looked.log_bytes
     lost = replace(rig, text=rig.text.replace("__metadata-", "__lost-"))
     with pytest.raises(RemoteTierError, match="the store holds segments of this cluster"):
+        plan_offload(lost.config, OffloadOptions(max_age_ms=0))
+    with pytest.raises(RemoteTierError, match="the store holds segments of this cluster"):
         lost.offload()
+    assert f"__lost-{topic_name}" not in topics(kafka_of_three)
+
+
+def topics(kafka: KafkaCluster) -> set[str]:
+    return set(AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).list_topics(timeout=30).topics)

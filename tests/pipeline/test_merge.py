@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,60 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import parse_pipeline_config
-from pipeline.jobs.merge import Merge, merge_groups
-from pipeline.merge_plan import MergeLimits, merged_segment, plan_merges
-from pipeline.merge_task import MergeTask, MergeTaskResult
-from pipeline.remote_read import read_remote_range
-from tests.pipeline.job_bench import FINISHED, InlineRunner, JobBench
+from pipeline.repair.merge_plan import MergeLimits, merged_segment, plan_merges
+from tests.pipeline.job_bench import FINISHED
+from tests.pipeline.merge_bench import DATA, LIMITS, bench_of, log_bytes, merged
 from tests.tiers.manager.workbench import POLICY
 from tests.tiers.segment.transactional_log import ACTS, TransactionalLog, copied, log_of
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogClampUpdate
+from tiers.model.segment_metadata import (
+    LeaderEpochEntry,
+    RemoteLogClampUpdate,
+)
 from tiers.segment.indexes_object import decode_indexes_object
-
-LIMITS = MergeLimits(below_bytes=10_000, target_bytes=100_000)
-DATA = [(1, "data"), (1, "plain"), (1, "elected"), (2, "data"), (1, "abort"), (1, "plain"), (2, "commit")]
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("store")
-
-
-@asynccontextmanager
-async def bench_of(root: Path, log: TransactionalLog, ends: list[int], config: str = "") -> AsyncIterator[JobBench]:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "copied").mkdir()
-        bench = JobBench(root, folder, config)
-        await bench.open()
-        try:
-            for built in copied(folder / "copied", log, ends):
-                await bench.store(built)
-            await bench.write_manifest()
-            yield bench
-        finally:
-            await bench.close()
-
-
-async def merged(bench: JobBench, limits: MergeLimits = LIMITS, runner: InlineRunner | None = None) -> Merge:
-    async def no_time(seconds: float) -> None:
-        bench.now_ms += int(seconds * 1000)
-
-    groups = plan_merges(bench.metadata, bench.partition, limits)
-    return await merge_groups(bench.services, bench.config, runner or InlineRunner(), groups, 60_000, no_time)
-
-
-async def log_bytes(bench: JobBench) -> bytes:
-    """All of it, as a reader finds it."""
-    offset, end, found = 0, bench.metadata.remote_end_offset(bench.partition), b""
-    assert end is not None
-    while offset <= end:
-        segment = bench.metadata.remote_log_segment_metadata(bench.partition, offset)
-        assert segment is not None, f"nobody answers for {offset}"
-        runs = read_remote_range(bench.storage, segment, bench.key_ring, segment.start_offset, segment.end_offset)
-        found += b"".join([bytes(each.data) async for each in runs])
-        offset = segment.end_offset + 1
-    return found
 
 
 class Ended(BaseException):
@@ -193,34 +151,3 @@ async def test_a_merged_segment_begins_every_epoch_once(root: Path, log: Transac
         [group] = plan_merges(bench.metadata, bench.partition, LIMITS)
         epochs = merged_segment(group, uuid.uuid4(), 1, 1).segment_leader_epochs
         assert epochs == (LeaderEpochEntry(0, 0), LeaderEpochEntry(1, 4))
-
-
-class LosingRunner(InlineRunner):
-    def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
-        if plan and isinstance(plan[0], MergeTask) and not hasattr(self, "tasks"):
-            self.tasks = list(plan)
-            return [MergeTaskResult(error="its executor was lost", is_lost=True) for _ in plan]
-        return super().run(what, plan, task)
-
-
-async def test_what_a_lost_executor_began_is_deleted_and_done_again_by_another_name(
-    root: Path, log: TransactionalLog
-) -> None:
-    async with bench_of(root, log, [3, 6, 9, 12]) as bench:
-        runner = LosingRunner()
-        [one] = (await merged(bench, runner=runner)).merged
-        [lost] = runner.tasks
-        assert lost.merged.segment_id != one.segment_id
-        assert bench.metadata.remote_log_segment_metadata_by_id(lost.merged.segment_id) is None
-
-
-async def test_a_part_that_is_damaged_ends_its_merge_and_nothing_else(root: Path, log: TransactionalLog) -> None:
-    async with bench_of(root, log, [3, 6, 9, 12]) as bench:
-        before = bench.finished
-        _, file = bench.files(bench.segments[1])
-        file.write_bytes(file.read_bytes()[:-1] + b"?")
-        done = await merged(bench)
-        [(_, error)] = done.failed
-        assert "is not what was stored" in error
-        assert bench.finished == before
-        assert len(list(bench.partition_folder.glob("*.log"))) == 4

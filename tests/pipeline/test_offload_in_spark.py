@@ -1,77 +1,27 @@
-"""Offload by Spark itself: by the command, and on executors and drivers that are killed."""
+"""Offload by the command, on Spark in this process."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import pyspark
 import pytest
+from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
 from pipeline.cli import app
-from tests.pipeline.test_offload_on_kafka import check_all_is_remote_once, filled
+from tests.integration.waiting import until
+from tests.pipeline.offload_rig import OffloadRig, check_all_is_remote_once, offload_rig
+from tests.pipeline.test_offload_on_kafka import filled
 from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import create_topic, produce, random_values
+from tests.servers.spark import QUICK_JAVA
+from tiers.metadata.topic_based_settings import metadata_group_id
 
 pytestmark = pytest.mark.integration
-WORK = Path(pyspark.__file__).parent / "work"
-"""Where Spark's own cluster writes, whatever it is told."""
-
-
-@contextmanager
-def killed_offload(config: Path, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    before = set(WORK.iterdir()) if WORK.exists() else set()
-    command = [sys.executable, "-m", "tests.pipeline.killed_offload", str(config), str(folder)]
-    with (folder / "output").open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for made in set(WORK.iterdir()) - before if WORK.exists() else ():
-            shutil.rmtree(made, ignore_errors=True)
-
-
-def wait_for(file: Path, process: subprocess.Popen[bytes], output: Path) -> None:
-    deadline = time.monotonic() + 240
-    while not file.exists():
-        assert process.poll() is None, output.read_text()
-        assert time.monotonic() < deadline, output.read_text()
-        time.sleep(0.1)
-
-
-@pytest.mark.timeout(400)
-def test_an_executor_and_then_the_driver_are_killed_and_nothing_is_copied_twice_or_left(
-    kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
-) -> None:
-    rig = filled(kafka_of_three, tmp_path, topic_name, partitions=2)
-    config, folder = tmp_path / "config.toml", tmp_path / "run"
-    config.write_text(rig.text)
-    folder.mkdir()
-    with killed_offload(config, folder) as process:
-        wait_for(folder / "under-way", process, folder / "output")
-        assert (folder / "executor-killed").exists()
-        process.kill()
-        process.wait()
-        committed = [rig.look(partition) for partition in (0, 1)]
-        assert all(looked.segments for looked in committed)
-        assert any(looked.unfinished for looked in committed)
-        report = rig.offload()
-    assert report.troubles == []
-    check_all_is_remote_once(rig, 0, 1)
-    for partition, before in enumerate(committed):
-        assert rig.look(partition).segments[: len(before.segments)] == before.segments
 
 
 @pytest.mark.usefixtures("spark")
@@ -90,3 +40,50 @@ def test_the_command_shows_a_plan_and_then_what_was_copied(
     assert done.exit_code == 0, done.output
     assert [one["next_offset"] for one in json.loads(done.stdout)["partitions"]] == [200, 200]
     check_all_is_remote_once(rig, 0, 1)
+
+
+def test_with_an_interval_it_goes_on_until_it_is_told_to_end_and_leaves_nothing_half_done(
+    kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    bootstrap = kafka_of_three.bootstrap_servers
+    rig = offload_rig(kafka_of_three, tmp_path, topic_name)
+    config, output = tmp_path / "config.toml", tmp_path / "output"
+    config.write_text(rig.text)
+    command = [sys.executable, "-m", "pipeline", "offload", "--config", str(config), "--max-age", "0"]
+    slowly = ["--interval", "500ms", "--max-mbps-per-broker", "0.05"]
+    spark = ["--master", "local[1]", "--conf", f"spark.driver.extraJavaOptions={QUICK_JAVA}"]
+    with output.open("wb") as said, subprocess.Popen([*command, *slowly, *spark], stdout=said, stderr=said) as process:
+        try:
+            until(lambda: "no topic that is tiered" in output.read_text() or process.poll() is not None, 240)
+            assert process.poll() is None, output.read_text()
+            create_topic(bootstrap, topic_name)
+            for produced in (60, 120):
+                produce(bootstrap, topic_name, random_values(60))
+                until_copied(rig, 1000 * produced)
+            before = rig.objects()
+            produce(bootstrap, topic_name, random_values(240))
+            until(lambda: len(rig.objects()) > len(before))
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0, output.read_text()
+            group = metadata_group_id(rig.config.remote_log.metadata_topic)
+            admin = AdminClient({"bootstrap.servers": bootstrap})
+            assert admin.describe_consumer_groups([group])[group].result(30).members == []
+        finally:
+            process.kill()
+    assert output.read_text().splitlines()[-1] == "offload: ended"
+    assert rig.objects() == before
+    assert rig.look().unfinished == []
+    assert rig.offload().troubles == []
+    check_all_is_remote_once(rig)
+
+
+def until_copied(rig: OffloadRig, value_bytes: int) -> None:
+    """A look at what counts takes long: first there are objects of so many bytes."""
+    logs = rig.folder / "remote"
+    until(lambda: sum(path.stat().st_size for path in logs.rglob("*.log")) > value_bytes)
+    until(lambda: is_copied(rig))
+
+
+def is_copied(rig: OffloadRig) -> bool:
+    looked = rig.look()
+    return looked.remote_bytes == looked.log_bytes

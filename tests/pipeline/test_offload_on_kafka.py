@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-import pipeline.offload_task
+import pipeline.offload.task
 from pipeline.jobs.offload import plan_offload
-from pipeline.offload_driver import OffloadDriver, OffloadOptions
-from pipeline.offload_task import OffloadResult, OffloadTask, Stop, Stopped
-from pipeline.topic_sizes import log_sizes
+from pipeline.offload.driver import OffloadDriver, OffloadOptions
+from pipeline.offload.task import OffloadResult, OffloadTask, Stop, Stopped
+from pipeline.offload.topic_sizes import log_sizes
 from protocol.records.record_batch import iterate_batches
-from tests.pipeline.offload_rig import OffloadRig, in_process, offload_rig
+from tests.pipeline.offload_rig import OffloadRig, check_all_is_remote_once, in_process, offload_rig
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import (
     create_topic,
@@ -37,7 +37,7 @@ from tiers.segment.segment_builder import BuiltSegment
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 OPTIONS = OffloadOptions(max_age_ms=0, failure_pause_s=0)
 
 
@@ -46,18 +46,6 @@ def filled(kafka: KafkaCluster, folder: Path, topic: str, partitions: int = 1, r
     for partition in range(partitions):
         produce(kafka.bootstrap_servers, topic, random_values(records), partition=partition)
     return offload_rig(kafka, folder, topic)
-
-
-def check_all_is_remote_once(rig: OffloadRig, *partitions: int) -> None:
-    segments = 0
-    for partition in partitions or (0,):
-        looked = rig.look(partition)
-        assert looked.remote_bytes == looked.log_bytes
-        assert looked.unfinished == []
-        ends = [end for _, end in looked.ranges]
-        assert [start for start, _ in looked.ranges] == [0, *(end + 1 for end in ends[:-1])]
-        segments += len(looked.segments)
-    assert len(rig.objects()) == 2 * segments
 
 
 @pytest.fixture
@@ -134,7 +122,7 @@ def test_a_store_that_fails_is_asked_again_and_leaves_nothing(rig: OffloadRig, m
             log.write_bytes(b"x" + log.read_bytes()[1:])
         return stored
 
-    monkeypatch.setattr(pipeline.offload_task, "write_objects", fails_at_first)
+    monkeypatch.setattr(pipeline.offload.task, "write_objects", fails_at_first)
     report = rig.offload()
     assert report.troubles == []
     assert report.waves == 4

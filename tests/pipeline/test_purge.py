@@ -8,13 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.job_services import write_manifest
 from pipeline.jobs.retain import delete_partitions, expire_partitions
-from pipeline.segment_purge import purge
+from pipeline.repair.segment_purge import purge
 from tests.fakes.record_batches import batch_of
 from tests.fakes.segments import build_segment
 from tests.pipeline.job_bench import CLUSTER_ID, InlineRunner, JobBench
 from tests.tiers.manager.workbench import POLICY
+from tiers.errors import RemoteLogMetadataError
+from tiers.manager.segment_deletion import write_state
 from tiers.metadata.partition_manifest import decode_partition_manifest
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogClampUpdate, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 from tiers.storage.object_key import partition_manifest_key
 
@@ -40,6 +45,17 @@ async def manifest_of(bench: JobBench) -> tuple[int, int]:
         await bench.storage.get_object(partition_manifest_key(CLUSTER_ID, bench.partition))
     )
     return len(found.segments), len(found.dead)
+
+
+@pytest.mark.parametrize("answers", [[False], [True, False]])
+async def test_a_manifest_is_written_though_the_ownership_was_not_confirmed_for_a_moment(
+    bench: JobBench, monkeypatch: pytest.MonkeyPatch, answers: list[bool]
+) -> None:
+    await write_state(bench.services, bench.segments[0], RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+    owned = iter(answers)
+    monkeypatch.setattr(bench.metadata, "owns", lambda partition: next(owned, True))
+    await write_manifest(bench.services, bench.partition)
+    assert await manifest_of(bench) == (2, 1)
 
 
 class StuckRunner(InlineRunner):
@@ -76,6 +92,17 @@ async def test_what_the_store_refuses_is_published_and_done_by_the_next_run(benc
     assert (bench.files(first), bench.files(second)) == ([], [])
 
 
+async def test_what_was_cut_since_it_was_chosen_is_left_to_an_operator(bench: JobBench) -> None:
+    """Its owner for a moment was somebody else, who found that the log diverged."""
+    chosen = bench.segments[:2]
+    await bench.metadata.put_remote_log_clamp(RemoteLogClampUpdate(bench.partition, "", 0, 0, 14))
+    done = await purge(bench.services, bench.config, InlineRunner(), chosen)
+    [(_, error), _] = done.failed
+    assert "was cut meanwhile" in error
+    assert len(bench.files(chosen[1])) == 2
+    assert {each.state for each in bench.segments[1:]} == {RemoteLogSegmentState.COPY_SEGMENT_FINISHED}
+
+
 async def test_what_retention_does_not_cover_goes_and_is_never_offered_meanwhile(bench: JobBench) -> None:
     policy = replace(POLICY, retention_ms=985)
     starts: list[int | None] = []
@@ -85,6 +112,54 @@ async def test_what_retention_does_not_cover_goes_and_is_never_offered_meanwhile
     assert starts[1:] == [10] * len(starts[1:])
     assert bench.finished == [(10, 19), (20, 29)]
     assert (await bench.broker.bounds(bench.partition, 1000)).log_start_offset == 10
+
+
+async def test_of_a_partition_whose_deletions_cannot_be_recorded_one_is_waited_for_and_not_each(
+    bench: JobBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update, attempts = bench.metadata.update_remote_log_segment_metadata, []
+
+    async def failing(written: RemoteLogSegmentMetadataUpdate) -> None:
+        if written.state is not RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
+            return await update(written)
+        attempts.append(written)
+        raise RemoteLogMetadataError("TOPIC_AUTHORIZATION_FAILED")
+
+    monkeypatch.setattr("pipeline.repair.segment_purge._WRITES_AT_ONCE", 1)
+    monkeypatch.setattr("pipeline.job_services.PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(bench.metadata, "update_remote_log_segment_metadata", failing)
+    done = await purge(bench.services, bench.config, InlineRunner(), bench.segments)
+    assert [(segment.start_offset, "TOPIC_AUTHORIZATION_FAILED" in error) for segment, error in done.failed] == [
+        (0, True),
+        (10, True),
+        (20, True),
+    ]
+    assert len(attempts) == 3
+
+
+async def test_a_log_start_whose_record_had_no_answer_is_recorded_again(
+    bench: JobBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raise_log_start = bench.metadata.raise_log_start_offset
+
+    async def unanswered(partition: TopicIdPartition, offset: int, timeout_ms: int | None = None) -> None:
+        monkeypatch.undo()
+        await raise_log_start(partition, offset, timeout_ms)
+        raise RemoteLogMetadataError("timed out")
+
+    monkeypatch.setattr(bench.metadata, "raise_log_start_offset", unanswered)
+    policy = replace(POLICY, retention_ms=985)
+    [done] = await expire_partitions(bench.services, bench.config, InlineRunner(), {bench.partition: policy})
+    assert (done.error, done.log_start_offset, len(done.segments)) == (None, 10, 1)
+    assert bench.finished == [(10, 19), (20, 29)]
+
+
+async def test_a_clock_that_is_wrong_expires_nothing_and_is_reported(bench: JobBench) -> None:
+    bench.wall_ms -= 3_600_000
+    policy = replace(POLICY, retention_bytes=0)
+    [done] = await expire_partitions(bench.services, bench.config, InlineRunner(), {bench.partition: policy})
+    assert "clock" in (done.error or "")
+    assert len(bench.finished) == 3
 
 
 async def test_a_log_that_diverged_loses_nothing(bench: JobBench) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin._acl import AclOperation
 
-from pipeline.options import OptionError
-from pipeline.tiered_log import AccessDeniedError
+from pipeline.source.options import OptionError
+from pipeline.source.tiered_log import AccessDeniedError
 from tests.pipeline.read_stage import rows_of
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic, delete_topic, produce

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.options import EARLIEST, LATEST, Access, OptionError, ReadOptions, Tier, parse_options
+from pipeline.source.options import EARLIEST, LATEST, Access, OptionError, ReadOptions, Tier, parse_options
 
 BROKER = {"kafka.bootstrap.servers": "broker:9092"}
 ORDERS = {**BROKER, "subscribe": "orders"}

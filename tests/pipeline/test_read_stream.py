@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
-from pipeline import stream
-from pipeline.datasource import ReadTask, spark_schema
-from pipeline.options import LATEST, Position, ReadOptions, parse_options
-from pipeline.read_plan import Gap, LogView, ReadRange, cover
-from pipeline.stream import Offsets, TieredStreamReader, decode_offsets, encode_offsets, rate_limit
-from pipeline.tiered_log import DataLossError, LogBounds
+from pipeline.source import stream
+from pipeline.source.columns import spark_schema
+from pipeline.source.options import LATEST, Position, ReadOptions, parse_options
+from pipeline.source.read_plan import Gap, LogView, ReadRange, cover
+from pipeline.source.read_task import ReadTask
+from pipeline.source.stream import TieredStreamReader, rate_limit
+from pipeline.source.stream_offsets import Offsets, StreamOffsets, decode_offsets, encode_offsets
+from pipeline.source.tiered_log import DataLossError, LogBounds
 from tests.fakes.remote_tier import TOPIC_ID
 from tiers.errors import RemoteLogError
 from tiers.model.ids import TopicIdPartition
+
+Encoded = dict[str, dict[str, int]]
 
 
 class GrowingLog:
@@ -27,6 +33,7 @@ class GrowingLog:
     def __init__(self) -> None:
         self.ends = {0: 100}
         self.log_start = 0
+        self.topic_id = TOPIC_ID
         self.opened = 0
         self.is_broken = False
         self.cluster_id = ""
@@ -40,7 +47,7 @@ class GrowingLog:
     async def partitions(self) -> list[TopicIdPartition]:
         if self.is_broken:
             raise RemoteLogError("the connection is gone")
-        return [TopicIdPartition(TOPIC_ID, number, "orders") for number in self.ends]
+        return [TopicIdPartition(self.topic_id, number, "orders") for number in self.ends]
 
     async def bounds(self, partitions: list[TopicIdPartition]) -> dict[TopicIdPartition, LogBounds]:
         return {one: LogBounds(self.log_start, self.log_start, self.ends[one.partition]) for one in partitions}
@@ -51,7 +58,7 @@ class GrowingLog:
         return {one: each.end if position.default == LATEST else each.log_start for one, each in bounds.items()}
 
     def ranges(self, partition: TopicIdPartition, bounds: LogBounds, first: int, last: int) -> list[ReadRange | Gap]:
-        return list(cover(LogView(partition, bounds.log_start, bounds.local_start, lambda at: None), first, last))
+        return list(cover(LogView(partition, bounds.log_start, bounds.local_start, lambda at: ()), first, last))
 
 
 @pytest.fixture
@@ -77,13 +84,17 @@ def reader(**options: str) -> TieredStreamReader:
 
 
 def planned(of: TieredStreamReader, start: dict[int, int], end: dict[int, int]) -> list[tuple[int, int, int]]:
-    tasks = of.partitions(at(start), at(end))
+    return ranges_of(of, at(start), at(end))
+
+
+def ranges_of(of: TieredStreamReader, start: Encoded, end: Encoded) -> list[tuple[int, int, int]]:
+    tasks = of.partitions(start, end)
     ranges = [one for task in tasks if isinstance(task, ReadTask) for one in task.ranges]
     return [(one.partition.partition, one.first_offset, one.end_offset) for one in ranges]
 
 
-def at(offsets: dict[int, int]) -> dict[str, dict[str, int]]:
-    return {"orders": {str(number): offset for number, offset in offsets.items()}}
+def at(offsets: dict[int, int], topic_id: UUID = TOPIC_ID) -> Encoded:
+    return encode_offsets(StreamOffsets({("orders", one): each for one, each in offsets.items()}, {"orders": topic_id}))
 
 
 def test_a_stream_begins_at_the_end_unless_told_otherwise(log: GrowingLog) -> None:
@@ -105,6 +116,7 @@ def test_a_batch_takes_what_there_is_or_as_much_as_it_may(log: GrowingLog) -> No
 def test_a_batch_waits_for_enough_but_not_for_ever(log: GrowingLog) -> None:
     patient = reader(minOffsetsPerTrigger="50", maxTriggerDelay="10s")
     assert patient.getDefaultReadLimit() == ReadMinRows(50)
+    assert patient.latestOffset(at({0: 55}), ReadMinRows(50)) == at({0: 100})  # the first one, as in Spark
     assert patient.latestOffset(at({0: 60}), ReadMinRows(50)) == at({0: 60})
     assert patient.latestOffset(at({0: 40}), ReadMinRows(50)) == at({0: 100})
     CLOCK.now_ms += 10_000
@@ -141,6 +153,40 @@ def test_what_is_gone_is_a_loss(log: GrowingLog) -> None:
     assert planned(lenient, {0: 50}, {0: 200}) == [(0, 50, 99)]
 
 
+def test_a_topic_that_was_made_again_is_another_one(log: GrowingLog, caplog: pytest.LogCaptureFixture) -> None:
+    old, again = at({0: 60}), UUID(int=7)
+    log.topic_id = again
+    for options, limit, end in (
+        ({}, ReadAllAvailable(), 100),  # longer than the old one was read
+        ({"maxOffsetsPerTrigger": "60"}, ReadMaxRows(60), 60),  # read to the very offset
+        ({"maxOffsetsPerTrigger": "20"}, ReadMaxRows(20), 20),
+    ):
+        until = reader(**options).latestOffset(old, limit)
+        assert until == at({0: end}, again) != old
+        with pytest.raises(DataLossError, match="orders: deleted and made again under the name"):
+            reader(**options).partitions(old, until)
+        caplog.clear()
+        lenient = reader(**options, failOnDataLoss="false")
+        assert ranges_of(lenient, old, until) == [(0, 0, end - 1)]
+        assert "orders: deleted and made again" in caplog.text
+        assert ranges_of(lenient, until, at({0: 100}, again)) == ([(0, end, 99)] if end < 100 else [])
+    # Between the two calls of one batch, and while what was there at first is still being read.
+    with pytest.raises(DataLossError, match="orders-0 are gone"):
+        reader().partitions(old, at({0: 90}))
+    assert ranges_of(reader(failOnDataLoss="false"), old, at({0: 90})) == []
+
+
+def test_offsets_that_name_no_topic_id_are_of_any_topic(log: GrowingLog) -> None:
+    kafka_sources = {"orders": {"0": 60}}
+    assert reader().latestOffset(kafka_sources, ReadAllAvailable()) == at({0: 100})
+    assert ranges_of(reader(), kafka_sources, at({0: 100})) == [(0, 60, 99)]
+    given = parse_options(
+        {"kafka.bootstrap.servers": "a:1", "subscribe": "orders", "startingOffsets": json.dumps(at({0: 60}))},
+        is_streaming=True,
+    )
+    assert given.starting == Position(None, {("orders", 0): 60})
+
+
 def test_a_log_that_fails_is_opened_anew(log: GrowingLog) -> None:
     running = reader()
     running.latestOffset(at({0: 0}), ReadAllAvailable())
@@ -168,4 +214,5 @@ def test_a_limit_starves_no_partition_and_is_about_kept(starts: Offsets, latest:
         else:
             assert end == latest[name]
     assert taken <= limit + len(ends)
-    assert decode_offsets(encode_offsets(ends)) == ends
+    position = StreamOffsets(ends, {topic: UUID(int=limit) for topic, _ in ends})
+    assert decode_offsets(json.loads(json.dumps(encode_offsets(position)))) == position

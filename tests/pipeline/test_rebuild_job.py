@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import PipelineConfig, parse_pipeline_config
-from pipeline.indexes_task import Verdict, make_indexes
 from pipeline.jobs.rebuild import plan_indexes
-from pipeline.store_scan import planned_rebuild
+from pipeline.repair.indexes_task import Verdict, make_indexes
+from pipeline.repair.store_scan import planned_rebuild
 from tests.fakes.segments import PARTITION
 from tests.pipeline.job_bench import InlineRunner
 from tests.proxy.commands.command_bench import CLUSTER_ID, CommandBench, command_bench
@@ -98,6 +99,27 @@ async def test_what_has_no_log_or_another_one_is_refused(bench: CommandBench) ->
     assert (none, short) == (Verdict.REFUSED, Verdict.REFUSED)
     assert "no such object" in missing
     assert "no whole record batch" in torn
+
+
+async def test_a_full_disk_of_an_executor_refuses_one_and_ends_no_run(
+    bench: CommandBench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spark, scratch = tmp_path / "spark", list[str]()
+    spark.mkdir()
+
+    def full(*args: object) -> None:
+        scratch.extend(each.name for each in spark.iterdir())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    segments = [await bench.tiered(start) for start in (0, 10)]
+    lose(bench, segments[0])
+    monkeypatch.setattr("pipeline.repair.indexes_task.LogIndexer.append", full)
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(spark))
+    (refused, what), (whole, _) = await asyncio.to_thread(made, bench, segments)
+    assert (refused, whole) == (Verdict.REFUSED, Verdict.WHOLE)
+    assert "No space left" in what
+    assert [each.startswith("tidegate-indexes-") for each in scratch] == [True]
+    assert list(spark.iterdir()) == []
 
 
 def test_only_neighbours_without_a_gap_tell_anything_of_each_other(bench: CommandBench) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from confluent_kafka import Producer
@@ -19,17 +19,26 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they export
     ConfigResource,
     ResourceType,
 )
+from kafka.protocol.admin import DescribeConfigsRequest
 
 from pipeline.config import PipelineConfig, load_pipeline_config
-from pipeline.indexes_task import Verdict
 from pipeline.jobs.merge import merge, plan_merge
 from pipeline.jobs.rebuild import rebuild, rebuild_indexes
-from pipeline.jobs.retain import PartitionRetention, plan_retention, retain
-from pipeline.merge_plan import MergeLimits
-from tests.integration.strict_consumer import RECORD, consumer_at, local_log_start, read, until_trimmed
+from pipeline.jobs.retain import plan_retention, retain
+from pipeline.repair.indexes_task import Verdict
+from pipeline.repair.merge_plan import MergeLimits
+from tests.integration.strict_consumer import (
+    RECORD,
+    consumer_at,
+    local_log_start,
+    log_bytes,
+    read,
+    until_trimmed,
+)
 from tests.integration.waiting import until
 from tests.pipeline.job_bench import InlineRunner
 from tests.servers.kafka import KafkaCluster
+from tests.servers.peer import Peer
 from tests.servers.producing import TIMEOUT_S, create_topic, delete_topics
 from tests.servers.tidegate import TidegateProcess, tidegate_over
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -40,7 +49,11 @@ from tiers.segment.indexes_object import Section, decode_sections
 
 pytestmark = pytest.mark.integration
 
+P = TypeVar("P")
+R = TypeVar("R")
+
 RECORDS = 1200
+SEGMENT_BYTES = 30_000
 LIMITS = MergeLimits(below_bytes=100_000, target_bytes=150_000)
 
 
@@ -65,6 +78,12 @@ class Tiered:
         """`.indexes`, `.log`."""
         return sorted(self.store.rglob(f"*{segment.segment_id.id}*"))
 
+    def is_at_rest(self) -> bool:
+        """Nothing is being copied, and what is not yet waits for more."""
+        segments = self.segments()
+        is_copying = any(each.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED for each in segments)
+        return not is_copying and log_bytes(self.kafka, self.topic, segments[-1].end_offset + 1) <= SEGMENT_BYTES
+
     def read_all(self) -> list[RECORD]:
         with consumer_at(self.proxy.bootstrap_servers, self.topic, 0) as consumer:
             return read(consumer, len(self.records))
@@ -80,12 +99,16 @@ def tiered(kafka_of_three: KafkaCluster, tmp_path_factory: pytest.TempPathFactor
         "remote.log.visible.after.ms": 1000,
         "remote.log.manager.task.interval.ms": 200,
     }
-    rule = f'[[topics]]\nname = "{topic}"\nlocal.retention.bytes = 1\nsegment.bytes = 30000\nsegment.ms = "1h"\n'
+    rule = (
+        f'[[topics]]\nname = "{topic}"\nlocal.retention.bytes = 1\nsegment.bytes = {SEGMENT_BYTES}\nsegment.ms = "1h"\n'
+    )
     folder = tmp_path_factory.mktemp("repair")
     with tidegate_over(kafka, folder, settings=settings, more=rule) as proxy:
         records = produced(kafka, topic)
         until_trimmed(kafka, topic, 1000)
-        yield Tiered(kafka, proxy, topic, load_pipeline_config(proxy.config), records, folder)
+        tiered = Tiered(kafka, proxy, topic, load_pipeline_config(proxy.config), records, folder)
+        until(tiered.is_at_rest)
+        yield tiered
 
 
 def produced(kafka: KafkaCluster, topic: str) -> list[RECORD]:
@@ -98,6 +121,19 @@ def produced(kafka: KafkaCluster, topic: str) -> list[RECORD]:
         if number % 10 == 9:
             producer.flush(TIMEOUT_S)
     return records
+
+
+class ReadMeanwhile(InlineRunner):
+    """Tasks have not ended before all was read once more, from then on."""
+
+    def __init__(self, rounds: list[list[RECORD]]) -> None:
+        self.rounds = rounds
+
+    def run(self, what: str, plan: Sequence[P], task: Callable[[P], R]) -> list[R]:
+        results = super().run(what, plan, task)
+        begun = len(self.rounds)
+        until(lambda: len(self.rounds) > begun + 1)  # the first of them may have begun before
+        return results
 
 
 def test_a_consumer_reads_every_record_while_segments_are_merged(tiered: Tiered) -> None:
@@ -115,12 +151,11 @@ def test_a_consumer_reads_every_record_while_segments_are_merged(tiered: Tiered)
     reader = threading.Thread(target=read_on)
     reader.start()
     try:
-        done = asyncio.run(merge(tiered.config, InlineRunner(), tiered.topic, LIMITS, grace_ms=1000))
+        done = asyncio.run(merge(tiered.config, ReadMeanwhile(rounds), tiered.topic, LIMITS, grace_ms=1000))
         rounds.append(tiered.read_all())
     finally:
         ended.set()
         reader.join()
-    assert len(rounds) > 2
     assert all(each == tiered.records for each in rounds)
     assert (done.failed, done.purge.failed) == ([], [])
     parts = {each.segment_id for group in planned for each in group.parts}
@@ -177,6 +212,18 @@ def test_indexes_that_are_lost_or_damaged_are_made_anew_of_the_log(tiered: Tiere
     assert tiered.read_all() == tiered.records
 
 
+def retention_bytes(tiered: Tiered, node_id: int) -> str:
+    """As that broker has it by now; any of them may be asked."""
+    resource = DescribeConfigsRequest.DescribeConfigsResource(
+        resource_type=ResourceType.TOPIC.value, resource_name=tiered.topic, configuration_keys=["retention.bytes"]
+    )
+    request = DescribeConfigsRequest(resources=[resource], include_synonyms=False, include_documentation=False)
+    with Peer(tiered.kafka.address(node_id)) as peer:
+        [result] = peer.ask(request, 4).results
+    [config] = result.configs
+    return str(config.value)
+
+
 def test_what_retention_and_deleted_topics_no_longer_cover_goes(tiered: Tiered) -> None:
     tiered.proxy.stop()
     admin = AdminClient({"bootstrap.servers": tiered.kafka.bootstrap_servers})
@@ -186,14 +233,8 @@ def test_what_retention_and_deleted_topics_no_longer_cover_goes(tiered: Tiered) 
     resource = ConfigResource(ResourceType.TOPIC, tiered.topic, incremental_configs=[entry])
     for future in admin.incremental_alter_configs([resource]).values():
         future.result(TIMEOUT_S)
-    plans: list[PartitionRetention] = []
-
-    def is_known() -> bool:  # of every broker that is asked
-        plans[:] = asyncio.run(plan_retention(tiered.config, tiered.topic, deleted_topics=False)).partitions
-        return bool(plans)
-
-    until(is_known)
-    [planned] = plans
+    until(lambda: {retention_bytes(tiered, node_id) for node_id in tiered.kafka.brokers} == {str(all_but_the_first)})
+    [planned] = asyncio.run(plan_retention(tiered.config, tiered.topic, deleted_topics=False)).partitions
     assert tiered.segments() == before
     [done] = asyncio.run(retain(tiered.config, InlineRunner(), tiered.topic, deleted_topics=False)).partitions
     assert done.segments == planned.segments

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.job import JobError
 from pipeline.jobs.scrub import ScrubOptions, packed, scrub_tier
-from pipeline.scrub_report import FindingKind, ScrubLevel, ScrubReport
+from pipeline.repair.scrub_report import FindingKind, ScrubLevel, ScrubReport
 from protocol.records.record_batch import crc32c
 from tests.fakes.record_batches import batch_of, build_batch, record
 from tests.fakes.segments import PARTITION

@@ -18,7 +18,7 @@ from pipeline import cli as pipeline_cli
 from pipeline.config import load_pipeline_config
 from pipeline.jobs.scrub import ScrubOptions
 from pipeline.jobs.scrub import scrub as scrub_job
-from pipeline.scrub_report import ScrubLevel
+from pipeline.repair.scrub_report import ScrubLevel
 from proxy import cli
 from tests.integration.waiting import until
 from tests.servers.kafka import KafkaCluster
@@ -27,7 +27,7 @@ from tests.servers.tidegate import tidegate_over
 from tests.servers.versitygw import VersityGateway
 from tiers.metadata.partition_manifest import decode_partition_manifest
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 RECORDS = 1_000
 BUCKET = "scrub"
@@ -114,8 +114,10 @@ def _usage_agrees(site: Site) -> None:
     stored = sum(path.stat().st_size for path in site.files())
     _, of_operator, _ = site.run("tier", "usage")
     [known] = of_operator["partitions"]
+    assert known.pop("unreadable") == []
     for options in ((), ("--verify",)):
         code, found, _ = site.run("usage", "--by", "partition", "--price-per-gib-month", "1", *options)
         [line] = found["lines"]
         assert (code, line["total_bytes"], line["cost_per_month"]) == (0, stored, stored / (1 << 30))
+        assert found["unreadable"] == []
         assert {name: line[name] for name in known if name in line} == known

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.session import SparkSettingError, spark_session
+from pipeline.session import SparkMasterError, SparkSettingError, spark_session
+from tests.servers.ports import free_ports
+from tests.servers.spark import QUICK_JAVA
 
 PROGRAM = textwrap.dedent(
     """
-    import os, signal, sys, threading, time
+    import contextlib, os, signal, sys, threading, time
     from pathlib import Path
     from pipeline import cli
     from pipeline.job import run_tasks
@@ -28,7 +30,10 @@ PROGRAM = textwrap.dedent(
         ours = [Path("/proc/self/fd")]
         for child in Path("/proc/self/task").glob("*/children"):
             ours += [Path("/proc", number, "fd") for number in child.read_text().split()]
-        opened = [str(fd.readlink()) for folder in ours for fd in folder.iterdir() if fd.is_symlink()]
+        opened = []
+        for fd in (fd for folder in ours for fd in folder.iterdir()):
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                opened.append(str(fd.readlink()))
         return {inodes[inode] for name in opened if (inode := name.removeprefix("socket:[").rstrip("]")) in inodes}
 
     def squared(number):
@@ -48,7 +53,7 @@ PROGRAM = textwrap.dedent(
         threading.Thread(target=interrupt, args=(began,), daemon=True).start()
         run_tasks(session, "waiting", [began], waiting)
 
-    with open_session(conf={"spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}) as session:
+    with open_session(conf={"spark.driver.extraJavaOptions": sys.argv[2]}) as session:
         print(session.sparkContext.parallelize(range(4), 4).map(squared).collect())
         with open_session("local[7]", {"spark.sql.shuffle.partitions": "3"}) as same:
             print(same.sparkContext.master, same.conf.get("spark.sql.shuffle.partitions"))
@@ -60,12 +65,11 @@ PROGRAM = textwrap.dedent(
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
 
 
-@pytest.mark.timeout(400)
 def test_a_session_says_nothing_of_its_own_listens_on_loopback_and_ends_when_interrupted(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     ended = subprocess.run(
-        [sys.executable, program, tmp_path / "began"],
+        [sys.executable, program, tmp_path / "began", QUICK_JAVA],
         env={**os.environ, "PYTHONPATH": str(Path.cwd())},
         capture_output=True,
         text=True,
@@ -88,8 +92,33 @@ def test_a_limit_under_which_no_worker_starts_is_refused(given: str, monkeypatch
         spark_session("local[1]", {"spark.executor.pyspark.memory": given})
 
 
+@pytest.mark.parametrize("master", ["foo", "local[]", "localhost:7077", "spark:/host"])
+def test_what_is_no_master_is_refused(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+    with pytest.raises(SparkSettingError, match="expected local"):
+        spark_session(master)
+
+
+def test_a_master_that_is_not_there_is_missed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+    one, other = free_ports(2)
+    with pytest.raises(SparkMasterError, match=f"at 127.0.0.1:{one}: .+, localhost:{other}: Connection refused"):
+        spark_session(f"spark://127.0.0.1:{one},localhost:{other}")
+    with pytest.raises(SparkSettingError, match="expected spark://HOST:PORT"):
+        spark_session("spark://nowhere")
+
+
 def test_the_session_that_there_is_stays_the_one(spark: SparkSession) -> None:
     assert spark_session("local[7]", {"spark.sql.shuffle.partitions": "4"}) is spark
     assert spark.sparkContext.master == "local[2]"
     assert spark.conf.get("spark.sql.shuffle.partitions") == "4"
     spark.conf.unset("spark.sql.shuffle.partitions")
+
+
+def test_without_java_it_says_what_is_needed(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pipeline", "sql", "--config", "unread.toml", "select 1"]
+    environment = {**os.environ, "JAVA_HOME": str(tmp_path)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 3
+    assert ended.stderr.splitlines()[-1].endswith("It needs Java 17 or newer, by JAVA_HOME or on the path")
+    assert "Traceback" not in ended.stderr

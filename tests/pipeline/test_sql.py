@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
+import math
+from datetime import UTC, date, datetime
+from decimal import Decimal
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
 from pipeline import cli
+from pipeline.commands.sql import plain
 from tests.pipeline.read_stage import ReadStage
 
 
@@ -58,6 +62,7 @@ def test_no_more_rows_than_asked_for_and_it_says_so(arguments: list[str], capsys
         (["select nothing from tiered"], "UNRESOLVED_COLUMN"),
         (["select count(*) from tiered", "--option", "startingOffset=earliest"], "did you mean startingOffsets?"),
         (["select 1", "--option", "earliest"], "expected KEY=VALUE"),
+        (["select 1 as a, 2 as b, 3 as a", "--json"], "several columns are named a: --json needs an alias for each"),
     ],
 )
 def test_a_wrong_query_is_one_line(
@@ -68,3 +73,25 @@ def test_a_wrong_query_is_one_line(
     assert said in captured.err
     assert len(captured.err.splitlines()) == 1
     assert captured.out == ""
+
+
+def test_whatever_spark_answers_is_json() -> None:
+    """Numbers that JSON lacks, and keys that are no text, too."""
+    answer = Row(
+        ratio=math.nan,
+        price=Decimal("1.50"),
+        day=date(2026, 1, 2),
+        at=datetime(2026, 1, 2, 3, 4, tzinfo=UTC),
+        counts={b"k": 1, 7: -math.inf},
+        headers=[Row(key="h", value=bytearray(b"v"))],
+        nothing=None,
+    )
+    assert json.loads(json.dumps(plain(answer), allow_nan=False)) == {
+        "ratio": "nan",
+        "price": "1.50",
+        "day": "2026-01-02",
+        "at": "2026-01-02T03:04:00+00:00",
+        "counts": {"aw==": 1, "7": "-inf"},
+        "headers": [{"key": "h", "value": "dg=="}],
+        "nothing": None,
+    }

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import UUID
 
 import pytest
+from pyspark.sql import SparkSession
 
+from pipeline import cli
 from pipeline.job import JobError
 from pipeline.jobs.usage import Prices, UsageReport, day_text, usage_of_tier
-from pipeline.store_listing import ExpectedPartition, ExpectedSegment, listing_plan
-from pipeline.usage_line import DAY_MS, UsageBy, UsageLine
+from pipeline.repair.store_listing import ExpectedPartition, ExpectedSegment, listing_plan
+from pipeline.repair.usage_line import DAY_MS, UsageBy, UsageLine
+from tests.fakes.broker.scripted_broker import ScriptedBroker
 from tests.fakes.record_batches import batch_of
 from tests.fakes.segments import PARTITION
 from tests.pipeline.scrub_bench import ScrubBench, scrub_bench
@@ -130,6 +134,21 @@ async def test_only_the_topics_that_were_asked_for(bench: ScrubBench) -> None:
     assert line.total_bytes == du(bench) - 2
 
 
+async def test_where_nothing_was_tiered_it_is_said_before_spark_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def too_late(*_: object) -> SparkSession:
+        raise AssertionError("Spark is started")
+
+    monkeypatch.setattr("pipeline.commands.usage.job_session", too_late)
+    config = tmp_path / "tidegate.toml"
+    async with ScriptedBroker() as broker:
+        config.write_text(f'[upstream]\nbootstrap.servers = "127.0.0.1:{broker.port}"\n')
+        assert await asyncio.to_thread(cli.run, ["usage", "--config", str(config)]) == 3
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "the cluster has no topic __remote_log_metadata: nothing was tiered yet; if something was, see" in said
+
+
 def test_costs_are_of_bytes_and_of_requests() -> None:
     prices = Prices(0.02, 0.005)
     assert (prices.of_month(50 << 30), prices.of_requests(4000)) == (1.0, 0.02)
@@ -140,7 +159,7 @@ def test_costs_are_of_bytes_and_of_requests() -> None:
 def test_a_large_tier_is_listed_in_parts_that_together_are_all(segments: int, listings: int) -> None:
     partitions = [TopicIdPartition(UUID(int=7), number, "orders") for number in range(60)]
     some = tuple(ExpectedSegment(number.to_bytes(16, "big"), True, 1, 1) for number in range(segments))
-    expected = [ExpectedPartition(each, some) for each in partitions]
+    expected = [ExpectedPartition.of(each, some) for each in partitions]
     plan = listing_plan(expected, "c", True)
     assert len({prefix for task in plan for prefix in task.prefixes}) == listings
     place = {one.partition: task.prefixes[0] for task in plan for one in task.expected}
@@ -150,6 +169,6 @@ def test_a_large_tier_is_listed_in_parts_that_together_are_all(segments: int, li
 
 def test_chosen_partitions_are_listed_alone() -> None:
     partitions = [TopicIdPartition(UUID(int=7), number, "orders") for number in range(12_000)]
-    plan = listing_plan([ExpectedPartition(each, ()) for each in partitions], "c", False)
+    plan = listing_plan([ExpectedPartition.of(each, ()) for each in partitions], "c", False)
     assert [len(task.prefixes) for task in plan] == [5000, 5000, 2000]
     assert [prefix for task in plan for prefix in task.prefixes] == [partition_prefix("c", each) for each in partitions]

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import cast
 
 import pytest
 
+from pipeline.config import PipelineConfig, parse_pipeline_config
 from pipeline.worker import Worker
+from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +60,86 @@ def test_a_failure_comes_after_what_came_before_it(worker: Worker) -> None:
     assert [next(items), next(items)] == [0, 1]
     with pytest.raises(ValueError, match="a damaged chunk"):
         next(items)
+
+
+class Store:
+    """Says when it is closed; `closing` is what happens first."""
+
+    def __init__(self, name: str, said: list[str], closing: Callable[[], Awaitable[object]]) -> None:
+        self._name, self._said, self._closing = name, said, closing
+
+    async def open(self) -> None:
+        self._said.append(f"{self._name} open")
+
+    async def close(self) -> None:
+        await self._closing()
+        self._said.append(f"{self._name} closed")
+
+
+async def at_once() -> None:
+    return
+
+
+async def broken() -> None:
+    raise OSError("connection lost")
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("closing", "said"),
+    [
+        (at_once, ["third closed", "second closed", "first closed"]),
+        (broken, ["first closed"]),
+        (never, ["first closed"]),
+    ],
+)
+def test_what_cannot_be_closed_keeps_nothing_else_open(
+    closing: Callable[[], Awaitable[object]], said: list[str]
+) -> None:
+    worker, heard = Worker(), list[str]()
+    for store in (Store("first", heard, at_once), Store("second", heard, closing), Store("third", heard, closing)):
+        worker.run(worker.keep(cast(RemoteStorageManager, store)))
+    worker.close(timeout_s=0.1)
+    worker.close(timeout_s=0.1)
+    assert heard == ["first open", "second open", "third open", *said]
+
+
+def test_what_is_open_is_closed_when_the_process_ends() -> None:
+    program = """
+from pipeline.worker import worker
+class Store:
+    async def open(self): print("open")
+    async def close(self): print("closed")
+worker().run(worker().keep(Store()))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert (ended.stdout.split(), ended.stderr) == (["open", "closed"], "")
+
+
+def config_of(password: str, folder: Path, more: str = "") -> PipelineConfig:
+    return parse_pipeline_config(
+        f"""
+        [upstream]
+        bootstrap.servers = "localhost:1"
+        sasl = {{mechanism = "PLAIN", username = "alice", password = "{password}"}}
+        [storage]
+        implementation = "local"
+        path = "{folder}"
+        {more}
+        """
+    )
+
+
+def test_what_is_open_is_shared_by_those_alone_who_say_the_same(worker: Worker, tmp_path: Path) -> None:
+    mine, again, another = (config_of(password, tmp_path) for password in ("mine", "mine", "guessed"))
+    assert worker.run(worker.client(mine)) is worker.run(worker.client(again))
+    assert worker.run(worker.client(mine)) is not worker.run(worker.client(another))
+    store = worker.run(worker.storage(mine, "cluster"))
+    assert worker.run(worker.storage(again, "cluster")) is store
+    assert worker.run(worker.storage(mine, "another")) is not store
+    (tmp_path / "new").mkdir()
+    grown = config_of("mine", tmp_path, f'[[storage.locations]]\nname = "new"\npath = "{tmp_path}/new"')
+    assert worker.run(worker.storage(grown, "cluster")) is not store

@@ -27,7 +27,14 @@ from pipeline.decode.arrow_records import decode_batches
 from pipeline.decode.record_columns import ALL_COLUMNS, KAFKA_COLUMNS, MAX_ARROW_BYTES, RecordColumns
 from pipeline.decode.wanted_batches import CorruptRecordsError
 from protocol.primitives import Buffer
-from protocol.records.record_batch import CODEC_GZIP, CODEC_LZ4, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
+from protocol.records.record_batch import (
+    CODEC_GZIP,
+    CODEC_LZ4,
+    CODEC_NONE,
+    CODEC_SNAPPY,
+    CODEC_ZSTD,
+    iterate_batches,
+)
 from protocol.records.record_reader import Record
 from tests.fakes.record_batches import batch_of, build_batch, control_batch, legacy_message, legacy_wrapper, record
 from tiers.segment.segment_index import AbortedTransactionRange
@@ -121,6 +128,35 @@ def test_records_of_every_codec(written: list[Record], codec: int, xerial: bool)
         assert theirs == written
 
 
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3000), st.integers(0, 4)), min_size=2, max_size=6))
+def test_batches_of_all_sizes_one_after_another(batches: list[tuple[int, int, int]]) -> None:
+    log = b""
+    written: list[Record] = []
+    for count, value_bytes, codec in batches:
+        first = len(written)
+        made = [record(offset, value=b"%d" % offset * value_bytes) for offset in range(first, first + count)]
+        log += build_batch(first, made, codec=codec, xerial=True)
+        written += made
+    assert records(log) == written
+
+
+def test_batches_that_were_checked_before_are_not_looked_for_again() -> None:
+    damaged = bytearray(batch_of(0, 10) + batch_of(10, 10) + batch_of(20, 10))
+    batches = list(iterate_batches(damaged))
+    damaged[5] ^= 1  # in what the first one begins with
+    checked = decode_batches(
+        damaged,
+        topic="orders",
+        partition=3,
+        first_offset=0,
+        end_offset=LAST,
+        columns=RecordColumns(("offset",)),
+        is_committed_only=False,
+        checked=batches[1:],
+    )
+    assert [offset for batch in checked for offset in batch.column(0).to_pylist()] == list(range(10, 30))
+
+
 def test_a_row_has_what_sparks_own_source_gives() -> None:
     log = build_batch(5, [record(5, 1_700_000_000_123, b"k", b"v", [("h", None)]), record(6, 1_700_000_000_124)])
     (first, second) = rows(log, columns=KAFKA_COLUMNS)
@@ -208,6 +244,16 @@ def test_batches_that_are_too_old_are_left_out_without_being_read() -> None:
 
 def with_crc(batch: bytes) -> bytes:
     return batch[:17] + int(google_crc32c.value(batch[21:])).to_bytes(4, "big") + batch[21:]
+
+
+def test_small_legacy_messages_are_counted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = 4_000
+    monkeypatch.setattr("pipeline.decode.arrow_records.MAX_ARROW_BYTES", limit)
+    made = [record(offset, key=None, value=None) for offset in range(200)]
+    log = b"".join(legacy_wrapper(1, first, made[first : first + 50], CODEC_GZIP) for first in range(0, 200, 50))
+    found = list(one_decoder(log, KAFKA_COLUMNS, 0, LAST, None, None, is_compiled=True))
+    assert [offset for batch in found for offset in batch.column("offset").to_pylist()] == list(range(200))
+    assert all(batch.nbytes <= limit for batch in found)
 
 
 @pytest.mark.parametrize("magic", [0, 1])

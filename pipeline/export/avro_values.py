@@ -1,0 +1,147 @@
+"""`AvroDecoder`: Avro values by their writer's schema, as Arrow's types; fastavro reads them.
+
+A union is known as null beside one other type; logical types as far as Arrow and Iceberg have them. A value must end
+where its schema does: bytes behind it say that it was written with another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import BytesIO
+from typing import Any, Final
+
+import pyarrow as pa
+from fastavro import parse_schema, schemaless_reader
+from fastavro.schema import SchemaParseException, UnknownType
+
+from pipeline.export.schema_error import ValueSchemaError, without_prefix
+
+_PRIMITIVES: Final[Mapping[str, pa.DataType]] = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+}
+_LOGICAL: Final[Mapping[tuple[str, str], pa.DataType]] = {
+    ("int", "date"): pa.date32(),
+    ("int", "time-millis"): pa.time64("us"),
+    ("long", "time-micros"): pa.time64("us"),
+    ("long", "timestamp-millis"): pa.timestamp("us", tz="UTC"),
+    ("long", "timestamp-micros"): pa.timestamp("us", tz="UTC"),
+    ("long", "local-timestamp-millis"): pa.timestamp("us"),
+    ("long", "local-timestamp-micros"): pa.timestamp("us"),
+    ("string", "uuid"): pa.string(),
+}
+_MAX_DECIMAL_DIGITS: Final = 38
+
+
+class AvroDecoder:
+    def __init__(self, schema: Any, confluent_id: int | None = None) -> None:
+        """Raises `ValueSchemaError`."""
+        try:
+            self._schema = parse_schema(schema)
+        except (SchemaParseException, UnknownType, TypeError, ValueError, KeyError) as error:
+            raise ValueSchemaError(f"not an Avro schema: {error}") from error
+        self.arrow_type = _arrow_type(schema, "", {})
+        self._is_uuid = _has_uuid(schema)
+        self._confluent_id = confluent_id
+
+    def decode(self, value: bytes) -> Any:
+        """Raises `ValueError`."""
+        data = BytesIO(without_prefix(value, self._confluent_id))
+        try:
+            found = schemaless_reader(data, self._schema, None)
+        except Exception as error:  # whatever the library makes of bytes that are not of this schema
+            raise ValueError(f"not of the schema: {type(error).__name__} {error}".rstrip()) from error
+        if rest := len(data.getbuffer()) - data.tell():
+            raise ValueError(f"{rest} bytes follow what the schema says")
+        return _with_uuids_as_text(found) if self._is_uuid else found
+
+
+def _arrow_type(schema: Any, path: str, named: dict[str, pa.DataType | None]) -> pa.DataType:
+    where = path or "the value"
+    if isinstance(schema, list):
+        others = [one for one in schema if one != "null"]
+        if len(others) != 1 or len(schema) > 2:
+            raise ValueSchemaError(f"{where}: a union of null and one other type is supported, not {len(schema)} types")
+        return _arrow_type(others[0], path, named)
+    if isinstance(schema, str):
+        return _of_name(schema, where, named)
+    kind = schema["type"]
+    if not isinstance(kind, str):
+        return _arrow_type(kind, path, named)
+    logical = schema.get("logicalType")
+    if logical == "decimal" and kind in ("bytes", "fixed"):
+        if schema["precision"] > _MAX_DECIMAL_DIGITS:
+            raise ValueSchemaError(f"{where}: a decimal has at most {_MAX_DECIMAL_DIGITS} digits here")
+        return _named(pa.decimal128(schema["precision"], schema.get("scale", 0)), schema, named)
+    if logical is not None and (kind, logical) in _LOGICAL:
+        return _LOGICAL[kind, logical]
+    match kind:
+        case "record" | "error":
+            return _record(schema, path, named)
+        case "enum":
+            return _named(pa.string(), schema, named)
+        case "fixed":
+            return _named(pa.binary(), schema, named)
+        case "array":
+            return pa.list_(pa.field("element", _arrow_type(schema["items"], f"{path}[]", named)))
+        case "map":
+            return pa.map_(pa.string(), _arrow_type(schema["values"], f"{path}{{}}", named))
+    return _of_name(kind, where, named)
+
+
+def _record(schema: Mapping[str, Any], path: str, named: dict[str, pa.DataType | None]) -> pa.DataType:
+    if not schema["fields"]:
+        raise ValueSchemaError(f"{path or 'the value'}: a record without fields is no column")
+    _name(None, schema, named)
+    fields = [
+        (one["name"], _arrow_type(one["type"], f"{path}.{one['name']}" if path else one["name"], named))
+        for one in schema["fields"]
+    ]
+    return _named(pa.struct(fields), schema, named)
+
+
+def _named(arrow_type: pa.DataType, schema: Mapping[str, Any], named: dict[str, pa.DataType | None]) -> pa.DataType:
+    _name(arrow_type, schema, named)
+    return arrow_type
+
+
+def _name(arrow_type: pa.DataType | None, schema: Mapping[str, Any], named: dict[str, pa.DataType | None]) -> None:
+    """By its own name and by the full one; None while it is being made."""
+    if "name" in schema:
+        name = str(schema["name"])
+        named[name] = named[name.rpartition(".")[2]] = arrow_type
+        if "namespace" in schema:
+            named[f"{schema['namespace']}.{name}"] = arrow_type
+
+
+def _of_name(name: str, where: str, named: Mapping[str, pa.DataType | None]) -> pa.DataType:
+    if name in _PRIMITIVES:
+        return _PRIMITIVES[name]
+    if name not in named:
+        raise ValueSchemaError(f"{where}: the type {name} is not supported")
+    found = named[name]
+    if found is None:
+        raise ValueSchemaError(f"{where}: {name} is within itself, which no column can be")
+    return found
+
+
+def _has_uuid(schema: Any) -> bool:
+    if isinstance(schema, Mapping):
+        return schema.get("logicalType") == "uuid" or any(map(_has_uuid, schema.values()))
+    return isinstance(schema, list) and any(map(_has_uuid, schema))
+
+
+def _with_uuids_as_text(value: Any) -> Any:
+    match value:
+        case dict():
+            return {name: _with_uuids_as_text(one) for name, one in value.items()}
+        case list():
+            return [_with_uuids_as_text(one) for one in value]
+        case None | bool() | int() | float() | str() | bytes():
+            return value
+    return str(value) if type(value).__name__ == "UUID" else value

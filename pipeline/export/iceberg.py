@@ -1,0 +1,190 @@
+"""`IcebergLedger`: an Iceberg table that takes each wave of files in one commit, with the offsets that it has come to.
+
+* `tidegate.offsets` in the properties of the snapshot says by topic which offset comes next; the last snapshot that has
+  it counts, whatever others have committed since. The table's own property says the same, for when snapshots expire.
+* A commit stands on the snapshot whose offsets were read and is refused when another came first. It is not repeated
+  by the library: the offsets are read anew, and what another exporter has committed meanwhile is dropped here.
+* Files that no commit names are what a run that was killed has left: the next run takes them, for a name says what is
+  in the file. Nothing is ever deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+
+from pipeline.export.ledger import TileResult, written_tiles
+from pipeline.export.plan import Exported, Tile
+from pipeline.export.target import ExportTarget, TargetSettings
+from pipeline.job import JobError
+
+try:
+    from pyiceberg.catalog import Catalog, load_catalog
+    from pyiceberg.exceptions import CommitFailedException
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+except ImportError as error:
+    raise ImportError("pyiceberg is missing: install tidegate[iceberg]") from error
+
+OFFSETS = "tidegate.offsets"
+PLAN_ID = "tidegate.plan-id"
+COMMIT_ATTEMPTS = 20
+
+
+def open_catalog(name: str, properties: Mapping[str, str], target: TargetSettings) -> Catalog:
+    """`properties` and pyiceberg's own configuration, and the credentials of the target where they say nothing.
+
+    Raises `JobError`."""
+    # Arrow writes by Amazon's SDK for C++, which of its own accord puts a checksum behind every body and sends chunks
+    # within chunks. A store that reads the inner ones alone takes what is left for the next request on that connection
+    # and answers it with 400 (versitygw 1.8: now and then). The SDK reads this whenever a client is made.
+    os.environ.setdefault("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
+    s3 = {
+        "s3.endpoint": target.settings.get("endpoint.url"),
+        "s3.region": target.settings.get("region"),
+        "s3.access-key-id": target.settings.get("access.key.id"),
+        "s3.secret-access-key": target.settings.get("secret.access.key"),
+    }
+    try:
+        configured = load_catalog(name, **properties)
+        own = {key: value for key, value in s3.items() if value and key not in configured.properties}
+        return load_catalog(name, **properties, **own) if target.scheme == "s3" and own else configured
+    except Exception as error:
+        raise JobError(f"the catalog {name}: {error}") from error
+
+
+class IcebergLedger:
+    """`plan_id` is of this run."""
+
+    def __init__(
+        self, catalog: Catalog, table: str, target: ExportTarget, topic: str, schema: pa.Schema, plan_id: str = ""
+    ) -> None:
+        self._catalog = catalog
+        self._name = table
+        self._target = target
+        self._topic = topic
+        self._schema = schema
+        self._plan_id = plan_id or str(uuid.uuid4())
+        self._topic_id = UUID(int=0)
+        self._next: dict[int, int] = {}
+
+    def load(self, topic_id: UUID) -> Exported:
+        self._topic_id = topic_id
+        table = self._open()
+        self._next = self._next_offsets(table)
+        written = tuple(
+            tile
+            for tile in written_tiles(self._target, topic_id)
+            if tile.first_offset >= self._next.get(tile.partition, 0)
+        )
+        return Exported(self._next, written=written)
+
+    def reserve(self, wave: Sequence[Tile], left: Sequence[Tile]) -> bool:
+        return True
+
+    def commit(self, results: Sequence[TileResult]) -> list[TileResult] | None:
+        """Of each partition what comes before the first tile that could not be written."""
+        next_offsets, counted = dict(self._next), []
+        stopped = set()
+        for result in results:
+            if result.stopped_at is not None:
+                stopped.add(result.tile.partition)
+            elif result.tile.partition not in stopped:
+                next_offsets[result.tile.partition] = result.tile.end_offset + 1
+                counted.append(result)
+        if not counted:
+            return []
+        files = [self._target.uri(one.tile.file_name(self._topic_id)) for one in counted if one.records]
+        for _ in range(COMMIT_ATTEMPTS):
+            table = self._open()
+            if self._next_offsets(table) != self._next:
+                return None
+            try:
+                self._append(table, files, next_offsets)
+            except CommitFailedException:
+                continue
+            except Exception as error:
+                raise JobError(
+                    f"the commit to {self._name} failed: {error}: run the export again, it goes on as the table says"
+                ) from error
+            self._next = next_offsets
+            return counted
+        raise JobError(f"{self._name}: others commit all the time, {COMMIT_ATTEMPTS} attempts were in vain")
+
+    def _append(self, table: Table, files: list[str], next_offsets: Mapping[int, int]) -> None:
+        known = dict(offsets_of(table))
+        known[self._topic] = {
+            "topicId": str(self._topic_id),
+            "next": {str(partition): offset for partition, offset in sorted(next_offsets.items())},
+        }
+        text = json.dumps(known)
+        properties = {OFFSETS: text, PLAN_ID: self._plan_id}
+        # Of this copy of the metadata alone: a repeated commit would no longer stand on the offsets that were read.
+        table.metadata.properties["commit.retry.num-retries"] = "0"
+        transaction = table.transaction()
+        transaction.set_properties({OFFSETS: text})
+        if files:
+            transaction.add_files(files, snapshot_properties=properties, check_duplicate_files=False)
+        else:
+            with transaction.update_snapshot(snapshot_properties=properties).fast_append():
+                pass
+        transaction.commit_transaction()
+
+    def _open(self) -> Table:
+        """Made where there is none."""
+        try:
+            if not self._catalog.table_exists(self._name):
+                namespace = self._name.rpartition(".")[0]
+                if namespace:
+                    self._catalog.create_namespace_if_not_exists(namespace)
+                return self._catalog.create_table_if_not_exists(self._name, schema=self._schema)
+            return self._catalog.load_table(self._name)
+        except OSError as error:
+            raise JobError(
+                f"the table {self._name}: {error}: see whether its store runs, and what --catalog-property and "
+                "--to-setting say of it"
+            ) from error
+        except Exception as error:
+            raise JobError(f"the table {self._name}: {error}") from error
+
+    def _next_offsets(self, table: Table) -> dict[int, int]:
+        found = offsets_of(table).get(self._topic)
+        if found is None:
+            return {}
+        if found["topicId"] != str(self._topic_id):
+            raise JobError(
+                f"{self._name} holds another topic {self._topic}, with the id {found['topicId']}; the one of now has "
+                f"{self._topic_id}: export it to another table"
+            )
+        return {int(partition): offset for partition, offset in found["next"].items()}
+
+
+def offsets_of(table: Table) -> dict[str, Any]:
+    """By topic: `topicId`, and `next` by partition. As of the last snapshot that says so."""
+    snapshot = table.current_snapshot()
+    while snapshot is not None:
+        if (text := _offsets_text(snapshot)) is not None:
+            return _decoded(text)
+        parent_id = snapshot.parent_snapshot_id
+        snapshot = None if parent_id is None else table.snapshot_by_id(parent_id)
+    # None said so: it has expired, or it is none of the table's line any more, which was rolled back to before it.
+    known = table.properties.get(OFFSETS, "{}")
+    is_rolled_back = any(_offsets_text(one) == known for one in table.metadata.snapshots)
+    return {} if is_rolled_back or table.current_snapshot() is None else _decoded(known)
+
+
+def _offsets_text(snapshot: Snapshot) -> str | None:
+    return None if snapshot.summary is None else snapshot.summary.additional_properties.get(OFFSETS)
+
+
+def _decoded(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise JobError(f"{OFFSETS} is not what an export writes: {text[:100]!r}")
+    return found

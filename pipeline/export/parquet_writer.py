@@ -1,0 +1,58 @@
+"""`write_parquet`: Arrow batches into one Parquet file, in row groups of a bounded size.
+
+The columns that repeat are written by dictionary, those that readers filter by have statistics; keys and values have
+neither: both would only cost. Nothing is encoded as differences: not every reader of Iceberg tables takes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+ROW_GROUP_BYTES = 64 << 20
+"""Of Arrow's memory; about what is held while a file is written."""
+LAYOUT_KEY = b"tidegate.layout"
+
+_REPEATED = ("topic", "partition", "timestampType")
+_FILTERED_BY = ("partition", "offset", "timestamp", "timestampType", "topic")
+
+
+def write_parquet(path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema, layout: str) -> int:
+    """How many rows. `layout` is kept in the file, for `layout_of`."""
+    schema = schema.with_metadata({LAYOUT_KEY: layout.encode()})
+    rows = 0
+    with pq.ParquetWriter(
+        path,
+        schema,
+        compression="zstd",
+        use_dictionary=[name for name in _REPEATED if name in schema.names],
+        write_statistics=[name for name in _FILTERED_BY if name in schema.names],
+        store_schema=True,
+    ) as writer:
+        for group in _groups(batches):
+            table = pa.Table.from_batches(group).replace_schema_metadata(schema.metadata)
+            writer.write_table(table, row_group_size=max(1, table.num_rows))
+            rows += table.num_rows
+    return rows
+
+
+def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    group: list[pa.RecordBatch] = []
+    size_bytes = 0
+    for batch in batches:
+        if group and size_bytes + batch.nbytes > ROW_GROUP_BYTES:
+            yield group
+            group, size_bytes = [], 0
+        group.append(batch)
+        size_bytes += batch.nbytes
+    if group:
+        yield group
+
+
+def layout_of(file: bytes) -> tuple[str, int]:
+    """Of a whole file of ours: its layout and how many rows it has. Raises `ValueError` (Arrow's) for another one."""
+    metadata = pq.read_metadata(pa.BufferReader(file))
+    return (metadata.metadata or {}).get(LAYOUT_KEY, b"").decode(), metadata.num_rows

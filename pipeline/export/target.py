@@ -1,0 +1,312 @@
+"""`ExportTarget`: where an export goes: a folder, a bucket of S3, HDFS. A file appears there whole, and once.
+
+`create` and `publish` refuse to replace: of two that write a file of one name, one does, and the other learns of it. So
+a task that was begun twice, or one that outlives its driver, changes nothing. What is staged by a task cannot be seen
+before the driver publishes it: a hidden file that is moved, or an upload to S3 that is completed. Everything blocks, as
+Spark's tasks do.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from pipeline.config import PipelineConfig
+from pipeline.job import JobError
+from pipeline.worker import worker
+from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
+from tiers.storage.file_system import PIECE_BYTES, BlockingFileSystem
+from tiers.storage.remote_storage_manager import UnfinishedUpload
+from tiers.storage.s3 import S3RemoteStorageManager
+from tiers.storage.s3_upload import StagedUpload
+
+_S3_SETTINGS = ("endpoint.url", "region", "access.key.id", "secret.access.key", "path.style", "timeout.ms", "part.size")
+_HDFS_SETTINGS = ("config.dir", "kerberos.principal", "kerberos.keytab", "replication", "timeout.ms")
+_TEMPORARY = ".tmp"
+
+
+class TargetError(JobError):
+    """What is wrong with the target, one line for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """Whole, but not to be seen under its name yet. `parts` are of S3, and known to who staged it alone."""
+
+    name: str
+    id: str
+    parts: tuple[str, ...] = ()
+
+
+class ExportTarget(Protocol):
+    """Names are relative to the target's own folder."""
+
+    def names(self, prefix: str) -> list[str]:
+        """Of the files that are there, whole. `prefix` ends with a slash."""
+
+    def read(self, name: str) -> bytes:
+        """Raises `FileNotFoundError`."""
+
+    def create(self, name: str, source: Path) -> bool:
+        """False: there was a file of that name, which stays as it is."""
+
+    def stage(self, name: str, source: Path) -> StagedFile: ...
+
+    def publish(self, staged: StagedFile) -> bool:
+        """False: there was a file of that name, which stays as it is, or what was staged is gone."""
+
+    def discard(self, staged: StagedFile) -> None:
+        """What is gone is no error."""
+
+    def staged(self, prefix: str) -> list[StagedFile]:
+        """By whomever. `prefix` ends with a slash."""
+
+    def uri(self, name: str) -> str:
+        """As other programs find it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSettings:
+    """`url`: file:///..., s3://bucket/prefix or hdfs://host:port/path; `settings` by the stores' names."""
+
+    url: str
+    settings: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def scheme(self) -> str:
+        return urlsplit(self.url).scheme
+
+
+def target_settings(to: str, config: PipelineConfig, given: Mapping[str, str]) -> TargetSettings:
+    """A path without a scheme is a folder. A target of the same kind as the tier's store is reached as that is, where
+    `given` says nothing else. Raises `TargetError`."""
+    url = urlsplit(to)
+    if url.scheme in ("", "file"):
+        if given:
+            raise TargetError(f"a folder has no settings: {', '.join(given)}")
+        return TargetSettings(Path(url.path if url.scheme else to).resolve().as_uri())
+    known = {"s3": _S3_SETTINGS, "s3a": _S3_SETTINGS, "hdfs": _HDFS_SETTINGS}.get(url.scheme)
+    if known is None or not url.netloc:
+        raise TargetError(f"{to}: expected a folder, s3://BUCKET/PREFIX or hdfs://HOST:PORT/PATH")
+    if wrong := given.keys() - set(known):
+        raise TargetError(f"unknown setting of {url.scheme}: {', '.join(sorted(wrong))}; there are {', '.join(known)}")
+    settings: dict[str, str] = {}
+    if config.storage is not None and config.storage.implementation == url.scheme.removesuffix("a"):
+        settings = {key: value for key, value in config.storage.plain_settings().items() if key in known}
+    return TargetSettings(to.replace("s3a://", "s3://", 1), {**settings, **given})
+
+
+_open: dict[str, ExportTarget] = {}
+
+
+def open_target(target: TargetSettings) -> ExportTarget:
+    """That of this process. Raises `TargetError`, `RemoteStorageError`."""
+    key = f"{os.getpid()} {target.url} {sorted(target.settings.items())}"
+    if key not in _open:
+        _open[key] = _made(target)
+    return _open[key]
+
+
+def _made(target: TargetSettings) -> ExportTarget:
+    url = urlsplit(target.url)
+    try:
+        if url.scheme == "file":
+            return FolderTarget(Path(url.path))
+        if url.scheme == "s3":
+            settings = {**target.settings, "bucket": url.netloc, "prefix": url.path, "cluster.id": "export"}
+            return S3Target(target.url, settings)
+        return _hdfs(target)
+    except (ValueError, ImportError) as error:
+        raise TargetError(f"{target.url}: {error}") from error
+
+
+def _hdfs(target: TargetSettings) -> ExportTarget:
+    from tiers.storage import hdfs  # its library is an extra of its own
+
+    url = urlsplit(target.url)
+    where = {"url": f"hdfs://{url.netloc}", "path": url.path or "/", "cluster.id": "export"}
+    files = hdfs.HdfsFiles(hdfs.settings_of({**target.settings, **where}))
+    files.connect()
+    return FilesTarget(files)
+
+
+class FolderTarget:
+    """On a file system that all executors have."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def names(self, prefix: str) -> list[str]:
+        folder = self._root / prefix
+        return sorted(path.relative_to(self._root).as_posix() for path in folder.rglob("*") if path.is_file())
+
+    def read(self, name: str) -> bytes:
+        return (self._root / name).read_bytes()
+
+    def create(self, name: str, source: Path) -> bool:
+        return not (self._root / name).exists() and self.publish(self.stage(name, source))
+
+    def stage(self, name: str, source: Path) -> StagedFile:
+        staged = StagedFile(name, str(uuid.uuid4()))
+        hidden = self._root / _hidden_name(staged)
+        hidden.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with source.open("rb") as whole, hidden.open("xb") as part:
+                shutil.copyfileobj(whole, part, PIECE_BYTES)
+                part.flush()
+                os.fsync(part.fileno())
+        except BaseException:
+            hidden.unlink(missing_ok=True)
+            raise
+        return staged
+
+    def publish(self, staged: StagedFile) -> bool:
+        target = self._root / staged.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            target.hardlink_to(self._root / _hidden_name(staged))
+        except (FileExistsError, FileNotFoundError):
+            return False
+        finally:
+            self.discard(staged)
+        return True
+
+    def discard(self, staged: StagedFile) -> None:
+        (self._root / _hidden_name(staged)).unlink(missing_ok=True)
+
+    def staged(self, prefix: str) -> list[StagedFile]:
+        folder = self._root / _TEMPORARY
+        hidden = (folder / prefix).rglob("*")
+        return [_staged_file(path.relative_to(folder).as_posix()) for path in hidden if path.is_file()]
+
+    def uri(self, name: str) -> str:
+        return (self._root / name).as_uri()
+
+
+class S3Target:
+    def __init__(self, url: str, settings: Mapping[str, str]) -> None:
+        """`settings` of the S3 store. Raises `ValueError`, `RemoteStorageError`."""
+        self._url = url.rstrip("/")
+        self._storage = S3RemoteStorageManager(settings)
+        worker().run(worker().keep(self._storage))
+
+    def names(self, prefix: str) -> list[str]:
+        async def listed() -> list[str]:
+            return [stored.key async for stored in self._storage.list_objects(prefix)]
+
+        return worker().run(listed())
+
+    def read(self, name: str) -> bytes:
+        try:
+            return worker().run(self._storage.get_object(name))
+        except RemoteResourceNotFoundError as error:
+            raise FileNotFoundError(self.uri(name)) from error
+
+    def create(self, name: str, source: Path) -> bool:
+        return worker().run(self._storage.create_object(name, source))
+
+    def stage(self, name: str, source: Path) -> StagedFile:
+        upload = worker().run(self._storage.stage_object(name, source))
+        return StagedFile(name, upload.id, upload.etags)
+
+    def publish(self, staged: StagedFile) -> bool:
+        return worker().run(self._storage.publish_object(staged.name, StagedUpload(staged.id, staged.parts)))
+
+    def discard(self, staged: StagedFile) -> None:
+        worker().run(self._storage.abort_upload(UnfinishedUpload(staged.name, staged.id, None)))
+
+    def staged(self, prefix: str) -> list[StagedFile]:
+        async def listed() -> list[StagedFile]:
+            uploads = self._storage.list_uploads()
+            return [StagedFile(upload.key, upload.id) async for upload in uploads if upload.key.startswith(prefix)]
+
+        return worker().run(listed())
+
+    def uri(self, name: str) -> str:
+        return f"{self._url}/{name}"
+
+
+class FilesTarget:
+    """On a file system where a file is written under another name and moved."""
+
+    def __init__(self, files: BlockingFileSystem) -> None:
+        """`files` are connected."""
+        self._files = files
+
+    def names(self, prefix: str) -> list[str]:
+        try:
+            with self._errors():
+                return sorted(stored.key for stored in self._files.walk(prefix) if stored.key.startswith(prefix))
+        except FileNotFoundError:
+            return []
+
+    def read(self, name: str) -> bytes:
+        with self._errors():
+            return bytes(self._files.read(name, 0, None))
+
+    def create(self, name: str, source: Path) -> bool:
+        return not self._is_there(name) and self.publish(self.stage(name, source))
+
+    def stage(self, name: str, source: Path) -> StagedFile:
+        staged = StagedFile(name, str(uuid.uuid4()))
+        with self._errors():
+            self._files.write(_hidden_name(staged), _pieces(source))
+        return staged
+
+    def publish(self, staged: StagedFile) -> bool:
+        hidden = _hidden_name(staged)
+        with self._errors():
+            try:
+                self._files.move(hidden, staged.name, replace=False)
+            except FileExistsError:
+                self._files.delete(hidden)
+                return False
+            except FileNotFoundError:
+                return False
+        return True
+
+    def discard(self, staged: StagedFile) -> None:
+        with self._errors():
+            self._files.delete(_hidden_name(staged))
+
+    def staged(self, prefix: str) -> list[StagedFile]:
+        hidden = f"{_TEMPORARY}/"
+        return [_staged_file(name.removeprefix(hidden)) for name in self.names(hidden + prefix)]
+
+    def _is_there(self, name: str) -> bool:
+        with self._errors():
+            return self._files.size(name) is not None
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, RemoteStorageError):
+            raise
+        except Exception as error:
+            raise self._files.error_of(error) from error
+
+    def uri(self, name: str) -> str:
+        return f"{self._files.name.rstrip('/')}/{name}"
+
+
+def _hidden_name(staged: StagedFile) -> str:
+    return f"{_TEMPORARY}/{staged.name}.{staged.id}"
+
+
+def _staged_file(name: str) -> StagedFile:
+    of, _, staged_id = name.rpartition(".")
+    return StagedFile(of, staged_id)
+
+
+def _pieces(source: Path) -> Iterator[bytes]:
+    with source.open("rb") as file:
+        while piece := file.read(PIECE_BYTES):
+            yield piece

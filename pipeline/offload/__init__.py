@@ -1,0 +1,1 @@
+"""Copying what the brokers have into the remote tier."""

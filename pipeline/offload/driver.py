@@ -1,0 +1,343 @@
+"""`OffloadDriver`: what of a run happens on the driver's loop: the survey, the waves, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from pipeline.config import PipelineConfig
+from pipeline.job_services import Sleep
+from pipeline.offload.batch_ends import DamagedLogError, end_of_batch, first_damaged
+from pipeline.offload.commit import OffloadCommitter, PartitionOffload
+from pipeline.offload.plan import TASKS_PER_CORE, WAVE_BYTES, Backlog, Wave, last_piece, tile_ends
+from pipeline.offload.task import OffloadResult, OffloadTask
+from pipeline.offload.topic_sizes import log_sizes
+from protocol.errors import ErrorCode
+from protocol.records.record_batch import iterate_batches
+from tiers.console import say
+from tiers.each_of import each_of
+from tiers.errors import BrokerError, RemoteLogError
+from tiers.manager.task_services import TaskServices
+from tiers.manager.topic_policy import TopicPolicy
+from tiers.model.ids import TopicIdPartition
+from tiers.open_tier import OpenTier
+from tiers.owned_tier import CLAIM_TIMEOUT_MS
+
+_AT_ONCE = 16
+_PROBE_BYTES = 256 << 10
+_MAX_FAILURES = 3
+_BYTES_PER_OFFSET = 1_000.0
+"""Where nobody tells and nothing can be read."""
+_OVERSIZE = 4
+_MAX_TILE_BYTES = 1 << 30
+_MAX_TILES = 1_000
+"""Of a plan, which is one record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadOptions:
+    """`topics` is a regular expression for whole names, of topics that are tiered. `min_bytes` None: a whole segment;
+    `max_age_ms` None: the topic's `segment.ms`."""
+
+    topics: str = ".*"
+    min_bytes: int | None = None
+    max_age_ms: int | None = None
+    max_bytes: int | None = None
+    max_bytes_per_second_per_broker: int | None = None
+    wave_bytes: int = WAVE_BYTES
+    claim_timeout_ms: int = CLAIM_TIMEOUT_MS
+    failure_pause_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReport:
+    """`next_offset`: up to where (exclusive) the partition is remote. `left_bytes` is an estimate."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    next_offset: int
+    segments: int
+    log_bytes: int
+    left_bytes: int
+    lost_attempts: int
+    missing_offsets: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadReport:
+    partitions: tuple[PartitionReport, ...]
+    waves: int
+    seconds: float
+    cpu_seconds: float
+    """Of the executors' Python processes."""
+
+    @property
+    def log_bytes(self) -> int:
+        return sum(one.log_bytes for one in self.partitions)
+
+    @property
+    def troubles(self) -> list[PartitionReport]:
+        return [one for one in self.partitions if one.error]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPartition:
+    """A line of a dry run; sizes are estimates."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    next_offset: int
+    size_bytes: int
+    segments: int
+
+
+class OffloadDriver:
+    """Lives on the worker's loop; `policies` are those of the topics to offload."""
+
+    def __init__(
+        self,
+        tier: OpenTier,
+        config: PipelineConfig,
+        options: OffloadOptions,
+        policies: Sequence[TopicPolicy],
+        parallelism: int,
+        services: TaskServices,
+        *,
+        is_speculative: bool = False,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        self._tier = tier
+        self._config = config
+        self._options = options
+        self._parallelism = parallelism
+        self._services = services
+        self._sleep = sleep
+        self._committer = OffloadCommitter(self._services, is_speculative)
+        self.partitions = [self._committer.of(each, policy) for policy in policies for each in policy.partitions()]
+        self.under_way: dict[TopicIdPartition, PartitionOffload] = {}
+        """Of the last wave, until it is committed."""
+        self._tasks: list[OffloadTask] = []
+        self._leaders: dict[TopicIdPartition, int] = {}
+        self.waves = 0
+        self.is_failing = False
+        """Nothing of the last wave came to count."""
+
+    @property
+    def copied_bytes(self) -> int:
+        return sum(one.log_bytes for one in self.partitions)
+
+    async def survey(self) -> None:
+        """How much there is of every partition, roughly: each is looked at again when its turn comes."""
+        await each_of(self.partitions, self._look, _AT_ONCE)
+        leaders: dict[int, dict[str, list[int]]] = {}
+        for one in self.partitions:
+            if one.is_over:
+                continue
+            with suppress(BrokerError):  # sizes are estimates: its wave finds out what is wrong
+                leader = await self._leader(one)
+                leaders.setdefault(leader, {}).setdefault(one.partition.topic, []).append(one.partition.partition)
+        sizes = await log_sizes(self._tier.client, leaders)
+        for one in self.partitions:
+            size_bytes = sizes.get((one.partition.topic, one.partition.partition), 0)
+            local_offsets = one.local_offsets
+            if not one.is_over and size_bytes > 0 and local_offsets > 0:
+                one.bytes_per_offset = size_bytes / local_offsets
+        await each_of([one for one in self.partitions if not one.is_over], self._estimate, _AT_ONCE)
+
+    async def _look(self, one: PartitionOffload) -> None:
+        timeout_ms = self._services.settings.request_timeout_ms
+        try:
+            bounds = await self._services.source.bounds(one.partition, timeout_ms)
+        except BrokerError as error:
+            one.is_over, one.error = True, str(error)
+            return
+        remote_end = self._tier.metadata.remote_end_offset(one.partition)
+        log_start = self._tier.metadata.log_start_offset(one.partition)
+        one.next_offset = max(bounds.log_start_offset, -1 if remote_end is None else remote_end + 1, log_start or 0)
+        one.end_offset = bounds.last_stable_offset
+        one.local_offsets = bounds.high_watermark - bounds.log_start_offset
+        one.is_over = one.next_offset >= one.end_offset
+
+    async def _estimate(self, one: PartitionOffload) -> None:
+        """Where no broker told: by the first records to be copied."""
+        if one.bytes_per_offset is not None:
+            return
+        one.bytes_per_offset = _BYTES_PER_OFFSET
+        with suppress(RemoteLogError):
+            read = await self._services.source.read(
+                one.partition, one.next_offset, _PROBE_BYTES, self._services.settings.request_timeout_ms
+            )
+            batches = list(iterate_batches(read.records))
+            if batches:
+                one.bytes_per_offset = len(read.records) / max(1, batches[-1].next_offset - one.next_offset)
+
+    async def collect(self) -> None:
+        """What a driver left that died behind its last commit, or this one that lost its ownership for a moment: where
+        nothing is to be copied, no wave looks for it."""
+        over = [one for one in self.partitions if one.is_over]
+        await each_of(over, self._committer.collect, _AT_ONCE)
+
+    async def planned(self, one: PartitionOffload) -> PlannedPartition:
+        """None of its bytes when it cannot be looked at: `one.error` says why."""
+        try:
+            backlog = await self._backlog(one)
+        except BrokerError as error:
+            one.is_over, one.error = True, str(error)
+            backlog = one.backlog(self._options.min_bytes)
+        if one.error:
+            say(f"offload: {one.partition}: {one.error}")
+        ends = [] if one.is_over else tile_ends(backlog, self._options.max_bytes or 1 << 62)
+        end = ends[-1] if ends else one.next_offset
+        size_bytes = int((end - one.next_offset) * backlog.bytes_per_offset)
+        partition = one.partition
+        return PlannedPartition(partition.topic, partition.partition, one.next_offset, end, size_bytes, len(ends))
+
+    async def next_wave(self) -> list[OffloadTask]:
+        """Announced; none when nothing is left to be done."""
+        while wave := self._choose():
+            tasks = await each_of(wave.items(), lambda each: self._task(*each), _AT_ONCE)
+            self._tasks = self._with_limits([one for one in tasks if one is not None])
+            if self._tasks:
+                self.waves += 1
+                return self._tasks
+            if any(one.failures for one in wave):
+                await self._sleep(self._options.failure_pause_s)
+        return []
+
+    def _choose(self) -> dict[PartitionOffload, int]:
+        """With the bytes that each may take."""
+        left_bytes = self._options.wave_bytes
+        if self._options.max_bytes is not None:
+            left_bytes = min(left_bytes, self._options.max_bytes - self.copied_bytes)
+        if left_bytes <= 0:
+            return {}
+        wave = Wave(TASKS_PER_CORE * self._parallelism, left_bytes)
+        waiting = {one.partition: one for one in self.partitions if not one.is_over}
+        chosen = wave.choose(one.backlog(self._options.min_bytes) for one in waiting.values())
+        shares = wave.share_bytes(chosen)
+        return {waiting[each.partition]: shares[each.partition] for each in chosen}
+
+    async def _task(self, one: PartitionOffload, share_bytes: int) -> OffloadTask | None:
+        try:
+            continuation = await self._committer.prepare(one)
+            backlog = await self._backlog(one)
+            ends = await self._aligned(one, tile_ends(backlog, share_bytes)[:_MAX_TILES])
+            if not ends:
+                one.is_over, one.error = True, one.error if one.is_poisoned else ""
+                return None
+            if self._options.max_bytes_per_second_per_broker is not None:
+                await self._leader(one)  # before anything is announced
+            epoch = continuation.leader_epochs[-1].epoch if continuation.leader_epochs else 0
+            self.under_way[one.partition] = one
+            plan = await self._committer.announce(one, [one.next_offset, *ends], epoch)
+        except RemoteLogError as error:
+            one.error, one.failures = str(error) or repr(error), one.failures + 1
+            one.is_over = not error.retriable or one.failures >= _MAX_FAILURES
+            return None
+        return OffloadTask(
+            config=self._config,
+            cluster_id=self._tier.cluster.cluster_id,
+            partition=one.partition,
+            plan=plan,
+            continuation=continuation,
+            max_segment_bytes=min(_OVERSIZE * one.policy.segment_bytes, _MAX_TILE_BYTES),
+        )
+
+    async def _aligned(self, one: PartitionOffload, ends: Sequence[int]) -> list[int]:
+        """To the ends of batches. Where the log is damaged, the last one ends there."""
+        source, timeout_ms = self._services.source, self._services.settings.request_timeout_ms
+        aligned = [one.next_offset]
+        for end in ends:
+            if end <= aligned[-1]:
+                continue
+            if end == one.end_offset:
+                aligned.append(end)
+                break
+            try:
+                end_of_it = await end_of_batch(source, one.partition, end - 1, timeout_ms)
+            except DamagedLogError as error:
+                damaged = await first_damaged(source, one.partition, aligned[-1], error, timeout_ms)
+                one.end_offset, one.is_poisoned = damaged.offset, True
+                one.error = f"offset {damaged.offset}: {damaged}"
+                aligned.append(damaged.offset)
+                break
+            aligned.append(one.end_offset if end_of_it is None else end_of_it)
+        return sorted(set(aligned[1:]) - {one.next_offset})
+
+    async def _backlog(self, one: PartitionOffload) -> Backlog:
+        """With its last piece, if that is old enough."""
+        backlog = one.backlog(self._options.min_bytes)
+        piece = last_piece(backlog)
+        if piece is None or one.is_over:
+            return backlog
+        timeout_ms = self._services.settings.request_timeout_ms
+        max_age_ms = one.policy.segment_ms if self._options.max_age_ms is None else self._options.max_age_ms
+        try:
+            read = await self._services.source.read(one.partition, piece, 1, timeout_ms)
+        except BrokerError as error:
+            if error.code != ErrorCode.CORRUPT_MESSAGE:
+                raise
+            return one.backlog(self._options.min_bytes, takes_all=True)  # up to where it is damaged, which is reported
+        oldest_ms = next((batch.max_timestamp for batch in iterate_batches(read.records)), None)
+        is_old = oldest_ms is not None and self._services.wall_clock_ms() - oldest_ms >= max_age_ms
+        return one.backlog(self._options.min_bytes, takes_all=is_old)
+
+    def _with_limits(self, tasks: Sequence[OffloadTask]) -> list[OffloadTask]:
+        limit = self._options.max_bytes_per_second_per_broker
+        if limit is None:
+            return list(tasks)
+        counts = Counter(self._leaders[one.partition] for one in tasks)
+        return [
+            replace(one, bytes_per_second=max(1, limit // min(counts[self._leaders[one.partition]], self._parallelism)))
+            for one in tasks
+        ]
+
+    async def _leader(self, one: PartitionOffload) -> int:
+        """Raises `BrokerError`."""
+        leader = await self._tier.client.leader_of(one.partition, self._services.settings.request_timeout_ms)
+        self._leaders[one.partition] = leader.node_id
+        return leader.node_id
+
+    async def commit(self, results: Sequence[OffloadResult]) -> None:
+        """Of the last wave, in its order."""
+        before = self.copied_bytes
+        given = list(zip(self._tasks, results, strict=True))
+
+        async def commit(one: tuple[OffloadTask, OffloadResult]) -> None:
+            task, result = one
+            await self._committer.commit(self.under_way[task.partition], task.plan, result)
+
+        await each_of(given, commit, _AT_ONCE)
+        for each in self.under_way.values():
+            each.is_over = each.is_over or each.failures >= _MAX_FAILURES
+        self.under_way.clear()
+        self.is_failing = self.copied_bytes == before
+
+    async def abandon(self) -> None:
+        """Deletes what the last wave leaves, when nobody writes any more."""
+        await self._committer.abandon(list(self.under_way.values()))
+
+    def report(self, seconds: float) -> OffloadReport:
+        cpu_s = sum(one.cpu_s for one in self.partitions)
+        return OffloadReport(tuple(_reported(one) for one in self.partitions), self.waves, seconds, cpu_s)
+
+
+def _reported(one: PartitionOffload) -> PartitionReport:
+    return PartitionReport(
+        topic=one.partition.topic,
+        partition=one.partition.partition,
+        first_offset=one.next_offset if one.first_offset < 0 else one.first_offset,
+        next_offset=one.next_offset,
+        segments=one.segments,
+        log_bytes=one.log_bytes,
+        left_bytes=one.backlog(None).size_bytes,
+        lost_attempts=one.lost,
+        missing_offsets=one.missing_offsets,
+        error=one.error,
+    )

@@ -1,0 +1,21 @@
+"""`NothingTieredYet`: the metadata of a cluster that has no metadata topic, for who looks and creates nothing."""
+
+from __future__ import annotations
+
+import time
+from uuid import UUID
+
+from tiers.metadata.state_layout import StateIdentity
+from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
+from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
+
+_NO_TOPIC = StateIdentity("", UUID(int=0), 1)
+
+
+class NothingTieredYet(TopicBasedRemoteLogMetadataManager):
+    """Knows of no segment and no setting, is never fresh, and can write nothing."""
+
+    async def open(self) -> None:
+        self._opened_state = RemoteLogMetadataStateWriter.open(
+            self._settings.state_folder, _NO_TOPIC, wall_clock_ms=lambda: time.time_ns() // 1_000_000
+        )

@@ -1,0 +1,285 @@
+"""What an executor does of an offload: a run of one partition's tiles, read, built, stored, read back, reported.
+
+* Each attempt at each tile was announced by the driver, in one plan, under the uuid that it is stored by; nothing is
+  written under any other name, and nothing but objects is written at all: only the driver commits.
+* One attempt has one uuid. Spark may begin a task again (its executor died, or seemed to), and may run it twice at a
+  time (speculation): two never write one object, and of all that answer Spark takes one. An attempt that the plan has
+  no name for writes nothing and says `lost`.
+* The tiles of a task follow each other: leader epochs, open transactions and producers go from one to the next. What
+  stops one stops those behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+
+from pipeline.config import PipelineConfig
+from pipeline.job import attempt
+from pipeline.offload.pacing import Pace
+from pipeline.offload.plan import part_of_tile
+from pipeline.scratch import scratch_folder
+from pipeline.worker import worker
+from protocol.errors import CorruptBatchError, ErrorCode
+from tiers.broker.client import monotonic_ms
+from tiers.errors import BrokerError, CustomMetadataTooLargeError, LogDivergedError, OffsetGapError, RemoteLogError
+from tiers.log.broker_log import BrokerLogSource
+from tiers.log.log_source import LogRead, LogSource
+from tiers.manager.read_back import verify_copied_segment
+from tiers.manager.segment_continuation import SegmentContinuation
+from tiers.manager.segment_copy import write_objects
+from tiers.manager.spool import Spool
+from tiers.manager.task_services import wall_clock_ms
+from tiers.model.copy_plan import CopyPlan
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.open_tier import open_key_ring
+from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder, SegmentOverflowError
+from tiers.segment.segment_encryption import KeyRing
+from tiers.storage.remote_storage_manager import RemoteStorageManager
+
+FETCH_BYTES = 4 << 20
+VERIFY_BYTES = 8 << 20
+_ONE_BATCH = 1
+_SPOOL_BYTES = 1 << 62
+_SPOOL_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """[lo, hi), both where batches begin: so the segment is announced, and so its objects are named."""
+
+    segment_id: RemoteLogSegmentId
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadTask:
+    config: PipelineConfig
+    cluster_id: str
+    """As a store is opened with."""
+    partition: TopicIdPartition
+    plan: CopyPlan
+    continuation: SegmentContinuation
+    max_segment_bytes: int
+    """A tile that is larger was estimated too badly: it is given up, to be planned again."""
+    bytes_per_second: int | None = None
+
+    def tiles(self, attempt: int) -> list[Tile]:
+        plan = self.plan
+        return [Tile(plan.segment_id(number, attempt), lo, hi) for number, (lo, hi) in enumerate(plan.tiles)]
+
+
+class Stop(StrEnum):
+    LOST = "lost"
+    FAILED = "failed"
+    TOO_LARGE = "too large"
+    POISONED = "poisoned"
+    DIVERGED = "diverged"
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Why the tiles from `tile` on were not copied."""
+
+    tile: int
+    why: Stop
+    message: str = ""
+    offset: int = -1
+    """Where the log cannot be read for good."""
+    bytes_per_offset: float = 0.0
+    custom_metadata: bytes | None = None
+    """What the store answered for objects that do not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedTile:
+    """`segment` has everything that the metadata needs to say."""
+
+    tile: int
+    segment: RemoteLogSegmentMetadata
+    missing_offsets: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadResult:
+    copied: tuple[CopiedTile, ...] = ()
+    stopped: Stopped | None = None
+    attempt: int = 0
+    """That copied; those below it were begun too."""
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+
+
+class StopError(Exception):
+    def __init__(self, stopped: Stopped) -> None:
+        super().__init__(stopped.message)
+        self.stopped = stopped
+
+
+def copy_tiles(task: OffloadTask) -> OffloadResult:
+    """Runs on an executor; all trouble with this partition is in the result."""
+    number = attempt()
+    if number >= task.plan.attempts:
+        said = f"the task was begun {number} times before, on executors that died or were slow"
+        return OffloadResult(stopped=Stopped(0, Stop.LOST, said), attempt=number)
+    began_s, cpu_began_s = time.monotonic(), time.process_time()
+    result = worker().run(_copy_tiles(task, number))
+    return replace(result, attempt=number, cpu_s=time.process_time() - cpu_began_s, wall_s=time.monotonic() - began_s)
+
+
+async def _copy_tiles(task: OffloadTask, attempt: int) -> OffloadResult:
+    copied: list[CopiedTile] = []
+    number = 0
+    try:
+        client = await worker().client(task.config)
+        storage = await worker().storage(task.config, task.cluster_id)
+        with ExitStack() as stack:
+            spool = Spool(stack.enter_context(scratch_folder("offload")), _SPOOL_BYTES, _SPOOL_THREADS)
+            stack.callback(spool.close)
+            copier = TileCopier(task, BrokerLogSource(client), storage, spool, open_key_ring(task.config))
+            for number, tile in enumerate(task.tiles(attempt)):
+                copied.append(await copier.copy(number, tile))
+    except StopError as stop:
+        return OffloadResult(tuple(copied), replace(stop.stopped, tile=number))
+    except (RemoteLogError, OSError) as error:
+        return OffloadResult(tuple(copied), Stopped(number, Stop.FAILED, str(error) or repr(error)))
+    return OffloadResult(tuple(copied))
+
+
+class TileCopier:
+    def __init__(
+        self, task: OffloadTask, source: LogSource, storage: RemoteStorageManager, spool: Spool, key_ring: KeyRing
+    ) -> None:
+        self._task = task
+        self._source = source
+        self._storage = storage
+        self._spool = spool
+        self._key_ring = key_ring
+        self._continuation = task.continuation
+        self._timeout_ms = task.config.upstream.request_timeout_ms
+        self._pace = Pace(task.bytes_per_second, monotonic_ms)
+        self._fetch_bytes = FETCH_BYTES
+
+    async def copy(self, number: int, tile: Tile) -> CopiedTile:
+        """Raises `StopError`, and what the store raises."""
+        self._fetch_bytes = FETCH_BYTES
+        path = self._spool.new_path(self._task.partition)
+        carried = self._continuation
+        builder = await self._spool.run(
+            lambda: SegmentBuilder(
+                path, tile.lo, monotonic_ms, carried.leader_epochs, carried.open_transactions, carried.producers
+            )
+        )
+        try:
+            await self._fill(builder, tile.hi)
+            if builder.next_offset != tile.hi or carried.next_offset != tile.lo:
+                # Nothing may be stored under a name that says something else.
+                at = f"from {carried.next_offset} to {builder.next_offset}"
+                raise StopError(
+                    Stopped(0, Stop.FAILED, f"the log goes {at}, not from {tile.lo} to {tile.hi} as planned")
+                )
+            built = await self._spool.run(builder.finish)
+            segment = await self._store(tile, built)
+        finally:
+            builder.discard()
+        self._continuation = SegmentContinuation(
+            built.end_offset + 1, built.leader_epochs, built.open_transactions, built.producers
+        )
+        return CopiedTile(number, segment, built.missing_offsets)
+
+    async def _fill(self, builder: SegmentBuilder, hi: int) -> None:
+        """The first read begins where the segment does, so that the leader reports the aborted transactions of exactly
+        what the segment holds. The next answer is under way while the last one is appended."""
+        offset = builder.base_offset
+        read = await self._read(offset)
+        while True:
+            records, next_offset, is_whole = part_of_tile(read.records, hi)
+            if not records:
+                return  # up to the last stable offset, or to `hi`, nothing comes any more
+            append = partial(self._append, builder, records, read)
+            if is_whole or next_offset >= read.last_stable_offset:
+                await append()
+                return
+            offset = next_offset
+            _, read = await _both(append(), self._read(offset))
+
+    async def _append(self, builder: SegmentBuilder, records: bytes, read: LogRead) -> None:
+        size_bytes = builder.size_bytes + len(records)
+        is_too_large = builder.size_bytes > 0 and size_bytes > self._task.max_segment_bytes
+        try:
+            if not is_too_large:
+                await self._spool.run(partial(builder.append, records, read.aborted_transactions))
+        except SegmentOverflowError:
+            is_too_large = True
+        except CorruptBatchError as error:
+            raise StopError(Stopped(0, Stop.POISONED, str(error), offset=builder.next_offset)) from error
+        except LogDivergedError as error:
+            raise StopError(Stopped(0, Stop.DIVERGED, str(error))) from error
+        if is_too_large:
+            offsets = max(1, builder.next_offset - builder.base_offset)
+            density = max(builder.size_bytes, len(records)) / offsets
+            raise StopError(Stopped(0, Stop.TOO_LARGE, f"more than {size_bytes} bytes", bytes_per_offset=density))
+
+    async def _read(self, offset: int) -> LogRead:
+        partition = self._task.partition
+        await self._pace.wait()
+        try:
+            read = await self._source.read(partition, offset, self._fetch_bytes, self._timeout_ms)
+        except (LogDivergedError, OffsetGapError) as error:
+            raise StopError(Stopped(0, Stop.DIVERGED, str(error))) from error
+        except BrokerError as error:
+            if error.code != ErrorCode.CORRUPT_MESSAGE:
+                raise
+            if self._fetch_bytes == _ONE_BATCH:
+                raise StopError(Stopped(0, Stop.POISONED, str(error), offset=offset)) from error
+            # Whichever of the batches it is, those before it are good, and it may lie behind this tile.
+            self._fetch_bytes = _ONE_BATCH
+            return await self._read(offset)
+        self._pace.moved(len(read.records))
+        return read
+
+    async def _store(self, tile: Tile, built: BuiltSegment) -> RemoteLogSegmentMetadata:
+        segment = RemoteLogSegmentMetadata(
+            segment_id=tile.segment_id,
+            start_offset=built.start_offset,
+            end_offset=built.end_offset,
+            broker_id=-1,
+            max_timestamp_ms=built.max_timestamp_ms,
+            event_timestamp_ms=wall_clock_ms(),
+            segment_leader_epochs=built.segment_leader_epochs,
+            segment_size_bytes=built.size_bytes,
+            state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+            txn_index_empty=built.txn_index_empty,
+        )
+        stored, custom_metadata = await write_objects(self._storage, self._spool, self._key_ring, built, segment)
+        segment = replace(segment, custom_metadata=custom_metadata)
+        try:
+            limit_bytes = self._task.config.remote_log.custom_metadata_max_bytes
+            if custom_metadata is not None and len(custom_metadata) > limit_bytes:
+                raise CustomMetadataTooLargeError(
+                    f"the store returned {len(custom_metadata)} bytes of custom metadata; the limit is {limit_bytes}"
+                )
+            await verify_copied_segment(self._storage, segment, stored, VERIFY_BYTES, self._key_ring)
+        except RemoteLogError as error:
+            raise StopError(Stopped(0, Stop.FAILED, str(error), custom_metadata=custom_metadata)) from error
+        return segment
+
+
+async def _both(
+    first: Coroutine[object, object, None], second: Coroutine[object, object, LogRead]
+) -> tuple[None, LogRead]:
+    """Both at once; the first failure comes out alone."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            one, other = group.create_task(first), group.create_task(second)
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from failed
+    return one.result(), other.result()

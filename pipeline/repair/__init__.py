@@ -1,0 +1,1 @@
+"""Checking, counting, merging, purging and making again what a tier holds."""

@@ -1,0 +1,183 @@
+"""What an executor does for `rebuild --indexes-only`: one segment after another: is its `.indexes` object whole, and if
+not, made anew of the `.log` object, written, and read back.
+
+An encrypted segment is lost with it: the object had the wrapped key. That is seen and said, for nothing can be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from pipeline.config import PipelineConfig
+from pipeline.scratch import scratch_folder
+from pipeline.worker import worker
+from protocol.errors import CorruptBatchError
+from protocol.records.record_batch import verify_batches
+from tiers.errors import CorruptSegmentError, RemoteLogError, RemoteResourceNotFoundError
+from tiers.manager.segment_verification import persistently
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.segment.indexes_object import IndexesObject, decode_indexes_object, encode_indexes_object
+from tiers.segment.indexes_of_log import LogIndexer
+from tiers.storage.locations import LocatedRemoteStorageManager, decode_location
+from tiers.storage.object_key import indexes_key
+
+GET_BYTES = 8 << 20
+
+
+class Verdict(StrEnum):
+    WHOLE = "whole"
+    LOST = "to be made anew"
+    WRITTEN = "made anew"
+    REFUSED = "cannot be made anew"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexesTask:
+    """`segments` follow each other in one partition; `before` and `after` are their neighbours, if they have any."""
+
+    config: PipelineConfig = field(repr=False)
+    cluster_id: str
+    segments: tuple[RemoteLogSegmentMetadata, ...]
+    before: RemoteLogSegmentMetadata | None
+    after: RemoteLogSegmentMetadata | None
+    is_applied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IndexesResult:
+    """Of one segment."""
+
+    segment: RemoteLogSegmentMetadata
+    verdict: Verdict
+    what: str = ""
+
+
+def make_indexes(task: IndexesTask) -> list[IndexesResult]:
+    """In order: what was made anew tells the next one how it begins."""
+    return worker().run(_run(task))
+
+
+async def _run(task: IndexesTask) -> list[IndexesResult]:
+    storage = await worker().storage(task.config, task.cluster_id)
+    around = [task.before, *task.segments, task.after]
+    found: list[IndexesResult] = []
+    for number, segment in enumerate(task.segments, 1):
+        try:
+            result = await make_one(
+                storage, task.cluster_id, segment, around[number - 1], around[number + 1], is_applied=task.is_applied
+            )
+        except (RemoteLogError, CorruptBatchError, OSError) as error:
+            result = IndexesResult(segment, Verdict.REFUSED, str(error))
+        found.append(result)
+    return found
+
+
+async def make_one(
+    storage: LocatedRemoteStorageManager,
+    cluster_id: str,
+    segment: RemoteLogSegmentMetadata,
+    before: RemoteLogSegmentMetadata | None,
+    after: RemoteLogSegmentMetadata | None,
+    *,
+    is_applied: bool,
+    get_bytes: int = GET_BYTES,
+) -> IndexesResult:
+    """Raises `RemoteLogError`, `CorruptBatchError` for what keeps it from being made anew."""
+    trouble = await _stored(storage, segment)
+    if isinstance(trouble, IndexesObject):
+        return IndexesResult(segment, Verdict.WHOLE)
+    earlier, later = await _neighbour(storage, before), await _neighbour(storage, after)
+    with scratch_folder("indexes") as folder:
+        epochs = _epochs_of(before, segment) if earlier is None else ()
+        indexer = LogIndexer(folder / "log", segment, earlier, later, epochs)
+        try:
+            async for batches in _log(storage, segment, get_bytes):
+                await asyncio.to_thread(indexer.append, batches)
+            built = await asyncio.to_thread(indexer.finish)
+        finally:
+            indexer.discard()
+    guessed = "" if earlier is not None or not segment.start_offset else "; what began before it is not known"
+    if not is_applied:
+        return IndexesResult(segment, Verdict.LOST, trouble + guessed)
+    described = replace(
+        segment,
+        state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+        custom_metadata=None,
+        txn_index_empty=built.txn_index_empty,
+    )
+    _, inner = decode_location(segment.custom_metadata)
+    key = indexes_key(cluster_id, replace(segment, custom_metadata=inner))
+    data = encode_indexes_object(described, built.indexes)
+    await persistently(lambda: storage.place_of(segment).put_object(key, data))
+    if bytes(await persistently(lambda: storage.fetch_indexes(segment))) != data:
+        raise CorruptSegmentError("the store does not give back the .indexes object that was written")
+    return IndexesResult(segment, Verdict.WRITTEN, trouble + guessed)
+
+
+async def _stored(storage: LocatedRemoteStorageManager, segment: RemoteLogSegmentMetadata) -> IndexesObject | str:
+    """A sentence when it is not whole. What is missing is not waited for: it would be the same bytes again."""
+
+    async def fetch() -> bytes | None:
+        try:
+            return await storage.fetch_indexes(segment)
+        except RemoteResourceNotFoundError:
+            return None
+
+    data = await persistently(fetch)
+    if data is None:
+        return "the .indexes object is missing"
+    try:
+        return decode_indexes_object(data, segment)
+    except CorruptSegmentError as error:
+        return f"the .indexes object: {error}"
+
+
+async def _neighbour(
+    storage: LocatedRemoteStorageManager, segment: RemoteLogSegmentMetadata | None
+) -> IndexesObject | None:
+    stored = None if segment is None else await _stored(storage, segment)
+    return stored if isinstance(stored, IndexesObject) else None
+
+
+def _epochs_of(
+    before: RemoteLogSegmentMetadata | None, segment: RemoteLogSegmentMetadata
+) -> tuple[LeaderEpochEntry, ...]:
+    """All that the records tell of the epochs before `segment`."""
+    return () if before is None else before.segment_leader_epochs
+
+
+async def _log(
+    storage: LocatedRemoteStorageManager, segment: RemoteLogSegmentMetadata, get_bytes: int
+) -> AsyncGenerator[bytes]:
+    """Whole batches, each held against its CRC. Raises `CorruptSegmentError` for what is no log."""
+    position, rest = 0, b""
+    while True:
+        view = await persistently(_range(storage, segment, position, get_bytes))
+        position += len(view)
+        if not view:
+            break
+        if position > segment.segment_size_bytes:
+            raise CorruptSegmentError(
+                "the .log object is larger than the log: it is encrypted, and the key was in the .indexes object"
+            )
+        data = rest + bytes(view)
+        try:
+            batches = verify_batches(data)
+        except CorruptBatchError as error:
+            raise CorruptSegmentError(f"the .log object is no log, or it is encrypted: {error}") from error
+        whole = batches[-1].end if batches else 0
+        rest = data[whole:]
+        if whole:
+            yield data[:whole]
+    if rest:
+        raise CorruptSegmentError(f"the .log object ends with {len(rest)} bytes that are no whole record batch")
+
+
+def _range(
+    storage: LocatedRemoteStorageManager, segment: RemoteLogSegmentMetadata, position: int, size_bytes: int
+) -> Callable[[], Awaitable[memoryview]]:
+    return lambda: storage.fetch_log_segment(segment, position, position + size_bytes - 1)

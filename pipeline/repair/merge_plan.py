@@ -1,0 +1,138 @@
+"""Which segments are merged with which, and what the merged one is called: pure, from the metadata alone.
+
+* Small ones that follow each other without a gap, as many as fit, each answering for all of its own offsets.
+* What a clamp cut, what is being copied or deleted, what lies below the log start and what has a second copy is left
+  alone, and so is the newest segment: copiers continue it, and trims end at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from uuid import UUID
+
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.stored_segment import StoredSegment, decode_answer
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.segment.offset_index import MAX_RELATIVE
+
+
+@dataclass(frozen=True, slots=True)
+class MergeLimits:
+    """Segments of less than `below_bytes` become ones of at most `target_bytes`."""
+
+    below_bytes: int = 64 << 20
+    target_bytes: int = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MergeGroup:
+    """Two or more segments that become one; as the state has them, for a plan may have a million of them."""
+
+    stored: tuple[tuple[bytes, bytes], ...]
+    """The partition's key and the bytes of each (`StoredSegment`)."""
+    size_bytes: int
+
+    @property
+    def parts(self) -> tuple[RemoteLogSegmentMetadata, ...]:
+        return tuple(decode_answer(*each) for each in self.stored)
+
+    @property
+    def partition(self) -> TopicIdPartition:
+        return decode_answer(*self.stored[0]).topic_id_partition
+
+
+def plan_merges(
+    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, limits: MergeLimits
+) -> list[MergeGroup]:
+    target_bytes = min(limits.target_bytes, MAX_RELATIVE)
+    groups: list[MergeGroup] = []
+    group: list[StoredSegment] = []
+    size_bytes = 0
+
+    def close() -> None:
+        if len(group) > 1:
+            groups.append(MergeGroup(tuple((each.partition_key, each.answer) for each in group), size_bytes))
+        group.clear()
+
+    for segment in _may_be_merged(metadata, partition, limits.below_bytes):
+        if group and (
+            segment.start_offset != group[-1].end_offset + 1
+            or size_bytes + segment.segment_size_bytes > target_bytes
+            or segment.end_offset - group[0].start_offset > MAX_RELATIVE
+        ):
+            close()
+        size_bytes = (size_bytes if group else 0) + segment.segment_size_bytes
+        group.append(segment)
+    close()
+    return groups
+
+
+def _may_be_merged(
+    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, below_bytes: int
+) -> Iterator[StoredSegment]:
+    """In the log's order."""
+    log_start = metadata.log_start_offset(partition) or 0
+    finished = [each for each in metadata.stored_segments(partition) if each.is_finished]
+    doubled = _with_second_copies(finished)
+    newest = max((each.valid_end_offset for each in finished), default=-1)
+    for segment in finished:
+        if (
+            segment.segment_size_bytes < below_bytes
+            and segment.kept_end_offset >= segment.end_offset
+            and segment.end_offset != newest
+            and segment.end_offset >= log_start
+            and segment.id not in doubled
+        ):
+            yield segment
+
+
+def _with_second_copies(segments: Sequence[StoredSegment]) -> set[bytes]:
+    """Those that share an offset with another one. `segments` are in the order of their starts."""
+    found: set[bytes] = set()
+    reaching = None
+    for segment in segments:
+        if reaching is not None and segment.start_offset <= reaching.end_offset:
+            found |= {reaching.id, segment.id}
+        if reaching is None or segment.end_offset > reaching.end_offset:
+            reaching = segment
+    return found
+
+
+def merged_segment(group: MergeGroup, uuid: UUID, broker_id: int, event_timestamp_ms: int) -> RemoteLogSegmentMetadata:
+    """As its COPY_SEGMENT_STARTED says it."""
+    parts = group.parts
+    return RemoteLogSegmentMetadata(
+        segment_id=RemoteLogSegmentId(group.partition, uuid),
+        start_offset=parts[0].start_offset,
+        end_offset=parts[-1].end_offset,
+        broker_id=broker_id,
+        max_timestamp_ms=max(each.max_timestamp_ms for each in parts),
+        event_timestamp_ms=event_timestamp_ms,
+        segment_leader_epochs=tuple(_epochs(parts)),
+        segment_size_bytes=group.size_bytes,
+        state=RemoteLogSegmentState.COPY_SEGMENT_STARTED,
+        txn_index_empty=all(each.txn_index_empty for each in parts),
+    )
+
+
+def _epochs(parts: Iterable[RemoteLogSegmentMetadata]) -> Iterator[LeaderEpochEntry]:
+    """Every segment repeats the epoch that it begins in."""
+    known = -1
+    for part in parts:
+        for entry in part.segment_leader_epochs:
+            if entry.epoch > known:
+                yield entry
+                known = entry.epoch
+
+
+def still_stand(metadata: RemoteLogMetadataReader, group: MergeGroup) -> bool:
+    """Whether the metadata still says of every part what it said when the merge was planned."""
+    for part in group.parts:
+        known = metadata.remote_log_segment_metadata_by_id(part.segment_id)
+        if known is None or (known.state, known.clamped_to) != (part.state, part.clamped_to):
+            return False
+    return all(later.start_offset == earlier.end_offset + 1 for earlier, later in pairwise(group.parts))

@@ -1,0 +1,178 @@
+"""`purge`: many segments are deleted at once: DELETE_SEGMENT_STARTED by the driver, the objects by the executors,
+DELETE_SEGMENT_FINISHED by the driver, for what the executors say is gone.
+
+Whatever ends it in between, the owner of the partition finds the segments as leftovers and goes on; doing it again is
+harmless. Manifests call the segments dead before the first object goes, so that `rebuild` brings none back.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from pipeline.config import PipelineConfig
+from pipeline.job_services import NotWrittenError, run_beside, until_owned, write_manifest, written
+from pipeline.task_runner import TaskRunner
+from pipeline.worker import worker
+from tiers.each_of import each_of
+from tiers.errors import (
+    InvalidTransitionError,
+    OwnershipLostError,
+    RemoteLogError,
+    RemoteStorageError,
+    RetriableRemoteStorageError,
+)
+from tiers.manager.segment_deletion import finish_deletion, write_state
+from tiers.manager.segment_verification import persistently
+from tiers.manager.task_services import TaskServices
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+
+SEGMENTS_PER_TASK = 250
+DELETES_AT_ONCE = 16
+_WRITES_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeTask:
+    config: PipelineConfig = field(repr=False)
+    cluster_id: str
+    segments: tuple[RemoteLogSegmentMetadata, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Undeleted:
+    """What the store said of one segment."""
+
+    id: UUID
+    error: str
+    is_retriable: bool
+
+    def as_error(self) -> RemoteStorageError:
+        return RetriableRemoteStorageError(self.error) if self.is_retriable else RemoteStorageError(self.error)
+
+
+@dataclass(slots=True)
+class Purge:
+    """What became of it. `failed` segments are tried again by their owner, from their DELETE record on."""
+
+    deleted: list[RemoteLogSegmentMetadata] = field(default_factory=list)
+    failed: list[tuple[RemoteLogSegmentMetadata, str]] = field(default_factory=list)
+
+    def by_partition(self) -> dict[TopicIdPartition, Purge]:
+        found: defaultdict[TopicIdPartition, Purge] = defaultdict(Purge)
+        for segment in self.deleted:
+            found[segment.topic_id_partition].deleted.append(segment)
+        for segment, said in self.failed:
+            found[segment.topic_id_partition].failed.append((segment, said))
+        return dict(found)
+
+
+def run_purge_task(task: PurgeTask) -> list[Undeleted]:
+    return worker().run(_run(task))
+
+
+async def _run(task: PurgeTask) -> list[Undeleted]:
+    storage = await worker().storage(task.config, task.cluster_id)
+
+    async def delete(segment: RemoteLogSegmentMetadata) -> Undeleted | None:
+        async def attempt() -> None:
+            if not await storage.delete_log_segment_data(segment):
+                raise RetriableRemoteStorageError(f"the store did not confirm the deletion of {segment.segment_id.id}")
+
+        try:
+            await persistently(attempt)
+        except RemoteStorageError as error:
+            return Undeleted(segment.segment_id.id, str(error), error.retriable)
+        return None
+
+    return [one for one in await each_of(task.segments, delete, DELETES_AT_ONCE) if one is not None]
+
+
+async def purge(
+    services: TaskServices,
+    config: PipelineConfig,
+    runner: TaskRunner,
+    segments: Sequence[RemoteLogSegmentMetadata],
+    *,
+    segments_per_task: int = SEGMENTS_PER_TASK,
+) -> Purge:
+    """Of partitions that are owned. What one of them, or the store, refuses is in the result. Raises `JobError`."""
+    done = Purge()
+
+    async def begin(partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
+        begun = by_partition[partition]
+        try:
+            for segment in begun:
+                await _start(services, segment)
+            await write_manifest(services, partition)
+            await until_owned(services, partition)
+        except RemoteLogError as error:
+            done.failed += [(segment, str(error)) for segment in begun]
+            return []
+        return begun
+
+    by_partition: dict[TopicIdPartition, list[RemoteLogSegmentMetadata]] = {}
+    for segment in segments:
+        by_partition.setdefault(segment.topic_id_partition, []).append(segment)
+    partitions = list(by_partition)
+    named = [each for begun in await each_of(partitions, begin, _WRITES_AT_ONCE) for each in begun]
+    parts = [named[first : first + segments_per_task] for first in range(0, len(named), segments_per_task)]
+    plan = [PurgeTask(config, services.cluster_id, tuple(part)) for part in parts]
+    answers = await run_beside(runner, "deleting segments", plan, run_purge_task)
+    refused = {one.id: one for answer in answers for one in answer}
+
+    over: dict[TopicIdPartition, RemoteLogError] = {}
+
+    async def finish(segment: RemoteLogSegmentMetadata) -> None:
+        partition = segment.topic_id_partition
+        trouble = refused.get(segment.segment_id.id)
+        try:
+            if trouble is not None:
+                raise trouble.as_error()
+            if partition in over:
+                raise over[partition]
+            await _finish(services, segment)
+        except RemoteLogError as error:
+            done.failed.append((segment, str(error)))
+            if isinstance(error, NotWrittenError | OwnershipLostError):
+                over[partition] = error  # its other segments would wait as long, one after the other
+            if isinstance(error, RemoteStorageError):
+                await services.failed_deletions.failed(segment, error, services.clock_ms(), services.wall_clock_ms())
+        else:
+            done.deleted.append(segment)
+
+    await each_of(named, finish, _WRITES_AT_ONCE)
+    known = set(services.metadata.partitions())
+    for partition in partitions:
+        if partition in known and partition not in over:
+            with suppress(RemoteLogError):  # it calls them dead already
+                await write_manifest(services, partition)
+    return done
+
+
+async def _start(services: TaskServices, segment: RemoteLogSegmentMetadata) -> None:
+    async def write() -> None:
+        known = services.metadata.remote_log_segment_metadata_by_id(segment.segment_id)
+        if known is None:
+            return
+        if known.state is segment.state and known.clamped_to != segment.clamped_to:
+            raise InvalidTransitionError(
+                f"segment {segment.segment_id.id} was cut meanwhile: an operator may delete it"
+            )
+        await write_state(services, segment, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
+
+    if segment.state is not RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
+        await written(services, segment.topic_id_partition, write)
+
+
+async def _finish(services: TaskServices, segment: RemoteLogSegmentMetadata) -> None:
+    async def write() -> None:
+        if services.metadata.remote_log_segment_metadata_by_id(segment.segment_id) is not None:
+            await finish_deletion(services, segment)
+
+    await written(services, segment.topic_id_partition, write)

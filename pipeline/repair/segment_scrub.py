@@ -1,0 +1,197 @@
+"""`scrub_segments`: the task of a scrub: reads whole segments back and says of each what is wrong with it.
+
+Objects are read ahead on the worker's loop; what is read is judged in the task's own thread, in order. The verdict on a
+segment is the same as that of `tidegate tier verify`; a deep scrub also decodes every record, by the decoder that
+readers use.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from pipeline.config import PipelineConfig
+from pipeline.decode.arrow_records import decode_batches
+from pipeline.decode.record_columns import RecordColumns
+from pipeline.decode.wanted_batches import MAX_OFFSET, CorruptRecordsError
+from pipeline.source.remote_read import GETS_AT_ONCE, in_order
+from pipeline.worker import worker
+from protocol.records.record_batch import RecordBatch
+from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
+from tiers.manager.segment_verification import (
+    ChunkRun,
+    Damage,
+    SegmentVerification,
+    missing_object,
+    persistently,
+)
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.open_tier import open_key_ring
+from tiers.segment.segment_encryption import KeyRing
+from tiers.storage.remote_storage_manager import RemoteStorageManager
+
+_OFFSETS = RecordColumns(("offset",))
+_STEPS_AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubSetup:
+    """What all tasks of a run have in common."""
+
+    config: PipelineConfig
+    cluster_id: str
+    is_deep: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentVerdict:
+    """`trouble`: why the segment could not be read to its end; then nothing is known of the rest. `missing_offsets` are
+    those that its log lacks, which compaction and transactions leave."""
+
+    segment_id: RemoteLogSegmentId
+    damages: tuple[Damage, ...] = ()
+    batches: int = 0
+    records: int = 0
+    log_bytes: int = 0
+    missing_offsets: int = 0
+    trouble: str | None = None
+
+
+def scrub_segments(setup: ScrubSetup, segments: Sequence[RemoteLogSegmentMetadata]) -> list[SegmentVerdict]:
+    """In the order of `segments`. Raises `RemoteTierError`, `RemoteLogError` when the store cannot be opened."""
+    verdicts: list[SegmentVerdict] = []
+    for step in worker().iterate(_steps(setup, segments, verdicts.append), _STEPS_AHEAD):
+        step()
+    return verdicts
+
+
+async def _steps(
+    setup: ScrubSetup, segments: Sequence[RemoteLogSegmentMetadata], judged: Callable[[SegmentVerdict], None]
+) -> AsyncGenerator[Callable[[], None]]:
+    """What is to be done with what was read, one after the other."""
+    storage = await worker().storage(setup.config, setup.cluster_id)
+    ring = open_key_ring(setup.config)
+    for segment in segments:
+        scrub = _SegmentScrub(segment, setup.is_deep)
+        async with aclosing(scrub.steps(storage, ring if ring.keys else None)) as steps:
+            async for step in steps:
+                yield step
+        yield partial(_end, scrub, judged)
+
+
+def _end(scrub: _SegmentScrub, judged: Callable[[SegmentVerdict], None]) -> None:
+    judged(scrub.verdict())
+
+
+class _SegmentScrub:
+    def __init__(self, segment: RemoteLogSegmentMetadata, is_deep: bool) -> None:
+        self._segment = segment
+        self._records = RecordsCheck(segment) if is_deep else None
+        self._verification: SegmentVerification | None = None
+        self._missing: Damage | None = None
+        self._trouble: str | None = None
+        self._log_bytes = 0
+
+    async def steps(self, storage: RemoteStorageManager, ring: KeyRing | None) -> AsyncGenerator[Callable[[], None]]:
+        segment = self._segment
+        try:
+            indexes = await persistently(lambda: storage.fetch_indexes(segment))
+            verification = self._verification = SegmentVerification(segment, indexes, ring, self._records)
+            calls = (_get(storage, segment, run) for run in verification.runs())
+            async with aclosing(in_order(calls, GETS_AT_ONCE)) as fetched:
+                async for run, view in fetched:
+                    yield partial(self._add, verification, run, view)
+        except RemoteResourceNotFoundError:
+            if self._verification is None:
+                self._missing = missing_object(segment, ".indexes")
+            else:
+                yield self._verification.miss_log
+        except RemoteStorageError as error:
+            self._trouble = str(error)
+
+    def _add(self, verification: SegmentVerification, run: ChunkRun, view: memoryview) -> None:
+        verification.add(run, view)
+        self._log_bytes += sum(chunk.log_bytes for chunk in run.chunks)
+
+    def verdict(self) -> SegmentVerdict:
+        verification = self._verification
+        if verification is None:
+            damages = () if self._missing is None else (self._missing,)
+            return SegmentVerdict(self._segment.segment_id, damages, trouble=self._trouble)
+        rebuilt = verification.rebuilt
+        return SegmentVerdict(
+            self._segment.segment_id,
+            # What was not read to its end cannot be compared.
+            tuple(verification.damages if self._trouble else verification.finish()),
+            rebuilt.batches,
+            rebuilt.records if self._records is None else self._records.count,
+            self._log_bytes,
+            rebuilt.missing_offsets,
+            self._trouble,
+        )
+
+
+def _get(
+    storage: RemoteStorageManager, segment: RemoteLogSegmentMetadata, run: ChunkRun
+) -> Callable[[], Awaitable[tuple[ChunkRun, memoryview]]]:
+    async def get() -> tuple[ChunkRun, memoryview]:
+        fetch = partial(storage.fetch_log_segment, segment, run.start_position, run.end_position)
+        return run, await persistently(fetch)
+
+    return get
+
+
+class RecordsCheck:
+    """Decodes every record of a chunk's batches. One batch that cannot be decoded hides no other one."""
+
+    def __init__(self, segment: RemoteLogSegmentMetadata) -> None:
+        self._partition = segment.topic_id_partition
+        self.count = 0
+
+    def __call__(self, log_bytes: memoryview, batches: Sequence[RecordBatch]) -> Iterator[tuple[RecordBatch, str]]:
+        number = 0
+        while number < len(batches):
+            try:
+                for first in self._disordered(log_bytes, batches[number:]):
+                    yield _holder(batches, first), f"offset {first} comes after a higher one"
+                return
+            except CorruptRecordsError as error:
+                bad = _holder(batches, error.offset)
+                yield bad, str(error)
+                number = max(number, batches.index(bad)) + 1
+
+    def _disordered(self, data: memoryview, batches: Sequence[RecordBatch]) -> Iterator[int]:
+        """Offsets that are not above the one before. Raises `CorruptRecordsError`."""
+        last = -1
+        for rows in decode_batches(
+            data,
+            topic=self._partition.topic,
+            partition=self._partition.partition,
+            first_offset=0,
+            end_offset=MAX_OFFSET,
+            columns=_OFFSETS,
+            is_committed_only=False,
+            checked=batches,
+        ):
+            offsets = rows.column(0).to_numpy()
+            self.count += len(offsets)
+            if offsets[0] <= last:
+                yield int(offsets[0])
+            elif not (rises := offsets[1:] > offsets[:-1]).all():
+                yield int(offsets[1 + int(np.argmin(rises))])
+            last = int(offsets[-1])
+
+
+def _holder(batches: Sequence[RecordBatch], offset: int) -> RecordBatch:
+    """The batch that begins at `offset`, or holds it."""
+    return batches[max(0, bisect_right(batches, offset, key=_base_offset) - 1)]
+
+
+def _base_offset(batch: RecordBatch) -> int:
+    return batch.base_offset

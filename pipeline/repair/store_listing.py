@@ -1,0 +1,221 @@
+"""The store's own listing, held against the metadata: `listing_plan` makes the tasks, `list_part` is the task.
+
+Keys begin with four hex digits that spread partitions evenly. A small tier is one listing, a large one as many as its
+keys have first digits; the listing of chosen topics is one of each of their partitions. A task takes what the metadata
+knows there and gives back only where the two differ, and sums: 2 objects of each of a million segments stay where they
+were listed. The metadata was read before, so whatever is unknown must be judged by what it says after.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from uuid import UUID
+
+from pipeline.config import PipelineConfig
+from pipeline.repair.usage_line import DAY_MS, UsageLine
+from pipeline.worker import worker
+from tiers.manager.segment_verification import persistently
+from tiers.metadata.stored_segment import StoredSegment
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.storage.object_key import (
+    INDEXES_SUFFIX,
+    LOG_SUFFIX,
+    parse_partition_manifest_key,
+    parse_segment_key,
+    partition_prefix,
+)
+from tiers.storage.remote_storage_manager import RemoteStorageManager, StoredObject
+
+_HEX = "0123456789abcdef"
+_ONE_LISTING = 10_000
+_SIXTEEN_LISTINGS = 500_000
+_TASK_SEGMENTS = 5_000
+_EXPECTED = struct.Struct(">16s?qq")
+"""An `ExpectedSegment`."""
+
+
+class ExpectedSegment(NamedTuple):
+    uuid: bytes
+    is_finished: bool
+    log_bytes: int
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedPartition:
+    """The segments one behind the other, for a plan has all that there are."""
+
+    partition: TopicIdPartition
+    packed: bytes
+
+    @classmethod
+    def of(cls, partition: TopicIdPartition, segments: Iterable[ExpectedSegment]) -> ExpectedPartition:
+        return cls(partition, b"".join(_EXPECTED.pack(*each) for each in segments))
+
+    @property
+    def segments(self) -> Iterator[ExpectedSegment]:
+        return map(ExpectedSegment._make, _EXPECTED.iter_unpack(self.packed))
+
+    @property
+    def count(self) -> int:
+        return len(self.packed) // _EXPECTED.size
+
+
+@dataclass(frozen=True, slots=True)
+class ListTask:
+    prefixes: tuple[str, ...]
+    expected: tuple[ExpectedPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListSetup:
+    config: PipelineConfig
+    cluster_id: str
+
+
+class Misfit(NamedTuple):
+    """An object of a finished segment: `size_bytes` None: it is not listed; else it is too short."""
+
+    segment_id: RemoteLogSegmentId
+    suffix: str
+    size_bytes: int | None
+
+
+@dataclass(slots=True)
+class ListedPart:
+    """`unknown`: objects that the metadata did not know when the task was made, foreign ones included."""
+
+    objects: int = 0
+    stored_bytes: int = 0
+    misfits: list[Misfit] = field(default_factory=list)
+    unknown: list[StoredObject] = field(default_factory=list)
+    usage: list[UsageLine] = field(default_factory=list)
+
+
+def expected_partition(partition: TopicIdPartition, segments: Iterable[StoredSegment]) -> ExpectedPartition:
+    """`segments`: all that the metadata has, in whatever state."""
+    found = (ExpectedSegment(each.id, each.is_finished, each.segment_size_bytes, time_of(each)) for each in segments)
+    return ExpectedPartition.of(partition, found)
+
+
+def time_of(segment: StoredSegment) -> int:
+    """Of its latest record; of its copy, where its records have no time."""
+    return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.event_timestamp_ms
+
+
+def listing_plan(expected: Sequence[ExpectedPartition], cluster_id: str, is_all: bool) -> list[ListTask]:
+    """`is_all`: of everything in the store, `expected` then being all that the metadata has."""
+    if not is_all:
+        return list(_partition_listings(expected, cluster_id))
+    count = sum(each.count for each in expected)
+    digits = 0 if count < _ONE_LISTING else 1 if count < _SIXTEEN_LISTINGS else 2
+    by_prefix: dict[str, list[ExpectedPartition]] = {prefix: [] for prefix in _prefixes(digits)}
+    for each in expected:
+        by_prefix[partition_prefix(cluster_id, each.partition)[:digits]].append(each)
+    return [ListTask((prefix,), tuple(found)) for prefix, found in by_prefix.items()]
+
+
+def _prefixes(digits: int) -> list[str]:
+    return [""] if digits == 0 else [shorter + digit for shorter in _prefixes(digits - 1) for digit in _HEX]
+
+
+def _partition_listings(expected: Sequence[ExpectedPartition], cluster_id: str) -> Iterator[ListTask]:
+    some: list[ExpectedPartition] = []
+    count = 0
+    for each in expected:
+        some.append(each)
+        count += each.count + 1
+        if count >= _TASK_SEGMENTS or each is expected[-1]:
+            yield ListTask(tuple(partition_prefix(cluster_id, one.partition) for one in some), tuple(some))
+            some, count = [], 0
+
+
+def list_part(setup: ListSetup, task: ListTask) -> ListedPart:
+    """Raises `RemoteStorageError` when the store cannot be listed."""
+
+    async def work() -> ListedPart:
+        return await _list(await worker().storage(setup.config, setup.cluster_id), setup.cluster_id, task)
+
+    return worker().run(work())
+
+
+async def _list(storage: RemoteStorageManager, cluster_id: str, task: ListTask) -> ListedPart:
+    part = _Part(cluster_id, task)
+    for prefix in task.prefixes:
+
+        async def listed(prefix: str = prefix) -> list[StoredObject]:
+            return [stored async for stored in storage.list_objects(prefix)]
+
+        for stored in await persistently(listed):
+            part.add(stored)
+    return part.finish()
+
+
+class _Part:
+    def __init__(self, cluster_id: str, task: ListTask) -> None:
+        self._cluster_id = cluster_id
+        self._result = ListedPart()
+        self._partitions = {(one.partition.topic_id, one.partition.partition): one for one in task.expected}
+        self._segments = {segment.uuid: (one.partition, segment) for one in task.expected for segment in one.segments}
+        self._lines: dict[tuple[UUID, int, int | None], UsageLine] = {}
+        self._seen: set[tuple[bytes, str]] = set()
+
+    def add(self, stored: StoredObject) -> None:
+        key = parse_segment_key(stored.key)
+        named = key or parse_partition_manifest_key(stored.key)
+        if named is None or named.cluster_id != self._cluster_id:
+            self._result.unknown.append(stored)
+            return
+        self._result.objects += 1
+        self._result.stored_bytes += stored.size_bytes
+        if key is None:
+            line = self._line(named.topic_id, named.partition, None)
+            if (named.topic_id, named.partition) in self._partitions:
+                line.manifest_bytes += stored.size_bytes
+            else:
+                self._as_orphan(line, stored)
+            return
+        _, segment = self._segments.get(key.segment_uuid.bytes, (None, None))
+        if segment is None:
+            self._as_orphan(self._line(key.topic_id, key.partition, None), stored)
+            return
+        self._seen.add((segment.uuid, key.suffix))
+        line = self._line(key.topic_id, key.partition, segment.time_ms // DAY_MS)
+        if not segment.is_finished:
+            line.unfinished_bytes = (line.unfinished_bytes or 0) + stored.size_bytes
+        elif key.suffix == LOG_SUFFIX:
+            line.segments += 1
+            line.log_bytes += stored.size_bytes
+            line.overhead_bytes += stored.size_bytes - segment.log_bytes
+            if stored.size_bytes < segment.log_bytes:
+                self._misfit(segment, key.suffix, stored.size_bytes)
+        else:
+            line.index_bytes += stored.size_bytes
+
+    def finish(self) -> ListedPart:
+        for uuid, (_, segment) in self._segments.items():
+            for suffix in (LOG_SUFFIX, INDEXES_SUFFIX):
+                if segment.is_finished and (uuid, suffix) not in self._seen:
+                    self._misfit(segment, suffix, None)
+        self._result.usage = list(self._lines.values())
+        return self._result
+
+    def _as_orphan(self, line: UsageLine, stored: StoredObject) -> None:
+        self._result.unknown.append(stored)
+        line.orphan_bytes = (line.orphan_bytes or 0) + stored.size_bytes
+
+    def _misfit(self, segment: ExpectedSegment, suffix: str, size_bytes: int | None) -> None:
+        partition, _ = self._segments[segment.uuid]
+        segment_id = RemoteLogSegmentId(partition, UUID(bytes=segment.uuid))
+        self._result.misfits.append(Misfit(segment_id, suffix, size_bytes))
+
+    def _line(self, topic_id: UUID, partition: int, day: int | None) -> UsageLine:
+        key = topic_id, partition, day
+        if key not in self._lines:
+            known = self._partitions.get((topic_id, partition))
+            name = str(topic_id) if known is None else known.partition.topic
+            self._lines[key] = UsageLine(name, str(topic_id), partition, day)
+        return self._lines[key]

@@ -1,0 +1,143 @@
+"""`scan_store`: what `rebuild` must know of a store, listed and read by executors: nothing but the answers comes back.
+
+Keys begin with hex digits that spread partitions evenly: a listing per first digit. Then every `.indexes` object and
+every manifest is read, some hundreds to a task, wherever they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from pipeline.config import PipelineConfig
+from pipeline.job_services import run_beside
+from pipeline.task_runner import TaskRunner
+from pipeline.worker import worker
+from tiers.each_of import each_of
+from tiers.manager.segment_verification import persistently, verify_segment
+from tiers.metadata.bucket_scan import BucketScan, IndexesKey, read_indexes, read_manifest
+from tiers.metadata.partition_manifest import PartitionManifest
+from tiers.metadata.rebuild import FoundIndexes
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.open_tier import open_key_ring
+from tiers.rebuilding import Rebuild, judge_scan
+from tiers.storage.remote_storage_manager import StoredObject
+
+T = TypeVar("T")
+
+PREFIXES = tuple("0123456789abcdef")
+OBJECTS_PER_TASK = 500
+READS_AT_ONCE = 32
+SEGMENTS_PER_VERIFY_TASK = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    config: PipelineConfig = field(repr=False)
+    cluster_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListTask:
+    store: Store
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    store: Store
+    indexes: tuple[IndexesKey, ...] = ()
+    manifests: tuple[TopicIdPartition, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """In the order of the task; a sentence for what cannot be read."""
+
+    indexes: tuple[FoundIndexes | str, ...]
+    manifests: tuple[PartitionManifest | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyTask:
+    store: Store
+    segments: tuple[RemoteLogSegmentMetadata, ...]
+
+
+def list_prefix(task: ListTask) -> list[StoredObject]:
+    return worker().run(_list(task))
+
+
+async def _list(task: ListTask) -> list[StoredObject]:
+    storage = await worker().storage(task.store.config, task.store.cluster_id)
+
+    async def listed() -> list[StoredObject]:
+        return [stored async for stored in storage.list_objects(task.prefix)]
+
+    return await persistently(listed)
+
+
+def read_objects(task: ReadTask) -> ReadResult:
+    return worker().run(_read(task))
+
+
+async def _read(task: ReadTask) -> ReadResult:
+    store = task.store
+    storage = await worker().storage(store.config, store.cluster_id)
+    indexes = await each_of(task.indexes, lambda key: read_indexes(storage, key, persistently), READS_AT_ONCE)
+    manifests = await each_of(
+        task.manifests, lambda one: read_manifest(storage, store.cluster_id, one, persistently), READS_AT_ONCE
+    )
+    return ReadResult(tuple(indexes), tuple(manifests))
+
+
+def verify_segments(task: VerifyTask) -> list[list[str]]:
+    """What is wrong with each."""
+    return worker().run(_verify(task))
+
+
+async def _verify(task: VerifyTask) -> list[list[str]]:
+    storage = await worker().storage(task.store.config, task.store.cluster_id)
+    ring = open_key_ring(task.store.config)
+    return [
+        [damage.what for damage in await verify_segment(storage, segment, ring if ring.keys else None)]
+        for segment in task.segments
+    ]
+
+
+async def scan_store(config: PipelineConfig, runner: TaskRunner, cluster_id: str) -> BucketScan:
+    """Raises `JobError`."""
+    store = Store(config, cluster_id)
+    scan = BucketScan(cluster_id)
+    for listed in await run_beside(runner, "listing", [ListTask(store, each) for each in PREFIXES], list_prefix):
+        for stored in listed:
+            scan.take(stored)
+    plan = [
+        *(ReadTask(store, indexes=tuple(part)) for part in parts_of(scan.indexes, OBJECTS_PER_TASK)),
+        *(ReadTask(store, manifests=tuple(part)) for part in parts_of(scan.manifests, OBJECTS_PER_TASK)),
+    ]
+    for task, result in zip(plan, await run_beside(runner, "reading", plan, read_objects), strict=True):
+        for key, found in zip(task.indexes, result.indexes, strict=True):
+            scan.put_indexes(key, found)
+        for partition, manifest in zip(task.manifests, result.manifests, strict=True):
+            scan.put_manifest(partition, manifest)
+    return scan
+
+
+async def planned_rebuild(config: PipelineConfig, runner: TaskRunner, cluster_id: str) -> Rebuild:
+    """As `plan_rebuild` of one process: what no manifest names is read back."""
+    done = judge_scan(await scan_store(config, runner, cluster_id))
+    unnamed = [(plan, segment) for plan in done.plans for segment in plan.unnamed]
+    parts = list(parts_of(unnamed, SEGMENTS_PER_VERIFY_TASK))
+    store = Store(config, cluster_id)
+    tasks = [VerifyTask(store, tuple(segment for _, segment in part)) for part in parts]
+    for part, answers in zip(parts, await run_beside(runner, "reading back", tasks, verify_segments), strict=True):
+        for (plan, segment), damages in zip(part, answers, strict=True):
+            plan.refused += [f"segment {segment.segment_id.id}: {what}" for what in damages]
+    return done
+
+
+def parts_of(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [items[first : first + size] for first in range(0, len(items), size)]

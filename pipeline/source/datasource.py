@@ -1,0 +1,92 @@
+"""The data source `kafka_tiered`: a topic's records as Spark's own Kafka source names them, from both tiers at once.
+
+Planning runs in a Python process of the driver, reading in those of the executors: a reader is pickled, so it holds
+settings and nothing that is open. Spark prunes no columns of a Python source: a schema of fewer columns, or the option
+`columns`, does, and what is not asked for is never decoded.
+
+Filters are pushed down with the option `pushdown` alone. Spark 4.3 keeps what was planned last with what `load()` gave
+(`PythonDataSourceV2.readInfo`): another query over the same DataFrame, or another use of it within one query, would
+read what was narrowed for the first. So the option is for a DataFrame that is loaded for one query and used in it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.types import StructType
+
+from pipeline.decode.record_columns import ALL_COLUMNS, KAFKA_COLUMNS
+from pipeline.source.columns import columns_of, spark_schema
+from pipeline.source.options import ReadOptions, column_options, parse_options
+from pipeline.source.pushed_filters import Wanted, push
+from pipeline.source.range_read import RangeReader
+from pipeline.source.read_task import ReadTask, tasks_for
+from pipeline.source.stream import TieredStreamReader
+from pipeline.source.tiered_log import open_log, report_data_loss
+from pipeline.worker import worker
+from tiers.model.ids import TopicIdPartition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+NAME = "kafka_tiered"
+
+
+class KafkaTieredDataSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> StructType:
+        include_headers, names = column_options(self.options)
+        return spark_schema(names or (ALL_COLUMNS if include_headers else KAFKA_COLUMNS).names)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = parse_options(self.options, is_streaming=False)
+        return PushingTieredReader(options, schema) if options.pushes_filters else TieredReader(options, schema)
+
+    def streamReader(self, schema: StructType) -> TieredStreamReader:
+        return TieredStreamReader(parse_options(self.options, is_streaming=True), schema)
+
+
+class TieredReader(DataSourceReader):
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._columns = columns_of(schema)
+        self._wanted = Wanted()
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return worker().run(self._plan())
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, ReadTask):
+            return  # Spark's own, in place of no partition at all
+        reader = RangeReader(self._options, partition.cluster_id, self._wanted.min_timestamp_ms)
+        yield from reader.read(partition.ranges, self._columns)
+
+    async def _plan(self) -> list[InputPartition]:
+        wanted = self._wanted
+        async with open_log(self._options) as log:
+            bounds = await log.bounds(await log.partitions())
+            starting = await log.offsets(self._options.starting, bounds)
+            ending = await log.offsets(self._options.ending, bounds)
+            asked: dict[TopicIdPartition, tuple[int, int]] = {}
+            for partition, each in bounds.items():
+                if ending[partition] > each.end:
+                    report_data_loss(self._options, f"{partition} ends at {each.end}, below {ending[partition]}")
+                end_offset = min(ending[partition], each.end) - 1
+                if wanted.has(partition.topic, partition.partition):
+                    # What the query does not look at is not missed either.
+                    first_offset = max(starting[partition], wanted.first_offset)
+                    asked[partition] = first_offset, min(end_offset, wanted.end_offset)
+            return tasks_for(self._options, log, bounds, asked, wanted.min_timestamp_ms)
+
+
+class PushingTieredReader(TieredReader):
+    """Spark refuses it where `spark.sql.python.filterPushdown.enabled` is off."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._wanted, residual = push(filters)
+        return residual

@@ -1,0 +1,366 @@
+"""The options of `kafka_tiered`: those of Spark's own Kafka source by the same names and with the same checks, and a
+few more. Keys are case-insensitive, as Spark's are. A key that nobody knows is an error, lest it be thought to work.
+
+A batch reads from `earliest` to `latest` unless told otherwise, a stream from `latest` on.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pipeline.config import PipelineConfig, load_pipeline_config
+from pipeline.source.kafka_identity import upstream_of_options
+from pipeline.source.local_read import TIMEOUT_MS
+from tiers.upstream_config import UpstreamConfig
+
+logger = logging.getLogger(__name__)
+
+EARLIEST, LATEST = -2, -1
+DEFAULT_SPLIT_BYTES = 64 << 20
+
+TopicPartition = tuple[str, int]
+OnNoMatch = Literal["error", "latest"]
+E = TypeVar("E", bound=StrEnum)
+
+_SUBSCRIPTIONS = ("subscribe", "subscribePattern", "assign")
+_OPTIONS = (
+    *_SUBSCRIPTIONS,
+    *("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets", "startingOffsetsByTimestampStrategy"),
+    *("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets"),
+    *("minPartitions", "maxRecordsPerPartition", "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
+    *("failOnDataLoss", "includeHeaders", "kafkaConsumer.pollTimeoutMs"),
+    *("config", "splitBytes", "tier", "access", "columns", "pushdown"),
+)
+_WITHOUT_EFFECT = ("groupIdPrefix", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs")
+"""There is no consumer group, and requests are retried until their deadline."""
+_OF_SPARK = ("path", "paths")
+"""What Spark adds itself."""
+_REFUSED = {
+    "kafka.auto.offset.reset": "is not supported: set startingOffsets to earliest or latest instead",
+    "kafka.key.deserializer": "is not supported: keys are bytes; use DataFrame operations",
+    "kafka.value.deserializer": "is not supported: values are bytes; use DataFrame operations",
+    "kafka.enable.auto.commit": "is not supported",
+    "kafka.interceptor.classes": "is not supported",
+}
+
+
+class OptionError(ValueError):
+    """What to say to the user."""
+
+
+class Tier(StrEnum):
+    AUTO = "auto"
+    REMOTE = "remote"
+    LOCAL = "local"
+
+
+class Access(StrEnum):
+    DIRECT = "direct"
+    PROXY = "proxy"
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One of the three is given."""
+
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    assigned: tuple[TopicPartition, ...] = ()
+
+    def topics_among(self, known: Iterable[str]) -> list[str]:
+        """Named topics come out even if they are not known. A pattern matches whole names, as in Kafka."""
+        if self.pattern:
+            return sorted(name for name in known if re.fullmatch(self.pattern, name))
+        return sorted({*self.topics, *(topic for topic, _ in self.assigned)})
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where to start, or to end (exclusive): by default for every partition, else for each of them.
+
+    Values are offsets (`EARLIEST`, `LATEST` included), or timestamps in ms if `is_time`."""
+
+    default: int | None
+    each: Mapping[TopicPartition, int] = field(default_factory=dict)
+    is_time: bool = False
+    on_no_match: OnNoMatch = "error"
+    """Of a start by time that no record has reached yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    subscription: Subscription
+    starting: Position
+    ending: Position
+    tier: Tier
+    access: Access
+    config: PipelineConfig | None
+    """Of the tier; given with `Access.DIRECT`."""
+    kafka: UpstreamConfig
+    """Where records that are not read from the store come from, and as whom."""
+    is_committed_only: bool
+    include_headers: bool
+    columns: tuple[str, ...]
+    """Empty: all."""
+    min_partitions: int | None
+    max_records_per_partition: int | None
+    max_offsets_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay_ms: int
+    fail_on_data_loss: bool
+    poll_timeout_ms: int
+    split_bytes: int
+    pushes_filters: bool = False
+
+
+def column_options(options: Mapping[str, str]) -> tuple[bool, tuple[str, ...]]:
+    """`includeHeaders` and `columns` alone: what the schema needs, before anything is opened."""
+    given = _Given(options)
+    columns = given.text("columns")
+    names = () if columns is None else tuple(name.strip() for name in columns.split(",") if name.strip())
+    return given.flag("includeHeaders", False), names
+
+
+def subscription_option(options: Mapping[str, str]) -> Subscription | None:
+    """None where none is given. Raises `OptionError`."""
+    given = _Given(options)
+    return _subscription(given) if any(map(given.has, _SUBSCRIPTIONS)) else None
+
+
+def parse_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOptions:
+    """Reads the file that `config` names. Raises `OptionError`, `ConfigError`."""
+    given = _Given(options)
+    given.check_names()
+    subscription = _subscription(given)
+    if is_streaming:
+        if given.has("endingOffsets"):
+            raise OptionError("ending offset not valid in streaming queries")
+        if given.has("endingOffsetsByTimestamp") or given.has("endingTimestamp"):
+            raise OptionError("ending timestamp not valid in streaming queries")
+    starting = _position(given, "starting", LATEST if is_streaming else EARLIEST)
+    ending = _position(given, "ending", LATEST)
+    if not is_streaming:
+        _check_batch(given, starting, ending)
+    smallest, greatest = given.positive("minOffsetsPerTrigger"), given.positive("maxOffsetsPerTrigger")
+    if smallest is not None and greatest is not None and smallest > greatest:
+        raise OptionError(f"minOffsetsPerTrigger ({smallest}) is higher than maxOffsetsPerTrigger ({greatest})")
+    path = given.text("config")
+    config = None if path is None else load_pipeline_config(Path(path))
+    tier = given.choice("tier", Tier, Tier.AUTO)
+    has_store = config is not None and config.storage is not None
+    access = given.choice("access", Access, Access.DIRECT if has_store or tier is Tier.LOCAL else Access.PROXY)
+    if access is Access.DIRECT and not has_store and tier is not Tier.LOCAL:
+        raise OptionError("access=direct needs the option config: a file with a [storage] section")
+    if access is Access.PROXY and tier is not Tier.AUTO:
+        raise OptionError(f"tier={tier} needs access=direct: a proxy does not tell the tiers apart")
+    isolation = given.options.get("kafka.isolation.level", "read_uncommitted")
+    if isolation not in ("read_uncommitted", "read_committed"):
+        raise OptionError(f"kafka.isolation.level is read_committed or read_uncommitted, not {isolation!r}")
+    include_headers, columns = column_options(options)
+    return ReadOptions(
+        subscription=subscription,
+        starting=starting,
+        ending=ending,
+        tier=tier,
+        access=access,
+        config=config if access is Access.DIRECT else None,
+        kafka=_kafka(given, config, access),
+        is_committed_only=isolation == "read_committed",
+        include_headers=include_headers,
+        columns=columns,
+        min_partitions=given.positive("minPartitions"),
+        max_records_per_partition=given.positive("maxRecordsPerPartition"),
+        max_offsets_per_trigger=greatest,
+        min_offsets_per_trigger=smallest,
+        max_trigger_delay_ms=_duration_ms(given.text("maxTriggerDelay") or "15m"),
+        fail_on_data_loss=given.flag("failOnDataLoss", True),
+        poll_timeout_ms=given.positive("kafkaConsumer.pollTimeoutMs") or TIMEOUT_MS,
+        split_bytes=given.positive("splitBytes") or DEFAULT_SPLIT_BYTES,
+        pushes_filters=given.flag("pushdown", False),
+    )
+
+
+class _Given:
+    """The options as they came, by lower-case key."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.options = {key.lower(): value for key, value in options.items()}
+
+    def check_names(self) -> None:
+        for key, why in _REFUSED.items():
+            if key in self.options:
+                raise OptionError(f"Kafka option '{key.removeprefix('kafka.')}' {why}")
+        known = {name.lower(): name for name in (*_OPTIONS, *_WITHOUT_EFFECT, *_OF_SPARK)}
+        for key in self.options:
+            if key not in known and not key.startswith("kafka."):
+                nearest = difflib.get_close_matches(key, known, 1, 0.6)
+                raise OptionError(f"unknown option {key}" + (f"; did you mean {known[nearest[0]]}?" if nearest else ""))
+
+    def has(self, name: str) -> bool:
+        return name.lower() in self.options
+
+    def text(self, name: str) -> str | None:
+        return self.options.get(name.lower())
+
+    def flag(self, name: str, default: bool) -> bool:
+        text = self.text(name)
+        if text is None:
+            return default
+        if text.strip().lower() not in ("true", "false"):
+            raise OptionError(f"{name} is true or false, not {text!r}")
+        return text.strip().lower() == "true"
+
+    def positive(self, name: str) -> int | None:
+        text = self.text(name)
+        if text is None:
+            return None
+        if not text.strip().isdecimal() or int(text) == 0:
+            raise OptionError(f"{name} must be positive, not {text!r}")
+        return int(text)
+
+    def choice(self, name: str, kind: type[E], default: E) -> E:
+        text = self.text(name)
+        if text is None:
+            return default
+        try:
+            return kind(text.strip().lower())
+        except ValueError:
+            raise OptionError(f"{name} is {' or '.join(kind)}, not {text!r}") from None
+
+
+def _subscription(given: _Given) -> Subscription:
+    names = [name for name in _SUBSCRIPTIONS if given.has(name)]
+    if len(names) != 1:
+        what = "One of the following options must be specified" if not names else "Only one of these may be specified"
+        raise OptionError(f"{what} for Kafka source: {', '.join(_SUBSCRIPTIONS)}")
+    value = (given.text(names[0]) or "").strip()
+    match names[0]:
+        case "subscribe":
+            topics = tuple(part.strip() for part in value.split(",") if part.strip())
+            if not topics:
+                raise OptionError(f"No topics to subscribe to as specified value for option 'subscribe' is '{value}'")
+            return Subscription(topics=topics)
+        case "subscribePattern":
+            if not value:
+                raise OptionError("Pattern to subscribe is empty as specified value for option 'subscribePattern'")
+            try:
+                re.compile(value)
+            except re.error as error:
+                raise OptionError(f"subscribePattern: {value!r} is no pattern: {error}") from None
+            return Subscription(pattern=value)
+        case _:
+            return Subscription(assigned=_assigned(value))
+
+
+def _assigned(text: str) -> tuple[TopicPartition, ...]:
+    document = _json("assign", text)
+    found: list[TopicPartition] = []
+    for topic, numbers in document.items():
+        if not isinstance(numbers, list) or not all(type(number) is int and number >= 0 for number in numbers):
+            raise OptionError(f'assign: expected e.g. {{"topicA":[0,1],"topicB":[0,1]}}, not {text}')
+        found += [(topic, number) for number in numbers]
+    if not found:
+        raise OptionError(f"No topicpartitions to assign as specified value for option 'assign' is '{text}'")
+    return tuple(found)
+
+
+def _position(given: _Given, which: Literal["starting", "ending"], default: int) -> Position:
+    """The more specific option wins, as in Spark: timestamp, offsets by timestamp, offsets."""
+    strategy = (given.text("startingOffsetsByTimestampStrategy") or "error").lower()
+    if strategy not in ("error", "latest"):
+        raise OptionError(f"startingOffsetsByTimestampStrategy is error or latest, not {strategy!r}")
+    on_no_match: OnNoMatch = "latest" if strategy == "latest" or which == "ending" else "error"
+    if (text := given.text(f"{which}Timestamp")) is not None:
+        if not text.strip().isdecimal():
+            raise OptionError(f"{which}Timestamp is a number of milliseconds, not {text!r}")
+        return Position(int(text), is_time=True, on_no_match=on_no_match)
+    if (text := given.text(f"{which}OffsetsByTimestamp")) is not None:
+        times = _partition_numbers(f"{which}OffsetsByTimestamp", text, lowest=0)
+        return Position(None, times, is_time=True, on_no_match=on_no_match)
+    text = given.text(f"{which}Offsets")
+    match (text or "").strip().lower():
+        case "":
+            return Position(default)
+        case "earliest":
+            return Position(EARLIEST)
+        case "latest":
+            return Position(LATEST)
+    return Position(None, _partition_numbers(f"{which}Offsets", text or "", lowest=EARLIEST))
+
+
+def _check_batch(given: _Given, starting: Position, ending: Position) -> None:
+    if not starting.is_time:
+        if starting.default == LATEST:
+            raise OptionError("starting offset can't be latest for batch queries on Kafka")
+        for partition, offset in starting.each.items():
+            if offset == LATEST:
+                raise OptionError(
+                    f"startingOffsets for {name_of(partition)} can't be latest for batch queries on Kafka"
+                )
+    if not ending.is_time:
+        if ending.default == EARLIEST:
+            raise OptionError("ending offset can't be earliest for batch queries on Kafka")
+        for partition, offset in ending.each.items():
+            if offset == EARLIEST:
+                raise OptionError(
+                    f"ending offset for {name_of(partition)} can't be earliest for batch queries on Kafka"
+                )
+    for name in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"):
+        if given.has(name):
+            logger.warning("%s option ignored in batch queries", name)
+
+
+def _partition_numbers(name: str, text: str, lowest: int) -> dict[TopicPartition, int]:
+    """`{"topic": {"0": 23, "1": -1}}`."""
+    found: dict[TopicPartition, int] = {}
+    for topic, numbers in _json(name, text).items():
+        if not isinstance(numbers, dict):
+            raise OptionError(f'{name}: expected e.g. {{"topicA":{{"0":23,"1":-1}}}}, not {text}')
+        for partition, number in numbers.items():
+            if not partition.isdecimal() or type(number) is not int or number < lowest:
+                raise OptionError(f"{name}: {topic}-{partition}: {number!r}")
+            found[topic, int(partition)] = number
+    return found
+
+
+def _json(name: str, text: str) -> dict[str, object]:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise OptionError(f"{name}: expected a JSON object, not {text!r}")
+    return document
+
+
+def _kafka(given: _Given, config: PipelineConfig | None, access: Access) -> UpstreamConfig:
+    """Without any `kafka.*` of its own that says where and who, a direct reader is who the file says."""
+    fallback = config.upstream if config is not None and access is Access.DIRECT else None
+    try:
+        return upstream_of_options(given.options, fallback)
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+
+
+_DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
+_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000, None: 1}
+
+
+def _duration_ms(text: str) -> int:
+    """As Spark's `timeStringAsMs`."""
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None:
+        raise OptionError(f"maxTriggerDelay: expected e.g. 15m, not {text!r}")
+    return int(found[1]) * _UNIT_MS[found[2]]
+
+
+def name_of(partition: TopicPartition) -> str:
+    return f"{partition[0]}-{partition[1]}"

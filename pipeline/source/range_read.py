@@ -1,0 +1,136 @@
+"""`RangeReader`: the ranges of one task, one after the other, as raw batches, whatever moves while they are read.
+
+A local range that was trimmed meanwhile is in the remote tier by then; a segment that is gone was merged or replaced.
+Either way the rest of the range is planned anew, with fresh metadata, from the first offset that was not given out yet:
+so no record is lost and none comes twice. What is nowhere then is lost, and `failOnDataLoss` decides.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from pipeline.decode.arrow_records import decode_batches
+from pipeline.decode.record_columns import RecordColumns
+from pipeline.source.local_read import OffsetOutOfRangeError, read_local_range
+from pipeline.source.options import ReadOptions
+from pipeline.source.read_plan import Gap, LocalRange, ReadRange, RemoteRange
+from pipeline.source.remote_read import RawBatches, read_remote_range
+from pipeline.source.tiered_log import client_config, open_log, report_data_loss
+from pipeline.task_call import settle
+from pipeline.worker import worker
+from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
+from tiers.open_tier import RemoteTierError, open_key_ring
+
+logger = logging.getLogger(__name__)
+
+_PLANS_WITHOUT_PROGRESS = 2
+
+
+class RangeBatches(NamedTuple):
+    """Of `range`, which may be the rest of what was planned."""
+
+    range: ReadRange
+    raw: RawBatches
+
+
+class RangeReader:
+    """`cluster_id` as the store's object keys have it."""
+
+    def __init__(self, options: ReadOptions, cluster_id: str, min_timestamp_ms: int | None = None) -> None:
+        self._options = options
+        self._cluster_id = cluster_id
+        self._min_timestamp_ms = min_timestamp_ms
+
+    def read(self, ranges: Sequence[ReadRange], columns: RecordColumns) -> Iterator[pa.RecordBatch]:
+        """The records. Raises `DataLossError`, `CorruptBatchError`, and what a store or a broker fails with."""
+        for one, raw in worker().iterate(self.raw_batches(ranges)):
+            yield from decode_batches(
+                raw.data,
+                topic=one.partition.topic,
+                partition=one.partition.partition,
+                first_offset=one.first_offset,
+                end_offset=one.end_offset,
+                columns=columns,
+                aborted=raw.aborted,
+                is_committed_only=self._options.is_committed_only,
+                min_timestamp_ms=self._min_timestamp_ms,
+            )
+        settle()
+
+    async def raw_batches(self, ranges: Sequence[ReadRange]) -> AsyncGenerator[RangeBatches]:
+        for planned in ranges:
+            waiting: deque[ReadRange] = deque([planned])
+            fruitless = 0
+            while waiting:
+                one = waiting.popleft()
+                position = one.first_offset
+                try:
+                    async with aclosing(await self._open(one)) as batches:
+                        async for raw in batches:
+                            yield RangeBatches(one, raw)
+                            position = max(position, raw.next_offset)
+                except CorruptSegmentError as error:
+                    raise CorruptSegmentError(f"{one.partition}: {error}") from error
+                except (RemoteResourceNotFoundError, OffsetOutOfRangeError) as error:
+                    fruitless = fruitless + 1 if position == one.first_offset else 1
+                    if position <= one.end_offset:
+                        rest = await self._planned_anew(one, position, error, fruitless)
+                        waiting.extendleft(reversed(rest))
+
+    async def _open(self, one: ReadRange) -> AsyncGenerator[RawBatches]:
+        if isinstance(one, LocalRange):
+            return read_local_range(
+                await worker().client(client_config(self._options)),
+                one.partition,
+                one.first_offset,
+                one.end_offset,
+                is_committed_only=self._options.is_committed_only,
+                timeout_ms=self._options.poll_timeout_ms,
+            )
+        config = self._options.config
+        if config is None:
+            raise RemoteTierError("there is no store to read from")
+        return read_remote_range(
+            await worker().storage(config, self._cluster_id),
+            one.segment,
+            open_key_ring(config),
+            one.first_offset,
+            one.end_offset,
+            min_timestamp_ms=self._min_timestamp_ms,
+        )
+
+    async def _planned_anew(self, one: ReadRange, position: int, error: Exception, fruitless: int) -> list[ReadRange]:
+        """What is left of `one` from `position` on, as it lies now. Raises `DataLossError`."""
+        logger.info("planned anew: %s", error, extra={"partition": str(one.partition), "offset": position})
+        async with open_log(self._options) as log:
+            bounds = (await log.bounds([one.partition]))[one.partition]
+            pieces = log.ranges(one.partition, bounds, position, min(one.end_offset, bounds.end - 1))
+        if one.end_offset >= bounds.end:
+            start = max(position, bounds.end)
+            report_data_loss(
+                self._options, f"{one.partition} ends at {bounds.end}: {start} to {one.end_offset} is gone"
+            )
+        rest: list[ReadRange] = []
+        for piece in pieces:
+            if isinstance(piece, Gap):
+                report_data_loss(
+                    self._options, f"{piece.partition}: {piece.first_offset} to {piece.end_offset} is gone"
+                )
+            elif _is_same(piece, one) and fruitless >= _PLANS_WITHOUT_PROGRESS:
+                report_data_loss(self._options, f"{error}; {piece.first_offset} to {piece.end_offset} cannot be read")
+            else:
+                rest.append(piece)
+        return rest
+
+
+def _is_same(piece: ReadRange, failed: ReadRange) -> bool:
+    """The metadata, or the leader, still has it: what it names is not there all the same."""
+    if isinstance(piece, RemoteRange):
+        return isinstance(failed, RemoteRange) and piece.segment.segment_id == failed.segment.segment_id
+    return isinstance(failed, LocalRange)

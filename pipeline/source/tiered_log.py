@@ -1,0 +1,282 @@
+"""`TieredLog`: what a reader may read now: its partitions, where each begins and ends, and which tier has what.
+
+Where logs begin and end is asked of the leaders with the reader's own Kafka identity, first by a Fetch: a topic that it
+may not read is refused there, before anything is read from the store (`access=direct` would get by without the brokers
+otherwise).
+The metadata is read to now with the identity of the tier's file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from pipeline.config import PipelineConfig
+from pipeline.source.broker_offsets import offsets_for_times
+from pipeline.source.options import EARLIEST, LATEST, Access, OptionError, Position, ReadOptions, Tier
+from pipeline.source.read_plan import Gap, LogView, ReadRange, cover
+from pipeline.worker import worker
+from protocol.errors import ErrorCode
+from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.broker.cluster_metadata import ClusterMetadata
+from tiers.each_of import each_of
+from tiers.errors import BrokerError
+from tiers.log.broker_log import BrokerLogSource
+from tiers.log.log_source import LocalLogBounds
+from tiers.metadata.earliest_readable import earliest_readable
+from tiers.metadata.stored_segment import StoredSegment
+from tiers.model.ids import TopicIdPartition
+from tiers.open_tier import OpenTier, open_tier
+from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_MS = 60_000
+_PARTITIONS_AT_ONCE = 512
+_PAUSE_MS = 50
+
+
+class AccessDeniedError(Exception):
+    """The reader's Kafka identity may not read a topic."""
+
+
+class DataLossError(Exception):
+    """Offsets that were to be read exist nowhere any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogBounds:
+    """`log_start` is the first readable offset of both tiers, `local_start` the leader's own; `end` is exclusive."""
+
+    log_start: int
+    local_start: int
+    end: int
+
+
+class TieredLog:
+    """`stack` closes what is opened; `tier_config` None: no store is read."""
+
+    def __init__(
+        self, options: ReadOptions, client: BrokerClient, tier_config: PipelineConfig | None, stack: AsyncExitStack
+    ) -> None:
+        self._options = options
+        self._client = client
+        self._source = BrokerLogSource(client)
+        self._tier_config = tier_config
+        self._stack = stack
+        self._tier: OpenTier | None = None
+        self._topics: set[str] = set(options.subscription.topics_among(()))
+        """That were subscribed to by name, or found before."""
+
+    @property
+    def cluster_id(self) -> str:
+        """As the store's object keys have it, once bounds are known; empty where no store is read."""
+        return "" if self._tier is None else self._tier.cluster_id
+
+    async def partitions(self) -> list[TopicIdPartition]:
+        """Of the subscription, as of now. Raises `OptionError` for a topic or partition that there is not."""
+        metadata = await self._metadata()
+        subscription = self._options.subscription
+        found: list[TopicIdPartition] = []
+        for name in subscription.topics_among(
+            topic.name for topic in metadata.topics.values() if not topic.is_internal
+        ):
+            topic = metadata.topics.get(name)
+            if topic is None or topic.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise OptionError(f"there is no topic {name}, or none that this reader may describe")
+            if topic.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                raise AccessDeniedError(f"not allowed to read the topic {name}")
+            found += [TopicIdPartition(topic.topic_id, index, name) for index in sorted(topic.partitions)]
+        self._topics = {one.topic for one in found}
+        if not subscription.assigned:
+            return found
+        known = {(one.topic, one.partition): one for one in found}
+        for topic_name, index in subscription.assigned:
+            if (topic_name, index) not in known:
+                raise OptionError(f"there is no partition {topic_name}-{index}")
+        return [known[one] for one in dict.fromkeys(subscription.assigned)]
+
+    async def _metadata(self) -> ClusterMetadata:
+        """As of now, of a broker that has heard of what another one names: a topic is made before every broker knows
+        it, and to a reader one that is not there is lost."""
+        deadline_ms = monotonic_ms() + TIMEOUT_MS
+        while True:
+            metadata = await self._client.metadata(0, TIMEOUT_MS)
+            missing = next((name for name in self._topics if name not in metadata.topics), None)
+            if missing is None or monotonic_ms() >= deadline_ms:
+                return metadata
+            if missing not in (await self._client.metadata_naming(missing, TIMEOUT_MS)).topics:
+                return metadata
+            await asyncio.sleep(_PAUSE_MS / 1000)
+
+    async def bounds(self, partitions: Sequence[TopicIdPartition]) -> dict[TopicIdPartition, LogBounds]:
+        """Raises `AccessDeniedError`, `BrokerError`, `OptionError` where the brokers are not those of the tier."""
+        found = await each_of(partitions, self._local_bounds, _PARTITIONS_AT_ONCE)
+        # For a moment a new leader's high watermark may lie below the last one's, and Fetch tells it: what was read
+        # already would seem lost. ListOffsets waits for it to catch up (KIP-207).
+        ends = await offsets_for_times(
+            self._client,
+            dict.fromkeys(partitions, LATEST),
+            is_committed_only=self._options.is_committed_only,
+            timeout_ms=TIMEOUT_MS,
+        )
+        # Only then: who may not read has got no further, and what a leader has trimmed by now, the metadata that is
+        # read from here on has.
+        if self._tier is not None:
+            await self._tier.refresh()
+        elif self._tier_config is not None:
+            self._tier = await self._stack.enter_async_context(open_tier(self._tier_config))
+            await self._check_cluster(self._tier.cluster.cluster_id)
+        return {
+            partition: self._with_remote(partition, local.log_start_offset, ends[partition] or 0)
+            for partition, local in zip(partitions, found, strict=True)
+        }
+
+    async def _check_cluster(self, of_tier: str) -> None:
+        """A proxy before the cluster answers with the cluster's own id, whoever asks."""
+        of_brokers = (await self._client.metadata(timeout_ms=TIMEOUT_MS)).cluster_id
+        if of_brokers != of_tier:
+            raise OptionError(
+                f"kafka.bootstrap.servers is the cluster {of_brokers}, and the tier that config names is of the "
+                f"cluster {of_tier}: name brokers or a proxy of {of_tier}, leave kafka.bootstrap.servers out to ask "
+                f"those of the file, or read {of_brokers} with tier=local or with a file of its own"
+            )
+
+    async def _local_bounds(self, partition: TopicIdPartition) -> LocalLogBounds:
+        try:
+            return await self._source.bounds(partition, TIMEOUT_MS)
+        except BrokerError as error:
+            if error.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                raise AccessDeniedError(f"not allowed to read the topic {partition.topic}") from error
+            raise
+
+    def _with_remote(self, partition: TopicIdPartition, local_start: int, end: int) -> LogBounds:
+        if self._tier is None:
+            return LogBounds(local_start, local_start, end)
+        metadata = self._tier.metadata
+        if self._options.tier is Tier.REMOTE:
+            # Where segments end; where none is left, or none is yet, the next one begins.
+            begin = metadata.log_start_offset(partition)
+            remote_end = metadata.remote_end_offset(partition)
+            begin = local_start if begin is None else begin
+            local_start = end = min(end, begin if remote_end is None else max(begin, remote_end + 1))
+        log_start = earliest_readable(metadata, partition, local_start)
+        return LogBounds(min(local_start if log_start is None else log_start, end), local_start, end)
+
+    async def offsets(
+        self, position: Position, bounds: Mapping[TopicIdPartition, LogBounds]
+    ) -> dict[TopicIdPartition, int]:
+        """What `position` means for each partition of `bounds`. Raises `OptionError`."""
+        wanted = self._each(position, bounds)
+        if position.is_time:
+            return await self._offsets_of_times(wanted, position, bounds)
+        return {
+            partition: {EARLIEST: bounds[partition].log_start, LATEST: bounds[partition].end}.get(offset, offset)
+            for partition, offset in wanted.items()
+        }
+
+    @staticmethod
+    def _each(position: Position, bounds: Mapping[TopicIdPartition, LogBounds]) -> dict[TopicIdPartition, int]:
+        if position.default is not None:
+            return dict.fromkeys(bounds, position.default)
+        assigned = {(one.topic, one.partition): one for one in bounds}
+        if assigned.keys() != position.each.keys():
+            raise OptionError(
+                "If starting or ending offsets are given by partition, you must specify all TopicPartitions. Use -1 "
+                f"for latest, -2 for earliest. Specified: {sorted(position.each)} Assigned: {sorted(assigned)}"
+            )
+        return {assigned[name]: number for name, number in position.each.items()}
+
+    async def _offsets_of_times(
+        self,
+        times_ms: Mapping[TopicIdPartition, int],
+        position: Position,
+        bounds: Mapping[TopicIdPartition, LogBounds],
+    ) -> dict[TopicIdPartition, int]:
+        found: dict[TopicIdPartition, int | None] = dict(await self._remote_times(times_ms, bounds))
+        rest = {partition: time_ms for partition, time_ms in times_ms.items() if partition not in found}
+        if self._options.tier is not Tier.REMOTE:
+            found |= await offsets_for_times(
+                self._client, rest, is_committed_only=self._options.is_committed_only, timeout_ms=TIMEOUT_MS
+            )
+        offsets: dict[TopicIdPartition, int] = {}
+        for partition, time_ms in times_ms.items():
+            offset = found.get(partition)
+            if offset is None:
+                if position.on_no_match == "error":
+                    raise OptionError(f"No offset matched from request of topic-partition {partition} and {time_ms}.")
+                offset = bounds[partition].end
+            offsets[partition] = max(bounds[partition].log_start, min(offset, bounds[partition].end))
+        return offsets
+
+    async def _remote_times(
+        self, times_ms: Mapping[TopicIdPartition, int], bounds: Mapping[TopicIdPartition, LogBounds]
+    ) -> dict[TopicIdPartition, int]:
+        tier = self._tier
+        if tier is None or not times_ms:
+            return {}
+        reader = RemoteLogReader(
+            tier.metadata,
+            tier.storage,
+            RemoteLogReaderSettings(),
+            decode_indexes=partial(decode_index, ciphers=tier.key_ring),
+        )
+        async with reader:
+            offsets = RemoteLogOffsetReader(tier.metadata, reader)
+
+            async def look_up(partition: TopicIdPartition) -> int | None:
+                found = await offsets.offset_for_timestamp(
+                    partition,
+                    times_ms[partition],
+                    bounds[partition].log_start,
+                    bounds[partition].end,
+                    deadline_ms=monotonic_ms() + TIMEOUT_MS,
+                    connection_id=0,
+                )
+                return None if found is None else found.offset
+
+            partitions = list(times_ms)
+            answers = await each_of(partitions, look_up, 8)
+        return {partition: offset for partition, offset in zip(partitions, answers, strict=True) if offset is not None}
+
+    def ranges(
+        self, partition: TopicIdPartition, bounds: LogBounds, first_offset: int, end_offset: int
+    ) -> list[ReadRange | Gap]:
+        """What to read for `[first_offset, end_offset]` (inclusive)."""
+        tier = self._tier
+
+        def answering(offset: int) -> Iterable[StoredSegment]:
+            return () if tier is None else tier.metadata.answering_segments(partition, offset)
+
+        view = LogView(partition, bounds.log_start, bounds.local_start, answering)
+        return list(cover(view, first_offset, end_offset))
+
+
+def report_data_loss(options: ReadOptions, what: str) -> None:
+    """`failOnDataLoss`. Raises `DataLossError`."""
+    if options.fail_on_data_loss:
+        raise DataLossError(
+            f"{what}. Some data may have been lost because they are not available any more; either the data was aged "
+            "out or the topic may have been deleted before all of it was read. If this is no reason to fail, set the "
+            "source option failOnDataLoss to false"
+        )
+    logger.warning("%s; failOnDataLoss is false", what)
+
+
+def client_config(options: ReadOptions) -> PipelineConfig:
+    """A file of the reader's own cluster and identity alone."""
+    return PipelineConfig.model_construct(upstream=options.kafka)
+
+
+@asynccontextmanager
+async def open_log(options: ReadOptions) -> AsyncIterator[TieredLog]:
+    """On the loop of this process's worker. Raises `RemoteTierError`, and what is raised within."""
+    is_direct = options.access is Access.DIRECT and options.tier is not Tier.LOCAL
+    async with AsyncExitStack() as stack:
+        client = await worker().client(client_config(options))
+        yield TieredLog(options, client, options.config if is_direct else None, stack)

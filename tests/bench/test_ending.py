@@ -1,0 +1,23 @@
+"""A bench that is terminated stops its servers: what its blocks clean up is cleaned up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+SCRIPT = """
+import os, signal
+from bench.ending import run
+def main():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+    finally:
+        print("stopped")
+run(main)
+"""
+
+
+def test_who_is_terminated_cleans_up_and_shows_no_traceback() -> None:
+    ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "stopped\n", "")

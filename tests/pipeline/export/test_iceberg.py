@@ -1,0 +1,238 @@
+"""What an Iceberg table knows of an export, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import Catalog, load_catalog
+
+from pipeline.decode.record_columns import KAFKA_COLUMNS
+from pipeline.export.iceberg import IcebergLedger, offsets_of, open_catalog
+from pipeline.export.ledger import TileResult
+from pipeline.export.parquet_writer import write_parquet
+from pipeline.export.plan import Tile
+from pipeline.export.target import ExportTarget, FolderTarget, TargetSettings, open_target
+from pipeline.export.typed_values import TypedValues
+from pipeline.job import JobError
+from pipeline.worker import worker
+from tests.servers.versitygw import VersityGateway
+
+TOPIC_ID = uuid.UUID("12345678-9abc-def0-1234-56789abcdef0")
+TABLE = "db.orders"
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    (tmp_path / "warehouse").mkdir()
+    warehouse = (tmp_path / "warehouse").as_uri()
+    return load_catalog("lake", type="sql", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=warehouse)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> ExportTarget:
+    return FolderTarget(tmp_path / "lake")
+
+
+def ledger(catalog: Catalog, target: ExportTarget, topic: str = "orders") -> IcebergLedger:
+    return IcebergLedger(catalog, TABLE, target, topic, KAFKA_COLUMNS.schema)
+
+
+def written(target: ExportTarget, tmp_path: Path, tile: Tile) -> TileResult:
+    rows = range(tile.first_offset, tile.end_offset + 1)
+    batch = pa.RecordBatch.from_pylist(
+        [{"value": b"v", "topic": "orders", "partition": tile.partition, "offset": offset} for offset in rows],
+        schema=KAFKA_COLUMNS.schema,
+    )
+    source = tmp_path / "tile"
+    records = write_parquet(source, [batch] if len(rows) else [], KAFKA_COLUMNS.schema, "layout")
+    assert target.create(tile.file_name(TOPIC_ID), source)
+    return TileResult(tile, records)
+
+
+def offsets(catalog: Catalog) -> list[int]:
+    found: list[int] = catalog.load_table(TABLE).scan().to_arrow()["offset"].to_pylist()
+    return sorted(found)
+
+
+def test_a_commit_is_as_far_as_no_tile_is_missing(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
+    one = ledger(catalog, target)
+    assert one.load(TOPIC_ID).next_offsets == {}
+    tiles = [Tile(0, 0, 4), Tile(1, 0, 2), Tile(0, 5, 9), Tile(0, 10, 14)]
+    results = [written(target, tmp_path, tile) for tile in tiles]
+    results[2] = TileResult(tiles[2], stopped_at=7)
+    assert one.commit(results) == [results[0], results[1]]
+    assert offsets(catalog) == [0, 0, 1, 1, 2, 2, 3, 4]
+    again = ledger(catalog, target).load(TOPIC_ID)
+    assert again.next_offsets == {0: 5, 1: 3}
+    assert sorted(again.written) == [Tile(0, 5, 9), Tile(0, 10, 14)]
+
+
+def test_offsets_go_on_where_a_tile_has_no_records(catalog: Catalog, target: ExportTarget) -> None:
+    one = ledger(catalog, target)
+    one.load(TOPIC_ID)
+    assert one.commit([TileResult(Tile(0, 0, 9))]) == [TileResult(Tile(0, 0, 9))]
+    assert ledger(catalog, target).load(TOPIC_ID).next_offsets == {0: 10}
+
+
+def test_of_two_that_begin_alike_one_commits(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
+    one, other = ledger(catalog, target), ledger(catalog, target)
+    one.load(TOPIC_ID)
+    other.load(TOPIC_ID)
+    assert other.commit([written(target, tmp_path, Tile(0, 0, 3))])
+    assert one.commit([written(target, tmp_path, Tile(0, 0, 9))]) is None
+    assert offsets(catalog) == [0, 1, 2, 3]
+
+
+class Overtaken(IcebergLedger):
+    """Another one commits after this one has read the offsets."""
+
+    overtaking: Any = None
+
+    def _append(self, *arguments: Any) -> None:
+        overtaking, self.overtaking = self.overtaking, None
+        if overtaking is not None:
+            overtaking()
+        super()._append(*arguments)
+
+
+def test_a_commit_that_is_overtaken_does_not_count(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
+    one = Overtaken(catalog, TABLE, target, "orders", KAFKA_COLUMNS.schema)
+    other = ledger(catalog, target)
+    one.load(TOPIC_ID)
+    other.load(TOPIC_ID)
+    one.overtaking = lambda: other.commit([written(target, tmp_path, Tile(0, 0, 3))])
+    assert one.commit([written(target, tmp_path, Tile(0, 0, 9))]) is None
+    assert offsets(catalog) == [0, 1, 2, 3]
+    assert one.load(TOPIC_ID).next_offsets == {0: 4}
+
+
+def test_what_others_commit_meanwhile_is_no_hindrance(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
+    one = Overtaken(catalog, TABLE, target, "orders", KAFKA_COLUMNS.schema)
+    payments = ledger(catalog, target, "payments")
+    one.load(TOPIC_ID)
+    payments.load(uuid.uuid4())
+    one.overtaking = lambda: payments.commit([TileResult(Tile(0, 0, 3))])
+    assert one.commit([written(target, tmp_path, Tile(0, 0, 9))])
+    assert offsets(catalog) == list(range(10))
+    known = offsets_of(catalog.load_table(TABLE))
+    assert {topic: each["next"] for topic, each in known.items()} == {"orders": {"0": 10}, "payments": {"0": 4}}
+
+
+def test_offsets_outlive_the_snapshots(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
+    one = ledger(catalog, target)
+    one.load(TOPIC_ID)
+    one.commit([written(target, tmp_path, Tile(0, 0, 9))])
+    table = catalog.load_table(TABLE)
+    exported = table.current_snapshot()
+    assert exported is not None
+    table.delete("offset = 3")
+    table.maintenance.expire_snapshots().by_id(exported.snapshot_id).commit()
+    assert ledger(catalog, target).load(TOPIC_ID).next_offsets == {0: 10}
+
+
+def test_a_table_that_was_rolled_back_is_filled_again(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
+    one = ledger(catalog, target)
+    one.load(TOPIC_ID)
+    table = catalog.load_table(TABLE)
+    table.append(pa.Table.from_pylist([{"offset": -1}], schema=KAFKA_COLUMNS.schema))
+    before = table.current_snapshot()
+    assert before is not None
+    one.commit([written(target, tmp_path, Tile(0, 0, 4))])
+    exported = catalog.load_table(TABLE).current_snapshot()
+    assert exported is not None
+    one.commit([written(target, tmp_path, Tile(0, 5, 9))])
+    for snapshot, next_offsets in ((exported, {0: 5}), (before, {})):
+        catalog.load_table(TABLE).manage_snapshots().rollback_to_snapshot(snapshot.snapshot_id).commit()
+        found = ledger(catalog, target).load(TOPIC_ID)
+        assert found.next_offsets == next_offsets
+    assert sorted(found.written) == [Tile(0, 0, 4), Tile(0, 5, 9)]
+
+
+def test_another_topic_of_the_name_is_refused(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
+    one = ledger(catalog, target)
+    one.load(TOPIC_ID)
+    one.commit([written(target, tmp_path, Tile(0, 0, 9))])
+    with pytest.raises(JobError, match=f"db.orders holds another topic orders, with the id {TOPIC_ID}"):
+        ledger(catalog, target).load(uuid.uuid4())
+
+
+def test_a_commit_that_fails_says_what_to_do(catalog: Catalog, target: ExportTarget) -> None:
+    one = ledger(catalog, target)
+    one.load(TOPIC_ID)
+    with pytest.raises(JobError, match=r"the commit to db.orders failed: .*run the export again"):
+        one.commit([TileResult(Tile(0, 0, 9), records=10)])
+    assert ledger(catalog, target).load(TOPIC_ID).next_offsets == {}
+
+
+def test_table_and_files_are_in_s3_and_reached_as_the_target_is(
+    s3: VersityGateway, topic_name: str, tmp_path: Path
+) -> None:
+    """A store that was left with the end of a body now and then refused Arrow's next request: hence several commits."""
+    worker().run(s3.create_bucket("lake"))
+    where = TargetSettings(f"s3://lake/{topic_name}", {k: v for k, v in s3.settings("lake").items() if k != "bucket"})
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"{where.url}/warehouse"}
+    one = ledger(open_catalog("lake", properties, where), open_target(where))
+    one.load(TOPIC_ID)
+    for first in range(0, 30, 10):
+        assert one.commit([written(open_target(where), tmp_path, Tile(0, first, first + 9))])
+    # A run that ends here has files without a commit; the next one takes them, and this one learns of it.
+    left = written(open_target(where), tmp_path, Tile(0, 30, 39))
+    catalog = open_catalog("lake", properties, where)
+    other = ledger(catalog, open_target(where))
+    assert other.load(TOPIC_ID).written == (left.tile,)
+    assert other.commit([left]) == [left]
+    assert one.commit([left]) is None
+    assert offsets(catalog) == list(range(40))
+    assert catalog.load_table(TABLE).metadata_location.startswith(f"{where.url}/warehouse/db/orders/metadata/")
+
+
+def test_a_store_that_is_not_there_is_said_in_a_line_that_names_what_to_change(tmp_path: Path) -> None:
+    where = TargetSettings("s3://lake/x", {"endpoint.url": "http://127.0.0.1:1", "region": "us-east-1"})
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": where.url}
+    one = ledger(open_catalog("lake", properties, where), FolderTarget(tmp_path / "lake"))
+    with pytest.raises(
+        JobError, match=r"the table db\.orders: .*connect to server: .*--catalog-property and --to-setting"
+    ):
+        one.load(TOPIC_ID)
+
+
+def test_typed_values_are_columns_of_the_table(catalog: Catalog, target: ExportTarget, tmp_path: Path) -> None:
+    logical = {"at": "timestamp-millis", "local": "local-timestamp-micros", "took": "time-micros"}
+    fields: list[dict[str, Any]] = [
+        {"name": name, "type": {"type": "long", "logicalType": kind}} for name, kind in logical.items()
+    ]
+    fields += [
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}},
+        {"name": "counts", "type": {"type": "map", "values": "int"}},
+        {"name": "lines", "type": {"type": "array", "items": ["null", "float"]}},
+        {"name": "day", "type": ["null", {"type": "int", "logicalType": "date"}]},
+    ]
+    values = TypedValues("avro", json.dumps({"type": "record", "name": "Order", "fields": fields}))
+    order = b"\x02\x04\x06" + b"\x04\x04\xe2" + b"\x02\x02a\x0e\x00" + b"\x02\x02\x00\x00\x80\x3f\x00" + b"\x00"
+    plain = pa.RecordBatch.from_pylist(
+        [{"value": value, "partition": 0, "offset": offset} for offset, value in enumerate([order, b"\xff"])],
+        schema=KAFKA_COLUMNS.schema,
+    )
+    typed, dead_letters = values.typed(plain)
+    assert dead_letters == 1
+    write_parquet(tmp_path / "tile", [typed], typed.schema, "layout")
+    tile = Tile(0, 0, 1)
+    target.create(tile.file_name(TOPIC_ID), tmp_path / "tile")
+    one = IcebergLedger(catalog, TABLE, target, "orders", values.schema(KAFKA_COLUMNS.schema))
+    one.load(TOPIC_ID)
+    assert one.commit([TileResult(tile, 2)])
+    rows = catalog.load_table(TABLE).scan().to_arrow().to_pylist()
+    assert [row["value"] for row in rows] == typed.column("value").to_pylist()
+    assert rows[0]["value"]["price"] == Decimal("12.50")
+    assert [row["dead_letter"] for row in rows] == typed.column("dead_letter").to_pylist()
+
+
+def test_a_catalog_that_cannot_be_had_is_said_in_a_line(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="the catalog nowhere: "):
+        open_catalog("nowhere", {"type": "strange"}, TargetSettings("file:///x"))

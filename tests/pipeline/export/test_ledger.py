@@ -1,0 +1,172 @@
+"""What an export to plain files has promised: one plan after the other, each by one exporter."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+
+import pytest
+
+from pipeline.export.ledger import ParquetLedger, TileResult, create_bytes
+from pipeline.export.plan import Exported, Tile, tile_of_name
+from pipeline.export.target import ExportTarget, FolderTarget
+from pipeline.job import JobError
+
+TOPIC_ID = uuid.UUID("12345678-9abc-def0-1234-56789abcdef0")
+FIRST, SECOND, THIRD = Tile(0, 0, 9), Tile(0, 10, 19), Tile(0, 20, 29)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> ExportTarget:
+    return FolderTarget(tmp_path)
+
+
+def ledger(target: ExportTarget, layout: str = "plain") -> ParquetLedger:
+    return ParquetLedger(target, "orders", layout)
+
+
+def written(target: ExportTarget, tile: Tile) -> None:
+    assert create_bytes(target, tile.file_name(TOPIC_ID), b"file")
+
+
+def staged(target: ExportTarget, tmp_path: Path, tile: Tile) -> TileResult:
+    source = tmp_path / "source"
+    source.write_bytes(b"file")
+    return TileResult(tile, 1, staged=target.stage(tile.file_name(TOPIC_ID), source))
+
+
+def files(target: ExportTarget) -> list[Tile | None]:
+    return [tile_of_name(name) for name in target.names(f"{TOPIC_ID}/")]
+
+
+def test_what_was_promised_and_is_not_there_is_pending(target: ExportTarget) -> None:
+    one = ledger(target)
+    assert one.load(TOPIC_ID) == Exported()
+    assert one.reserve([FIRST, SECOND], [])
+    written(target, SECOND)
+    assert ledger(target).load(TOPIC_ID) == Exported({0: 20}, pending=(FIRST,))
+
+    # A promise that is kept by and by needs no other plan.
+    other = ledger(target)
+    other.load(TOPIC_ID)
+    assert other.reserve([FIRST], [])
+    assert other.reserve([THIRD], [FIRST])
+    assert ledger(target).load(TOPIC_ID) == Exported({0: 30}, pending=(FIRST, THIRD))
+    assert len(target.names("_tidegate_export/orders/")) == 2
+
+
+def test_of_two_that_want_the_next_plan_one_gets_it(target: ExportTarget) -> None:
+    one, other = ledger(target), ledger(target)
+    one.load(TOPIC_ID)
+    other.load(TOPIC_ID)
+    assert other.reserve([Tile(0, 0, 4)], [])
+    assert not one.reserve([FIRST], [])
+    assert one.load(TOPIC_ID) == Exported({0: 5}, pending=(Tile(0, 0, 4),))
+
+
+def test_a_promise_that_is_cut_is_promised_in_its_parts(target: ExportTarget) -> None:
+    one = ledger(target)
+    one.load(TOPIC_ID)
+    one.reserve([FIRST], [])
+    assert one.commit([TileResult(FIRST, stopped_at=4)]) == []
+    assert one.reserve([Tile(0, 0, 3)], [Tile(0, 4, 9)])
+    written(target, Tile(0, 0, 3))
+    assert ledger(target).load(TOPIC_ID) == Exported({0: 10}, pending=(Tile(0, 4, 9),))
+
+
+def test_nothing_beyond_a_hole_is_published(target: ExportTarget, tmp_path: Path) -> None:
+    one, beside = ledger(target), Tile(1, 0, 9)
+    one.load(TOPIC_ID)
+    one.reserve([FIRST, SECOND, THIRD, beside], [])
+    results = [staged(target, tmp_path, tile) for tile in (beside, THIRD, FIRST)]
+    results.append(TileResult(SECOND, stopped_at=14))
+    assert [result.tile for result in one.commit(results)] == [FIRST, beside]
+    assert files(target) == [FIRST, beside]
+    assert target.staged(f"{TOPIC_ID}/") == []
+    assert ledger(target).load(TOPIC_ID).pending == (SECOND, THIRD)
+
+
+def test_what_another_one_cut_is_not_published_whole(target: ExportTarget, tmp_path: Path) -> None:
+    slow, other = ledger(target), ledger(target)
+    slow.load(TOPIC_ID)
+    slow.reserve([FIRST, SECOND, THIRD], [])
+    results = [staged(target, tmp_path, tile) for tile in (FIRST, SECOND, THIRD)]
+    other.load(TOPIC_ID)
+    assert other.reserve([FIRST, Tile(0, 10, 13)], [Tile(0, 14, 19), THIRD])
+    assert [result.tile for result in slow.commit(results)] == [FIRST]
+    assert [result.tile for result in other.commit([staged(target, tmp_path, Tile(0, 10, 13))])] == [Tile(0, 10, 13)]
+    assert files(target) == [FIRST, Tile(0, 10, 13)]
+
+
+def test_what_another_one_has_published_whole_is_not_published_in_parts(target: ExportTarget, tmp_path: Path) -> None:
+    one, other = ledger(target), ledger(target)
+    one.load(TOPIC_ID)
+    one.reserve([FIRST, SECOND], [])
+    other.load(TOPIC_ID)
+    whole = staged(target, tmp_path, FIRST)
+    part = staged(target, tmp_path, Tile(0, 0, 3))
+    assert whole.staged is not None
+    assert target.publish(whole.staged)
+    assert other.reserve([Tile(0, 0, 3)], [Tile(0, 4, 9), SECOND])
+    assert other.commit([part]) == []
+    assert files(target) == [FIRST]
+    assert ledger(target).load(TOPIC_ID).pending == (SECOND,)
+
+
+def test_what_is_cut_cannot_be_published_whole_by_one_that_looked_at_the_plan_before(
+    target: ExportTarget, tmp_path: Path
+) -> None:
+    slow, other = ledger(target), ledger(target)
+    slow.load(TOPIC_ID)
+    slow.reserve([FIRST, SECOND], [])
+    whole, kept = (staged(target, tmp_path, tile).staged for tile in (FIRST, SECOND))
+    assert whole is not None
+    assert kept is not None
+    other.load(TOPIC_ID)
+    assert other.reserve([Tile(0, 0, 3)], [Tile(0, 4, 9), SECOND])
+    assert len(other.commit([staged(target, tmp_path, Tile(0, 0, 3))])) == 1
+    assert not target.publish(whole)
+    assert files(target) == [Tile(0, 0, 3)]
+    assert target.publish(kept)
+
+
+def test_of_two_that_keep_one_promise_both_go_on(target: ExportTarget, tmp_path: Path) -> None:
+    one, other = ledger(target), ledger(target)
+    one.load(TOPIC_ID)
+    one.reserve([FIRST, SECOND], [])
+    other.load(TOPIC_ID)
+    first = staged(target, tmp_path, FIRST)
+    assert len(other.commit([staged(target, tmp_path, FIRST)])) == 1
+    assert [result.tile for result in one.commit([first, staged(target, tmp_path, SECOND)])] == [FIRST, SECOND]
+    assert files(target) == [FIRST, SECOND]
+    assert target.staged(f"{TOPIC_ID}/") == []
+
+
+def test_what_a_dead_run_has_staged_goes_when_it_is_of_no_use(target: ExportTarget, tmp_path: Path) -> None:
+    one = ledger(target)
+    one.load(TOPIC_ID)
+    one.reserve([FIRST, SECOND], [])
+    left = [staged(target, tmp_path, tile) for tile in (FIRST, SECOND, THIRD)]
+    written(target, FIRST)
+    assert ledger(target).load(TOPIC_ID).pending == (SECOND,)
+    assert target.staged(f"{TOPIC_ID}/") == [left[1].staged]
+    assert left[1].staged is not None
+    target.discard(left[1].staged)
+    with pytest.raises(JobError, match=r"what was staged of .* is gone: run the export again"):
+        one.commit([left[1]])
+
+
+def test_another_topic_other_columns_and_files_without_a_plan_are_refused(target: ExportTarget, tmp_path: Path) -> None:
+    one = ledger(target)
+    one.load(TOPIC_ID)
+    one.reserve([FIRST], [])
+    [name] = target.names("_tidegate_export/")
+    assert json.loads((tmp_path / name).read_text())["topicId"] == str(TOPIC_ID)
+    with pytest.raises(JobError, match=f"another topic orders, with the id {TOPIC_ID}"):
+        ledger(target).load(uuid.uuid4())
+    with pytest.raises(JobError, match="was begun with other columns"):
+        ledger(target, "typed").load(TOPIC_ID)
+    written(target, FIRST)
+    with pytest.raises(JobError, match="has files of payments, but no plan"):
+        ParquetLedger(target, "payments", "plain").load(TOPIC_ID)

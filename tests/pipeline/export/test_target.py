@@ -1,0 +1,113 @@
+"""Where an export goes: files appear whole, once, and under the name that they are given."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import parse_pipeline_config
+from pipeline.export.target import TargetError, TargetSettings, open_target, target_settings
+from pipeline.worker import worker
+from tests.servers.hdfs import HdfsCluster
+from tests.servers.versitygw import VersityGateway
+
+MINIMAL = '[upstream]\nbootstrap.servers = "localhost:9092"\n'
+BUCKET = "lake"
+
+Place = Callable[[], TargetSettings]
+
+
+@pytest.fixture
+def in_folder(tmp_path: Path) -> TargetSettings:
+    return target_settings(str(tmp_path / "lake"), parse_pipeline_config(MINIMAL), {})
+
+
+@pytest.fixture
+def in_s3(s3: VersityGateway, topic_name: str) -> TargetSettings:
+    """As the store of the tier is reached."""
+    worker().run(s3.create_bucket(BUCKET))
+    settings = {"implementation": "s3", **s3.settings(BUCKET), "part.size": str(5 << 20)}
+    lines = [MINIMAL, "[storage]", *(f'{key} = "{value}"' for key, value in settings.items())]
+    return target_settings(f"s3a://{BUCKET}/{topic_name}", parse_pipeline_config("\n".join(lines)), {})
+
+
+@pytest.fixture
+def in_hdfs(hdfs: HdfsCluster, topic_name: str) -> TargetSettings:
+    return target_settings(f"{hdfs.url}/{topic_name}", parse_pipeline_config(MINIMAL), {"timeout.ms": "20000"})
+
+
+@pytest.mark.parametrize("place", ["in_folder", "in_s3", "in_hdfs"])
+def test_a_file_appears_whole_and_is_never_replaced(place: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    settings: TargetSettings = request.getfixturevalue(place)
+    target = open_target(settings)
+    assert target.names("a/") == []
+    with pytest.raises(FileNotFoundError):
+        target.read("a/0/1-2.parquet")
+    small, large = tmp_path / "small", tmp_path / "large"
+    small.write_bytes(b"small")
+    large.write_bytes(bytes(range(256)) * (6 << 12))
+    assert target.create("a/0/1-2.parquet", small)
+    assert not target.create("a/0/1-2.parquet", large)
+    assert target.read("a/0/1-2.parquet") == b"small"
+    assert target.create("a/1/1-2.parquet", large)
+    assert not target.create("a/1/1-2.parquet", small)
+    assert target.read("a/1/1-2.parquet") == large.read_bytes()
+    assert target.create("b/0/1-2.parquet", small)
+    assert target.names("a/") == ["a/0/1-2.parquet", "a/1/1-2.parquet"]
+    assert target.uri("a/0/1-2.parquet") == f"{settings.url.rstrip('/')}/a/0/1-2.parquet"
+
+    # Of two at once one writes.
+    created: list[bool] = []
+    both = [threading.Thread(target=lambda: created.append(target.create("c/0/1-2.parquet", large))) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    assert sorted(created) == [False, True]
+    assert target.names("c/") == ["c/0/1-2.parquet"]
+
+
+@pytest.mark.parametrize("place", ["in_folder", "in_s3", "in_hdfs"])
+def test_what_is_staged_cannot_be_seen_and_is_published_once(
+    place: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    target = open_target(request.getfixturevalue(place))
+    one, other, third = tmp_path / "one", tmp_path / "other", tmp_path / "third"
+    one.write_bytes(b"one")
+    other.write_bytes(b"other")
+    third.write_bytes(bytes(range(256)) * (6 << 12))
+    assert target.staged("a/") == []
+    staged = [target.stage("a/0/1-2.parquet", one), target.stage("a/0/1-2.parquet", other)]
+    large = target.stage("a/1/3-4.parquet", third)
+    elsewhere = target.stage("b/0/1-2.parquet", one)
+    assert target.names("a/") == []
+    found = target.staged("a/")
+    assert {(each.name, each.id) for each in found} == {(each.name, each.id) for each in (*staged, large)}
+    assert target.publish(staged[1])
+    assert not target.publish(staged[0])
+    assert target.read("a/0/1-2.parquet") == b"other"
+    assert target.publish(large)
+    assert target.read("a/1/3-4.parquet") == third.read_bytes()
+    assert target.staged("a/") == []
+    [left] = target.staged("b/")
+    target.discard(left)
+    target.discard(elsewhere)
+    assert not target.publish(elsewhere)
+    assert target.staged("b/") == []
+    assert target.names("b/") == []
+
+
+def test_a_target_is_named_by_its_url() -> None:
+    config = parse_pipeline_config(MINIMAL)
+    assert target_settings("/lake/orders", config, {}).url == "file:///lake/orders"
+    with pytest.raises(TargetError, match="a folder has no settings: region"):
+        target_settings("/lake", config, {"region": "x"})
+    with pytest.raises(TargetError, match=r"expected a folder, s3://"):
+        target_settings("gs://bucket/x", config, {})
+    with pytest.raises(TargetError, match="unknown setting of s3: bucket"):
+        target_settings("s3://bucket/x", config, {"bucket": "x"})
+    secret = target_settings("s3://bucket/x", config, {"secret.access.key": "hush"})
+    assert "hush" not in repr(secret)

@@ -1,0 +1,113 @@
+"""The driver's half: what one partition's broker does not answer ends that partition, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.offload.driver import OffloadDriver, OffloadOptions
+from tests.fakes.record_batches import batch_of
+from tests.pipeline.offload.test_commit import CONFIG
+from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench, workbench
+from tiers.broker.client import Leader
+from tiers.errors import BrokerError, RetriableRemoteStorageError
+from tiers.log.log_source import LogRead
+from tiers.manager.partition_manifest import PartitionManifestTask
+from tiers.model.ids import TopicIdPartition
+
+SILENT = replace(PARTITION, partition=1)
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Workbench]:
+    async with workbench(tmp_path) as bench:
+        bench.log.append(*(batch_of(10 * number, 10) for number in range(30)))
+        yield bench
+
+
+class Client:
+    """Tells leaders until it is told not to; says nothing of disks."""
+
+    is_silent = False
+
+    async def leader_of(self, partition: TopicIdPartition, timeout_ms: int) -> Leader:
+        if self.is_silent and partition == SILENT:
+            raise BrokerError("no leader", retriable=True)
+        return Leader(1, 0)
+
+    async def request(self, *args: object, **options: object) -> object:
+        raise BrokerError("CLUSTER_AUTHORIZATION_FAILED")
+
+
+def driver_of(bench: Workbench, client: Client, options: OffloadOptions) -> OffloadDriver:
+    cluster = SimpleNamespace(cluster_id="cluster")
+    tier: Any = SimpleNamespace(client=client, metadata=bench.metadata, cluster=cluster)
+    policies = [replace(POLICY, partition_count=2)]
+    return OffloadDriver(tier, CONFIG, options, policies, 1, bench.services, sleep=no_time)
+
+
+async def no_time(seconds: float) -> None: ...
+
+
+async def test_a_partition_whose_leader_is_not_known_for_a_moment_is_copied_all_the_same(bench: Workbench) -> None:
+    client = Client()
+    client.is_silent = True
+    driver = driver_of(bench, client, OffloadOptions(max_age_ms=0))
+    await driver.survey()
+    assert [task.partition for task in await driver.next_wave()] == [PARTITION, SILENT]
+    assert driver.report(1.0).troubles == []
+
+
+async def test_a_partition_that_loses_its_leader_is_not_announced_where_reads_are_limited(bench: Workbench) -> None:
+    client = Client()
+    driver = driver_of(bench, client, OffloadOptions(max_bytes_per_second_per_broker=1000))
+    await driver.survey()
+    client.is_silent = True
+    [task] = await driver.next_wave()
+    assert (task.partition, task.bytes_per_second) == (PARTITION, 1000)
+    assert bench.metadata.copy_plans(SILENT) == []
+    assert [(one.partition, one.error) for one in driver.report(1.0).troubles] == [(1, "no leader")]
+
+
+@pytest.mark.parametrize("failures", [2, 3])
+async def test_a_store_that_does_not_answer_before_a_wave_is_asked_again_as_often_as_after_one(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    driver = driver_of(bench, Client(), OffloadOptions(max_age_ms=0))
+    await driver.survey()
+    asked = 0
+
+    async def silent_at_first(manifest: PartitionManifestTask) -> None:
+        nonlocal asked
+        asked += 1
+        if asked <= 2 * failures:
+            raise RetriableRemoteStorageError("no answer in 30 s")
+
+    monkeypatch.setattr(PartitionManifestTask, "check", silent_at_first)
+    tasks = await driver.next_wave()
+    assert len(tasks) == (2 if failures < 3 else 0)
+    assert [one.is_over for one in driver.partitions] == [not tasks] * 2
+    assert [one.error for one in driver.report(1.0).troubles] == ["no answer in 30 s"] * 2
+
+
+async def test_a_dry_run_says_what_it_cannot_look_at_and_goes_on(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    driver = driver_of(bench, Client(), OffloadOptions())
+    await driver.survey()
+    read = bench.log.read
+
+    async def silent(partition: TopicIdPartition, offset: int, max_bytes: int, timeout_ms: int) -> LogRead:
+        if partition == SILENT:
+            raise BrokerError("timed out", retriable=True)
+        return await read(partition, offset, max_bytes, timeout_ms)
+
+    monkeypatch.setattr(bench.log, "read", silent)
+    planned = [await driver.planned(one) for one in driver.partitions]
+    assert [one.segments > 0 for one in planned] == [True, False]
+    assert capsys.readouterr().err == f"offload: {SILENT}: timed out\n"

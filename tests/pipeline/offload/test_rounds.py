@@ -1,0 +1,96 @@
+"""An offload that goes on for good: its rounds, its pauses, and what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import pytest
+
+from pipeline.job import JobError
+from pipeline.offload.driver import OffloadReport, PartitionReport
+from pipeline.offload.rounds import offload_rounds, pause_s
+from tiers.errors import BrokerError
+from tiers.open_tier import RemoteTierError
+
+REPORT = OffloadReport((), 1, 1.0, 1.0)
+
+
+@dataclass
+class Service:
+    """What each round does, one after the other; then somebody interrupts the pause."""
+
+    rounds: list[Callable[[], OffloadReport]]
+    has_work: list[bool] = field(default_factory=list)
+    shown: int = 0
+    pauses_s: list[float] = field(default_factory=list)
+
+    def run(self) -> OffloadReport:
+        return self.rounds.pop(0)()
+
+    def wait(self, seconds: float) -> None:
+        self.pauses_s.append(seconds)
+        if not self.rounds and not self.has_work:
+            raise KeyboardInterrupt
+
+    def show(self, report: OffloadReport) -> None:
+        self.shown += 1
+
+    def serve(self) -> None:
+        work = self.has_work
+        offload_rounds(lambda: work.pop(0) if work else True, self.run, self.show, 60, self.wait)
+
+
+def fails(error: Exception) -> Callable[[], OffloadReport]:
+    def run() -> OffloadReport:
+        raise error
+
+    return run
+
+
+def test_a_round_follows_the_other_until_it_is_interrupted() -> None:
+    service = Service([lambda: REPORT] * 3)
+    with pytest.raises(KeyboardInterrupt):
+        service.serve()
+    assert (service.shown, service.pauses_s) == (3, [60, 60, 60])
+
+
+def test_failing_rounds_end_nothing_and_come_ever_more_rarely(capsys: pytest.CaptureFixture[str]) -> None:
+    trouble = [JobError("no executor"), RemoteTierError("no broker\nanswers"), BrokerError("no leader")]
+    service = Service([*map(fails, trouble), lambda: REPORT, fails(trouble[0])])
+    with pytest.raises(KeyboardInterrupt):
+        service.serve()
+    assert service.pauses_s == [120, 240, 480, 60, 120]
+    assert service.shown == 1
+    assert capsys.readouterr().err.splitlines()[1] == "offload: no broker answers; again in 240 s"
+
+
+def test_a_round_that_copies_nothing_for_all_its_troubles_has_failed() -> None:
+    stuck = PartitionReport("orders", 0, 0, 0, 0, 0, 100, 0, 0, "503")
+    moving = replace(stuck, segments=1, log_bytes=10)
+    service = Service([partial(replace, REPORT, partitions=(one,)) for one in (stuck, stuck, moving, stuck)])
+    with pytest.raises(KeyboardInterrupt):
+        service.serve()
+    assert service.shown == 4
+    assert service.pauses_s == [120, 240, 60, 120]
+
+
+def test_what_does_not_pass_ends_it() -> None:
+    service = Service([fails(ZeroDivisionError("of our own making"))])
+    with pytest.raises(ZeroDivisionError):
+        service.serve()
+    assert service.pauses_s == []
+
+
+def test_without_work_nothing_is_owned() -> None:
+    service = Service([lambda: REPORT], [False, False, True])
+    with pytest.raises(KeyboardInterrupt):
+        service.serve()
+    assert (service.shown, service.pauses_s) == (1, [60, 60, 60])
+
+
+@pytest.mark.parametrize(("interval_s", "longest_s"), [(1, 900), (60, 900), (3600, 3600)])
+def test_pauses_have_a_limit(interval_s: float, longest_s: float) -> None:
+    assert pause_s(interval_s, 0) == interval_s
+    assert pause_s(interval_s, 10_000) == longest_s

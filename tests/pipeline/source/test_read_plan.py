@@ -1,0 +1,182 @@
+"""Ranges together are what was asked for, whatever lies where; packing and splitting lose and repeat nothing."""
+
+from __future__ import annotations
+
+import pickle
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from uuid import UUID
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.source.read_plan import (
+    Gap,
+    LocalRange,
+    LogView,
+    ReadRange,
+    RemoteRange,
+    count_of,
+    cover,
+    split,
+    tasks_of,
+)
+from pipeline.source.read_task import ReadTask
+from tests.fakes.segments import PARTITION
+from tests.fakes.stored_segments import remote_range, stored
+from tiers.metadata.stored_segment import StoredSegment
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+
+Segments = list[RemoteLogSegmentMetadata]
+
+
+def segments_at(*spans: tuple[int, int], size_bytes: int = 1000) -> Segments:
+    return [
+        RemoteLogSegmentMetadata(
+            RemoteLogSegmentId(PARTITION, UUID(int=first)),
+            first,
+            last,
+            broker_id=1,
+            max_timestamp_ms=0,
+            event_timestamp_ms=0,
+            segment_leader_epochs=(LeaderEpochEntry(0, first),),
+            segment_size_bytes=size_bytes,
+            state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED,
+        )
+        for first, last in spans
+    ]
+
+
+def answering(segments: Segments) -> Callable[[int], Iterator[StoredSegment]]:
+    return lambda offset: map(stored, segments[bisect_left(segments, offset, key=_valid_end) :])
+
+
+def _valid_end(segment: RemoteLogSegmentMetadata) -> int:
+    return segment.valid_end_offset
+
+
+def covered(segments: Segments, log_start: int, local_start: int, first: int, end: int) -> list[tuple[str, int, int]]:
+    view = LogView(PARTITION, log_start, local_start, answering(segments))
+    return [(type(one).__name__, one.first_offset, one.end_offset) for one in cover(view, first, end)]
+
+
+def test_the_remote_tier_is_read_up_to_its_end_and_the_broker_from_there() -> None:
+    tier = segments_at((0, 99), (100, 199))
+    assert covered(tier, 0, 50, 0, 299) == [
+        ("RemoteRange", 0, 99),
+        ("RemoteRange", 100, 199),
+        ("LocalRange", 200, 299),
+    ]
+    assert covered(tier, 0, 50, 150, 160) == [("RemoteRange", 150, 160)]
+    assert covered(tier, 0, 50, 250, 260) == [("LocalRange", 250, 260)]
+    assert covered([], 7, 7, 7, 9) == [("LocalRange", 7, 9)]
+    assert covered(tier, 0, 50, 10, 9) == []
+
+
+def test_what_is_nowhere_is_a_gap() -> None:
+    tier = segments_at((100, 199), (300, 399))
+    assert covered(tier, 100, 250, 0, 450) == [
+        ("Gap", 0, 99),
+        ("RemoteRange", 100, 199),
+        ("Gap", 200, 249),
+        ("LocalRange", 250, 299),
+        ("RemoteRange", 300, 399),
+        ("LocalRange", 400, 450),
+    ]
+    assert covered(tier, 100, 500, 0, 50) == [("Gap", 0, 50)]
+    assert covered(tier, 100, 500, 390, 450) == [("RemoteRange", 390, 399), ("Gap", 400, 450)]
+
+
+def test_a_segment_that_was_cut_is_read_up_to_the_cut() -> None:
+    [tier] = segments_at((0, 99))
+    assert covered([replace(tier, clamped_to=49)], 0, 50, 0, 99) == [("RemoteRange", 0, 49), ("LocalRange", 50, 99)]
+
+
+spans = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), max_size=8)
+
+
+@given(spans, st.integers(0, 60), st.integers(0, 300), st.integers(0, 100), st.integers(0, 300))
+def test_every_offset_is_in_exactly_one_piece(
+    shapes: list[tuple[int, int]], log_start: int, local_start: int, first: int, count: int
+) -> None:
+    segments: Segments = []
+    position = 0
+    for gap, length in shapes:
+        position += gap
+        segments += segments_at((position, position + length - 1))
+        position += length
+    view = LogView(PARTITION, log_start, local_start, answering(segments))
+    pieces = list(cover(view, first, first + count - 1))
+    offsets = [offset for one in pieces for offset in range(one.first_offset, one.end_offset + 1)]
+    assert offsets == list(range(first, first + count))
+    for one in pieces:
+        if isinstance(one, RemoteRange):
+            assert one.segment.start_offset <= one.first_offset
+            assert one.end_offset <= one.segment.valid_end_offset
+        elif isinstance(one, LocalRange):
+            assert one.first_offset >= local_start
+        if not isinstance(one, Gap):
+            assert one.first_offset >= log_start
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 500), st.integers(0, 10_000)), min_size=1, max_size=10),
+    st.integers(1, 5_000),
+    st.none() | st.integers(1, 30),
+    st.none() | st.integers(1, 50),
+)
+def test_tasks_are_the_ranges_cut_and_packed(
+    shapes: list[tuple[int, int]], split_bytes: int, min_partitions: int | None, max_records: int | None
+) -> None:
+    ranges: list[ReadRange] = []
+    position = 0
+    for count, size_bytes in shapes:
+        [segment] = segments_at((position, position + count - 1), size_bytes=size_bytes)
+        ranges.append(remote_range(segment, position, position + count - 1))
+        position += count
+    tasks = tasks_of(ranges, split_bytes, min_partitions, max_records)
+    pieces = [piece for task in tasks for piece in task]
+    assert [offset for one in pieces for offset in range(one.first_offset, one.end_offset + 1)] == list(range(position))
+    assert all(tasks)
+    if max_records is not None:
+        assert all(sum(map(count_of, task)) <= max_records for task in tasks)
+    if min_partitions is not None:
+        assert len(tasks) >= min(min_partitions, position)
+    for task in tasks:
+        assert len(task) == 1 or sum(one.size_bytes for one in task) <= split_bytes
+
+
+def test_large_segments_are_cut_and_small_ones_packed() -> None:
+    [large] = segments_at((0, 999), size_bytes=1000)
+    pieces = list(split(remote_range(large, 0, 999), 250))
+    assert [(one.first_offset, one.end_offset) for one in pieces] == [(0, 249), (250, 499), (500, 749), (750, 999)]
+    small = [LocalRange(PARTITION, first, first + 9, record_bytes=10) for first in range(0, 100, 10)]
+    assert [len(task) for task in tasks_of(small, 350)] == [3, 3, 3, 1]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1)), min_size=1, max_size=4))
+def test_a_range_travels_whole(epochs: list[tuple[int, int]]) -> None:
+    [segment] = segments_at((10, 99))
+    for one in (
+        replace(segment, segment_leader_epochs=tuple(LeaderEpochEntry(*each) for each in epochs), custom_metadata=b"x"),
+        replace(segment, clamped_to=40, txn_index_empty=True),
+    ):
+        planned = remote_range(one, 20, 30)
+        assert planned.segment == one
+        task = ReadTask("cluster", (planned, LocalRange(PARTITION, 31, 40, 7.5), planned))
+        travelled = pickle.loads(pickle.dumps(task))
+        assert (travelled.cluster_id, travelled.ranges) == (task.cluster_id, task.ranges)
+        assert travelled.ranges[0].segment == one
+        assert [each.partition.topic for each in travelled.ranges] == [PARTITION.topic] * 3
+        assert planned.max_timestamp_ms == one.max_timestamp_ms
+
+
+def test_no_plan_has_more_tasks_than_spark_can_run() -> None:
+    [segment] = segments_at((0, 9_999), size_bytes=10_000)
+    ranges = [remote_range(segment, first, first + 9) for first in range(0, 10_000, 10)]
+    assert len(tasks_of(ranges, 20)) == 500
+    assert len(tasks_of(ranges, 20, max_tasks=100)) == 100
+    assert len(tasks_of(ranges, 1000, max_tasks=100)) == 10

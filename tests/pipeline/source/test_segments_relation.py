@@ -1,0 +1,50 @@
+"""A row for every segment, whatever its records' producers took for a time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from pipeline.config import parse_pipeline_config
+from pipeline.source import segments_relation
+from pipeline.source.options import OptionError
+from pipeline.source.segments_relation import SegmentsDataSource, SegmentsReader
+from tests.fakes.record_batches import batch_of
+from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.model.ids import TopicIdPartition
+
+
+async def test_times_that_no_python_has_end_no_query(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = RemoteTier(tmp_path)
+    orders = TopicIdPartition(TOPIC_ID, 0, "orders")
+    in_microseconds = 1_700_000_000_000_000
+    for first, time_ms in enumerate([1_700_000_000_123, in_microseconds, 2**63 - 1]):
+        await tier.add(orders, [batch_of(first, 1, timestamp=time_ms)], first)
+
+    @asynccontextmanager
+    async def opened(config: object) -> AsyncIterator[SimpleNamespace]:
+        yield SimpleNamespace(metadata=tier.rlmm, cluster=SimpleNamespace(topics_by_id={}))
+
+    monkeypatch.setattr(segments_relation, "open_tier", opened)
+    config = parse_pipeline_config('[upstream]\nbootstrap.servers = "localhost:1"\n')
+    rows = SegmentsReader(config, None).read(InputPartition(None))
+    last = datetime(9999, 12, 30, tzinfo=UTC)
+    assert [row[9] for row in rows] == [datetime(2023, 11, 14, 22, 13, 20, 123_000, UTC), last, last]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"subscribePattern": "["}, "is no pattern"), ({"subscribe": "a", "subscribePattern": "b"}, "Only one of these")],
+)
+def test_topics_are_chosen_as_for_records(tmp_path: Path, options: dict[str, str], message: str) -> None:
+    file = tmp_path / "tidegate.toml"
+    file.write_text('[upstream]\nbootstrap.servers = "localhost:1"\n')
+    with pytest.raises(OptionError, match=message):
+        SegmentsDataSource({"config": str(file), **options}).reader(StructType())

@@ -1,0 +1,154 @@
+"""Where a log begins and ends for a reader, by what its leader and the metadata say."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from kafka.protocol.consumer import ListOffsetsRequest
+
+from pipeline.config import PipelineConfig, parse_pipeline_config
+from pipeline.source import broker_offsets, tiered_log
+from pipeline.source.broker_offsets import offsets_for_times
+from pipeline.source.options import LATEST, OptionError, parse_options
+from pipeline.source.tiered_log import LogBounds, TieredLog
+from protocol.api_keys import ApiKey
+from protocol.errors import ErrorCode
+from tests.fakes.broker import list_offsets
+from tests.fakes.broker.cluster import LocalLog
+from tests.fakes.broker.scripted_broker import ScriptedBroker
+from tests.fakes.record_batches import batch_of
+from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.broker.client import BrokerClient
+from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
+from tiers.errors import BrokerError
+from tiers.model.ids import TopicIdPartition
+
+ORDERS = TopicIdPartition(TOPIC_ID, 0, "orders")
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[ScriptedBroker]:
+    """Leads `orders`: offsets 30 to 99."""
+    async with ScriptedBroker() as broker:
+        log = LocalLog([batch_of(base, 10) for base in range(30, 100, 10)], log_start_offset=30)
+        broker.logs["orders", 0] = log
+        broker.topics = [TopicMetadata("orders", TOPIC_ID, {0: PartitionMetadata(0, 1, log.leader_epoch, (1,), (1,))})]
+        yield broker
+
+
+async def bounds_of(broker: ScriptedBroker, options: dict[str, str], tier: PipelineConfig | None = None) -> LogBounds:
+    given = {"kafka.bootstrap.servers": f"127.0.0.1:{broker.port}", "subscribe": "orders", **options}
+    client = BrokerClient(broker.addresses, client_id="reader")
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(client.close)
+        log = TieredLog(parse_options(given, is_streaming=True), client, tier, stack)
+        return (await log.bounds(await log.partitions()))[ORDERS]
+
+
+def file_of_tier(tier: RemoteTier, cluster_id: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Names a tier of that cluster, which is opened as `tier`; its segments have another cluster's name."""
+
+    async def refresh() -> None: ...
+
+    @asynccontextmanager
+    async def opened(config: object) -> AsyncIterator[SimpleNamespace]:
+        cluster = SimpleNamespace(cluster_id=cluster_id)
+        yield SimpleNamespace(metadata=tier.rlmm, cluster_id="renamed", cluster=cluster, refresh=refresh)
+
+    monkeypatch.setattr(tiered_log, "open_tier", opened)
+    file = folder / "tidegate.toml"
+    file.write_text(
+        '[upstream]\nbootstrap.servers = "localhost:1"\n[storage]\nimplementation = "local"\npath = "/no"\n'
+    )
+    return file
+
+
+async def test_the_tier_of_another_cluster_is_not_taken_for_an_empty_one(
+    broker: ScriptedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = file_of_tier(RemoteTier(tmp_path), "another", tmp_path, monkeypatch)
+    with pytest.raises(OptionError, match=r"is the cluster cluster, and .* of the cluster another: name brokers or a"):
+        await bounds_of(broker, {"config": str(file)}, parse_pipeline_config(file.read_text()))
+
+
+async def test_a_new_leaders_high_watermark_is_waited_for(broker: ScriptedBroker) -> None:
+    """What was read from the last leader is not taken for lost."""
+
+    def lags(response: object) -> None:
+        [topic] = response.responses  # type: ignore[attr-defined]  # kafka-python's
+        topic.partitions[0].high_watermark = topic.partitions[0].last_stable_offset = 80
+
+    broker.script(ApiKey.FETCH, lags)
+    broker.script(ApiKey.LIST_OFFSETS, list_offsets.with_error(ErrorCode.OFFSET_NOT_AVAILABLE))
+    assert await bounds_of(broker, {}) == LogBounds(30, 30, 100)
+    assert [one.isolation_level for one in broker.received(ListOffsetsRequest)] == [0, 0]
+    await bounds_of(broker, {"kafka.isolation.level": "read_committed"})
+    assert broker.received(ListOffsetsRequest)[-1].isolation_level == 1
+
+
+async def test_a_broker_that_leaves_a_partition_out_is_not_asked_for_ever(
+    broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forgets(response: object) -> None:
+        response.topics = []  # type: ignore[attr-defined]  # kafka-python's
+
+    broker.script(ApiKey.LIST_OFFSETS, forgets, times=10_000)
+    looks_ms = count(0, 10_000)  # of a clock that is looked at before and after each of three requests
+    monkeypatch.setattr(broker_offsets, "monotonic_ms", lambda: next(looks_ms))
+    monkeypatch.setattr(broker_offsets, "_PAUSE_MS", 0)
+    async with AsyncExitStack() as stack:
+        client = BrokerClient(broker.addresses, client_id="reader")
+        stack.push_async_callback(client.close)
+        with pytest.raises(BrokerError, match="without orders-0"):
+            await offsets_for_times(client, {ORDERS: LATEST}, is_committed_only=False, timeout_ms=60_000)
+    assert len(broker.received(ListOffsetsRequest)) == 3
+
+
+async def test_a_topic_that_one_broker_has_not_heard_of_yet_is_neither_missing_nor_lost(broker: ScriptedBroker) -> None:
+    def lags(response: object) -> None:
+        response.topics = []  # type: ignore[attr-defined]  # kafka-python's
+
+    for subscription, before in (({"subscribe": "orders"}, 0), ({"subscribePattern": "ord.*"}, 1)):
+        given = {"kafka.bootstrap.servers": f"127.0.0.1:{broker.port}", **subscription}
+        async with AsyncExitStack() as stack:
+            client = BrokerClient(broker.addresses, client_id="reader")
+            stack.push_async_callback(client.close)
+            log = TieredLog(parse_options(given, is_streaming=True), client, None, stack)
+            for _ in range(before):
+                assert await log.partitions() == [ORDERS]
+            broker.script(ApiKey.METADATA, lags, times=2)  # all the brokers are this one
+            assert await log.partitions() == [ORDERS]
+            broker.script(ApiKey.METADATA, lags, times=3)
+            if before:
+                assert await log.partitions() == []
+            else:
+                with pytest.raises(OptionError, match="there is no topic orders"):
+                    await log.partitions()
+
+
+async def test_the_remote_tier_alone_never_goes_back(
+    broker: ScriptedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before its first segment, and not when the last one has expired: a stream of it would miss what never was."""
+    tier = RemoteTier(tmp_path)
+    file = file_of_tier(tier, broker.cluster_id, tmp_path, monkeypatch)
+
+    async def remote() -> LogBounds:
+        options = {"tier": "remote", "config": str(file)}
+        return await bounds_of(broker, options, parse_pipeline_config(file.read_text()))
+
+    assert await remote() == LogBounds(30, 30, 30)
+    await tier.add(ORDERS, [batch_of(30, 10), batch_of(40, 10)], 30)
+    assert await remote() == LogBounds(30, 50, 50)
+    await tier.rlmm.raise_log_start_offset(ORDERS, 40)
+    assert await remote() == LogBounds(40, 50, 50)
+    await tier.rlmm.raise_log_start_offset(ORDERS, 50)
+    assert await remote() == LogBounds(50, 50, 50)
+    for segment in list(tier.rlmm.list_remote_log_segments(ORDERS)):
+        await tier.move(segment, segment.state.DELETE_SEGMENT_STARTED)
+    assert await remote() == LogBounds(50, 50, 50)

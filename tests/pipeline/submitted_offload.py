@@ -1,0 +1,122 @@
+"""What spark-submit runs on a cluster that has of ours nothing but a zip: an offload, a DataFrame, another offload.
+
+    spark-submit --py-files tidegate.zip submitted_offload.py TOPIC CONFIG FOLDER CONFIG FOLDER
+
+* Of the first offload, the attempt at partition 0 that is the first to have written its objects is then slow until
+  Spark ends it: `FOLDER/slow` names them. `FOLDER/said` has what came of it, and what was read.
+* Of the second one, the first executor dies at partition 0, its objects written: `FOLDER/executor-killed` names them.
+  `FOLDER/under-way` appears when a later wave has objects in the store and never ends: then whoever waits for it kills
+  the driver.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+import pipeline
+import pipeline.jobs.offload
+from pipeline.config import load_pipeline_config
+from pipeline.offload.driver import OffloadOptions, OffloadReport
+from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
+from pipeline.session import open_session
+from protocol.message_schema import load_schema
+from tiers.storage.registry import remote_storage_manager_names
+
+SLOW_S = 120.0
+
+
+def copy_slowly_at_first(folder: str, task: OffloadTask) -> OffloadResult:
+    from pipeline.decode.arrow_records import warm  # of the zip, on an executor
+
+    assert Path(pipeline.__file__).parents[1].name == "tidegate.zip"
+    assert warm()
+    result = copy_tiles(task)
+    if task.partition.partition == 0 and is_first(Path(folder, "slow"), names(result)):
+        time.sleep(SLOW_S)
+        Path(folder, "came-to-its-end").touch()
+    return result
+
+
+def copy_and_die(folder: str, task: OffloadTask) -> OffloadResult:
+    result = copy_tiles(task)
+    if task.partition.partition == 0 and is_first(Path(folder, "executor-killed"), names(result)):
+        os.kill(executor(), signal.SIGKILL)
+        time.sleep(600)
+    if task.plan.bounds[0] > 100:
+        Path(folder, "under-way").touch()
+        time.sleep(600)
+    return result
+
+
+def is_first(file: Path, text: str) -> bool:
+    """Of the attempts; which it is, nobody knows: Spark may double one that is slow to begin, and end it for that."""
+    try:
+        with file.open("x") as opened:
+            opened.write(text)
+    except FileExistsError:
+        return False
+    return True
+
+
+def names(result: OffloadResult) -> str:
+    return "\n".join(str(one.segment.segment_id.id) for one in result.copied)
+
+
+def executor() -> int:
+    """The JVM above this Python process."""
+    pid = os.getpid()
+    while b"CoarseGrainedExecutorBackend" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid
+
+
+def offload(
+    session: SparkSession,
+    copy: Callable[[str, OffloadTask], OffloadResult],
+    config: str,
+    folder: str,
+    options: OffloadOptions,
+) -> OffloadReport:
+    pipeline.jobs.offload.copy_tiles = partial(copy, folder)  # type: ignore[attr-defined]  # in trouble
+    return pipeline.jobs.offload.offload(session, load_pipeline_config(Path(config)), options)
+
+
+def read(session: SparkSession, topic: str, config: str) -> dict[int, str]:
+    """The hash of each partition's values, in the order of their offsets."""
+    rows = sorted(pipeline.read(session, topic, "partition,offset,value", config=config).collect())
+    return {
+        partition: hashlib.sha256(b"".join(row.value for row in rows if row.partition == partition)).hexdigest()
+        for partition in {row.partition for row in rows}
+    }
+
+
+def main(topic: str, config: str, folder: str, next_config: str, next_folder: str) -> None:
+    with open_session() as session:
+        report = offload(session, copy_slowly_at_first, config, folder, OffloadOptions(max_age_ms=0))
+        said = {
+            "master": session.sparkContext.master,
+            "troubles": [one.error for one in report.troubles],
+            "waves": report.waves,
+            "segments": sum(one.segments for one in report.partitions),
+            "values": read(session, topic, config),
+            "schema": load_schema("ShareFetchResponse").name,
+            "stores": remote_storage_manager_names(),
+        }
+        writing = Path(folder, "said.part")
+        writing.write_text(json.dumps(said))
+        writing.rename(Path(folder, "said"))
+        offload(session, copy_and_die, next_config, next_folder, OffloadOptions(max_age_ms=0, wave_bytes=100_000))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,90 @@
+"""Topics that a job is to work on: a pattern that matches nothing is misuse, and a topic in doubt is named."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from uuid import UUID
+
+import pytest
+
+from pipeline import cli
+from pipeline.chosen_partitions import NothingChosenError, chosen_partitions
+from tests.fakes.record_batches import batch_of
+from tests.fakes.segments import build_segment
+from tests.pipeline.job_bench import JobBench
+
+
+@pytest.fixture
+async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[JobBench]:
+    """One segment of the topic orders, which no rule tiers any more; the commands find it."""
+    (tmp_path / "store").mkdir()
+    made = JobBench(tmp_path / "store", tmp_path)
+    await made.open()
+    await made.store(build_segment(tmp_path / "0", [batch_of(0, 10)], base_offset=0))
+
+    async def no_time(timeout_ms: int = 0) -> None: ...
+
+    @asynccontextmanager
+    async def tier(*args: object, **options: object) -> AsyncIterator[object]:
+        yield SimpleNamespace(metadata=made.metadata, config=made.config, client=None, refresh=no_time)
+
+    for job in ("merge", "retain", "rebuild"):
+        monkeypatch.setattr(f"pipeline.jobs.{job}.open_tier", tier)
+        monkeypatch.setattr(f"pipeline.commands.{job}.load_pipeline_config", lambda file: made.config)
+    monkeypatch.setattr("pipeline.jobs.retain.job_services", lambda tier, folder: nullcontext(made.services))
+    no_topics = SimpleNamespace(refresh=no_time, policies={})
+    monkeypatch.setattr("pipeline.jobs.retain.TieredTopics", lambda *args: no_topics)
+    monkeypatch.setattr("pipeline.jobs.retain.ClusterTopicExistence", lambda client: Doubtful(made.partition.topic_id))
+    yield made
+    await made.close()
+
+
+class Doubtful:
+    def __init__(self, topic_id: UUID) -> None:
+        self.topic_id = topic_id
+
+    async def gone_and_doubtful(self, topic_ids: set[UUID], timeout_ms: int) -> tuple[set[UUID], set[UUID]]:
+        return set(), topic_ids & {self.topic_id}
+
+
+async def test_patterns_are_for_whole_names_and_refused_where_they_match_nothing(bench: JobBench) -> None:
+    assert chosen_partitions(bench.metadata, None) == [bench.partition]
+    assert chosen_partitions(bench.metadata, "ord.*") == [bench.partition]
+    with pytest.raises(NothingChosenError, match="nothing of ord is in the remote tier"):
+        chosen_partitions(bench.metadata, "ord")
+    with pytest.raises(NothingChosenError):
+        chosen_partitions(bench.metadata, "")
+
+
+@pytest.mark.parametrize("command", ["merge", "retain"])
+async def test_a_pattern_that_matches_nothing_is_misuse(
+    bench: JobBench, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [command, "--config", "tidegate.toml", "--topics", "ord"]
+    assert await asyncio.to_thread(cli.run, arguments) == 2
+    assert capsys.readouterr().err == "tidegate-pipeline: nothing of ord is in the remote tier\n"
+
+
+async def test_retention_of_a_topic_that_is_not_tiered_is_misuse(
+    bench: JobBench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["retain", "--config", "tidegate.toml", "--topics", "orders"]
+    assert await asyncio.to_thread(cli.run, arguments) == 2
+    assert "no topic that is tiered matches 'orders'" in capsys.readouterr().err
+
+
+async def test_a_topic_of_which_brokers_do_not_agree_is_named_and_nothing_of_it_deleted(
+    bench: JobBench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = f"orders ({bench.partition.topic_id})"
+    arguments = ["retain", "--config", "tidegate.toml", "--deleted-topics"]
+    assert await asyncio.to_thread(cli.run, arguments) == 0
+    assert f"topic {named}: brokers do not agree whether it exists" in capsys.readouterr().err
+    assert await asyncio.to_thread(cli.run, [*arguments, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer == {"applied": False, "partitions": [], "doubtful": [named]}

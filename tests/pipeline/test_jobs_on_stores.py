@@ -1,0 +1,343 @@
+"""Every job over one topic in a real S3 and a real HDFS: copied, read, merged, exported, damaged, mended, deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import uuid
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.config import PipelineConfig
+from pipeline.export.iceberg import open_catalog
+from pipeline.export.ledger import TileResult
+from pipeline.export.plan import PlannedTile
+from pipeline.export.target import open_target, target_settings
+from pipeline.jobs.export import ExportRequest, IcebergTable, export_by
+from pipeline.jobs.merge import merge
+from pipeline.jobs.rebuild import rebuild, rebuild_indexes
+from pipeline.jobs.retain import retain
+from pipeline.jobs.scrub import ScrubOptions, scrub_tier
+from pipeline.jobs.usage import usage_of_tier
+from pipeline.offload.task import OffloadResult, OffloadTask
+from pipeline.repair.indexes_task import Verdict
+from pipeline.repair.merge_plan import MergeLimits
+from pipeline.repair.scrub_report import ScrubLevel, ScrubReport
+from pipeline.repair.usage_line import UsageBy
+from pipeline.worker import worker
+from tests.integration.waiting import until
+from tests.pipeline.job_bench import InlineRunner
+from tests.pipeline.offload_rig import OffloadRig, in_process, offload_rig
+from tests.pipeline.read_stage import CODECS, ReadStage, Row, rows_of, without_headers
+from tests.servers.breaking_relay import BreakingRelay, Fault
+from tests.servers.hdfs import HdfsCluster
+from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import create_topic, delete_topics, produce, random_values
+from tests.servers.versitygw import VersityGateway
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.open_tier import OpenTier, open_tier, readable_segments
+from tiers.rebuilding import RebuildOptions
+from tiers.storage.object_key import indexes_key, log_key
+
+pytestmark = pytest.mark.integration
+
+T = TypeVar("T")
+RUNNER = InlineRunner()
+LIMITS = MergeLimits(below_bytes=80_000, target_bytes=200_000)
+
+
+@dataclass
+class Site:
+    """The tier's store, and a place for exports in the same bucket or folder."""
+
+    rig: OffloadRig
+    lake: str
+
+    @property
+    def config(self) -> PipelineConfig:
+        return self.rig.config
+
+    def with_tier(self, work: Callable[[OpenTier], Awaitable[T]], config: PipelineConfig | None = None) -> T:
+        async def opened() -> T:
+            async with open_tier(config or self.config) as tier:
+                return await work(tier)
+
+        return worker().run(opened())
+
+    def segments(self, config: PipelineConfig | None = None) -> list[RemoteLogSegmentMetadata]:
+        async def listed(tier: OpenTier) -> list[RemoteLogSegmentMetadata]:
+            return [each for one in tier.metadata.partitions() for each in readable_segments(tier, one)]
+
+        return sorted(
+            self.with_tier(listed, config), key=lambda each: (each.topic_id_partition.partition, each.start_offset)
+        )
+
+    def objects(self) -> dict[str, int]:
+        """Sizes by key, of all that the store has of the tier."""
+
+        async def listed(tier: OpenTier) -> dict[str, int]:
+            return {each.key: each.size_bytes async for each in tier.storage.list_objects("")}
+
+        return self.with_tier(listed)
+
+    def scrub(self) -> ScrubReport:
+        options = ScrubOptions(ScrubLevel.DEEP, grace_ms=0)
+        return self.with_tier(lambda tier: scrub_tier(tier, self.config, RUNNER, options))
+
+    def request(self) -> ExportRequest:
+        target = target_settings(self.lake, self.config, {})
+        return ExportRequest(self.rig.topic, target, include_headers=True, file_bytes=60_000, wave_files=2)
+
+    def file_rows(self) -> list[Row]:
+        target = open_target(self.request().target)
+        names = [name for name in target.names("") if name.endswith(".parquet")]
+        tables = [pq.read_table(io.BytesIO(target.read(name))) for name in names]
+        return sorted((row for table in tables for row in table.to_pylist()), key=_position)
+
+
+def _position(row: Row) -> tuple[int, int]:
+    return row["partition"], row["offset"]
+
+
+def here(what: str, plan: Sequence[PlannedTile], task: Any) -> list[TileResult]:
+    return [task(one) for one in plan]
+
+
+def s3_section(s3: VersityGateway, bucket: str) -> dict[str, str]:
+    worker().run(s3.create_bucket(bucket))
+    return {"implementation": "s3", **s3.settings(bucket)}
+
+
+@pytest.fixture
+def site(store: str, request: pytest.FixtureRequest, kafka_of_three: KafkaCluster, tmp_path: Path) -> Site:
+    name = f"jobs-{store}-{uuid.uuid4().hex[:8]}"
+    if store == "s3":
+        settings, lake = s3_section(request.getfixturevalue("s3"), name) | {"prefix": "tier"}, f"s3://{name}/lake"
+    else:
+        hdfs: HdfsCluster = request.getfixturevalue("hdfs")
+        settings, lake = {"implementation": "hdfs", **hdfs.settings(f"/{name}/tier")}, f"{hdfs.url}/{name}/lake"
+    create_topic(kafka_of_three.bootstrap_servers, name, partitions=2, config={"retention.ms": "-1"})
+    return Site(rig_of(kafka_of_three, tmp_path, name, settings), lake)
+
+
+def rig_of(kafka: KafkaCluster, folder: Path, topic: str, storage: dict[str, str]) -> OffloadRig:
+    section = "\n".join(["[storage]", *(f'{key} = "{value}"' for key, value in storage.items())])
+    rig = offload_rig(kafka, folder, topic, section)
+    return replace(rig, text=f"remote.log.visible.after.ms = 500\n{rig.text}")
+
+
+def produced(site: Site, folder: Path) -> tuple[ReadStage, dict[str, str]]:
+    """What was produced, and how it is read back from the store alone."""
+    config = folder / "pipeline.toml"
+    config.write_text(site.rig.text)
+    proxy: Any = SimpleNamespace(config=config)
+    stage = ReadStage(site.rig.kafka, proxy, folder, site.rig.topic)
+    for codec in CODECS:
+        stage.produce(120, codec=codec)
+    stage.produce_in_transaction(60, commit=False)
+    stage.produce_in_transaction(60, commit=True)
+    stage.produce(60, partition=1)
+    options = {"tier": "remote", "includeHeaders": "true", "kafka.isolation.level": "read_committed"}
+    return stage, stage.options | options
+
+
+@pytest.mark.parametrize("store", ["s3", "hdfs"])
+def test_all_jobs_over_a_topic(site: Site, store: str, tmp_path: Path) -> None:
+    stage, options = produced(site, tmp_path)
+    rows = stage.expected(is_committed_only=True)
+    report = site.rig.offload()
+    assert (report.troubles, [one.left_bytes for one in report.partitions]) == ([], [0, 0])
+    assert rows_of(options) == rows
+
+    check_an_export_that_is_ended_goes_on(site, rows)
+
+    before = site.segments()
+    done = asyncio.run(merge(site.config, RUNNER, site.rig.topic, LIMITS, grace_ms=0))
+    assert (done.failed, done.purge.failed) == ([], [])
+    assert len(done.merged) >= 1
+    merged = site.segments()
+    assert 1 < len(merged) < len(before)
+    assert rows_of(options) == rows
+
+    whole = site.scrub()
+    assert whole.findings == []
+    assert (whole.segments, whole.records) == (len(merged), len(stage.rows))
+
+    objects = site.objects()
+    usage = site.with_tier(lambda tier: usage_of_tier(tier, site.config, RUNNER, UsageBy.TOPIC, is_verified=True))
+    assert [line.total_bytes for line in usage.lines] == [sum(objects.values())]
+    assert usage.lines[0].orphan_bytes == usage.lines[0].unfinished_bytes == 0
+
+    into = f"{site.config.remote_log.metadata_topic}-again"
+    rebuilt = asyncio.run(rebuild(site.config, RUNNER, RebuildOptions(into=into, is_applied=True)))
+    assert (rebuilt.written, rebuilt.undecided) == (True, [])
+    remote_log = site.config.remote_log.model_copy(update={"metadata_topic": into})
+    again = site.segments(site.config.model_copy(update={"remote_log": remote_log}))
+    assert [replace(each, event_timestamp_ms=0, broker_id=0) for each in again] == [
+        replace(each, event_timestamp_ms=0, broker_id=0) for each in merged
+    ]
+
+    check_damage_is_found_and_mended(site, merged)
+    assert rows_of(options) == rows
+
+    delete_topics(site.rig.kafka.bootstrap_servers, site.rig.topic)
+
+    def purged() -> bool:
+        done = asyncio.run(retain(site.config, RUNNER, "", deleted_topics=True, delay_ms=0))
+        assert not done.has_findings
+        return bool(done.partitions)
+
+    until(purged)
+    assert site.objects() == {}
+    assert site.file_rows() == rows
+
+
+class Ended(Exception):
+    pass
+
+
+def check_an_export_that_is_ended_goes_on(site: Site, rows: list[Row]) -> None:
+    """Between the files of its second wave and their publication, as a kill would."""
+    waves = 0
+
+    def ended(what: str, plan: Sequence[PlannedTile], task: Any) -> list[TileResult]:
+        nonlocal waves
+        results = here(what, plan, task)
+        waves += 1
+        if waves == 2:
+            raise Ended
+        return results
+
+    request = site.request()
+    target = open_target(request.target)
+    with pytest.raises(Ended):
+        export_by(ended, site.config, request)
+    seen = site.file_rows()
+    for partition in (0, 1):
+        of_it = [row for row in seen if row["partition"] == partition]
+        assert of_it == [row for row in rows if row["partition"] == partition][: len(of_it)]
+    assert 0 < len(seen) < len(rows)
+    [topic_id] = {one.topic_id_partition.topic_id for one in site.segments()}
+    assert len(target.staged(f"{topic_id}/")) == request.wave_files
+    result = export_by(here, site.config, request)
+    assert (result.has_findings, result.records) == (False, len(rows) - len(seen))
+    assert site.file_rows() == rows
+    assert target.staged(f"{topic_id}/") == []
+
+
+def check_damage_is_found_and_mended(site: Site, segments: list[RemoteLogSegmentMetadata]) -> None:
+    damaged, lost = segments[0], segments[1]
+
+    async def damage(tier: OpenTier) -> bytes:
+        await tier.storage.delete_object(indexes_key(tier.cluster_id, lost))
+        key = log_key(tier.cluster_id, damaged)
+        data = bytes(await tier.storage.get_object(key))
+        await tier.storage.put_object(key, data[:1000] + bytes((data[1000] ^ 1,)) + data[1001:])
+        return data
+
+    data = site.with_tier(damage)
+    found = site.scrub().findings
+    assert {(each.kind.value, each.segment) for each in found} == {
+        ("damaged", str(damaged.segment_id.id)),
+        ("missing", str(lost.segment_id.id)),
+    }
+
+    async def mend(tier: OpenTier) -> None:
+        await tier.storage.put_object(log_key(tier.cluster_id, damaged), data)
+
+    site.with_tier(mend)
+    made = asyncio.run(rebuild_indexes(site.config, RUNNER, site.rig.topic, is_applied=True))
+    assert [each.segment.segment_id for each in made if each.verdict is Verdict.WRITTEN] == [lost.segment_id]
+    assert site.scrub().findings == []
+
+
+@pytest.mark.parametrize("store", ["s3"])
+def test_a_table_and_its_metadata_in_s3_have_each_record_once(site: Site, tmp_path: Path) -> None:
+    """Ended between files and commit, and overtaken by another one there."""
+    stage, _ = produced(site, tmp_path)
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"{site.lake}/warehouse"}
+    request = replace(site.request(), include_headers=False, iceberg=IcebergTable("lake", "db.orders", properties))
+    waves: list[str] = []
+
+    def ended(what: str, plan: Sequence[PlannedTile], task: Any) -> list[TileResult]:
+        results = here(what, plan, task)
+        waves.append("ended")
+        if len(waves) == 2:
+            raise Ended
+        return results
+
+    def overtaken(what: str, plan: Sequence[PlannedTile], task: Any) -> list[TileResult]:
+        results = here(what, plan, task)
+        if "overtaken" not in waves:
+            waves.append("overtaken")
+            with pytest.raises(Ended):
+                export_by(ended_at_once, site.config, replace(request, file_bytes=40_000))
+        return results
+
+    def ended_at_once(what: str, plan: Sequence[PlannedTile], task: Any) -> list[TileResult]:
+        if "at once" in waves:
+            raise Ended
+        waves.append("at once")
+        return here(what, plan, task)
+
+    def rows() -> list[Row]:
+        table = open_catalog("lake", properties, request.target).load_table("db.orders")
+        return sorted(table.scan().to_arrow().to_pylist(), key=_position)
+
+    expected = without_headers(stage.expected(is_committed_only=True))
+    with pytest.raises(Ended):
+        export_by(ended, site.config, request)
+    assert 0 < len(rows()) < len(expected)
+    export_by(overtaken, site.config, request)
+    assert waves == ["ended", "ended", "overtaken", "at once"]
+    assert rows() == expected
+    assert export_by(here, site.config, request).records == 0
+
+
+@pytest.mark.parametrize("store", ["hdfs"])
+def test_an_offload_goes_on_when_hdfs_does(site: Site, hdfs: HdfsCluster) -> None:
+    """Its NameNode is not reached in the first wave, says nothing more in the second, and nothing in the third.
+
+    Of three waves in a row one has to copy something, however busy the machine is: that is the second."""
+    produce(site.rig.kafka.bootstrap_servers, site.rig.topic, random_values(240))
+    with worker().hold(BreakingRelay(hdfs.name_node_port)) as relay:
+        deadlines = 'timeout.ms = "3000"\ncopy.timeout.ms = "5000"'
+        relayed = f'url = "hdfs://127.0.0.1:{relay.port}"\n{deadlines}'
+        text = site.rig.text.replace(f'url = "{hdfs.url}"', relayed)
+        faults = [Fault.RESETS, None, Fault.STALLS]
+
+        async def breaks(fault: Fault | None) -> None:
+            relay.heal()
+            if fault is not None:
+                relay.break_with(fault)
+            else:
+                relay.hold_after("up", 6_000)
+
+        def run(tasks: Sequence[OffloadTask]) -> list[OffloadResult]:
+            if not faults:
+                return in_process(tasks)
+            worker().run(breaks(faults.pop(0)))
+            results = in_process(tasks)
+            worker().run(_healed(relay))
+            return results
+
+        report = replace(site.rig, text=text).offload(run)
+    assert faults == []
+    assert report.troubles == []
+    assert report.waves > 3
+    looked = site.rig.look(0)
+    assert looked.remote_bytes == looked.log_bytes
+    assert looked.unfinished == []
+    objects = [key for key in site.objects() if key.endswith((".log", ".indexes"))]
+    assert len(objects) == 2 * len(looked.segments)
+    assert site.scrub().findings == []
+
+
+async def _healed(relay: BreakingRelay) -> None:
+    relay.heal()

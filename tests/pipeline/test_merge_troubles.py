@@ -1,0 +1,296 @@
+"""Merging among troubles: what fails ends its own group or partition, and nothing that counts is deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from pipeline.job import JobError
+from pipeline.job_services import PAUSES_S, run_beside
+from pipeline.jobs.merge import Merge, merge, merge_groups
+from pipeline.repair.merge_plan import plan_merges
+from pipeline.repair.merge_task import MergeTask, MergeTaskResult
+from tests.pipeline.job_bench import FINISHED, InlineRunner, JobBench
+from tests.pipeline.merge_bench import DATA, LIMITS, STARTED, bench_of, log_bytes, merged
+from tests.tiers.manager.workbench import POLICY
+from tests.tiers.segment.transactional_log import TransactionalLog, copied, log_of
+from tiers.errors import RemoteLogMetadataError, RemoteStorageError
+from tiers.metadata.metadata_producer import KeyAndValue
+from tiers.metadata.serde import decode_value
+from tiers.metadata.written_records import records_of_update
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import (
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+)
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.storage.object_key import partition_manifest_key
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture
+def log() -> TransactionalLog:
+    return log_of(DATA * 3)
+
+
+async def test_what_was_merged_by_a_write_whose_answer_was_lost_stays_though_its_parts_went_meanwhile(
+    root: Path, log: TransactionalLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
+        whole = await log_bytes(bench)
+        update = bench.metadata.update_remote_log_segment_metadata
+
+        async def answer_lost(written: RemoteLogSegmentMetadataUpdate) -> None:
+            await update(written)
+            if written.state is FINISHED:
+                monkeypatch.undo()
+                await bench.owners_round(POLICY)  # of whoever owned it for a while
+                raise RemoteLogMetadataError("timed out")
+
+        monkeypatch.setattr(bench.metadata, "update_remote_log_segment_metadata", answer_lost)
+        done = await merged(bench)
+        assert (len(done.merged), done.failed) == (1, [])
+        assert len(bench.finished) == 2
+        assert await log_bytes(bench) == whole
+
+
+async def test_what_is_stored_after_another_owner_deleted_it_as_a_leftover_is_deleted_by_its_name(
+    root: Path, log: TransactionalLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
+        before, files = bench.segments, sorted(bench.partition_folder.iterdir())
+
+        async def owned_in_between(
+            runner: InlineRunner, what: str, plan: Sequence[MergeTask], task: Callable[[MergeTask], MergeTaskResult]
+        ) -> list[MergeTaskResult]:
+            await bench.owners_round(POLICY)
+            return await run_beside(runner, what, plan, task)
+
+        monkeypatch.setattr("pipeline.jobs.merge.run_beside", owned_in_between)
+        [(_, error)] = (await merged(bench)).failed
+        assert "from an unknown segment" in error
+        assert bench.segments == before
+        assert sorted(bench.partition_folder.iterdir()) == files
+
+
+async def test_a_full_disk_of_an_executor_ends_its_merge_and_nothing_else(
+    root: Path, log: TransactionalLog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scratch: list[str] = []
+
+    def full(*args: object) -> None:
+        scratch.extend(each.name for each in tmp_path.iterdir())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
+        before = bench.finished
+        monkeypatch.setattr("pipeline.repair.merge_task.SegmentBuilder.append", full)
+        monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+        [(_, error)] = (await merged(bench)).failed
+        assert "No space left" in error
+        assert bench.finished == before
+        assert [each.startswith("tidegate-merge-") for each in scratch] == [True]
+        assert not await asyncio.to_thread(os.listdir, tmp_path)
+
+
+async def test_an_ownership_that_is_not_confirmed_for_a_moment_is_waited_for(
+    root: Path, log: TransactionalLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
+        owned = iter([False])
+        monkeypatch.setattr(bench.metadata, "owns", lambda partition: next(owned, True))
+        services = replace(bench.services, settings=replace(bench.services.settings, visible_after_ms=0))
+
+        async def no_time() -> None: ...
+
+        @asynccontextmanager
+        async def owned_tier(
+            config: object, choose: Callable[[object], Awaitable[object]], **options: object
+        ) -> AsyncIterator[object]:
+            tier = SimpleNamespace(metadata=bench.metadata, refresh=no_time)
+            await choose(tier)
+            yield tier
+
+        monkeypatch.setattr("pipeline.jobs.merge.owned_tier", owned_tier)
+        monkeypatch.setattr("pipeline.jobs.merge.job_services", lambda tier, folder: nullcontext(services))
+        done = await merge(bench.config, InlineRunner(), "orders", LIMITS, grace_ms=0)
+        assert len(done.merged) == 1
+
+
+@asynccontextmanager
+async def bench_of_two(root: Path, log: TransactionalLog) -> AsyncIterator[tuple[JobBench, TopicIdPartition]]:
+    """The bench's own partition, and another one of the same records."""
+    async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
+        mine, bench.partition = bench.partition, replace(bench.partition, partition=1)
+        for built in copied(bench.folder / "copied", log, [3, 6, 9, len(log.batches)]):
+            await bench.store(built)
+        await bench.write_manifest()
+        other, bench.partition = bench.partition, mine
+        yield bench, other
+
+
+async def merged_both(bench: JobBench, other: TopicIdPartition) -> Merge:
+    async def no_time(seconds: float) -> None:
+        bench.now_ms += int(seconds * 1000)
+
+    groups = [group for each in (bench.partition, other) for group in plan_merges(bench.metadata, each, LIMITS)]
+    return await merge_groups(bench.services, bench.config, InlineRunner(), groups, 60_000, no_time)
+
+
+@pytest.mark.parametrize("lands_at_last", [False, True])
+@pytest.mark.parametrize("state", [STARTED, FINISHED])
+async def test_metadata_that_cannot_be_written_ends_its_partition_and_no_other(
+    root: Path,
+    log: TransactionalLog,
+    monkeypatch: pytest.MonkeyPatch,
+    state: RemoteLogSegmentState,
+    lands_at_last: bool,
+) -> None:
+    async with bench_of_two(root, log) as (bench, other):
+        whole, before = await log_bytes(bench), bench.finished
+        written, attempts = bench.metadata._write, 0
+
+        def unanswered(records: Callable[[], Sequence[KeyAndValue]]) -> None:
+            nonlocal attempts
+            values = [decode_value(value) for _, value in records() if value is not None]
+            if not any(is_refused(each) for each in values):
+                written(records)
+                return
+            attempts += 1
+            if lands_at_last and attempts == len(PAUSES_S) + 1:
+                written(records)
+            raise RemoteLogMetadataError("TOPIC_AUTHORIZATION_FAILED")
+
+        def is_refused(value: object) -> bool:
+            if not isinstance(value, RemoteLogSegmentMetadata | RemoteLogSegmentMetadataUpdate):
+                return False
+            return value.state is state and value.segment_id.topic_id_partition == bench.partition
+
+        with monkeypatch.context() as failing:
+            failing.setattr("pipeline.job_services.PAUSES_S", (0.0,) * len(PAUSES_S))
+            failing.setattr(bench.metadata, "_write", unanswered)
+            done = await merged_both(bench, other)
+        [(group, error)] = done.failed
+        assert (group.partition, "TOPIC_AUTHORIZATION_FAILED" in error) == (bench.partition, True)
+        assert [each.topic_id_partition for each in done.merged] == [other]
+        assert {each.topic_id_partition for each in done.purge.deleted} == {other}
+        assert set(before) <= set(bench.finished)
+        assert await log_bytes(bench) == whole
+        await bench.owners_round(POLICY)
+        await bench.owners_round(POLICY)
+        assert len(bench.segments) == (2 if lands_at_last and state is FINISHED else len(before))
+        assert await log_bytes(bench) == whole
+
+
+async def test_a_manifest_that_cannot_be_written_keeps_the_parts_of_its_partition_and_of_no_other(
+    root: Path, log: TransactionalLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench_of_two(root, log) as (bench, other):
+        put, key = bench.storage.put_object, partition_manifest_key("cluster", bench.partition)
+
+        async def refused(name: str, content: bytes) -> None:
+            if name == key:
+                raise RemoteStorageError("AccessDenied")
+            await put(name, content)
+
+        monkeypatch.setattr(bench.storage, "put_object", refused)
+        done = await merged_both(bench, other)
+        assert len(done.merged) == 2
+        assert {each.topic_id_partition for each in done.purge.deleted} == {other}
+        assert [each.topic_id_partition for each, _ in done.purge.failed] == [bench.partition] * 3
+        assert len(bench.finished) == 5
+        assert all(len(bench.files(each)) == 2 for each in bench.segments)
+
+
+class FailedAtLast(InlineRunner):
+    """The segment is stored, and the executor says that it failed."""
+
+    is_over = False
+
+    def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
+        results = super().run(what, plan, task)
+        if not plan or not isinstance(plan[0], MergeTask):
+            return results
+        self.is_over = True
+        return [MergeTaskResult(error="503") for _ in plan]
+
+
+async def test_a_merged_segment_that_turns_out_to_count_when_the_ownership_is_back_is_not_deleted(
+    root: Path, log: TransactionalLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
+        whole, runner, owns = await log_bytes(bench), FailedAtLast(), bench.metadata.owns
+
+        def owns_again(partition: TopicIdPartition) -> bool:
+            for each in bench.segments:
+                if runner.is_over and each.state is STARTED:
+                    update = RemoteLogSegmentMetadataUpdate(each.segment_id, 1, bench.wall_ms, FINISHED, None)
+                    bench.metadata._write(lambda: records_of_update(bench.metadata._state, update))  # noqa: B023  # called at once
+            return owns(partition)
+
+        monkeypatch.setattr(bench.metadata, "owns", owns_again)
+        assert [error for _, error in (await merged(bench, runner=runner)).failed] == ["503"]
+        assert [each.state for each in bench.segments] == [FINISHED] * 5
+        assert all(len(bench.files(each)) == 2 for each in bench.segments)
+        assert await log_bytes(bench) == whole
+
+
+class LosingRunner(InlineRunner):
+    def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
+        if plan and isinstance(plan[0], MergeTask) and not hasattr(self, "tasks"):
+            self.tasks = list(plan)
+            return [MergeTaskResult(error="its executor was lost", is_lost=True) for _ in plan]
+        return super().run(what, plan, task)
+
+
+async def test_what_a_lost_executor_began_is_deleted_and_done_again_by_another_name(
+    root: Path, log: TransactionalLog
+) -> None:
+    async with bench_of(root, log, [3, 6, 9, 12]) as bench:
+        runner = LosingRunner()
+        [one] = (await merged(bench, runner=runner)).merged
+        [lost] = runner.tasks
+        assert lost.merged.segment_id != one.segment_id
+        assert bench.metadata.remote_log_segment_metadata_by_id(lost.merged.segment_id) is None
+
+
+async def test_a_run_that_spark_gave_up_is_owned_until_its_tasks_write_no_more(
+    root: Path, log: TransactionalLog
+) -> None:
+    class GivenUp(InlineRunner):
+        def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
+            raise JobError("a Python worker was killed")
+
+    async with bench_of(root, log, [3, 6, 9, 12]) as bench:
+        groups, waited = plan_merges(bench.metadata, bench.partition, LIMITS), []
+
+        async def sleep(seconds: float) -> None:
+            waited.append(seconds)
+
+        with pytest.raises(JobError):
+            await merge_groups(bench.services, bench.config, GivenUp(), groups, 60_000, sleep)
+        assert waited == [3.0]
+
+
+async def test_a_part_that_is_damaged_ends_its_merge_and_nothing_else(root: Path, log: TransactionalLog) -> None:
+    async with bench_of(root, log, [3, 6, 9, 12]) as bench:
+        before = bench.finished
+        _, file = bench.files(bench.segments[1])
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+        done = await merged(bench)
+        [(_, error)] = done.failed
+        assert "is not what was stored" in error
+        assert bench.finished == before
+        assert len(list(bench.partition_folder.glob("*.log"))) == 4

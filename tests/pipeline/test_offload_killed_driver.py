@@ -1,0 +1,53 @@
+"""A driver that is killed, wherever it is, costs time: the next one finishes its work, and what it left has names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline import killed_driver
+from tests.pipeline.killed_driver import PLACES
+from tests.pipeline.offload_rig import OffloadRig, check_all_is_remote_once, offload_rig
+from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import create_topic, produce, random_values
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+
+
+@pytest.mark.integration
+def test_a_driver_killed_before_within_or_behind_its_commits_leaves_nothing_without_a_name(
+    kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    """All three at a time: what takes long is that the group and the transactions wait for the dead."""
+    rigs = {where: rig_of(kafka_of_three, tmp_path / where, f"{topic_name}-{where}") for where in PLACES}
+    drivers = [sys.executable, "-m", killed_driver.__name__, str(tmp_path)]
+    ended = subprocess.run(drivers, capture_output=True, text=True, timeout=200, check=False)
+    assert ended.returncode == 0, ended.stderr
+    left = {where: rig.look() for where, rig in rigs.items()}
+    assert [len(looked.segments) for looked in left.values()] == [0, 1, 4]
+    for rig in rigs.values():
+        assert len(rig.objects()) == 8
+        assert rig.unnamed() == []
+    with ThreadPoolExecutor() as threads:
+        for report in threads.map(OffloadRig.offload, rigs.values()):
+            assert report.troubles == []
+    for where, rig in rigs.items():
+        check_all_is_remote_once(rig)
+        assert rig.look().segments[: len(left[where].segments)] == left[where].segments
+    committed: list[RemoteLogSegmentMetadata] = left["behind"].segments
+    assert rigs["behind"].look().segments == committed
+
+
+def rig_of(kafka: KafkaCluster, folder: Path, topic: str) -> OffloadRig:
+    """One partition of four tiles."""
+    folder.mkdir()
+    create_topic(kafka.bootstrap_servers, topic)
+    produce(kafka.bootstrap_servers, topic, random_values(200))
+    rig = offload_rig(kafka, folder, topic)
+    rig = replace(rig, text=rig.text.replace("*", ""))
+    (folder / "config.toml").write_text(rig.text)
+    return rig

@@ -1,0 +1,48 @@
+"""What a real S3 in trouble answers costs an offload waves, and never a record or an object too many."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.offload_rig import check_all_is_remote_once, offload_rig
+from tests.servers.faulty_s3 import Answer, FaultyS3
+from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import create_topic, produce, random_values
+from tests.servers.versitygw import VersityGateway
+
+BUCKET = "offload-in-trouble"
+WAVES = [
+    # Tile by tile, log and indexes. What is a 5xx the library itself tries a second time; three waves in a row that
+    # copy nothing would end it.
+    [Answer.SLOW_DOWN, Answer.SLOW_DOWN],
+    [Answer.PASSED, Answer.PASSED, Answer.STORED_BUT_ERROR, Answer.PASSED, Answer.CONFLICT],
+    [Answer.PASSED, Answer.PRECONDITION],
+    [Answer.PASSED, Answer.PASSED, Answer.SLOW],
+    [Answer.PASSED, Answer.INTERNAL_ERROR, Answer.INTERNAL_ERROR],
+]
+
+
+@pytest.mark.integration
+def test_a_store_in_trouble_leaves_nothing_and_in_the_end_everything_is_there_once(
+    kafka_of_three: KafkaCluster, s3: VersityGateway, topic_name: str, tmp_path: Path
+) -> None:
+    create_topic(kafka_of_three.bootstrap_servers, topic_name)
+    produce(kafka_of_three.bootstrap_servers, topic_name, random_values(200))
+    asyncio.run(s3.create_bucket(BUCKET))
+    with FaultyS3(s3.endpoint_url) as faulty:
+        settings = {**s3.settings(BUCKET), "endpoint.url": faulty.url, "timeout.ms": "6000"}
+        section = ["[storage]", 'implementation = "s3"', *(f'{key} = "{value}"' for key, value in settings.items())]
+        rig = offload_rig(kafka_of_three, tmp_path, topic_name, "\n".join(section))
+        rig = replace(rig, stored=s3.folder / "data" / BUCKET)
+        for wave in WAVES:
+            faulty.answers.extend(wave)
+        report = rig.offload()
+        assert report.troubles == []
+        assert not faulty.answers
+        assert report.waves == len(WAVES) + 1
+        assert report.partitions[0].segments == 4
+        check_all_is_remote_once(rig)
