@@ -24,6 +24,7 @@ from tests.drill.violations import OUTAGE, OWNER, READ, Violation, Violations
 from tests.drill.writers import Writer
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
+_OPEN_S = 60.0
 _HEAL_S = 90.0
 _LAST_READ_S = 120.0
 
@@ -110,8 +111,10 @@ class Drill:
 
     def run(self) -> DrillResult:
         """Raises `DrillError` when the drill itself did not work. The rig is started, its topics are made."""
-        self._began_s = time.monotonic()
         with _thread(self.audit.run, self.audit.stop), _thread(self.watch.run, self.watch.stop):
+            if not self.audit.opened.wait(_OPEN_S):
+                raise DrillError(self.audit.error or f"the audit was not opened in {_OPEN_S:.0f} s")
+            self._began_s = time.monotonic()
             with self._load():
                 self._inject()
             self._settle()

@@ -7,6 +7,7 @@ proxies, and the calm is longer than an owner may be missed.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -58,9 +59,16 @@ class Fault:
         return f"{self.kind}{whom}, {self.duration_s:.1f} s"
 
 
+def _shuffled(chance: random.Random, kinds: Sequence[FaultKind]) -> Iterator[FaultKind]:
+    """All of them in some order, and again in another: chance alone leaves one out of a whole drill now and then."""
+    while True:
+        yield from chance.sample(kinds, len(kinds))
+
+
 def plan(seed: int, seconds: float, proxies: int, *, with_broker: bool = True) -> list[Fault]:
     """In order of time. `with_broker` False leaves the broker alone, which others may use."""
     chance = random.Random(seed)
+    of_a_proxy = _shuffled(chance, _PROXY_FAULTS)
     others = [kind for kind in _OTHER_FAULTS if with_broker or kind is not FaultKind.BROKER_STALL]
     faults: list[Fault] = []
     at_s = WARM_UP_S
@@ -71,7 +79,7 @@ def plan(seed: int, seconds: float, proxies: int, *, with_broker: bool = True) -
             outage_is_due = False
             burst.append(Fault(at_s, FaultKind.STORE_OUTAGE, -1, chance.uniform(*_DURATIONS_S[FaultKind.STORE_OUTAGE])))
         for proxy in chance.sample(range(proxies), chance.randint(1, max(1, proxies - 1))):
-            kind = chance.choice(_PROXY_FAULTS)
+            kind = next(of_a_proxy)
             begin_s = at_s + chance.uniform(0, _WITHIN_A_BURST_S)
             burst.append(Fault(begin_s, kind, proxy, chance.uniform(*_DURATIONS_S[kind])))
         if not burst[0].kind.is_of_the_store and chance.random() < 0.6:

@@ -24,7 +24,7 @@ OFFSETS_TOPIC = "__consumer_offsets"
 _TIMEOUT_MS = 20_000
 _COMMIT_MARKER = 1
 _LANE = "drill-audit"
-_PROOF_TRIES = 20
+_PROOF_TRIES = 150
 _PROOF_PAUSE_S = 0.2
 
 Producer = tuple[int, int]
@@ -53,6 +53,9 @@ class _Transactions:
             if epoch is not None and key is not None and INT16.unpack_from(key, 2)[0] == _COMMIT_MARKER:
                 self.committed[batch.producer_id, epoch] += 1
 
+    def is_open(self, producer: Producer) -> bool:
+        return any((producer_id, epoch) == producer for (_, producer_id), epoch in self._open.items())
+
 
 class MetadataAudit:
     """Lives in one event loop. The client stays the caller's."""
@@ -65,16 +68,21 @@ class MetadataAudit:
         self._brought = {topic: _Transactions(), OFFSETS_TOPIC: _Transactions()}
         self._epochs: dict[tuple[int, int], int] = {}
         self.transactions = 0
+        self.proofs_waited_for = 0
+        """How often a proof was there, and not yet decided."""
 
     async def open(self) -> None:
-        """The metadata is read from its beginning, the group's offsets from their end: others may have written them."""
+        """The metadata is read from its beginning, the group's offsets from their end: others may have written them.
+
+        Before anything is written whose proof would be missed. Raises `BrokerError` while a topic is not there: the
+        first member of any group makes that of the offsets."""
         metadata = await self._client.metadata(0, _TIMEOUT_MS)
         for topic in (self._topic, OFFSETS_TOPIC):
-            if topic in metadata.topics:
-                self._positions |= {(topic, number): 0 for number in metadata.topics[topic].partitions}
-        if OFFSETS_TOPIC in metadata.topics:
-            await self._read(OFFSETS_TOPIC)
-            self._brought[OFFSETS_TOPIC] = _Transactions()
+            if topic not in metadata.topics:
+                raise BrokerError(f"there is no {topic} yet", retriable=True)
+            self._positions |= {(topic, number): 0 for number in metadata.topics[topic].partitions}
+        await self._read(OFFSETS_TOPIC)
+        self._brought[OFFSETS_TOPIC] = _Transactions()
 
     async def events(self) -> list[MetadataEvent]:
         """What was committed since the last call, up to the last stable offset as of now."""
@@ -82,14 +90,16 @@ class MetadataAudit:
 
     async def check_proofs(self) -> None:
         """Every transaction of the metadata so far must have committed an offset as a member of the group."""
-        brought = self._brought[self._topic].committed.copy()
-        proofs = self._brought[OFFSETS_TOPIC].committed
+        brought, offsets = self._brought[self._topic].committed.copy(), self._brought[OFFSETS_TOPIC]
+        proofs = offsets.committed
         for _ in range(_PROOF_TRIES):
             await self._read(OFFSETS_TOPIC)
             unproved = {producer: count for producer, count in brought.items() if proofs[producer] < count}
-            if not unproved:
+            # A proof is written before its transaction ends; the markers come to one topic after the other.
+            if not any(map(offsets.is_open, unproved)):
                 break
-            await asyncio.sleep(_PROOF_PAUSE_S)  # a transaction's markers come to one topic after the other
+            self.proofs_waited_for += 1
+            await asyncio.sleep(_PROOF_PAUSE_S)
         for producer, count in unproved.items():
             self._violations.add(
                 FENCED, f"producer {producer[0]} epoch {producer[1]} proved {proofs[producer]} of {count} commits"

@@ -19,7 +19,7 @@ from tests.drill.oracle import Oracle
 from tests.drill.rig import DrillProxy, DrillRig
 from tests.drill.violations import OUTAGE, Violations
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 30.0
 _PAUSE_S = 1.0
 _LOG_NOTHING = 0
 

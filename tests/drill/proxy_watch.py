@@ -1,7 +1,8 @@
 """`ProxyWatch`: who owns what, by the proxies' own metrics; and what they count that should never be.
 
 A metadata partition is without an owner for as long as no proxy that answers says that it may write. That may be no
-longer than `OWNER_BACK_S` after the last proxy or broker went away or came back.
+longer than `OWNER_BACK_S` after the last proxy or broker went away or came back. One that is too busy to answer may be
+the owner, but for no longer than that either.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ class ProxyWatch:
         """Without an owner, by metadata partition; disruptions may overlap in it."""
         self.longest_quiet_s = dict.fromkeys(range(METADATA_PARTITIONS), 0.0)
         """The same since the last disruption."""
+        self._said_at_s: dict[int, float] = {}
+        """When each proxy last told what it owns, by its number."""
+        self.is_all_owned = False
+        """As of the last look."""
         self.looks = 0
         self.error: str | None = None
 
@@ -57,29 +62,35 @@ class ProxyWatch:
     def _watch(self) -> None:
         while not self._stopping.wait(_INTERVAL_S):
             owned: set[int] = set()
+            is_one_busy = False
             for proxy in self._rig.surviving():
-                owned |= self._ask(proxy)
-            self._note(owned, time.monotonic())
+                said = self._ask(proxy)
+                now_s = time.monotonic()
+                if said is not None:
+                    owned |= said
+                    self._said_at_s[proxy.number] = now_s
+                else:
+                    since_s = max(self._said_at_s.get(proxy.number, 0.0), self._rig.disrupted_at_s)
+                    is_one_busy = is_one_busy or now_s - since_s <= OWNER_BACK_S
+            self._note(owned, time.monotonic(), is_one_busy=is_one_busy)
             self.looks += 1
 
-    @property
-    def is_all_owned(self) -> bool:
-        return all(time.monotonic() - at_s < 1.0 for at_s in self._owned_at_s.values())
-
-    def _ask(self, proxy: DrillProxy) -> set[int]:
+    def _ask(self, proxy: DrillProxy) -> set[int] | None:
+        """What it owns; None when it does not say."""
         try:
-            text = proxy.process.metrics(timeout_s=1.0)
+            text = proxy.process.metrics(timeout_s=5.0)
             if self.looks % 8 == proxy.number % 8:
                 self._check_log_starts(proxy)
         except (OSError, HTTPException, ValueError, struct.error):  # on its way down or up
-            return set()
+            return None
         for labels, _ in _BROKEN_BOUNDS.findall(text):
             self._violations.add(BOUNDS, f"{proxy.name}: {labels}")
         for labels, _ in _ALARMS.findall(text):
             self._violations.add(BOUNDS, f"{proxy.name}: an alarm: {labels}")
         return {int(number) for number in _OWNED.findall(text)}
 
-    def _note(self, owned: set[int], now_s: float) -> None:
+    def _note(self, owned: set[int], now_s: float, *, is_one_busy: bool) -> None:
+        self.is_all_owned = owned >= self._owned_at_s.keys()
         for number in self._owned_at_s:
             gone_s = now_s - self._owned_at_s[number]
             quiet_s = min(gone_s, now_s - self._rig.disrupted_at_s)
@@ -87,14 +98,14 @@ class ProxyWatch:
             self.longest_quiet_s[number] = max(self.longest_quiet_s[number], quiet_s)
             if number in owned:
                 self._owned_at_s[number] = now_s
-            elif quiet_s > OWNER_BACK_S:
+            elif quiet_s > OWNER_BACK_S and not is_one_busy:
                 since = f"{self._owned_at_s[number]:.0f}"
                 self._violations.add(OWNER, f"metadata partition {number}: no owner since {since} (monotonic)")
 
     def _check_log_starts(self, proxy: DrillProxy) -> None:
         for topic in self._rig.topics.names:
             asked = range(self._rig.topics.partitions)
-            for partition, start in list_offsets(proxy.process.address, topic, asked, EARLIEST, 2.0).items():
+            for partition, start in list_offsets(proxy.process.address, topic, asked, EARLIEST, 5.0).items():
                 of = proxy.number, (topic, partition)
                 before = self._starts.get(of, 0)
                 self._starts[of] = max(before, start)

@@ -16,7 +16,7 @@ from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import delete_topic
 from tests.servers.versitygw import VersityGateway
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.integration
 
 SEED = 1
 FAULTS = (

@@ -38,6 +38,8 @@ class TierAudit:
         self._oracle = oracle
         self._violations = violations
         self._stopping = threading.Event()
+        self.opened = threading.Event()
+        """From then on nothing escapes it."""
         self._local_starts: dict[Place, int] = {}
         self._folder = rig.gateway.folder / "data" / rig.bucket
         self.model = TierModel(
@@ -73,8 +75,8 @@ class TierAudit:
         client = BrokerClient([self._rig.cluster.address()], client_id="drill-audit")
         try:
             audit = MetadataAudit(client, self._rig.metadata_topic, self._violations)
-            await audit.open()
-            last, listed_at_s = False, 0.0
+            await self._open(audit)
+            last, listed_at_s = not self.opened.is_set(), 0.0
             while not last:
                 last = self._stopping.is_set()
                 with_objects = last or time.monotonic() - listed_at_s > _LISTING_S
@@ -91,6 +93,16 @@ class TierAudit:
                 await asyncio.sleep(_PAUSE_S)
         finally:
             await client.close()
+
+    async def _open(self, audit: MetadataAudit) -> None:
+        while not self._stopping.is_set():
+            try:
+                await audit.open()
+            except RemoteLogError:
+                await asyncio.sleep(_PAUSE_S)
+            else:
+                self.opened.set()
+                return
 
     async def _look(self, audit: MetadataAudit, with_objects: bool) -> None:
         starts = {

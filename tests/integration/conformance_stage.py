@@ -28,11 +28,18 @@ from tests.integration.test_topic_configs import alter as alter_topics
 from tests.integration.waiting import until
 from tests.servers.kafka import KafkaCluster
 from tests.servers.peer import Peer, topic_id_of
+from tests.servers.producing import until_decided
 from tests.servers.tidegate import TidegateProcess, tidegate_over
 from tiers.storage.object_key import parse_partition_manifest_key, parse_segment_key
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = range(-1, -6, -1)
+_PASSING = (
+    ErrorCode.LEADER_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.REPLICA_NOT_AVAILABLE,
+    ErrorCode.OFFSET_NOT_AVAILABLE,
+)
 BEGINNING_MS = 1_600_000_000_000
 """The timestamp of offset 0; every later one is a second later."""
 _RULES = """
@@ -126,12 +133,20 @@ class Stage:
         return int(listed.topics[self.topic].partitions[partition].leader)
 
     def list_offset(self, timestamp: int, partition: int = 0) -> tuple[int, int]:
-        """Offset and leader epoch, as the partition's leader answers through the proxy."""
+        """Offset and leader epoch, as the partition's leader answers through the proxy. What every client asks again
+        for is asked again."""
         host, port = self.proxy.address
-        with Peer((host, port + self.leader(partition))) as peer:
-            ((_, error_code, _, offset, epoch),) = peer.list_offsets(9, self.topic, [(partition, timestamp)])
-        assert error_code == 0
-        return offset, epoch
+        found: list[tuple[int, int]] = []
+
+        def answered() -> bool:
+            with Peer((host, port + self.leader(partition))) as peer:
+                ((_, error_code, _, offset, epoch),) = peer.list_offsets(9, self.topic, [(partition, timestamp)])
+            assert error_code in (ErrorCode.NONE, *_PASSING)
+            found.append((offset, epoch))
+            return error_code == ErrorCode.NONE
+
+        until(answered)
+        return found[-1]
 
 
 Action = Callable[[Stage], None]
@@ -170,6 +185,7 @@ def produce(batches: int, partition: int = 0, *, transaction: str = "") -> Actio
         if transaction:
             ended = producer.commit_transaction if transaction == "commit" else producer.abort_transaction
             ended(TIMEOUT_S)
+            until_decided(stage.bootstrap, stage.topic, partition)
             stage.next_offset[partition] += 1
 
     return act

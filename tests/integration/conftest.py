@@ -1,4 +1,6 @@
-"""Proxies that several files of tests ask for; each file gets its own, and whatever happened, it said no secret."""
+"""Proxies that several files of tests ask for; each file gets its own, and whatever happened, it said no secret.
+
+And Kafka's tools."""
 
 from __future__ import annotations
 
@@ -6,10 +8,19 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.clients.kafka_tools import KafkaTools
 from tests.integration.security_rig import assert_nothing_secret_was_said, proxy_before, sasl, section
 from tests.servers.certificates import Authority
 from tests.servers.kafka import KafkaCluster
 from tests.servers.tidegate import TidegateProcess
+
+
+@pytest.fixture(scope="session")
+def tools() -> Iterator[KafkaTools]:
+    """One Java process for all files of tests: each new one loads and compiles anew."""
+    made = KafkaTools()
+    yield made
+    made.stop()
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 from uuid import UUID
 
 from kafka.protocol.admin import DeleteRecordsRequest
@@ -15,7 +16,7 @@ from protocol.errors import ErrorCode
 from tests.integration.differential_workload import Topic
 from tests.servers.peer import Peer, topic_id_of
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 FETCH_VERSIONS = (4, 7, 10, 12, 17)
 ZSTD_FROM = 10
 """Older versions are told UNSUPPORTED_COMPRESSION_TYPE of remote zstd, by brokers since 4.0 of no zstd at all."""
@@ -24,6 +25,7 @@ WRONG_EPOCH = 99
 UNKNOWN_PARTITION = 7
 UNKNOWN_ID = UUID("7f3e8c1a-5b1d-4c39-9d60-3a1f0c9be812")
 
+Answer = TypeVar("Answer", bound=tuple[object, ...])
 Answers = dict[tuple[object, ...], object]
 """By the question."""
 
@@ -66,7 +68,7 @@ def _fetched(peer: Peer, topic: Topic) -> Answers:
             bounds = (one.high_watermark, one.last_stable_offset, one.log_start_offset)
             return one.error_code, response.error_code, bounds, response.diverging_epoch(one)
 
-        found["fetch", version, offset, epoch, last, partition, known] = _settled(once)
+        found["fetch", version, offset, epoch, last, partition, known] = settled(once)
 
     for version in FETCH_VERSIONS:
         with_records = (start, (start + end) // 2) if version >= ZSTD_FROM else ()
@@ -98,7 +100,7 @@ def _offsets(peer: Peer, topic: Topic, times: list[int], newest_ms: int) -> Answ
             _, error, found_ms, offset, leader_epoch = answer
             return error, MARKERS_TIME if found_ms > newest_ms else found_ms, offset, leader_epoch
 
-        found["offsets", version, partition, timestamp, epoch, isolation] = _settled(once)
+        found["offsets", version, partition, timestamp, epoch, isolation] = settled(once)
 
     for version in LIST_OFFSETS_VERSIONS:
         for timestamp in (-1, -2, *((-3,) if version >= 7 else ()), *times):
@@ -112,12 +114,13 @@ def _offsets(peer: Peer, topic: Topic, times: list[int], newest_ms: int) -> Answ
 
 
 def _epochs(peer: Peer, topic: Topic) -> Answers:
+    def ask(version: int, epoch: int, current: int) -> tuple[object, ...]:
+        return settled(lambda: peer.offset_for_leader_epoch(version, topic.name, epoch, current_leader_epoch=current))
+
     return {
-        ("epoch", version, asked, current): peer.offset_for_leader_epoch(
-            version, topic.name, asked, current_leader_epoch=current
-        )
+        ("epoch", version, epoch, current): ask(version, epoch, current)
         for version in (2, 3, 4)
-        for asked in (-1, 0, WRONG_EPOCH)
+        for epoch in (-1, 0, WRONG_EPOCH)
         for current in (-1, 0, WRONG_EPOCH)
     }
 
@@ -139,7 +142,7 @@ def _refused_deletions(peer: Peer, topic: Topic) -> Answers:
     return found
 
 
-def _settled(once: Callable[[], tuple[object, ...]]) -> tuple[object, ...]:
+def settled(once: Callable[[], Answer]) -> Answer:
     """The first answer whose error, which comes first in it, is not the one that every client repeats."""
     deadline = time.monotonic() + TIMEOUT_S
     while (answer := once())[0] == ErrorCode.REPLICA_NOT_AVAILABLE:

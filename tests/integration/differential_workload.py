@@ -11,7 +11,10 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
-TIMEOUT_S = 30.0
+from tests.integration.waiting import until
+from tests.servers.producing import until_decided
+
+TIMEOUT_S = 120.0
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 MAX_MESSAGE_BYTES = 300_000
 Headers = list[tuple[str, str | bytes | None]]
@@ -152,6 +155,8 @@ def run(topic: Topic, operation: Operation) -> None:
             resource.add_incremental_config(ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET))
             admin = AdminClient({"bootstrap.servers": topic.bootstrap})
             topic.outcomes.append(_outcome(lambda: admin.incremental_alter_configs([resource])[resource].result()))
+            if topic.outcomes[-1] is None:  # a broker shows it a moment later
+                until(lambda: admin.describe_configs([resource])[resource].result()[key].value == value)
 
 
 def delete_records(topic: Topic, offset: int) -> object:
@@ -181,6 +186,8 @@ def _produce(topic: Topic, operation: Produce) -> object:
         producer.commit_transaction(TIMEOUT_S)
     elif operation.commit is False:
         producer.abort_transaction(TIMEOUT_S)
+    if operation.commit is not None:
+        until_decided(topic.bootstrap, topic.name)  # else the next operation's records may come before the marker
     _note(topic, answers, operation.commit)
     return answers
 

@@ -13,7 +13,7 @@ from tests.clients.all_clients import CLIENTS
 from tests.clients.client import Client
 from tests.integration.strict_consumer import until_trimmed
 from tests.servers.kafka import CONSOLE_PRODUCER, KafkaCluster
-from tests.servers.producing import create_topic
+from tests.servers.producing import create_topic, until_decided
 from tests.servers.tidegate import TidegateProcess, tidegate_over
 
 VALUE_BYTES = 400
@@ -107,18 +107,20 @@ def matrix_stage(kafka: KafkaCluster, home: Path) -> Iterator[Stage]:
 def _prepare(kafka: KafkaCluster, proxy: TidegateProcess, client: Client, topic: str) -> None:
     offset = 0
     for part in HEAD:
-        offset = _write(proxy, client, topic, part, offset)
+        offset = _write(kafka, proxy, client, topic, part, offset)
     until_trimmed(kafka, topic, TRIMMED_AT_LEAST)
     for part in TAIL:
-        offset = _write(proxy, client, topic, part, offset)
+        offset = _write(kafka, proxy, client, topic, part, offset)
 
 
-def _write(proxy: TidegateProcess, client: Client, topic: str, part: Part, offset: int) -> int:
+def _write(kafka: KafkaCluster, proxy: TidegateProcess, client: Client, topic: str, part: Part, offset: int) -> int:
+    """Returns the next offset, once all before it are taken."""
     values = [value(topic, n) for n in range(offset, offset + part.count)]
     if part.commit is None:
         client.produce(proxy.bootstrap_servers, topic, values)
         return offset + part.count
     client.transact(proxy.bootstrap_servers, topic, values, transactional_id=topic, commit=part.commit)
+    until_decided(kafka.bootstrap_servers, topic)
     return offset + part.count + 1
 
 

@@ -64,12 +64,12 @@ def recording_relay(host: str, upstream_host: str, ports: Sequence[int]) -> Iter
     thread = threading.Thread(target=_run, args=(loop, relay, ready, stop))
     thread.start()
     try:
-        if not ready.wait(10):
+        if not ready.wait(60):
             raise TimeoutError("the relay did not start")
         yield relay
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
+        thread.join(60)
 
 
 def _run(loop: asyncio.AbstractEventLoop, relay: RecordingRelay, ready: threading.Event, stop: asyncio.Event) -> None:

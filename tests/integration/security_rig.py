@@ -23,13 +23,14 @@ from tests.servers.tidegate import TidegateProcess, tidegate_over
 from tiers.broker.client import BrokerClient
 from tiers.broker.sasl import Mechanism, SaslCredentials
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 RECORDS = 6_000
 RECORD = tuple[int, bytes]
 READ = (AclOperation.READ, AclOperation.DESCRIBE)
 WRITE = (AclOperation.WRITE,)
 CHECK_S = 0.1
 STORE_READS = r'tidegate_remote_storage_requests_total\{.*operation="fetch'
+COPY_LAG = r"tidegate_remote_copy_lag_bytes\{"
 
 
 def section(name: str, values: Mapping[str, object]) -> str:
@@ -104,7 +105,7 @@ def for_librdkafka(user: str, mechanism: str, ca: Path | None = None) -> dict[st
 
 def send(bootstrap: str, topic: str, values: list[bytes], settings: Mapping[str, Any]) -> None:
     failed: list[object] = []
-    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "message.timeout.ms": 30_000, **settings})
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, **settings})
     for value in values:
         producer.produce(topic, value, on_delivery=lambda error, _: failed.append(error) if error else None)
     assert producer.flush(TIMEOUT_S) == 0
@@ -134,7 +135,7 @@ def read_by_kafka_python(
     bootstrap: str, topic: str, count: int, settings: Mapping[str, Any], offset: int = 0
 ) -> list[RECORD]:
     consumer = kafka_python.KafkaConsumer(
-        bootstrap_servers=bootstrap, auto_offset_reset="none", consumer_timeout_ms=30_000, **settings
+        bootstrap_servers=bootstrap, auto_offset_reset="none", consumer_timeout_ms=120_000, **settings
     )
     partition = kafka_python.TopicPartition(topic, 0)
     consumer.assign([partition])
@@ -156,6 +157,12 @@ def eventually(what: Callable[[], bool]) -> None:
     while not what():
         assert time.monotonic() < deadline
         time.sleep(CHECK_S)
+
+
+def reads_for_clients(proxy: TidegateProcess) -> float:
+    """How often the store was read so far, once nothing is left to be copied: what was copied is read back as well."""
+    eventually(lambda: total(proxy, COPY_LAG) == 0)
+    return total(proxy, STORE_READS)
 
 
 class HalfTrimmed(NamedTuple):

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from tests.servers.kafka import KafkaCluster
+from tests.servers.peer import Peer, topic_id_of
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 RECORD = tuple[int, bytes]
 """Offset and value."""
 
@@ -72,3 +74,13 @@ def until_trimmed(cluster: KafkaCluster, topic: str, offset: int) -> int:
         assert time.monotonic() < deadline, f"the local log starts at {start}, not yet at {offset}"
         time.sleep(0.2)
     return start
+
+
+def log_bytes(cluster: KafkaCluster, topic: str, offset: int) -> int:
+    """Of partition 0's batches from `offset` on; of a MiB at most."""
+    listed = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(topic, TIMEOUT_S)
+    leader = listed.topics[topic].partitions[0].leader
+    with Peer(cluster.address(leader)) as peer:
+        (found,) = peer.fetch(17, topic, topic_id_of(cluster.bootstrap_servers, topic), offset).partitions
+    assert found.error_code == 0
+    return found.records_bytes

@@ -13,7 +13,7 @@ from tests.clients.kafka_tools import KafkaTools
 from tests.integration.matrix_stage import HEAD, TAIL, Stage, matrix_stage, value, written
 from tests.integration.strict_consumer import local_log_start
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.integration
 
 IN_REMOTE = 100
 """An offset before any transaction, well inside the remote tier."""
@@ -23,13 +23,6 @@ IN_REMOTE = 100
 def stage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with matrix_stage(request.getfixturevalue(request.param), tmp_path_factory.mktemp("matrix")) as made:
         yield made
-
-
-@pytest.fixture(scope="module")
-def tools() -> Iterator[KafkaTools]:
-    made = KafkaTools()
-    yield made
-    made.stop()
 
 
 @pytest.fixture
@@ -94,7 +87,7 @@ def test_the_command_line_tools(stage: Stage, tools: KafkaTools, group: str) -> 
 
     consumed = run(
         "kafka-console-consumer",
-        *("--topic", topic, "--group", group, "--from-beginning", "--max-messages", "300", "--timeout-ms", "30000"),
+        *("--topic", topic, "--group", group, "--from-beginning", "--max-messages", "300", "--timeout-ms", "120000"),
         *("--property", "print.offset=true"),
     )
     lines = [line for line in consumed.splitlines() if line.startswith("Offset:")]

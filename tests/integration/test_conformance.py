@@ -45,7 +45,7 @@ from tests.integration.conformance_stage import (
     move_replicas,
     produce,
 )
-from tests.servers.kafka import KafkaCluster
+from tests.servers.kafka import SHORT_LIVED, KafkaCluster
 from tests.servers.tidegate import TidegateProcess
 
 pytestmark = pytest.mark.integration
@@ -376,7 +376,7 @@ def two_disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KafkaC
     """A broker of their own for what no other test's broker should go through."""
     home = tmp_path_factory.mktemp("two-disks")
     settings = {"log.dirs": f"{home / 'first-disk'},{home / 'second-disk'}"}
-    with KafkaCluster(settings=settings) as cluster:
+    with KafkaCluster(settings=settings, java_options=SHORT_LIVED) as cluster:
         cluster.brokers[1].logs = home
         with conformance_proxy(cluster, home, "two-disks") as proxy:
             yield cluster, proxy, home

@@ -5,7 +5,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -19,7 +21,7 @@ from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic, produce, random_values
 from tests.servers.tidegate import TidegateProcess, tidegate_over
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.integration
 
 SEGMENT_BYTES = 30_000
 
@@ -93,11 +95,22 @@ def test_a_file_goes_through_a_topic_and_is_read_again_from_its_start(stage: Sta
 
     stage.worker.ask("PUT", "/connectors/sink/stop")
     until(lambda: stage.worker.states("sink") == ["STOPPED"])
-    stage.worker.ask("DELETE", "/connectors/sink/offsets")
+    until(lambda: are_forgotten(stage.worker))
     sink.unlink()
     assert local_log_start(stage.kafka, topic) > 0
     stage.worker.ask("PUT", "/connectors/sink/resume")
     until(lambda: sink.exists() and sink.read_text() == source.read_text())
+
+
+def are_forgotten(worker: ConnectWorker) -> bool:
+    """The offsets of a sink that was stopped: Connect asks to try again while its task still leaves the group."""
+    try:
+        worker.ask("DELETE", "/connectors/sink/offsets")
+    except HTTPError as error:
+        if error.code != HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise
+        return False
+    return True
 
 
 def test_mirror_maker_copies_a_topic_that_is_remote_by_half(stage: Stage) -> None:

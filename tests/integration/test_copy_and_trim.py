@@ -23,7 +23,9 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 
 pytestmark = pytest.mark.integration
-TIMEOUT_MS = 20_000
+TIMEOUT_MS = 60_000
+LIMIT_S = 300
+"""For what a copier does from its start on, a dozen of them at a time on a busy machine."""
 STEPS = [
     ("segment-built", 2),
     ("copy-started-written", 1),
@@ -113,7 +115,7 @@ async def made_tiers(kafka: KafkaCluster, client: BrokerClient, topic: str, fold
     """Waits for transaction markers: brokers write them after the producer's commit returned."""
     partition = await topic_id_partition(client, topic)
     source = BrokerLogSource(client)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             bounds = await source.bounds(partition, TIMEOUT_MS)
             if bounds.last_stable_offset == bounds.high_watermark:
@@ -125,19 +127,22 @@ async def made_tiers(kafka: KafkaCluster, client: BrokerClient, topic: str, fold
 @asynccontextmanager
 async def copier(options: CopierOptions) -> AsyncIterator[asyncio.subprocess.Process]:
     """Runs the copier; stops it cleanly at the end, and says what it printed when it failed."""
-    process = await asyncio.create_subprocess_exec(*options.command(), stderr=asyncio.subprocess.PIPE)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*options.command(), stdout=pipe, stderr=pipe)
     try:
+        assert process.stdout is not None
+        await asyncio.wait_for(process.stdout.readline(), LIMIT_S)
         yield process
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
-        _, errors = await asyncio.wait_for(process.communicate(), 30)
+        _, errors = await asyncio.wait_for(process.communicate(), LIMIT_S)
         if process.returncode not in (0, -signal.SIGKILL):
             raise AssertionError(errors.decode())
 
 
 async def settle(tiers: Tiers, options: CopierOptions) -> None:
-    async with copier(options) as process, asyncio.timeout(60):
+    async with copier(options) as process, asyncio.timeout(LIMIT_S):
         while not await tiers.is_settled():
             assert process.returncode is None
             await asyncio.sleep(0.1)
@@ -166,7 +171,7 @@ async def test_a_copier_killed_after_any_step_loses_nothing(
     tiers = await made_tiers(kafka, client, topic_name, tmp_path)
     options = CopierOptions(tiers.options.bootstrap, topic_name, str(tmp_path), kill_after=step, kill_at=at)
     async with copier(options) as process:
-        assert await asyncio.wait_for(process.wait(), 60) == -signal.SIGKILL
+        assert await asyncio.wait_for(process.wait(), LIMIT_S) == -signal.SIGKILL
     await tiers.check_that_every_offset_is_readable()
 
     await settle(tiers, tiers.options)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_copy_and_trim import STEPS, TIMEOUT_MS, Tiers, copier, settle
+from tests.integration.test_copy_and_trim import LIMIT_S, STEPS, TIMEOUT_MS, Tiers, copier, settle
 from tests.servers.copier import CopierOptions
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic, produce, random_values, topic_id_partition
@@ -86,7 +86,7 @@ async def cluster_tiers(kafka: KafkaCluster, topic: str, folder: Path) -> AsyncI
 
 async def die(tiers: ClusterTiers, options: CopierOptions) -> None:
     async with copier(options) as process:
-        assert await asyncio.wait_for(process.wait(), 80) == -signal.SIGKILL
+        assert await asyncio.wait_for(process.wait(), LIMIT_S) == -signal.SIGKILL
     await tiers.check_that_every_offset_is_readable()
     saved, known = tiers.saved_segments(), {one.segment_id: one for one in await tiers.segments()}
     # The file may be behind the topic, never ahead of it, nor beside it.
@@ -104,6 +104,7 @@ async def live_through(kafka: KafkaCluster, topic: str, folder: Path, deaths: Se
         assert tiers.saved_segments() == await tiers.segments()
 
 
+@pytest.mark.timeout(3 * LIMIT_S)
 async def test_a_copier_killed_after_any_step_loses_nothing_with_its_metadata_in_the_cluster(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:

@@ -27,7 +27,7 @@ from tiers.log.log_source import EpochEndOffset, LocalLogBounds
 from tiers.model.ids import TopicIdPartition
 
 pytestmark = pytest.mark.integration
-TIMEOUT_MS = 20_000
+TIMEOUT_MS = 60_000
 
 
 def still_ours() -> None:
@@ -100,9 +100,9 @@ async def test_bounds_of_logs_that_are_empty_trimmed_or_held_back(
     producer = transactional_producer(kafka.bootstrap_servers, topic_name)
     producer.begin_transaction()
     producer.produce(topic_name, b"open", partition=2)
-    assert producer.flush(20) == 0
+    assert producer.flush(TIMEOUT_MS / 1000) == 0
     found = await asyncio.gather(*(source.bounds(one, TIMEOUT_MS) for one in (empty, trimmed, held)))
-    producer.abort_transaction(20)
+    producer.abort_transaction(TIMEOUT_MS / 1000)
     assert found == [
         LocalLogBounds(log_start_offset=0, last_stable_offset=0, high_watermark=0, leader_epoch=0),
         LocalLogBounds(log_start_offset=50, last_stable_offset=50, high_watermark=50, leader_epoch=0),
@@ -162,7 +162,7 @@ async def test_an_open_transaction_holds_reads_and_trims_back(
     open_one = transactional_producer(kafka.bootstrap_servers, f"{topic_name}-b")
     open_one.begin_transaction()
     open_one.produce(topic_name, b"undecided", partition=0)
-    open_one.flush(20)
+    assert open_one.flush(TIMEOUT_MS / 1000) == 0
     produce(kafka.bootstrap_servers, topic_name, [b"after"])
     partition = await topic_id_partition(client, topic_name)
     source = BrokerLogSource(client)
@@ -174,5 +174,5 @@ async def test_an_open_transaction_holds_reads_and_trims_back(
     assert [aborted.first_offset for aborted in read.aborted_transactions] == [0]
     with pytest.raises(BrokerError):
         await source.delete_records(partition, 7, bounds.leader_epoch, TIMEOUT_MS, still_ours)
-    open_one.commit_transaction(20)
+    open_one.commit_transaction(TIMEOUT_MS / 1000)
     assert (await source.bounds(partition, TIMEOUT_MS)).log_start_offset == 0

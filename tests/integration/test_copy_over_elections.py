@@ -27,7 +27,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.storage.local import LocalRemoteStorageManager
 
 pytestmark = pytest.mark.integration
-TIMEOUT_MS = 30_000
+TIMEOUT_MS = 60_000
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Copying:
     metadata: InMemoryRemoteLogMetadataManager
 
     async def until_remote(self, partition: TopicIdPartition, end_offset: int) -> None:
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(120):
             while True:
                 if self.metadata.remote_end_offset(partition) == end_offset:
                     return

@@ -14,14 +14,14 @@ from pipeline.decode.arrow_records import decode_batches
 from pipeline.decode.record_columns import ALL_COLUMNS
 from protocol.records.record_batch import verify_batches
 from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, topic_id_partition, transactional_producer
+from tests.servers.producing import create_topic, topic_id_partition, transactional_producer, until_decided
 from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
 from tiers.segment.segment_index import AbortedTransactionRange
 
 pytestmark = pytest.mark.integration
-TIMEOUT_S = 30.0
-TIMEOUT_MS = 30_000
+TIMEOUT_S = 120.0
+TIMEOUT_MS = 60_000
 LAST_OFFSET = (1 << 63) - 1
 FETCH_BYTES = (1, 4_000, 1 << 20)
 """One batch, some, all."""
@@ -57,6 +57,7 @@ def write(bootstrap: str, topic: str) -> None:
         else:
             one.commit_transaction(TIMEOUT_S)
     other.commit_transaction(TIMEOUT_S)
+    until_decided(bootstrap, topic)
 
 
 def consumed(bootstrap: str, topic: str, isolation_level: str) -> list[Row]:

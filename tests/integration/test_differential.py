@@ -31,7 +31,7 @@ from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic
 from tests.servers.tidegate import tidegate_over
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 MUST_DIFFER = frozenset(
     {

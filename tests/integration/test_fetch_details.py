@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from uuid import UUID
@@ -19,7 +19,7 @@ from tests.fakes.broker.fetch_frames import Ask
 from tests.integration import strict_consumer
 from tests.integration.raw_client import Forwarded, RawClient, raw_client
 from tests.integration.two_tiers_rig import TwoTiers, two_tiers
-from tests.servers.kafka import CONFIG_COMMAND, Broker, KafkaCluster
+from tests.servers.kafka import CONFIG_COMMAND, KafkaCluster
 from tests.servers.producing import create_topic, produce, random_values
 
 pytestmark = pytest.mark.integration
@@ -57,11 +57,20 @@ def sizes(response: FetchResponse) -> dict[tuple[object, int], int]:
     return {(one.topic, one.partition): one.records_bytes for one in response.partitions}
 
 
+async def answered(client: RawClient, asked: Sequence[Ask], **more: int) -> FetchResponse:
+    """Asks again where a client would: a doubt about one tier is not let hold back for long what the other has."""
+    async with asyncio.timeout(120):
+        while True:
+            response = await client.fetch(VERSION, asked, **more)
+            if ErrorCode.REPLICA_NOT_AVAILABLE not in {one.error_code for one in response.partitions}:
+                return response
+
+
 async def until_known(client: RawClient, *asked: Ask) -> FetchResponse:
     """Polls until the first partition, a remote one, brings records: from then on it is predicted."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while True:
-            response = await client.fetch(VERSION, asked, max_wait_ms=300)
+            response = await answered(client, asked, max_wait_ms=300)
             if sizes(response)[asked[0].topic, asked[0].partition]:
                 return response
 
@@ -96,10 +105,12 @@ async def test_min_bytes_counts_both_tiers_together(tiers: TwoTiers, topic: str)
     async with raw_client(tiers.bootstrap) as client:
         await until_known(client, Ask(remote, 0, 0))
         both = [Ask(remote, 0, 0, max_bytes=5_000), Ask(local, 0, 0)]
-        got = sizes(await client.fetch(VERSION, both, max_wait_ms=500, min_bytes=1 << 20))
+        async with asyncio.timeout(120):
+            while not (got := sizes(await answered(client, both, max_wait_ms=500, min_bytes=1 << 20)))[remote, 0]:
+                pass  # a busy machine's read may last longer than this wait
         assert got[local, 0] > 2_000
         assert 0 < got[remote, 0] <= 5_000
-        alone = sizes(await client.fetch(VERSION, both[:1], max_wait_ms=0, min_bytes=1 << 20))
+        alone = sizes(await answered(client, both[:1], max_wait_ms=0, min_bytes=1 << 20))
         assert 0 < alone[remote, 0] <= 5_000
 
 
@@ -113,9 +124,9 @@ async def test_one_byte_budget_spans_both_tiers(tiers: TwoTiers, topic: str, is_
         asked.reverse()
     async with raw_client(tiers.bootstrap) as client:
         await until_known(client, Ask(remote, 0, 0))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while True:
-                got = sizes(await client.fetch(VERSION, asked, max_wait_ms=300, max_bytes=30_000))
+                got = sizes(await answered(client, asked, max_wait_ms=300, max_bytes=30_000))
                 assert sum(got.values()) <= 30_000
                 if got[remote, 0]:
                     break
@@ -159,10 +170,10 @@ async def test_limits_of_one_byte_bring_one_batch_of_every_partition_in_turn(tie
     order: list[tuple[UUID, int]] = [*((remote, n) for n in range(3)), (local, 0)]
     positions = dict.fromkeys(order, 0)
     async with raw_client(tiers.bootstrap) as client:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while any(position < len(values) for position in positions.values()):
                 asked = [Ask(topic_id, n, positions[topic_id, n], max_bytes=1) for topic_id, n in order]
-                response = await client.fetch(VERSION, asked, max_wait_ms=0, min_bytes=1 << 20, max_bytes=1)
+                response = await answered(client, asked, max_wait_ms=0, min_bytes=1 << 20, max_bytes=1)
                 got = [key for key, size in sizes(response).items() if size]
                 assert len(got) <= 1
                 for one in response.partitions:
@@ -186,7 +197,7 @@ async def test_a_busy_local_neighbour_leaves_no_remote_partition_behind(tiers: T
             rounds += 1
             assert rounds < 200
             asked = [Ask(topic_id, n, positions[topic_id, n], max_bytes=20_000) for topic_id, n in order]
-            response = await client.fetch(VERSION, asked, max_wait_ms=500, max_bytes=40_000)
+            response = await answered(client, asked, max_wait_ms=500, max_bytes=40_000)
             for one in response.partitions:
                 assert one.error_code == 0
                 assert isinstance(one.topic, UUID)
@@ -211,7 +222,7 @@ async def test_an_empty_throttled_answer_is_relayed_without_remote_records(tiers
         await until_known(client, Ask(remote, 0, 0))
         await quota("--add-config", "consumer_byte_rate=20000")
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 while True:
                     response = await client.fetch(VERSION, [Ask(local, 0, 0), Ask(remote, 0, 0)], max_wait_ms=0)
                     if response.throttle_time_ms > 0:
@@ -244,7 +255,7 @@ async def test_a_held_remote_fetch_is_answered_empty_when_the_proxy_drains(
         gate = tiers.storage.gate = asyncio.Event()
         tiers.storage.asked.clear()
         await client.send(VERSION, [Ask(remote, 0, 0)], session_epoch=0, max_wait_ms=LONG_MS)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             await tiers.storage.asked.wait()
         drained = group.create_task(proxy.aclose())
         response = await client.receive(VERSION)
@@ -255,27 +266,11 @@ async def test_a_held_remote_fetch_is_answered_empty_when_the_proxy_drains(
         await drained
 
 
-class RackedCluster(KafkaCluster):
-    """Every broker in a rack of its own, and followers that consumers of their rack may read."""
-
-    def _properties(self, broker: Broker) -> dict[str, str]:
-        properties = super()._properties(broker)
-        properties["broker.rack"] = f"rack{properties['node.id']}"
-        properties["replica.selector.class"] = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
-        return properties
-
-
-@asynccontextmanager
-async def racked(tmp_path: Path) -> AsyncIterator[TwoTiers]:
-    with RackedCluster(brokers=3, settings={"log.segment.bytes": str(1 << 20)}, advertised_host="localhost") as kafka:
-        async with two_tiers(kafka, tmp_path, "tiered-*") as tiers:
-            yield tiers
-
-
-@pytest.mark.timeout(240)
-async def test_a_consumer_of_a_followers_rack_reads_both_tiers(tmp_path: Path, topic: str) -> None:
+async def test_a_consumer_of_a_followers_rack_reads_both_tiers(
+    kafka_of_three: KafkaCluster, tmp_path: Path, topic: str
+) -> None:
     """The leader sends it to the follower for what is local; nothing is added to such an answer."""
-    async with racked(tmp_path) as tiers:
+    async with two_tiers(kafka_of_three, tmp_path, "tiered-*") as tiers:
         values = random_values(100)
         remote = await fill(tiers, topic, values, replicas=3)
         local = await fill(tiers, f"local-{topic}", values[:5], 6, is_tiered=False, replicas=3)
@@ -291,7 +286,7 @@ async def test_a_consumer_of_a_followers_rack_reads_both_tiers(tmp_path: Path, t
             raw_client(f"{host}:{int(port) + leader}") as at_leader,
             raw_client(f"{host}:{int(port) + follower}") as at_follower,
         ):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 while True:
                     response = await at_leader.fetch(VERSION, [Ask(local, led, 0)], **rack)
                     (entry,) = response.partitions
@@ -306,7 +301,7 @@ async def test_a_consumer_of_a_followers_rack_reads_both_tiers(tmp_path: Path, t
             response = await until_known(at_follower, Ask(remote, 0, 0))
             assert values[0] in bytes(response.records(response.partitions[0]))
             forwarded.changed.clear()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 while True:
                     response = await at_follower.fetch(VERSION, [Ask(remote, 0, local_start)])
                     if sizes(response)[remote, 0]:

@@ -16,7 +16,7 @@ from protocol.errors import ErrorCode
 from tests.fakes.broker.fetch_frames import Ask
 from tests.integration.raw_client import Forwarded, RawClient, raw_client
 from tests.integration.two_tiers_rig import TwoTiers, two_tiers
-from tests.servers.kafka import CONSOLE_CONSUMER, SHRINKS_SOON, KafkaCluster
+from tests.servers.kafka import CONSOLE_CONSUMER, SHORT_LIVED, SHRINKS_SOON, KafkaCluster
 from tests.servers.producing import create_topic, delete_topic, produce, random_values
 
 pytestmark = pytest.mark.integration
@@ -48,7 +48,7 @@ def wide(kafka: KafkaCluster, topic_name: str) -> Iterator[str]:
 async def create(tiers: TwoTiers, topic: str, partitions: int = 1) -> UUID:
     """Returns when the broker leads all of them."""
     await asyncio.to_thread(partial(create_topic, tiers.kafka.bootstrap_servers, topic, partitions=partitions))
-    async with asyncio.timeout(60), raw_client(tiers.kafka.bootstrap_servers) as direct:
+    async with asyncio.timeout(120), raw_client(tiers.kafka.bootstrap_servers) as direct:
         while True:
             known = (await tiers.client.metadata(0)).topics.get(topic)
             if known is not None and len(known.partitions) == partitions:
@@ -94,7 +94,7 @@ class Session:
         return response
 
     async def until_records(self) -> FetchResponse:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not with_records(response := await self.incremental()):
                 assert response.session_id == self.id
         return response
@@ -129,7 +129,7 @@ async def test_a_session_is_the_brokers_until_a_partition_turns_remote_and_again
 
         everything = [*asks(wide_id, [0] * last + [1]), Ask(tiered_id, 0, 0)]
         session.id = 0
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while not with_records(response := await session.full(everything, WAIT_MS)):
                 assert (response.session_id, len(response.partitions)) == (0, partitions + 1)
         assert (response.session_id, len(response.partitions)) == (0, partitions + 1)
@@ -235,7 +235,7 @@ async def test_a_session_that_the_broker_does_not_know_is_refused_as_by_the_brok
 async def test_consumers_share_a_broker_with_few_sessions(tmp_path: Path, topic: str) -> None:
     """One session for each of the broker's eight shards: whoever finds its shard taken is answered id 0."""
     settings = {**SHRINKS_SOON, "max.incremental.fetch.session.cache.slots": "8"}
-    with KafkaCluster(settings=settings, advertised_host="localhost") as kafka:
+    with KafkaCluster(settings=settings, advertised_host="localhost", java_options=SHORT_LIVED) as kafka:
         async with two_tiers(kafka, tmp_path, PATTERN) as tiers:
             await create(tiers, topic)
             wide_id = await create(tiers, "wide", 100)
@@ -255,7 +255,7 @@ async def test_consumers_share_a_broker_with_few_sessions(tmp_path: Path, topic:
                 kafka.run_tool,
                 CONSOLE_CONSUMER,
                 *("--bootstrap-server", tiers.bootstrap, "--include", f"{topic}|wide", "--from-beginning"),
-                *("--max-messages", "400", "--timeout-ms", "30000"),
+                *("--max-messages", "400", "--timeout-ms", "120000"),
                 *("--command-property", "max.partition.fetch.bytes=20000"),
             )
             python = asyncio.to_thread(read_with_kafka_python, tiers.bootstrap, topic, 400)
@@ -272,7 +272,7 @@ def read_with_kafka_python(bootstrap: str, topic: str, count: int) -> tuple[list
     consumer = kafka_python.KafkaConsumer(
         bootstrap_servers=bootstrap,
         auto_offset_reset="none",
-        consumer_timeout_ms=30_000,
+        consumer_timeout_ms=120_000,
         max_partition_fetch_bytes=20_000,
     )
     partitions = [kafka_python.TopicPartition("wide", n) for n in range(100)]

@@ -24,7 +24,7 @@ from tiers.storage.remote_storage_manager import LogSegmentData
 
 pytestmark = pytest.mark.integration
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 PROTOCOLS = ["classic", "consumer"]
 RECORD = tuple[str, int, int, bytes]
 """Topic, partition, offset and value."""
@@ -292,7 +292,7 @@ async def test_offsets_are_committed_in_transactions_that_read_the_remote_tier(t
             bootstrap_servers=tiers.bootstrap,
             auto_offset_reset="earliest",
             isolation_level="read_committed",
-            consumer_timeout_ms=30_000,
+            consumer_timeout_ms=120_000,
         )
         try:
             return [message.value for _, message in zip(range(len(made)), consumer, strict=False)]

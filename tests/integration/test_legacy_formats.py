@@ -25,7 +25,7 @@ from tests.servers.producing import create_topic, produce, random_values
 
 pytestmark = pytest.mark.integration
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 T0_MS = 1_600_000_000_000
 PER_SET = 40
 CODECS = range(4)
@@ -102,7 +102,7 @@ def lay_segment(folder: Path, sets: Sequence[bytes]) -> None:
 
 def by_kafka_python(bootstrap: str, topic: str, offset: int, count: int) -> list[Seen]:
     consumer = kafka_python.KafkaConsumer(
-        bootstrap_servers=bootstrap, auto_offset_reset="none", consumer_timeout_ms=30_000
+        bootstrap_servers=bootstrap, auto_offset_reset="none", consumer_timeout_ms=120_000
     )
     partition = kafka_python.TopicPartition(topic, 0)
     consumer.assign([partition])
@@ -171,7 +171,7 @@ async def test_the_java_client_reads_old_records(old_cluster: KafkaCluster, tmp_
         consumed = old_cluster.run_tool(
             CONSOLE_CONSUMER,
             *("--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"),
-            *("--max-messages", str(old_records(topic) + PRODUCED), "--timeout-ms", "30000"),
+            *("--max-messages", str(old_records(topic) + PRODUCED), "--timeout-ms", "120000"),
             *("--formatter-property", "print.timestamp=true", "--formatter-property", "print.key=true"),
             *("--formatter-property", "print.offset=true"),
         )

@@ -16,7 +16,7 @@ from tiers.metadata.metadata_topic import MetadataTopicSettings
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 
 pytestmark = pytest.mark.integration
-TIMEOUT_MS = 30_000
+TIMEOUT_MS = 60_000
 
 
 async def test_a_leader_whose_quorum_is_gone_makes_nothing_fresh(

@@ -17,14 +17,9 @@ from kafka.admin import KafkaAdminClient
 
 from tests.clients.share_member import ShareMember, start_at_earliest
 from tests.integration.recording_relay import RecordingRelay, recording_relay
-from tests.servers.kafka import (
-    CONSOLE_CONSUMER,
-    CONSOLE_PRODUCER,
-    Broker,
-    KafkaCluster,
-    consecutive_free_ports,
-    free_ports,
-)
+from tests.integration.waiting import until
+from tests.servers.kafka import CONSOLE_CONSUMER, CONSOLE_PRODUCER, Broker, KafkaCluster
+from tests.servers.ports import consecutive_free_ports, free_ports
 from tests.servers.producing import create_topic, produce
 from tests.servers.running_brokers import running_brokers
 from tests.servers.tidegate import TidegateProcess
@@ -33,7 +28,7 @@ pytestmark = pytest.mark.integration
 
 BROKERS = 3
 RECORDS = 300
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 CLIENT_HOST, PROXY_HOST = "127.0.0.1", "127.0.0.2"
 
 
@@ -98,7 +93,7 @@ def test_kafka_python_produces_and_consumes_in_a_group(rig: Rig, topic_name: str
         bootstrap_servers=rig.bootstrap,
         group_id=topic_name,
         auto_offset_reset="earliest",
-        consumer_timeout_ms=20_000,
+        consumer_timeout_ms=120_000,
     )
     received = [next(consumer).value for _ in range(RECORDS)]
     consumer.close()
@@ -157,7 +152,7 @@ def test_acks_0_takes_no_turn(rig: Rig, topic_name: str) -> None:
     producer.flush(TIMEOUT_S)
     producer.close()
     consumer = kafka.KafkaConsumer(
-        topic_name, bootstrap_servers=rig.bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=20_000
+        topic_name, bootstrap_servers=rig.bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=120_000
     )
     assert [next(consumer).value for _ in range(RECORDS)] == sent
     consumer.close()
@@ -173,7 +168,7 @@ def test_the_java_client_produces_and_consumes(rig: Rig, topic_name: str) -> Non
     consumed = rig.cluster.run_tool(
         CONSOLE_CONSUMER,
         *("--bootstrap-server", rig.bootstrap, "--topic", topic_name, "--from-beginning"),
-        *("--max-messages", str(RECORDS), "--timeout-ms", "30000"),
+        *("--max-messages", str(RECORDS), "--timeout-ms", "120000"),
     )
     assert sorted(consumed.stdout.split("\n")[:RECORDS]) == sorted(lines)
     assert rig.leaks() == []
@@ -304,9 +299,12 @@ def test_a_broker_that_joins_gets_a_port_and_one_that_moves_keeps_it(kafka_of_th
     first = consecutive_free_ports(1 + BROKERS)
     joins = cluster.brokers[3]
     cluster.stop_broker(3)
+    stay = [cluster.brokers[node_id] for node_id in (1, 2)]
     try:
+        # They hear of it each in its own time, later if it took the controller with it.
+        until(lambda: all(set(running_brokers(each.host, each.port, TIMEOUT_S)) == {1, 2} for each in stay))
         with tidegate(cluster, CLIENT_HOST, first):
-            assert set(running_brokers(CLIENT_HOST, first)) == {1, 2}
+            assert set(running_brokers(CLIENT_HOST, first, TIMEOUT_S)) == {1, 2}
             with pytest.raises(ConnectionRefusedError):
                 running_brokers(CLIENT_HOST, first + 3)
             for _ in range(2):

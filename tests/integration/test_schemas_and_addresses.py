@@ -22,12 +22,15 @@ from protocol.schema import compile_message
 from tests.conftest import BROKER_HOST
 from tests.fakes.message_oracle import Value, encode, message_names
 from tests.servers.kafka import KafkaCluster, kafka_libs
+from tests.servers.ports import PORTS
 from tests.servers.producing import create_topic
 
 pytestmark = pytest.mark.integration
 
 CORRELATION_ID = 42
 MISMATCHED_ENDPOINT_TYPE = 114
+FIRST_PORT = PORTS.stop
+"""Where no broker of the tests is: every port changes."""
 NO_NODE = b"\xff\xff\xff\xff"
 UNKNOWN_TOPIC_OR_PARTITION = b"\x00\x03"
 NOT_LEADER_OR_FOLLOWER = b"\x00\x06"
@@ -37,7 +40,7 @@ class Peer:
     """One connection to a broker; answers come as whole response payloads."""
 
     def __init__(self, address: Address) -> None:
-        self._socket = socket.create_connection(address, timeout=20)
+        self._socket = socket.create_connection(address, timeout=120)
         self._decoder = FrameDecoder()
 
     def ask(self, api_key: int, version: int, body: bytes) -> bytes:
@@ -80,7 +83,9 @@ def versions_in(payload: bytes) -> dict[int, tuple[int, int]]:
 
 
 def assert_rewritten(api_key: int, version: int, payload: bytes, expected_addresses: int) -> None:
-    rewritten = bytes(rewrite_addresses(api_key, version, payload, lambda node_id: (f"n{node_id}", 20000 + node_id)))
+    rewritten = bytes(
+        rewrite_addresses(api_key, version, payload, lambda node_id: (f"n{node_id}", FIRST_PORT + node_id))
+    )
     before, after = fields(api_key, version, payload), fields(api_key, version, rewritten)
     assert BROKER_HOST.encode() not in rewritten
     changed = {path for path in before if before[path] != after[path]}
@@ -90,7 +95,7 @@ def assert_rewritten(api_key: int, version: int, payload: bytes, expected_addres
     for path in changed:
         node_id = next(after[(*path[:-1], name)] for name in ("NodeId", "BrokerId") if (*path[:-1], name) in after)
         (number,) = struct.unpack(">i", node_id)
-        assert after[path] in (struct.pack(">i", 20000 + number), b"\x00\x02n%d" % number, b"\x03n%d" % number)
+        assert after[path] in (struct.pack(">i", FIRST_PORT + number), b"\x00\x02n%d" % number, b"\x03n%d" % number)
 
 
 def test_the_schemas_are_those_in_kafkas_own_jar() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import confluent_kafka
@@ -35,10 +35,11 @@ from tests.integration.security_rig import (
     HalfTrimmed,
     for_librdkafka,
     half_trimmed,
+    reads_for_clients,
     total,
 )
 from tests.servers.kafka import KafkaCluster
-from tests.servers.secure_kafka import USERS, allow
+from tests.servers.secure_kafka import REAUTHENTICATION_MS, USERS, allow
 from tests.servers.tidegate import TidegateProcess
 
 pytestmark = pytest.mark.integration
@@ -47,6 +48,7 @@ FETCH_VERSION = 12
 SOONEST_S = 1.1
 """After an authentication: brokers take no other one within a second."""
 SASL_HANDSHAKES = r'tidegate_requests_total\{.*api="SaslHandshake"'
+CONNECTIONS = r"tidegate_connections_total "
 
 
 @pytest.fixture(scope="module")
@@ -135,88 +137,129 @@ def error_of(response: FetchResponse) -> int:
     return partition.error_code
 
 
-async def test_fetches_in_flight_around_an_authentication_are_answered_in_order(
-    plain: TidegateProcess, topic: HalfTrimmed
-) -> None:
-    async with wire_to(plain) as wire:
+class NotNowError(Exception):
+    """What every client asks for again."""
+
+
+def served(response: FetchResponse) -> FetchResponse:
+    if (error := error_of(response)) == ErrorCode.REPLICA_NOT_AVAILABLE:
+        raise NotNowError
+    assert error == 0
+    return response
+
+
+async def within_a_session(attempt: Callable[[], Awaitable[None]]) -> None:
+    """Once more, from its beginning, when its session ended before it did: on a busy machine a session is short. A
+    connection that is closed before its session can have ended is a failure."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            began_s = time.monotonic()
+            try:
+                return await attempt()
+            except NotNowError:
+                continue
+            except (asyncio.IncompleteReadError, ConnectionError):
+                if time.monotonic() - began_s < REAUTHENTICATION_MS / 1000:
+                    raise
+
+
+@asynccontextmanager
+async def alice_has_read(proxy: TidegateProcess, topic: HalfTrimmed) -> AsyncIterator[Wire]:
+    """What is remote, and so long after she authenticated that this connection may authenticate again."""
+    async with wire_to(proxy) as wire:
         assert await wire.authenticate("alice") == 0
         for _ in range(2):  # the first is not predicted, the second is
             wire.send(fetch(topic.topic, 0))
-            assert error_of(await wire.fetched()) == 0
+            served(await wire.fetched())
         await asyncio.sleep(SOONEST_S)
-        # All at once: remote, authenticate again, remote and local.
-        wire.send(
-            fetch(topic.topic, 100), handshake(1), token("alice"), fetch(topic.topic, 100),
-            fetch(topic.topic, topic.local_log_start),
-        )  # fmt: skip
-        first = await wire.fetched()
-        assert error_of(first) == 0
-        assert SaslHandshakeResponse.decode((await wire.receive())[4:], version=1).error_code == 0
-        assert await wire.authenticated() == 0
-        second = await wire.fetched()
-        shorter, longer = sorted((records_of(first), records_of(second)), key=len)
-        assert shorter
-        assert longer.startswith(shorter), "how much of a remote range comes at once may differ"
-        assert error_of(await wire.fetched()) == 0
+        yield wire
+
+
+async def test_fetches_in_flight_around_an_authentication_are_answered_in_order(
+    plain: TidegateProcess, topic: HalfTrimmed
+) -> None:
+    async def attempt() -> None:
+        async with alice_has_read(plain, topic) as wire:
+            # All at once: remote, authenticate again, remote and local.
+            wire.send(
+                fetch(topic.topic, 100), handshake(1), token("alice"), fetch(topic.topic, 100),
+                fetch(topic.topic, topic.local_log_start),
+            )  # fmt: skip
+            first = served(await wire.fetched())
+            assert SaslHandshakeResponse.decode((await wire.receive())[4:], version=1).error_code == 0
+            assert await wire.authenticated() == 0
+            second = served(await wire.fetched())
+            shorter, longer = sorted((records_of(first), records_of(second)), key=len)
+            assert shorter
+            assert longer.startswith(shorter), "how much of a remote range comes at once may differ"
+            served(await wire.fetched())
+
+    await within_a_session(attempt)
 
 
 async def test_another_principal_is_served_nothing_of_what_the_first_was_allowed(
     plain: TidegateProcess, topic: HalfTrimmed
 ) -> None:
     """Brokers take no other principal on a connection: what was asked for by then is answered by nobody."""
-    async with wire_to(plain) as wire:
-        assert await wire.authenticate("alice") == 0
-        for _ in range(2):
-            wire.send(fetch(topic.topic, 0))
-            assert error_of(await wire.fetched()) == 0
-        await asyncio.sleep(SOONEST_S)
-        reads = total(plain, STORE_READS)
-        wire.send(handshake(1), token("bob"), fetch(topic.topic, 2_000))
-        assert SaslHandshakeResponse.decode((await wire.receive())[4:], version=1).error_code == 0
-        assert await wire.is_closed()
-        assert total(plain, STORE_READS) == reads
-    async with wire_to(plain) as wire:
-        assert await wire.authenticate("bob") == 0
-        wire.send(fetch(topic.topic, 2_000))
-        assert error_of(await wire.fetched()) == ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        assert total(plain, STORE_READS) == reads
+
+    async def attempt() -> None:
+        async with alice_has_read(plain, topic) as wire:
+            reads = total(plain, STORE_READS)
+            wire.send(handshake(1), token("bob"), fetch(topic.topic, 2_000))
+            assert SaslHandshakeResponse.decode((await wire.receive())[4:], version=1).error_code == 0
+            assert await wire.is_closed()
+            assert total(plain, STORE_READS) == reads
+        async with wire_to(plain) as wire:
+            assert await wire.authenticate("bob") == 0
+            wire.send(fetch(topic.topic, 2_000))
+            assert error_of(await wire.fetched()) == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            assert total(plain, STORE_READS) == reads
+
+    await asyncio.to_thread(reads_for_clients, plain)
+    await within_a_session(attempt)
 
 
 async def test_a_session_that_ended_gets_no_remote_byte(plain: TidegateProcess, topic: HalfTrimmed) -> None:
     async with wire_to(plain) as wire, asyncio.timeout(TIMEOUT_S):
         assert await wire.authenticate("alice") == 0
-        served = 0
+        count = 0
         while True:
             wire.send(fetch(topic.topic, 0))
             try:
                 response = await wire.fetched()
             except (asyncio.IncompleteReadError, ConnectionResetError):
                 break
-            assert error_of(response) == 0
-            served += 1
-        assert served > 0
+            assert error_of(response) in (0, ErrorCode.REPLICA_NOT_AVAILABLE)
+            count += error_of(response) == 0
+        assert count > 0
 
 
 async def test_after_raw_tokens_both_tiers_are_there(plain: TidegateProcess, topic: HalfTrimmed) -> None:
     """SaslHandshake v0, which Kafka 4.3 still takes: addresses are the proxy's, and the tier is served."""
-    async with wire_to(plain) as wire:
-        request = MetadataRequest(topics=[], allow_auto_topic_creation=False)
-        request.API_VERSION = 5
-        request.with_header(correlation_id=3, client_id="test")
-        wire.send(handshake(0), raw_token("alice"), bytes(request.encode(header=True)))
-        assert SaslHandshakeResponse.decode((await wire.receive())[4:], version=0).error_code == 0
-        assert await wire.receive() == b""
-        (broker,) = MetadataResponse.decode((await wire.receive())[4:], version=5).brokers
-        assert broker.host == "127.0.0.1"
-        for offset in (0, topic.local_log_start):
-            wire.send(fetch(topic.topic, offset))
-            assert error_of(await wire.fetched()) == 0
+
+    async def attempt() -> None:
+        async with wire_to(plain) as wire:
+            request = MetadataRequest(topics=[], allow_auto_topic_creation=False)
+            request.API_VERSION = 5
+            request.with_header(correlation_id=3, client_id="test")
+            wire.send(handshake(0), raw_token("alice"), bytes(request.encode(header=True)))
+            assert SaslHandshakeResponse.decode((await wire.receive())[4:], version=0).error_code == 0
+            assert await wire.receive() == b""
+            (broker,) = MetadataResponse.decode((await wire.receive())[4:], version=5).brokers
+            assert broker.host == "127.0.0.1"
+            for offset in (0, topic.local_log_start):
+                wire.send(fetch(topic.topic, offset))
+                served(await wire.fetched())
+
+    await within_a_session(attempt)
 
 
 def test_a_consumer_authenticates_again_and_again_while_it_reads_remote_data(
     plain: TidegateProcess, topic: HalfTrimmed
 ) -> None:
-    """Slowly, so that several sessions end under way."""
+    """Slowly, so that several sessions end under way, and none of its connections. On a machine that is too busy to be
+    in time a session ends: then it is watched anew."""
+    deadline = time.monotonic() + TIMEOUT_S
     failed: list[object] = []
     settings = for_librdkafka("alice", "SCRAM-SHA-256")
     consumer = confluent_kafka.Consumer(
@@ -231,20 +274,32 @@ def test_a_consumer_authenticates_again_and_again_while_it_reads_remote_data(
             **settings,
         }
     )
-    consumer.assign([confluent_kafka.TopicPartition(topic.topic, 0, 0)])
-    handshakes = total(plain, SASL_HANDSHAKES)
+    beginning = confluent_kafka.TopicPartition(topic.topic, 0, 0)
+    consumer.assign([beginning])
+    expected = list(enumerate(topic.values))
     found: list[tuple[int | None, bytes | None]] = []
-    deadline = time.monotonic() + TIMEOUT_S
+
+    def read(count: int) -> None:
+        assert time.monotonic() < deadline, failed
+        for message in consumer.consume(count, 0.2):
+            assert message.error() is None, str(message.error())
+            value = message.value()
+            assert isinstance(value, bytes)
+            found.append((message.offset(), value))
+
     try:
+        asked, opened = total(plain, SASL_HANDSHAKES), total(plain, CONNECTIONS)
+        while total(plain, SASL_HANDSHAKES) < asked + 4 or total(plain, CONNECTIONS) > opened:
+            read(min(20, RECORDS - len(found)))
+            if failed or total(plain, CONNECTIONS) > opened:  # which of them is seen first, is open
+                asked, opened = total(plain, SASL_HANDSHAKES), total(plain, CONNECTIONS)
+                failed.clear()
+            if len(found) == RECORDS:
+                assert found == expected
+                found.clear()
+                consumer.seek(beginning)
         while len(found) < RECORDS:
-            assert time.monotonic() < deadline
-            enough = total(plain, SASL_HANDSHAKES) >= handshakes + 6
-            for message in consumer.consume(RECORDS if enough else 20, 0.2):
-                assert message.error() is None, str(message.error())
-                value = message.value()
-                assert isinstance(value, bytes)
-                found.append((message.offset(), value))
+            read(RECORDS - len(found))
     finally:
         consumer.close()
-    assert found == list(enumerate(topic.values))
-    assert failed == []
+    assert found == expected

@@ -21,7 +21,8 @@ from tests.integration.security_rig import (
     section,
 )
 from tests.servers.certificates import Authority
-from tests.servers.kafka import KafkaCluster, free_ports
+from tests.servers.kafka import KafkaCluster
+from tests.servers.ports import free_ports
 from tests.servers.producing import create_topic, delete_topic, produce
 from tests.servers.secure_kafka import PROXY, USERS, allow, allow_all, deny
 from tiers.metadata.failed_deletions_topic import FAILED_DELETIONS_TOPIC

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +24,7 @@ from tests.servers.producing import (
     random_values,
     topic_id_partition,
     transactional_producer,
+    until_decided,
 )
 from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
@@ -36,7 +37,7 @@ from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
 from tiers.segment.transaction_index import MARKER_NOT_COPIED, decode_transaction_index
 
 pytestmark = pytest.mark.integration
-TIMEOUT_MS = 20_000
+TIMEOUT_MS = 60_000
 
 
 @asynccontextmanager
@@ -51,13 +52,6 @@ async def connected(kafka: KafkaCluster) -> AsyncIterator[BrokerClient]:
 async def client(kafka: KafkaCluster) -> AsyncIterator[BrokerClient]:
     async with connected(kafka) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def tools() -> Iterator[KafkaTools]:
-    made = KafkaTools()
-    yield made
-    made.stop()
 
 
 def write_everything(bootstrap: str, topic: str, tools: KafkaTools) -> None:
@@ -115,6 +109,7 @@ def write_transactions(bootstrap: str, topic: str) -> None:
         send(first, 20)
         (second.abort_transaction if turn % 2 == 0 else second.commit_transaction)(TIMEOUT_S)
         (first.abort_transaction if turn % 4 == 1 else first.commit_transaction)(TIMEOUT_S)
+    until_decided(bootstrap, topic)
 
 
 async def read_all(source: BrokerLogSource, client: BrokerClient, topic: str) -> list[LogRead]:
@@ -239,26 +234,27 @@ def check_aborted(indexes: list[SegmentIndexes], base_offsets: list[int]) -> Non
         assert {(it.producer_id, it.first_offset, it.last_offset) for it in one.aborted_transactions} == overlapping
 
 
-async def test_after_a_restart_a_broker_counts_the_index_interval_anew(tmp_path: Path) -> None:
+async def test_after_a_restart_a_broker_counts_the_index_interval_anew(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
     """So its offset index depends on more than the log: from there on, other batches have entries, as far apart. All
     else is in the log."""
-    with KafkaCluster() as kafka:
-        topic, bootstrap = "restarted", kafka.bootstrap_servers
-        create_topic(bootstrap, topic)
-        produce(bootstrap, topic, random_values(7), records_per_batch=1)
-        kafka.stop_broker(1)
-        kafka.start_broker(1)
-        produce(bootstrap, topic, random_values(13), records_per_batch=1)
-        async with connected(kafka) as client:
-            reads = await read_all(BrokerLogSource(client), client, topic)
-        (segment,) = build(tmp_path, reads, [0])
-        folder = kafka.log_folder(topic, 0)
-        brokers = content(folder / f"{0:020}.index").rstrip(b"\x00")  # the rest is preallocated
-        log = content(segment.log_segment)
-        assert log == content(folder / f"{0:020}.log")
-        at_restart = [entry.start_offset for entry in segment.leader_epochs]
-        assert at_restart == [0, 7]
-        assert encode_leader_epoch_checkpoint(segment.leader_epochs) == content(folder / "leader-epoch-checkpoint")
+    topic, bootstrap = topic_name, kafka.bootstrap_servers
+    create_topic(bootstrap, topic)
+    produce(bootstrap, topic, random_values(7), records_per_batch=1)
+    kafka.stop_broker(1)
+    kafka.start_broker(1)
+    produce(bootstrap, topic, random_values(13), records_per_batch=1)
+    async with connected(kafka) as client:
+        reads = await read_all(BrokerLogSource(client), client, topic)
+    (segment,) = build(tmp_path, reads, [0])
+    folder = kafka.log_folder(topic, 0)
+    brokers = content(folder / f"{0:020}.index").rstrip(b"\x00")  # the rest is preallocated
+    log = content(segment.log_segment)
+    assert log == content(folder / f"{0:020}.log")
+    at_restart = [entry.start_offset for entry in segment.leader_epochs]
+    assert at_restart == [0, 7]
+    assert encode_leader_epoch_checkpoint(segment.leader_epochs) == content(folder / "leader-epoch-checkpoint")
 
     positions = {batch.last_offset: batch.start for batch in iterate_batches(log)}
     ours, theirs = (dict(decode_offset_index(0, one)) for one in (segment.indexes.offset_index, brokers))

@@ -43,7 +43,7 @@ async def move_leader(client: BrokerClient, topic: str, to: int) -> Leader:
     assert answer.error_code == 0
     elect: Any = ElectLeadersRequest
     topics = [elect.TopicPartitions(topic=topic, partitions=[0])]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while True:
             await client.request(
                 None, elect(election_type=_PREFERRED, topic_partitions=topics, timeout_ms=20_000), min_version=1

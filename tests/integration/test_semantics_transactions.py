@@ -30,13 +30,13 @@ from tests.clients.client import Client
 from tests.integration.two_tiers_rig import TwoTiers, two_tiers
 from tests.servers.kafka import KafkaCluster
 from tests.servers.peer import Peer, topic_id_of
-from tests.servers.producing import create_topic
+from tests.servers.producing import TRANSACTION_TIMEOUT_MS, create_topic, until_end
 from tiers.segment.control_record import end_transaction_marker
 
 pytestmark = pytest.mark.integration
 
 PATTERN = "tiered-*"
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 READ_COMMITTED = 1
 VERSIONS = (4, 12, 17)
 LIMITS = (1, 25_000, 1 << 20)
@@ -55,6 +55,7 @@ class Writer:
         self._bootstrap = bootstrap
         self._topics = topics
         self._producers: dict[str, Producer] = {}
+        self._end_offset = 0
 
     def plain(self, count: int) -> None:
         producer = Producer({"bootstrap.servers": self._bootstrap, "acks": "all", "batch.num.messages": 10})
@@ -63,7 +64,9 @@ class Writer:
     def begin(self, name: str) -> None:
         producer = self._producers.get(name)
         if producer is None:
-            settings = {"transactional.id": f"{self._topics[0]}-{name}", "batch.num.messages": 10, "linger.ms": 5}
+            settings: dict[str, str | int | float | bool] = {"batch.num.messages": 10, "linger.ms": 5}
+            settings |= {"transactional.id": f"{self._topics[0]}-{name}"}
+            settings |= {"transaction.timeout.ms": TRANSACTION_TIMEOUT_MS}  # every client reads while one is open
             producer = self._producers[name] = Producer({"bootstrap.servers": self._bootstrap, **settings})
             producer.init_transactions(TIMEOUT_S)
         producer.begin_transaction()
@@ -73,9 +76,17 @@ class Writer:
 
     def abort(self, name: str) -> None:
         self._producers[name].abort_transaction(TIMEOUT_S)
+        self._ended()
 
     def commit(self, name: str) -> None:
         self._producers[name].commit_transaction(TIMEOUT_S)
+        self._ended()
+
+    def _ended(self) -> None:
+        """Waits for the marker, which comes after the coordinator's answer, and has one offset in every topic."""
+        self._end_offset += 1
+        for topic in self._topics:
+            until_end(self._bootstrap, topic, self._end_offset)
 
     def _send(self, producer: Producer, count: int) -> None:
         now_ms = time.time_ns() // 1_000_000
@@ -84,6 +95,7 @@ class Writer:
             for topic in self._topics:
                 producer.produce(topic, value, partition=0, timestamp=now_ms)
         assert producer.flush(TIMEOUT_S) == 0
+        self._end_offset += count
 
     def transaction(self, name: str, count: int, *, commit: bool) -> None:
         self.begin(name)

@@ -18,13 +18,6 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(scope="module")
-def tools() -> Iterator[KafkaTools]:
-    tools = KafkaTools()
-    yield tools
-    tools.stop()
-
-
-@pytest.fixture(scope="module")
 def member() -> Iterator[ShareMember]:
     with ShareMember() as member:
         yield member
@@ -62,7 +55,7 @@ async def filled(tiers: TwoTiers, topic: str, values: Sequence[bytes]) -> int:
 
 
 async def trimmed_to(tiers: TwoTiers, topic: str, offset: int) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while True:
             if await tiers.local_log_start(topic) == offset:
                 return

@@ -29,7 +29,7 @@ async def gateway() -> AsyncIterator[VersityGateway]:
 
 @pytest.fixture
 async def store(gateway: VersityGateway) -> AsyncIterator[S3RemoteStorageManager]:
-    store = S3RemoteStorageManager(gateway.settings(BUCKET) | {"cluster.id": "cluster", "timeout.ms": "2000"})
+    store = S3RemoteStorageManager(gateway.settings(BUCKET) | {"cluster.id": "cluster", "timeout.ms": "30000"})
     await store.open()
     yield store
     await store.close()

@@ -6,11 +6,8 @@ import asyncio
 import json
 import secrets
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
-from io import StringIO
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,7 +16,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 
-from proxy import cli
+from tests.integration import tier_command
 from tests.integration.strict_consumer import consumer_at, read, until_trimmed
 from tests.integration.waiting import until
 from tests.servers.jars import ServerUnavailable
@@ -30,7 +27,7 @@ from tests.servers.versitygw import VersityGateway
 from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
 from tiers.segment.indexes_object import decode_indexes_object
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 RECORDS = 2_500
 BUCKET = "commands"
@@ -90,19 +87,10 @@ class Site:
         return config
 
     async def as_process(self, *arguments: str) -> tuple[int, str, str]:
-        command = [sys.executable, "-m", "proxy", "tier", *arguments, "--config", str(self.settings())]
-        process = await asyncio.create_subprocess_exec(
-            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-        )
-        out, err = await asyncio.wait_for(process.communicate(), 60)
-        assert process.returncode is not None
-        return process.returncode, out.decode(), err.decode()
+        return await tier_command.as_process(self.settings(), *arguments)
 
     async def run(self, *arguments: str) -> tuple[int, str, str]:
-        """The same without the second that a process takes to start."""
-        with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
-            code = await asyncio.to_thread(cli.run, ["tier", *arguments, "--config", str(self.settings())])
-        return code, out.getvalue(), err.getvalue()
+        return await tier_command.run(self.settings(), *arguments)
 
     async def json(self, *arguments: str) -> tuple[int, Any]:
         code, out, err = await self.run(*arguments, "--json")
@@ -114,7 +102,7 @@ def set_local_retention(bootstrap: str, topic: str) -> None:
     entry = ConfigEntry("local.retention.ms", "60000", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.incremental_alter_configs([resource])[resource].result(30)
+    admin.incremental_alter_configs([resource])[resource].result(120)
 
 
 async def tiered(site: Site, values: Mapping[str, Sequence[bytes]]) -> None:
@@ -133,10 +121,8 @@ async def tiered(site: Site, values: Mapping[str, Sequence[bytes]]) -> None:
 
 
 async def test_what_an_operator_sees_breaks_loses_and_makes_again(
-    kafka: KafkaCluster, s3: VersityGateway, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kafka: KafkaCluster, s3: VersityGateway, topic_name: str, tmp_path: Path
 ) -> None:
-    # Of the whole test run, which the commands that are not processes are a part of.
-    monkeypatch.setattr("proxy.commands.tools.set_up_logging", lambda level, text: None)
     await s3.create_bucket(BUCKET)
     site = Site(kafka, s3, tmp_path, topic_name[:60] + topic_name[-9:])
     values = {topic: random_values(RECORDS) for topic in (site.plain, site.sealed)}
@@ -240,7 +226,7 @@ async def leave_orphans(site: Site) -> None:
     code, found = await site.json("orphans")
     assert [each["what"] for each in found["orphans"]] == ["no record names it", "an upload that did not end"]
     assert code == 1
-    code, _, err = await site.as_process("orphans", "--delete", "--grace", "0s")
+    code, _, err = await site.run("orphans", "--delete", "--grace", "0s")
     assert (code, "Nothing was deleted" in err, orphan.exists()) == (1, True, True)
     code, found = await site.json("orphans", "--delete", "--yes")
     assert (code, found["deleted"], found["aborted"], orphan.exists()) == (1, 0, 0, True)
@@ -320,7 +306,7 @@ async def lose_the_metadata(site: Site, values: Mapping[str, Sequence[bytes]]) -
     code, found = await site.json("rebuild")
     assert (code, found["written"]) == (0, False)
     assert [each["refused"] + each["dropped"] + each["notes"] for each in found["partitions"]] == [[], []]
-    code, out, err = await site.as_process("rebuild", "--yes")
+    code, out, err = await site.run("rebuild", "--yes")
     assert (code, out.count(" written"), err) == (0, 2, ""), out
     assert [(await site.json("segments", topic))[1] for topic in (site.plain, site.sealed)] == before
     sealed = {each["topic"]: each for each in (await site.json("topics"))[1]}[site.sealed]

@@ -6,21 +6,19 @@ import asyncio
 from pathlib import Path
 
 import confluent_kafka
-import confluent_kafka.admin
 import kafka as kafka_python
 import pytest
-from confluent_kafka.cimpl import NewPartitions
 
 from proxy.handlers.base import FetchSettings
 from tests.integration.strict_consumer import consumer_at, read
 from tests.integration.two_tiers_rig import TwoTiers, two_tiers
 from tests.servers.kafka import KafkaCluster
 from tests.servers.peer import Peer
-from tests.servers.producing import create_topic, delete_topic, produce, random_values
+from tests.servers.producing import add_partitions, create_topic, delete_topic, produce, random_values
 
 pytestmark = pytest.mark.integration
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 PATTERN = "tiered-*"
 EARLIEST, LATEST_TIERED = -2, -5
 
@@ -41,7 +39,7 @@ async def filled(tiers: TwoTiers, topic: str, partition: int = 0) -> list[bytes]
 def read_by_name(bootstrap: str, topic: str, count: int) -> list[bytes]:
     """kafka-python: Fetch v12, by the topic's name."""
     consumer = kafka_python.KafkaConsumer(
-        bootstrap_servers=bootstrap, auto_offset_reset="none", consumer_timeout_ms=30_000
+        bootstrap_servers=bootstrap, auto_offset_reset="none", consumer_timeout_ms=120_000
     )
     partition = kafka_python.TopicPartition(topic, 0)
     consumer.assign([partition])
@@ -177,12 +175,7 @@ async def test_new_partitions_of_a_topic_are_tiered_as_the_old_ones(
     async with two_tiers(kafka, tmp_path, PATTERN) as tiers:
         create_topic(kafka.bootstrap_servers, topic)
         first = await filled(tiers, topic)
-
-        def widen() -> None:
-            admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": tiers.bootstrap})
-            admin.create_partitions([NewPartitions(topic, 2)])[topic].result(TIMEOUT_S)
-
-        await asyncio.to_thread(widen)
+        await asyncio.to_thread(add_partitions, tiers.bootstrap, topic, 2)
         second = await filled(tiers, topic, partition=1)
         for number, values in enumerate((first, second)):
             found = await asyncio.to_thread(read_partition, tiers.bootstrap, topic, number, 200)

@@ -50,7 +50,7 @@ async def test_the_java_client_reads_a_trimmed_partition_beside_a_local_one(
             kafka.run_tool,
             CONSOLE_CONSUMER,
             *("--bootstrap-server", tiers.bootstrap, "--include", f"{topic}|{beside}", "--from-beginning"),
-            *("--max-messages", "600", "--timeout-ms", "30000"),
+            *("--max-messages", "600", "--timeout-ms", "120000"),
             *("--command-property", "max.partition.fetch.bytes=20000"),
         )
         lines = consumed.stdout.split("\n")[:600]
@@ -82,11 +82,11 @@ async def test_fetch_sessions_of_local_topics_reach_the_broker_untouched(tiers: 
         tiers.kafka.run_tool,
         CONSOLE_CONSUMER,
         *("--bootstrap-server", tiers.bootstrap, "--topic", topic_name, "--from-beginning"),
-        *("--max-messages", "10", "--timeout-ms", "30000"),
+        *("--max-messages", "10", "--timeout-ms", "120000"),
     )
     async with asyncio.TaskGroup() as group:
         consumer = group.create_task(consuming)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             await in_session.wait()
         await asyncio.to_thread(produce, tiers.bootstrap, topic_name, [b"%d" % n for n in range(5, 10)])
     assert consumer.result().stdout.split() == [str(n) for n in range(10)]

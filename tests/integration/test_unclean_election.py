@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from tests.integration import tier_command
 from tests.integration.strict_consumer import consumer_at, read, until_trimmed
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import produce, random_values
@@ -31,41 +32,31 @@ def create_replicated_topic(cluster: KafkaCluster, topic: str) -> None:
     admin.create_topics([new])[topic].result(30)
 
 
-async def tier(proxy: TidegateProcess, *arguments: str) -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "proxy", "tier", *arguments, "--config", str(proxy.config)]
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    out, err = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode is not None
-    return process.returncode, out.decode(), err.decode()
-
-
 async def quarantined(proxy: TidegateProcess) -> list[dict[str, Any]]:
-    code, out, err = await tier(proxy, "quarantine", "--json")
+    code, out, err = await tier_command.run(proxy.config, "quarantine", "--json")
     assert (code, err) == (0, "")
     found: list[dict[str, Any]] = json.loads(out)
     return found
 
 
 async def until_remote(proxy: TidegateProcess, topic: str, end_offset: int) -> None:
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(120):
         while True:
-            _, out, _ = await tier(proxy, "bounds", "--json", topic)
+            _, out, _ = await tier_command.run(proxy.config, "bounds", "--json", topic)
             if out and json.loads(out)[0]["remote_end"] == end_offset:
                 return
             await asyncio.sleep(0.5)
 
 
-async def until_deleted(proxy: TidegateProcess) -> None:
-    async with asyncio.timeout(60):
+async def until_deleted(proxy: TidegateProcess, objects: Callable[[], list[Path]]) -> None:
+    """From the list of the quarantine, which a segment leaves when its deletion begins, and from the store."""
+    async with asyncio.timeout(120):
         while True:
-            if not any(one["deletable"] for one in await quarantined(proxy)):
+            if not any(one["deletable"] for one in await quarantined(proxy)) and not objects():
                 return
             await asyncio.sleep(0.5)
 
 
-@pytest.mark.timeout(400)
 async def test_the_history_is_the_new_leaders_and_the_rest_is_in_quarantine(
     kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
@@ -103,13 +94,17 @@ async def test_the_history_is_the_new_leaders_and_the_rest_is_in_quarantine(
 
             whole = [one["segment"] for one in cut if one["deletable"]]
             assert whole
+
+            def objects() -> list[Path]:
+                return [path for segment in whole for path in (tmp_path / "tier").rglob(f"*{segment}*")]
+
+            assert len(objects()) == 2 * len(whole)
             wanted = [argument for segment in whole for argument in ("--segment", segment)]
-            code, out, _ = await tier(proxy, "quarantine", "delete", *wanted)
+            code, out, _ = await tier_command.run(proxy.config, "quarantine", "delete", *wanted)
             assert (code, "Nothing was written" in out) == (0, True)
             assert [one for one in await quarantined(proxy) if one["deletion_asked"]] == []
-            code, _, err = await tier(proxy, "quarantine", "delete", *wanted, "--yes")
+            code, _, err = await tier_command.as_process(proxy.config, "quarantine", "delete", *wanted, "--yes")
             assert (code, err) == (0, "")
-            await until_deleted(proxy)
-            assert not [path for segment in whole for path in (tmp_path / "tier").rglob(f"*{segment}*")]
+            await until_deleted(proxy, objects)
         finally:
             await asyncio.to_thread(cluster.start_broker, LEADER)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -25,7 +25,8 @@ from proxy.local_log_bounds import LocalLogBoundsCache
 from proxy.tiered_partitions import TieredPartitions
 from tests.fakes.faulty_storage import FaultyStorage
 from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
-from tests.servers.kafka import KafkaCluster, consecutive_free_ports
+from tests.servers.kafka import KafkaCluster
+from tests.servers.ports import consecutive_free_ports
 from tests.servers.producing import delete_topics, topic_id_partition
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
@@ -41,7 +42,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, monotonic_ms
 from tiers.storage.local import LocalRemoteStorageManager
 
-TIMEOUT_MS = 20_000
+TIMEOUT_MS = 60_000
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class TwoTiers:
 
         Not `is_decided`: all but what an open transaction holds back."""
         partition = await self.partition(topic, index)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while True:
                 bounds = await self.source.bounds(partition, TIMEOUT_MS)
                 end = self.rlmm.remote_end_offset(partition)
@@ -97,7 +98,9 @@ async def two_tiers(
     topic_deletion_delay_ms: int = 300_000,
     metadata_max_age: str = "500ms",
 ) -> AsyncIterator[TwoTiers]:
-    """`tiered` is a topic name or a shell pattern; the topics go in the end, for the next rig would copy them again."""
+    """`tiered` is a topic name or a shell pattern; the topics go in the end, for the next rig would copy them again.
+
+    A busy broker is waited for longer than by default: not every test asks again when it is told to."""
     port = consecutive_free_ports(1 + len(kafka.brokers))
     config = parse_config(
         f"""
@@ -111,7 +114,7 @@ bootstrap.port = {port}
 base.port = {port}
 """
     )
-    settings = settings or FetchSettings()
+    settings = replace(settings or FetchSettings(), metadata_timeout_ms=TIMEOUT_MS, bounds_timeout_ms=TIMEOUT_MS)
     (folder / "remote").mkdir()
     storage = FaultyStorage(LocalRemoteStorageManager({"path": str(folder / "remote"), "cluster.id": "cluster"}))
     rlmm = InMemoryRemoteLogMetadataManager()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """Asks again and again; fails when it does not hold within `TIMEOUT_S`."""
-    deadline = time.monotonic() + TIMEOUT_S
+def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
+    """Asks again and again; fails when it does not hold in time."""
+    deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.2)

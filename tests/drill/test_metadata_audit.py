@@ -1,0 +1,103 @@
+"""What the drill takes for a commit without a proof, and what it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from uuid import UUID, uuid4
+
+import pytest
+
+from tests.contract.test_remote_log_metadata_manager import until
+from tests.drill.metadata_audit import OFFSETS_TOPIC, MetadataAudit
+from tests.drill.violations import FENCED, Violations
+from tests.fakes.broker.cluster import LocalLog
+from tests.fakes.broker.scripted_broker import ScriptedBroker
+from tests.fakes.record_batches import build_batch, control_batch, record
+from tiers.broker.client import BrokerClient
+from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
+from tiers.errors import BrokerError
+from tiers.metadata.written_records import key_and_value
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import LocalLogStartUpdate
+
+SEGMENTS = "segments"
+PRODUCER_ID = 7
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[ScriptedBroker]:
+    async with ScriptedBroker() as broker:
+        broker.topics = [topic(7, SEGMENTS), topic(8, OFFSETS_TOPIC)]
+        broker.logs = {(one.name, 0): LocalLog([]) for one in broker.topics}
+        yield broker
+
+
+@pytest.fixture
+async def client(broker: ScriptedBroker) -> AsyncIterator[BrokerClient]:
+    client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+def violations() -> Violations:
+    return Violations()
+
+
+def topic(number: int, name: str) -> TopicMetadata:
+    return TopicMetadata(name, UUID(int=number), {0: PartitionMetadata(0, 1, 5, (1,), (1,))})
+
+
+def written(key: bytes, value: bytes | None) -> bytes:
+    records = [record(0, key=key, value=value)]
+    return build_batch(0, records, producer_id=PRODUCER_ID, producer_epoch=0, transactional=True)
+
+
+def commit(broker: ScriptedBroker) -> None:
+    """A transaction of the metadata, whole."""
+    update = LocalLogStartUpdate(TopicIdPartition(uuid4(), 0, "orders"), "w", 0, 10)
+    broker.logs[SEGMENTS, 0].batches += [written(*key_and_value(update)), end()]
+
+
+def end() -> bytes:
+    return control_batch(1, commit=True, producer_id=PRODUCER_ID)
+
+
+async def test_it_is_not_open_before_there_is_a_topic_for_proofs(
+    broker: ScriptedBroker, client: BrokerClient, violations: Violations
+) -> None:
+    audit = MetadataAudit(client, SEGMENTS, violations)
+    offsets = broker.topics.pop()
+    with pytest.raises(BrokerError, match=f"there is no {OFFSETS_TOPIC} yet"):
+        await audit.open()
+    broker.topics.append(offsets)
+    await audit.open()
+
+
+async def test_a_proof_whose_marker_comes_late_is_one(
+    broker: ScriptedBroker, client: BrokerClient, violations: Violations
+) -> None:
+    audit = MetadataAudit(client, SEGMENTS, violations)
+    await audit.open()
+    commit(broker)
+    proofs = broker.logs[OFFSETS_TOPIC, 0]
+    proofs.batches.append(written(b"group", b"offset"))
+    assert len(await audit.events()) == 1
+    async with asyncio.TaskGroup() as checking:
+        checked = checking.create_task(audit.check_proofs())
+        await until(lambda: audit.proofs_waited_for > 0)
+        assert not checked.done()
+        proofs.batches.append(end())
+    assert (audit.transactions, violations.total) == (1, 0)
+
+
+async def test_a_commit_without_a_proof_is_noticed_at_once(
+    broker: ScriptedBroker, client: BrokerClient, violations: Violations
+) -> None:
+    audit = MetadataAudit(client, SEGMENTS, violations)
+    await audit.open()
+    commit(broker)
+    assert len(await audit.events()) == 1
+    await audit.check_proofs()
+    assert (audit.proofs_waited_for, violations.count) == (0, {FENCED: 1})

@@ -1,0 +1,33 @@
+"""`tidegate tier ...` as an operator runs it, and the same without the work that a process takes to start."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from unittest.mock import patch
+
+from proxy import cli
+
+Answer = tuple[int, str, str]
+"""The exit code, standard output and standard error."""
+
+
+async def as_process(config: Path, *arguments: str) -> Answer:
+    command = [sys.executable, "-m", "proxy", "tier", *arguments, "--config", str(config)]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def run(config: Path, *arguments: str) -> Answer:
+    """In this process; what it logs goes where the test run's goes."""
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err), patch("proxy.commands.tools.set_up_logging"):
+        code = await asyncio.to_thread(cli.run, ["tier", *arguments, "--config", str(config)])
+    return code, out.getvalue(), err.getvalue()
