@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import re
+import signal
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,6 +31,38 @@ settings.load_profile("tidegate")
 Server = TypeVar("Server", bound=OwnServer)
 BROKER_HOST = "localhost"
 """What the brokers of every session advertise. Proxies under test advertise 127.0.0.1: no client may ever see this."""
+
+
+_deaths = pytest.StashKey[list[str]]()
+
+
+@pytest.hookimpl(trylast=True)  # after pytest's own, which writes into the middle of what all processes say
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_deaths] = []
+    if hasattr(config, "workerinput"):
+        faulthandler.enable(_last_words(config.workerinput).open("w"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Of a process that dies, xdist says no more than at which test."""
+    words = _last_words(node.workerinput)
+    if error:
+        code = node.gateway._io.wait()
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        memory = Path("/proc/meminfo").read_text().splitlines()[2]
+        node.config.stash[_deaths].append(f"{node.gateway.id}: {how}; {memory}\n{words.read_text()}")
+    words.unlink(missing_ok=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for death in config.stash[_deaths]:
+        terminalreporter.section("dead process")
+        terminalreporter.write_line(death)
+
+
+def _last_words(worker: dict[str, str]) -> Path:
+    return Path(tempfile.gettempdir(), f"tidegate-tests-{worker['testrunuid']}-{worker['workerid']}")
 
 
 def _cluster(request: pytest.FixtureRequest, brokers: int) -> Iterator[KafkaCluster]:
