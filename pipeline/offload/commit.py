@@ -47,6 +47,7 @@ from tiers.model.segment_state import RemoteLogSegmentState
 ATTEMPTS = 3
 """Of a task in one wave: the first, one after an executor died, and one beside a slow one."""
 _HOLE_SEEN_AGAIN_MS = 1_000
+"""How often is looked whether what is missing was recorded as deleted meanwhile."""
 _OWNED_STILL_MS = 5_000
 """Less than a session: who was not heard for longer is no member any more."""
 _AT_ONCE = 16
@@ -126,12 +127,10 @@ class OffloadCommitter:
         await collect_leftovers(services, partition)
         await one.manifest.check()
         start = await one.copy.start_offset(bounds)
-        if start is None:  # a hole: it counts when it is seen a second time
+        while start is None:  # for as long as it takes to be a hole
             await self.sleep(_HOLE_SEEN_AGAIN_MS / 1000)
             bounds = await services.source.bounds(partition, timeout_ms)
             start = await one.copy.start_offset(bounds)
-        if start is None:
-            raise NothingToContinueError(f"{partition}: where the log starts is not known yet")
         check_last_attempt(services, partition)
         one.next_offset, one.remote_end = start, services.metadata.remote_end_offset(partition)
         one.first_offset = start if one.first_offset < 0 else one.first_offset

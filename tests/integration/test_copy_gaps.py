@@ -100,7 +100,9 @@ async def tasks_on(
         store = LocalRemoteStorageManager({"path": str(folder / "remote"), "cluster.id": "cluster"})
         await store.open()
         stack.push_async_callback(store.close)
-        settings = RemoteLogManagerSettings(spool_dir=folder / "spool", visible_after_ms=0, fetch_bytes=100_000)
+        settings = RemoteLogManagerSettings(
+            spool_dir=folder / "spool", visible_after_ms=0, fetch_bytes=100_000, hole_alarm_ms=1_000
+        )
         registry = CollectorRegistry()
         services = TaskServices(
             source=BrokerLogSource(client),
@@ -142,7 +144,7 @@ async def test_the_broker_expires_what_a_store_that_is_down_did_not_take_and_the
             await tasks.until_start(lambda start: start > 200)
         assert tasks.remote_end == 199
 
-        # A gap is believed in the second round that sees it, and the broker may expire more meanwhile.
+        # A gap is believed once it has been there for a while, and the broker may expire more meanwhile.
         async with asyncio.timeout(120):
             while tasks.remote_end != 5199:
                 await tasks.copy()

@@ -47,7 +47,8 @@ class RLMCopyTask:
         self._read_bytes = 0
         self._read_offsets = 0
         self._behind_since_ms: int | None = None
-        self._unexplained_start: int | None = None
+        self._unexplained: tuple[int, int] | None = None
+        """A log start that nobody has recorded, and when it was first seen."""
         self.throttled_ms = 0
         """After a run: how long the quota lets nothing be copied; 0: it did not stop this run."""
         self.progress_at_ms = services.clock_ms()
@@ -74,8 +75,8 @@ class RLMCopyTask:
     async def start_offset(self, bounds: LocalLogBounds) -> int | None:
         """Where the next segment begins; moves the tier's log start past what exists nowhere (safety rule 5).
 
-        None until the next round when records are missing for the first time: a DeleteRecords is the broker's first,
-        and may be recorded by then."""
+        None while records have been missing for less than `hole_alarm_ms`: a DeleteRecords is the broker's first, and
+        may be recorded by then."""
         metadata, partition = self._services.metadata, self._partition
         remote_end, earliest = metadata.remote_end_offset(partition), metadata.earliest_offset(partition)
         recorded = metadata.log_start_offset(partition)
@@ -96,11 +97,13 @@ class RLMCopyTask:
         if recorded == log_start:
             return start
         if recorded is not None:
-            unexplained, self._unexplained_start = self._unexplained_start, log_start
-            if unexplained is None or recorded >= unexplained:
+            now_ms = self._services.clock_ms()
+            if self._unexplained is None or recorded >= self._unexplained[0]:
+                self._unexplained = log_start, now_ms
+            if now_ms - self._unexplained[1] < self._services.settings.hole_alarm_ms:
                 return None
             self._alarm_hole(hole_from, log_start)
-        self._unexplained_start = None
+        self._unexplained = None
         await metadata.raise_log_start_offset(partition, log_start)
         return start
 

@@ -36,6 +36,8 @@ class RemoteLogManagerSettings:
     stuck_lso_alarm_ms: int = 900_000
     copy_stall_alarm_ms: int = 45_000
     """A copy without progress is looked for every second: it is reported within a minute."""
+    hole_alarm_ms: int = 30_000
+    """For so long records that are in neither tier may be a DeleteRecords which is still being recorded."""
 
 
 @dataclass(frozen=True, slots=True)

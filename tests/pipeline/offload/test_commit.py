@@ -84,6 +84,28 @@ async def test_what_continues_the_tier_counts(bench: Workbench) -> None:
     assert (offload.one.segments, offload.one.log_bytes) == (3, len(bench.log.records))
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+async def test_records_in_neither_tier_are_a_hole_only_if_nobody_records_their_deletion(
+    bench: Workbench, recorded: bool
+) -> None:
+    offload = Offload(bench)
+    await offload.commit(await offload.copied(100))
+    bench.log.log_start_offset = 120
+    began_ms, hole_alarm_ms = bench.now_ms, bench.services.settings.hole_alarm_ms
+
+    async def pause(seconds: float) -> None:
+        bench.now_ms += int(seconds * 1000)
+        if recorded and bench.now_ms == began_ms + hole_alarm_ms // 2:
+            await bench.metadata.raise_log_start_offset(PARTITION, 120)
+
+    offload.committer = replace(offload.committer, sleep=pause)
+    await offload.commit(await offload.copied(300))
+    assert bench.finished == [(0, 99), (120, 299)]
+    assert bench.metadata.log_start_offset(PARTITION) == 120
+    assert bench.now_ms == began_ms + (hole_alarm_ms // 2 if recorded else hole_alarm_ms)
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="hole") == (not recorded)
+
+
 async def test_of_two_attempts_one_counts_and_the_other_is_deleted_by_the_name_that_the_plan_gave_it(
     bench: Workbench,
 ) -> None:
