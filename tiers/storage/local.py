@@ -154,7 +154,9 @@ class LocalRemoteStorageManager:
             return RemoteStorageError(f"{self._root} is not a directory: create or mount it, or change `path`")
         if error.errno in _REFUSALS:
             return RemoteStorageError(f"{error.filename}: {error.strerror}; change `path` or its permissions")
-        return RetriableRemoteStorageError(f"{error.filename or self._root}: {error.strerror or error!r}")
+        # Of a copy, Python names first the file that was copied: it is the store's that has no room.
+        where = error.filename2 or error.filename or self._root
+        return RetriableRemoteStorageError(f"{where}: {error.strerror or repr(error)}")
 
     def _open(self) -> None:
         if not self._root.is_dir():

@@ -112,6 +112,22 @@ async def test_a_failed_copy_leaves_no_object_and_no_temporary_file(
     assert len(files(root)) == 2
 
 
+async def test_of_a_copy_that_does_not_fit_the_store_is_named(
+    storage: LocalRemoteStorageManager, root: Path, segment: Copied, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(target: Path, source: Path) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(target))
+
+    def is_full(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    monkeypatch.setattr(os, "sendfile", is_full)
+    with pytest.raises(RetriableRemoteStorageError, match=rf"^{root}/\S+: No space left on device$"):
+        await storage.copy_log_segment_data(*segment)
+    assert files(root) == []
+
+
 async def test_a_copy_that_passed_its_deadline_lets_no_object_appear(
     root: Path, segment: Copied, monkeypatch: pytest.MonkeyPatch
 ) -> None:
