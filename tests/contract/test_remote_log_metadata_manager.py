@@ -15,6 +15,7 @@ from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.servers.kafka import KafkaCluster
 from tiers.broker.client import BrokerClient
 from tiers.errors import InvalidTransitionError
+from tiers.metadata import ownership
 from tiers.metadata.metadata_topic import MetadataTopicSettings
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
@@ -32,7 +33,9 @@ from tiers.model.segment_state import RemotePartitionDeleteState as DeleteState
 
 
 @pytest.fixture(params=["in-memory", pytest.param("topic-based", marks=pytest.mark.integration)])
-async def manager(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RemoteLogMetadataManager]:
+async def manager(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[RemoteLogMetadataManager]:
     if request.param == "in-memory":
         yield InMemoryRemoteLogMetadataManager()
         return
@@ -40,6 +43,8 @@ async def manager(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     unique = f"rlmm-contract-{uuid4().hex[:8]}"
     client = BrokerClient([kafka.address()], client_id="test")
     settings = TopicBasedSettings(tmp_path, prefix=unique, topic=MetadataTopicSettings(unique, 3))
+    # There is no other member, and a heartbeat may be late on a busy machine.
+    monkeypatch.setattr(ownership, "CONFIRMATION_MAX_AGE_MS", 60_000)
     manager = TopicBasedRemoteLogMetadataManager(client, settings)
     try:
         await manager.open()
@@ -56,7 +61,7 @@ async def partition(manager: RemoteLogMetadataManager) -> TopicIdPartition:
     return partition
 
 
-async def until(holds: Callable[[], bool], timeout_s: float = 30) -> None:
+async def until(holds: Callable[[], bool], timeout_s: float = 120) -> None:
     async with asyncio.timeout(timeout_s):
         while not holds():  # noqa: ASYNC110 - what is waited for happens in a broker, which sets no event
             await asyncio.sleep(0.02)
@@ -89,7 +94,7 @@ async def copied(manager: RemoteLogMetadataManager, metadata: RemoteLogSegmentMe
 async def test_nothing_is_known_of_a_partition_without_metadata(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
-    await manager.ensure_fresh(partition, 1000, 10_000)
+    await manager.ensure_fresh(partition, 1000, 60_000)
     assert manager.is_fresh(partition, 60_000)
     assert manager.remote_log_segment_metadata(partition, 0) is None
     assert manager.next_segment(partition, 0) is None
