@@ -69,8 +69,13 @@ class SparkMaster(OwnServer):
             time.sleep(0.1)
 
     def _workers(self) -> int:
-        with urllib.request.urlopen(f"{self.endpoint_url}/json/", timeout=10) as answer:
+        """0 while the master is too busy to say."""
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"{self.endpoint_url}/json/", timeout=10) as answer,
+        ):
             return int(json.load(answer)["aliveworkers"])
+        return 0
 
 
 class SparkWorker(OwnServer):
