@@ -17,7 +17,7 @@ from tests.integration.waiting import until
 from tests.pipeline.offload_rig import OffloadRig, check_all_is_remote_once, offload_rig
 from tests.pipeline.test_offload_on_kafka import filled
 from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, produce, random_values
+from tests.servers.producing import TIMEOUT_S, create_topic, produce, produce_transaction, random_values
 from tests.servers.spark import QUICK_JAVA
 from tiers.metadata.topic_based_settings import metadata_group_id
 
@@ -61,13 +61,14 @@ def test_with_an_interval_it_goes_on_until_it_is_told_to_end_and_leaves_nothing_
                 produce(bootstrap, topic_name, random_values(60))
                 until_copied(rig, 1000 * produced)
             before = rig.objects()
-            produce(bootstrap, topic_name, random_values(240))
+            # All at once, hence in one round, and that takes most of a minute.
+            produce_transaction(bootstrap, topic_name, random_values(480), transactional_id=topic_name, commit=True)
             until(lambda: len(rig.objects()) > len(before))
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0, output.read_text()
+            assert process.wait(TIMEOUT_S) == 0, output.read_text()
             group = metadata_group_id(rig.config.remote_log.metadata_topic)
             admin = AdminClient({"bootstrap.servers": bootstrap})
-            assert admin.describe_consumer_groups([group])[group].result(30).members == []
+            assert admin.describe_consumer_groups([group])[group].result(TIMEOUT_S).members == []
         finally:
             process.kill()
     assert output.read_text().splitlines()[-1] == "offload: ended"
