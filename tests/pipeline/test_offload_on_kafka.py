@@ -19,6 +19,7 @@ from protocol.records.record_batch import iterate_batches
 from tests.pipeline.offload_rig import OffloadRig, check_all_is_remote_once, in_process, offload_rig
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import (
+    TIMEOUT_S,
     create_topic,
     delete_topic,
     produce,
@@ -170,14 +171,14 @@ def test_of_two_drivers_one_waits_and_gives_up(rig: OffloadRig) -> None:
     def run(tasks: Sequence[OffloadTask]) -> list[OffloadResult]:
         results = in_process(tasks)
         copied.set()
-        assert go_on.wait(60)
+        assert go_on.wait(TIMEOUT_S)
         return results
 
     reports = []
     first = threading.Thread(target=lambda: reports.append(rig.offload(run)))
     first.start()
     try:
-        assert copied.wait(60)
+        assert copied.wait(TIMEOUT_S)
         with pytest.raises(RemoteTierError, match="another job runs over the same topics"):
             rig.offload(options=replace(OPTIONS, claim_timeout_ms=4_000))
     finally:
@@ -254,7 +255,9 @@ def test_proxies_copy_beside_it_and_clients_read_everything(
     create_topic(bootstrap, topic_name, partitions=3)
     values = {partition: random_values(400) for partition in range(3)}
     settings: dict[str, str | int] = {"remote.log.metadata.topic.name": f"__metadata-{topic_name}"}
-    proxy = tidegate_over(kafka_of_three, tmp_path, tiered=[topic_name], segment_bytes=60_000, settings=settings)
+    # The proxy copies whole segments alone: their ends are always left for the job.
+    rule = f'[[topics]]\nname = "{topic_name}"\nlocal.retention.bytes = 1\nsegment.bytes = 60000\nsegment.ms = "1h"\n'
+    proxy = tidegate_over(kafka_of_three, tmp_path, settings=settings, more=rule)
 
     def produce_all() -> None:
         for first in range(0, 400, 50):
@@ -285,7 +288,7 @@ def consume(bootstrap: str, topic: str, counts: dict[int, int]) -> dict[int, lis
     try:
         consumer.assign([TopicPartition(topic, partition, 0) for partition in counts])
         while any(len(read[partition]) < count for partition, count in counts.items()):
-            message = consumer.poll(30)
+            message = consumer.poll(TIMEOUT_S)
             assert message is not None
             assert message.error() is None
             partition, value = message.partition(), message.value()
