@@ -34,7 +34,7 @@ def test_a_store_in_trouble_leaves_nothing_and_in_the_end_everything_is_there_on
     produce(kafka_of_three.bootstrap_servers, topic_name, random_values(200))
     asyncio.run(s3.create_bucket(BUCKET))
     with FaultyS3(s3.endpoint_url) as faulty:
-        settings = {**s3.settings(BUCKET), "endpoint.url": faulty.url, "timeout.ms": "6000"}
+        settings = {**s3.settings(BUCKET), "endpoint.url": faulty.url, "timeout.ms": "20000"}
         section = ["[storage]", 'implementation = "s3"', *(f'{key} = "{value}"' for key, value in settings.items())]
         rig = offload_rig(kafka_of_three, tmp_path, topic_name, "\n".join(section))
         rig = replace(rig, stored=s3.folder / "data" / BUCKET)
