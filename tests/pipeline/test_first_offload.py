@@ -10,9 +10,10 @@ from confluent_kafka.admin import AdminClient
 
 from pipeline.jobs.offload import plan_offload
 from pipeline.offload.driver import OffloadOptions
+from tests.integration.waiting import until
 from tests.pipeline.offload_rig import offload_rig
 from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, produce, random_values
+from tests.servers.producing import TIMEOUT_S, create_topic, produce, random_values
 from tiers.open_tier import RemoteTierError
 
 
@@ -28,7 +29,7 @@ def test_a_first_load_makes_the_metadata_topic_unless_the_store_has_segments(
     assert f"__first-{topic_name}" not in topics(kafka_of_three)
     assert rig.objects() == []
     assert first.offload().troubles == []
-    assert f"__first-{topic_name}" in topics(kafka_of_three)
+    until(lambda: f"__first-{topic_name}" in topics(kafka_of_three))
     looked = first.look()
     assert looked.remote_bytes == looked.log_bytes
     lost = replace(rig, text=rig.text.replace("__metadata-", "__lost-"))
@@ -40,4 +41,4 @@ def test_a_first_load_makes_the_metadata_topic_unless_the_store_has_segments(
 
 
 def topics(kafka: KafkaCluster) -> set[str]:
-    return set(AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).list_topics(timeout=30).topics)
+    return set(AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).list_topics(timeout=TIMEOUT_S).topics)
