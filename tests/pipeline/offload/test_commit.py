@@ -3,76 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from pipeline.config import parse_pipeline_config
 from pipeline.job_services import PAUSES_S
-from pipeline.offload.commit import ATTEMPTS, OffloadCommitter, PartitionOffload
-from pipeline.offload.task import OffloadResult, OffloadTask, Stop, StopError, Stopped, TileCopier
-from tests.fakes.in_memory_log import Aborted
-from tests.fakes.record_batches import batch_of, build_batch, control_batch, record
-from tests.pipeline.offload.test_batch_ends import DamagedLog
-from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench, workbench
+from pipeline.offload.commit import ATTEMPTS, OffloadCommitter
+from pipeline.offload.task import OffloadResult, Stop, Stopped
+from tests.fakes.record_batches import batch_of
+from tests.pipeline.offload.one_offload import Offload
+from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RetriableRemoteStorageError
-from tiers.log.log_source import AbortedTransaction, LogRead
-from tiers.manager.segment_continuation import SegmentContinuation
+from tiers.log.log_source import LogRead
 from tiers.manager.segment_deletion import collect_leftovers, write_state
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.segment.indexes_object import decode_indexes_object
-from tiers.segment.segment_builder import SegmentBuilder
-from tiers.segment.segment_encryption import KeyRing
-
-CONFIG = parse_pipeline_config('[upstream]\nbootstrap.servers = "localhost:9092"\n')
-
-
-@pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Workbench]:
-    """A log of thirty batches of ten records."""
-    async with workbench(tmp_path) as bench:
-        bench.log.append(*(batch_of(10 * number, 10) for number in range(30)))
-        yield bench
-
-
-class Offload:
-    def __init__(self, bench: Workbench) -> None:
-        self.bench = bench
-        self.committer = OffloadCommitter(bench.services, owned_again_ms=1)
-        self.one: PartitionOffload = self.committer.of(PARTITION, POLICY)
-        self.plan: CopyPlan | None = None
-
-    async def announced(self, *ends: int) -> SegmentContinuation:
-        continuation = await self.committer.prepare(self.one)
-        self.plan = await self.committer.announce(self.one, [self.one.next_offset, *ends], 0)
-        return continuation
-
-    async def copied(self, *ends: int, attempts: int = 1) -> OffloadResult:
-        """By an executor, of which nothing counts yet; the last of so many attempts that all came to their end."""
-        return await self.stored(await self.announced(*ends), attempts)
-
-    async def stored(self, continuation: SegmentContinuation, attempts: int = 1) -> OffloadResult:
-        services = self.bench.services
-        assert self.plan is not None
-        task = OffloadTask(CONFIG, "cluster", PARTITION, self.plan, continuation, 1 << 20)
-        result = OffloadResult()
-        for attempt in range(attempts):
-            copier = TileCopier(task, self.bench.log, self.bench.store, services.spool, KeyRing())
-            copied = [await copier.copy(number, tile) for number, tile in enumerate(task.tiles(attempt))]
-            result = OffloadResult(tuple(copied), attempt=attempt)
-        return result
-
-    async def commit(self, result: OffloadResult) -> None:
-        assert self.plan is not None
-        await self.committer.commit(self.one, self.plan, result)
-
-    async def objects(self) -> list[str]:
-        return [key for key in await self.bench.objects() if key.endswith((".log", ".indexes"))]
 
 
 async def test_what_continues_the_tier_counts(bench: Workbench) -> None:
@@ -357,51 +304,3 @@ async def test_a_tile_read_from_two_leaders_counts_only_if_both_agree(bench: Wor
     await offload.commit(result)
     assert bench.finished == []
     assert await offload.objects() == []
-
-
-async def test_nothing_is_stored_for_other_offsets_than_were_announced(bench: Workbench) -> None:
-    offload = Offload(bench)
-    with pytest.raises(Exception, match="not from 0 to 95 as planned"):
-        await offload.copied(95)
-    assert await offload.objects() == []
-
-
-@pytest.mark.parametrize("damaged", [100, 120, 190])
-async def test_up_to_a_damaged_batch_everything_is_copied(bench: Workbench, damaged: int) -> None:
-    log = DamagedLog(bench.log.records)
-    log.damaged_offset, bench.log = damaged, log
-    offload = Offload(bench)
-    with pytest.raises(StopError) as stop:
-        await offload.copied(100, 200)
-    assert (stop.value.stopped.why, stop.value.stopped.offset) == (Stop.POISONED, damaged)
-    result = await offload.copied(100, damaged) if damaged > 100 else await offload.copied(100)
-    await offload.commit(result)
-    assert await bench.remote_bytes() == log.bytes_of(0, damaged - 1)
-
-
-async def test_a_task_hands_on_what_a_copier_would(bench: Workbench, tmp_path: Path) -> None:
-    """Open transactions, producers and epochs, over the borders of tiles and of tasks."""
-
-    def data(offset: int, producer_id: int, epoch: int = 0) -> bytes:
-        records = [record(offset + number) for number in range(5)]
-        return build_batch(
-            offset, records, producer_id=producer_id, producer_epoch=0, transactional=True, leader_epoch=epoch
-        )
-
-    bench.log.records = b""
-    bench.log.append(data(0, 7), data(5, 8), data(10, 7), control_batch(15, commit=False, producer_id=8))
-    bench.log.append(data(16, 7, 3), control_batch(21, commit=True, producer_id=7, leader_epoch=3), data(22, 9, 3))
-    bench.log.append(control_batch(27, commit=True, producer_id=9, leader_epoch=3))
-    bench.log.aborted = [Aborted(8, 5, 15)]
-    bench.log.leader_epoch = 3
-    offload = Offload(bench)
-    await offload.commit(await offload.copied(5, 10, 16))
-    await offload.commit(await offload.copied(22, 28))
-    newest = bench.segments[-1]
-    split = decode_indexes_object(await bench.store.fetch_indexes(newest), newest).indexes
-    whole = SegmentBuilder(tmp_path / "whole", 0, lambda: 0)
-    whole.append(bench.log.records, [AbortedTransaction(8, 5)])
-    built = whole.finish()
-    assert split.producer_snapshot == built.indexes.producer_snapshot
-    assert split.leader_epochs == built.leader_epochs
-    assert [one.txn_index_empty for one in bench.segments] == [True, False, False, True, True]

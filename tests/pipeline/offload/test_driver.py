@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pipeline.offload.driver import OffloadDriver, OffloadOptions
-from tests.fakes.record_batches import batch_of
-from tests.pipeline.offload.test_commit import CONFIG
-from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench, workbench
+from tests.pipeline.offload.one_offload import CONFIG
+from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
 from tiers.broker.client import Leader
 from tiers.errors import BrokerError, RetriableRemoteStorageError
 from tiers.log.log_source import LogRead
@@ -21,13 +18,6 @@ from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.model.ids import TopicIdPartition
 
 SILENT = replace(PARTITION, partition=1)
-
-
-@pytest.fixture
-async def bench(tmp_path: Path) -> AsyncIterator[Workbench]:
-    async with workbench(tmp_path) as bench:
-        bench.log.append(*(batch_of(10 * number, 10) for number in range(30)))
-        yield bench
 
 
 class Client:

@@ -1,0 +1,65 @@
+"""What a task hands on, and where it stops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.offload.task import Stop, StopError
+from tests.fakes.in_memory_log import Aborted
+from tests.fakes.record_batches import build_batch, control_batch, record
+from tests.pipeline.offload.one_offload import Offload
+from tests.pipeline.offload.test_batch_ends import DamagedLog
+from tests.tiers.manager.workbench import Workbench
+from tiers.log.log_source import AbortedTransaction
+from tiers.segment.indexes_object import decode_indexes_object
+from tiers.segment.segment_builder import SegmentBuilder
+
+
+async def test_nothing_is_stored_for_other_offsets_than_were_announced(bench: Workbench) -> None:
+    offload = Offload(bench)
+    with pytest.raises(Exception, match="not from 0 to 95 as planned"):
+        await offload.copied(95)
+    assert await offload.objects() == []
+
+
+@pytest.mark.parametrize("damaged", [100, 120, 190])
+async def test_up_to_a_damaged_batch_everything_is_copied(bench: Workbench, damaged: int) -> None:
+    log = DamagedLog(bench.log.records)
+    log.damaged_offset, bench.log = damaged, log
+    offload = Offload(bench)
+    with pytest.raises(StopError) as stop:
+        await offload.copied(100, 200)
+    assert (stop.value.stopped.why, stop.value.stopped.offset) == (Stop.POISONED, damaged)
+    result = await offload.copied(100, damaged) if damaged > 100 else await offload.copied(100)
+    await offload.commit(result)
+    assert await bench.remote_bytes() == log.bytes_of(0, damaged - 1)
+
+
+async def test_a_task_hands_on_what_a_copier_would(bench: Workbench, tmp_path: Path) -> None:
+    """Open transactions, producers and epochs, over the borders of tiles and of tasks."""
+
+    def data(offset: int, producer_id: int, epoch: int = 0) -> bytes:
+        records = [record(offset + number) for number in range(5)]
+        return build_batch(
+            offset, records, producer_id=producer_id, producer_epoch=0, transactional=True, leader_epoch=epoch
+        )
+
+    bench.log.records = b""
+    bench.log.append(data(0, 7), data(5, 8), data(10, 7), control_batch(15, commit=False, producer_id=8))
+    bench.log.append(data(16, 7, 3), control_batch(21, commit=True, producer_id=7, leader_epoch=3), data(22, 9, 3))
+    bench.log.append(control_batch(27, commit=True, producer_id=9, leader_epoch=3))
+    bench.log.aborted = [Aborted(8, 5, 15)]
+    bench.log.leader_epoch = 3
+    offload = Offload(bench)
+    await offload.commit(await offload.copied(5, 10, 16))
+    await offload.commit(await offload.copied(22, 28))
+    newest = bench.segments[-1]
+    split = decode_indexes_object(await bench.store.fetch_indexes(newest), newest).indexes
+    whole = SegmentBuilder(tmp_path / "whole", 0, lambda: 0)
+    whole.append(bench.log.records, [AbortedTransaction(8, 5)])
+    built = whole.finish()
+    assert split.producer_snapshot == built.indexes.producer_snapshot
+    assert split.leader_epochs == built.leader_epochs
+    assert [one.txn_index_empty for one in bench.segments] == [True, False, False, True, True]
