@@ -16,7 +16,7 @@ from typing import Protocol
 from tests.drill.faults import Fault, FaultKind, plan
 from tests.drill.oracle import Oracle, Place
 from tests.drill.outage_probe import OutageProbe
-from tests.drill.proxy_watch import ProxyWatch
+from tests.drill.proxy_watch import OWNER_BACK_S, ProxyWatch
 from tests.drill.readers import Reader
 from tests.drill.rig import DrillRig
 from tests.drill.tier_audit import TierAudit
@@ -40,6 +40,8 @@ class DrillSettings:
     """Instead of the plan that the seed makes."""
     stop_at_first: bool = False
     """Ends as soon as something does not hold."""
+    owner_back_s: float = OWNER_BACK_S
+    """For how long a metadata partition may have no owner, where nothing disturbs the proxies but a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class Drill:
         self.violations = Violations()
         self.oracle = Oracle(rig.topics.places, self.violations)
         self.audit = TierAudit(rig, self.oracle, self.violations)
-        self.watch = ProxyWatch(rig, self.violations)
+        self.watch = ProxyWatch(rig, self.violations, settings.owner_back_s)
         seed, rate = settings.seed, settings.records_per_s / 2
         self.writers = [
             Writer(rig, self.oracle, topic, seed + number, records_per_s=rate, deletes=topic == rig.topics.expiring)

@@ -1,7 +1,7 @@
 """`ProxyWatch`: who owns what, by the proxies' own metrics; and what they count that should never be.
 
 A metadata partition is without an owner for as long as no proxy that answers says that it may write. That may be no
-longer than `OWNER_BACK_S` after the last proxy or broker went away or came back. One that is too busy to answer may be
+longer than `owner_back_s` after the last proxy or broker went away or came back. One that is too busy to answer may be
 the owner, but for no longer than that either.
 """
 
@@ -31,7 +31,8 @@ _ALARMS = re.compile(
 class ProxyWatch:
     """`run` in a thread of its own, until `stop`."""
 
-    def __init__(self, rig: DrillRig, violations: Violations) -> None:
+    def __init__(self, rig: DrillRig, violations: Violations, owner_back_s: float = OWNER_BACK_S) -> None:
+        self._owner_back_s = owner_back_s
         self._rig = rig
         self._violations = violations
         self._stopping = threading.Event()
@@ -71,7 +72,7 @@ class ProxyWatch:
                     self._said_at_s[proxy.number] = now_s
                 else:
                     since_s = max(self._said_at_s.get(proxy.number, 0.0), self._rig.disrupted_at_s)
-                    is_one_busy = is_one_busy or now_s - since_s <= OWNER_BACK_S
+                    is_one_busy = is_one_busy or now_s - since_s <= self._owner_back_s
             self._note(owned, time.monotonic(), is_one_busy=is_one_busy)
             self.looks += 1
 
@@ -98,7 +99,7 @@ class ProxyWatch:
             self.longest_quiet_s[number] = max(self.longest_quiet_s[number], quiet_s)
             if number in owned:
                 self._owned_at_s[number] = now_s
-            elif quiet_s > OWNER_BACK_S and not is_one_busy:
+            elif quiet_s > self._owner_back_s and not is_one_busy:
                 since = f"{self._owned_at_s[number]:.0f}"
                 self._violations.add(OWNER, f"metadata partition {number}: no owner since {since} (monotonic)")
 

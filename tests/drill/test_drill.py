@@ -19,6 +19,8 @@ from tests.servers.versitygw import VersityGateway
 pytestmark = pytest.mark.integration
 
 SEED = 1
+OWNER_BACK_S = 30.0
+"""A machine that stands still for seconds costs a session or two. How soon it is otherwise, `make drill` says."""
 FAULTS = (
     Fault(4, FaultKind.PROXY_FREEZE, 0, 11),
     Fault(6, FaultKind.STORE_FREEZE, -1, 4),
@@ -44,7 +46,7 @@ def drill(
 
 
 def test_two_proxies_survive_a_short_drill(kafka: KafkaCluster, s3: VersityGateway, tmp_path: Path) -> None:
-    with drill(kafka, s3, tmp_path, DrillSettings(SEED, 40, faults=FAULTS)) as running:
+    with drill(kafka, s3, tmp_path, DrillSettings(SEED, 40, faults=FAULTS, owner_back_s=OWNER_BACK_S)) as running:
         result = running.run()
     assert result.violations == []
     assert result.faults.total() == len(FAULTS)
@@ -66,7 +68,7 @@ def test_two_proxies_survive_a_short_drill(kafka: KafkaCluster, s3: VersityGatew
 def test_a_planted_bug_is_found(
     kafka: KafkaCluster, s3: VersityGateway, tmp_path: Path, bug: str, broken: set[str]
 ) -> None:
-    settings = DrillSettings(SEED, 40, faults=(), stop_at_first=True)
+    settings = DrillSettings(SEED, 40, faults=(), stop_at_first=True, owner_back_s=OWNER_BACK_S)
     with drill(kafka, s3, tmp_path, settings, bug, proxies=1) as running:
         result = running.run()
     assert result.rules
