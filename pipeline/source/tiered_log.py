@@ -263,7 +263,7 @@ def report_data_loss(options: ReadOptions, what: str) -> None:
         raise DataLossError(
             f"{what}. Some data may have been lost because they are not available any more; either the data was aged "
             "out or the topic may have been deleted before all of it was read. If this is no reason to fail, set the "
-            "source option failOnDataLoss to false"
+            "source option failOnDataLoss to false, or give an export --allow-loss"
         )
     logger.warning("%s; failOnDataLoss is false", what)
 
