@@ -19,7 +19,7 @@ from tiers.errors import OffsetBelowLogStartError, OffsetGapError
 from tiers.log.log_source import AbortedTransaction
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, monotonic_ms
 
-READ_TIMEOUT_MS = 5_000
+READ_TIMEOUT_MS = 30_000
 """Of the real clock: only what is not there takes so long."""
 
 

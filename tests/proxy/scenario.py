@@ -146,13 +146,19 @@ async def scenario(root: Path, limits: ConnectionLimits | None = None) -> AsyncI
     tier = RemoteTier(root)
     batches = await tier.fill(P0, segments=2, batches=6)
     batches += [batch_of(offset, 10, value_bytes=20, timestamp=1_000_000 + offset) for offset in range(120, END, 10)]
-    settings = FetchSettings(remote_fetch_max_wait_ms=2_000, local_poll_ms=20)
+    settings = FetchSettings(
+        remote_fetch_max_wait_ms=10_000,
+        metadata_timeout_ms=60_000,
+        bounds_timeout_ms=60_000,
+        local_poll_ms=20,
+        list_offsets_timeout_ms=60_000,
+    )
     async with contextlib.AsyncExitStack() as stack:
         broker = await stack.enter_async_context(ScriptedBroker())
         broker.scripted_client = CLIENT_ID
         broker.topics = [TopicMetadata(TOPIC, TOPIC_ID, {n: PartitionMetadata(n, 1, 5, (1,), (1,)) for n in range(2)})]
         broker.logs = {(TOPIC, 0): LocalLog(batches, TRIMMED), (TOPIC, 1): LocalLog([batch_of(0, 10)])}
-        client = BrokerClient(broker.addresses, client_id="tidegate", request_timeout_ms=5_000)
+        client = BrokerClient(broker.addresses, client_id="tidegate", request_timeout_ms=60_000)
         stack.push_async_callback(client.close)
         listening_for: list[int | None] = []
 

@@ -12,8 +12,10 @@ from proxy.exchange import CutThrough, Exchange, HandlerState
 from tests.fakes.broker.fake_broker import FakeBroker
 from tests.fakes.broker.wire import connected, frame, request, response
 from tests.proxy.proxy_harness import AnsweringHandler, ForwardingHandler, PreparingHandler, proxy_before, reply
+from tests.servers.ports import free_ports
 
 OPAQUE, HANDLED, OTHER = 12, 1, 3
+PATIENT = ConnectionLimits(half_close_timeout_ms=60_000, close_timeout_ms=60_000)
 
 
 async def test_opaque_frames_pass_byte_for_byte_both_ways() -> None:
@@ -207,7 +209,10 @@ async def test_a_request_without_a_response_takes_no_turn() -> None:
 
 
 async def test_requests_sent_right_before_a_close_still_reach_the_broker() -> None:
-    async with FakeBroker() as broker, proxy_before(broker, prefix_handlers={0: SilentProduce()}) as proxy:
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, prefix_handlers={0: SilentProduce()}, limits=PATIENT) as proxy,
+    ):
         sent = request(0, 3, 1, b"123456789" + b"\x00" + b"records" * 100_000)
         async with connected(proxy.port) as client:
             await client.send(sent)
@@ -217,7 +222,11 @@ async def test_requests_sent_right_before_a_close_still_reach_the_broker() -> No
 
 
 async def test_a_half_closed_client_gets_its_answers_and_then_the_end() -> None:
-    async with FakeBroker() as broker, proxy_before(broker) as proxy, connected(proxy.port) as client:
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, limits=PATIENT) as proxy,
+        connected(proxy.port) as client,
+    ):
         await client.send(request(OPAQUE, 4, 1), request(OPAQUE, 4, 2))
         client.half_close()
         upstream = await broker.accepted()
@@ -355,8 +364,7 @@ async def test_pipelining_beyond_the_limit_waits_in_the_client_s_socket() -> Non
 
 async def test_a_broker_that_comes_late_gets_the_bytes_that_waited() -> None:
     broker = FakeBroker()
-    async with broker:
-        pass
+    (broker.port,) = free_ports(1)
     async with proxy_before(broker) as proxy, connected(proxy.port) as client:
         await client.send(request(OPAQUE, 4, 1, b"x" * 1_000_000))
         async with asyncio.timeout(60):
@@ -369,8 +377,7 @@ async def test_a_broker_that_comes_late_gets_the_bytes_that_waited() -> None:
 
 async def test_a_broker_that_never_comes_closes_the_client(caplog: pytest.LogCaptureFixture) -> None:
     broker = FakeBroker()
-    async with broker:
-        pass
+    (broker.port,) = free_ports(1)
     limits = ConnectionLimits(connect_deadline_ms=100)
     async with proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
         await client.send(request(OPAQUE, 4, 1))

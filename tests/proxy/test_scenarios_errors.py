@@ -44,7 +44,7 @@ def epoch_request(epoch: int) -> Any:
 def delete_request(offset: int) -> Any:
     topic = DeleteRecordsRequest.DeleteRecordsTopic
     partition = topic.DeleteRecordsPartition(partition_index=0, offset=offset)
-    return DeleteRecordsRequest(topics=[topic(name=TOPIC, partitions=[partition])], timeout_ms=5_000)
+    return DeleteRecordsRequest(topics=[topic(name=TOPIC, partitions=[partition])], timeout_ms=60_000)
 
 
 @pytest.mark.parametrize("version", FETCH_VERSIONS)

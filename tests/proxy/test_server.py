@@ -22,7 +22,7 @@ async def test_an_idle_connection_closes_at_once() -> None:
         await client.send(request(OPAQUE, 4, 1))
         await (await broker.accepted()).send(response(1))
         await client.receive()
-        assert await proxy.server.drain(5_000)
+        assert await proxy.server.drain()
         assert await client.ended() == b""
         assert proxy.metrics.closed == {"drained": 1}
 
@@ -33,7 +33,7 @@ async def test_what_is_under_way_is_answered_and_nothing_new_is_taken() -> None:
         upstream = await broker.accepted()
         await upstream.receive()
         async with asyncio.TaskGroup() as tasks:
-            drained = tasks.create_task(proxy.server.drain(5_000))
+            drained = tasks.create_task(proxy.server.drain())
             await asyncio.sleep(0)
             await client.send(request(OPAQUE, 4, 2))
             await upstream.send(response(1, b"answered"))
@@ -49,7 +49,7 @@ async def test_a_request_that_has_left_in_part_is_completed() -> None:
         upstream = await broker.accepted()
         assert await upstream.receive_raw(10_000)
         async with asyncio.TaskGroup() as tasks:
-            drained = tasks.create_task(proxy.server.drain(5_000))
+            drained = tasks.create_task(proxy.server.drain())
             await asyncio.sleep(0)
             await client.send_raw(frame(whole)[50_000:])
             assert await upstream.receive_raw(len(whole) + 4 - 10_000)
@@ -83,7 +83,7 @@ async def test_a_waiting_fetch_is_answered_empty_whoever_it_waits_for() -> None:
         await local_upstream.receive()
         await local_upstream.receive()
         async with asyncio.TaskGroup() as tasks:
-            drained = tasks.create_task(proxy.server.drain(5_000))
+            drained = tasks.create_task(proxy.server.drain())
             assert await remote.ended() == frame(response(1, b"empty"))
             assert await local.receive() == response(2, b"empty")
             await local_upstream.send(response(2, b"long poll is over"), response(3, b"answered"))
@@ -103,7 +103,7 @@ async def test_a_connection_that_outlives_the_drain_is_cut() -> None:
 
 async def test_a_drained_server_accepts_nobody() -> None:
     async with FakeBroker() as broker, proxy_before(broker) as proxy:
-        assert await proxy.server.drain(1_000)
+        assert await proxy.server.drain()
         await asyncio.sleep(0)
         refused = False
         try:

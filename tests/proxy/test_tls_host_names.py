@@ -51,7 +51,7 @@ def shown(port: int, name: str | None, authority: Authority, identity: Path | No
     """The host of the certificate that whoever asks for `name` is shown."""
     context = client_context(authority.ca, identity, None, None, verifies_host_name=False)
     with (
-        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+        socket.create_connection(("127.0.0.1", port), timeout=60) as plain,
         context.wrap_socket(plain, server_hostname=name) as tls,
     ):
         certificate = tls.getpeercert()

@@ -62,16 +62,18 @@ async def test_what_is_no_handshake_gives_its_place_back(authority: Authority) -
 
 
 async def test_half_a_handshake_has_a_deadline(authority: Authority) -> None:
-    limits = ConnectionLimits(handshake_timeout_ms=1_500, max_connections=2)
+    limits = ConnectionLimits(handshake_timeout_ms=500, max_connections=2)
     hello = client_hello(authority)
     async with FakeBroker() as broker, proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy:
-        async with connected(proxy.port) as one, connected(proxy.port) as other:
-            await one.send_raw(hello[:100])
-            await other.send_raw(hello)
-            await one.ended()
-            await other.ended()
-        assert proxy.metrics.closed == {"tls_handshake": 2}
-        assert await is_served(proxy, broker, authority)
+        for _ in range(2):  # in the places that were given back
+            async with connected(proxy.port) as one, connected(proxy.port) as other:
+                with contextlib.suppress(ConnectionError):  # a busy machine may be late with this already
+                    await one.send_raw(hello[:100])
+                    await other.send_raw(hello)
+                await one.ended()
+                await other.ended()
+        assert proxy.metrics.closed == {"tls_handshake": 4}
+        assert proxy.metrics.rejected_connections == 0
 
 
 async def test_thousands_of_attempts_hold_no_more_than_the_limit(authority: Authority) -> None:

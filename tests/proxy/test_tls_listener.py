@@ -13,14 +13,15 @@ from proxy.server import bind
 from proxy.tls_listener import TlsListener
 from tests.proxy.test_tls import for_clients
 from tests.servers.certificates import Authority
+from tests.servers.ports import free_ports
 
 
 async def test_a_listener_may_be_closed_again(tmp_path: Path) -> None:
     def spawn(work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         raise AssertionError("nobody has connected")
 
-    bound = bind("127.0.0.1", 0, reuse_port=False)
-    port = bound.getsockname()[1]
+    (port,) = free_ports(1)
+    bound = bind("127.0.0.1", port, reuse_port=False)
     tls = for_clients(Authority(tmp_path))
     listener = TlsListener(
         bound, tls, lambda _: asyncio.Protocol(), Admissions(1, 1), ConnectionLimits(), ProxyMetrics(), spawn

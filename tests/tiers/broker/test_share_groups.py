@@ -25,7 +25,7 @@ from tiers.broker.share_groups import ClusterShareGroups, DescribeShareGroupOffs
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 
-TIMEOUT_MS = 5_000
+TIMEOUT_MS = 60_000
 OURS, OTHER = UUID(int=1), UUID(int=2)
 PARTITION = TopicIdPartition(OURS, 3, "topic")
 COORDINATOR_LOAD_IN_PROGRESS = 14

@@ -31,7 +31,7 @@ from tiers.log.log_source import AbortedTransaction, EpochEndOffset, LocalLogBou
 from tiers.model.ids import TopicIdPartition
 
 PARTITION = TopicIdPartition(UUID(int=7), 0, "orders")
-TIMEOUT_MS = 5000
+TIMEOUT_MS = 60_000
 LOG = batch_of(10, 10) + batch_of(20, 10)
 
 
@@ -188,7 +188,6 @@ async def test_a_leader_whose_broker_is_gone_is_found_again(cluster: Cluster) ->
     await cluster.first.broker.stop()
     cluster.second.leads(4)
     assert (await cluster.source.read(PARTITION, 10, 1000, TIMEOUT_MS)).leader_epoch == 4
-    await cluster.first.broker.start()
 
 
 async def test_an_error_that_lasts_is_given_back_at_the_deadline(cluster: Cluster) -> None:

@@ -18,6 +18,7 @@ from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.settings import TopicRule
 from tiers.manager.tiered_topics import TieredTopics
 
+TIMEOUT_MS = 60_000
 DELETE = {"cleanup.policy": "delete", "retention.ms": "604800000", "retention.bytes": "-1"}
 
 
@@ -84,7 +85,7 @@ async def test_the_first_rule_that_matches_decides(cluster: Cluster) -> None:
         TopicRule("orders-us", remote_storage_enable=False),
         TopicRule("orders-*", local_retention_ms=1000, segment_bytes=5),
     )
-    policies = await topics.refresh(1000)
+    policies = await topics.refresh(TIMEOUT_MS)
     assert {policy.topic for policy in policies.values()} == {"orders-eu"}
     policy = policies[UUID(int=1)]
     assert (policy.retention_ms, policy.retention_bytes) == (604_800_000, -1)
@@ -94,7 +95,7 @@ async def test_the_first_rule_that_matches_decides(cluster: Cluster) -> None:
 async def test_a_topic_with_tier_settings_of_its_own_needs_no_rule(cluster: Cluster) -> None:
     topic_id = cluster.add("clicks", 3)
     own = {topic_id: {"remote.storage.enable": "true", "local.retention.bytes": "77"}}
-    policies = await tiered(cluster, overrides=own).refresh(1000)
+    policies = await tiered(cluster, overrides=own).refresh(TIMEOUT_MS)
     assert policies[topic_id].local_retention_bytes == 77
 
 
@@ -112,8 +113,8 @@ async def test_what_cannot_be_tiered_is_refused_once_with_the_reason(
     cluster.add("state", 1, config)
     topics = tiered(cluster, TopicRule("state"))
     with caplog.at_level(logging.ERROR):
-        assert await topics.refresh(1000) == {}
-        assert await topics.refresh(1000) == {}
+        assert await topics.refresh(TIMEOUT_MS) == {}
+        assert await topics.refresh(TIMEOUT_MS) == {}
     assert [line.getMessage() for line in caplog.records] == ["a topic cannot be tiered"]
 
 
@@ -124,25 +125,25 @@ async def test_what_cannot_be_tiered_and_only_matches_a_pattern_is_no_error(
     meant = cluster.add("meant", 2, DELETE | {"cleanup.policy": "compact"})
     topics = tiered(cluster, TopicRule("*"), overrides={meant: {"remote.storage.enable": "true"}})
     with caplog.at_level(logging.INFO, "tiers.manager.tiered_topics"):
-        assert await topics.refresh(1000) == {}
+        assert await topics.refresh(TIMEOUT_MS) == {}
     assert {line.__dict__["topic"]: line.levelname for line in caplog.records} == {"state": "INFO", "meant": "ERROR"}
 
 
 async def test_internal_topics_match_no_rule(cluster: Cluster) -> None:
     cluster.add("__consumer_offsets", 1)
     cluster.add("__remote_log_metadata", 2)
-    assert await tiered(cluster, TopicRule("*")).refresh(1000) == {}
+    assert await tiered(cluster, TopicRule("*")).refresh(TIMEOUT_MS) == {}
 
 
 async def test_a_configuration_that_cannot_be_read_changes_nothing_and_expires_nothing(cluster: Cluster) -> None:
     topic_id = cluster.add("orders", 1)
     topics = tiered(cluster, TopicRule("*"))
-    before = (await topics.refresh(1000))[topic_id]
+    before = (await topics.refresh(TIMEOUT_MS))[topic_id]
     cluster.unreadable.add("orders")
     for _ in range(2):
-        assert (await topics.refresh(1000))[topic_id] == replace(before, retention_ms=-1, retention_bytes=-1)
+        assert (await topics.refresh(TIMEOUT_MS))[topic_id] == replace(before, retention_ms=-1, retention_bytes=-1)
     cluster.unreadable.clear()
-    assert (await topics.refresh(1000))[topic_id] == before
+    assert (await topics.refresh(TIMEOUT_MS))[topic_id] == before
 
 
 async def test_nothing_expires_by_what_a_second_broker_does_not_say_too(
@@ -150,7 +151,7 @@ async def test_nothing_expires_by_what_a_second_broker_does_not_say_too(
 ) -> None:
     topic_id, agreed = cluster.add("orders", 1), cluster.add("clicks", 2)
     topics = tiered(cluster, TopicRule("*"))
-    before = await topics.refresh(1000)
+    before = await topics.refresh(TIMEOUT_MS)
     async with ScriptedBroker(2) as second:
         other = Cluster(second, cluster.client)
         other.configs = {"orders": DELETE | {"retention.ms": "700000000"}, "clicks": DELETE}
@@ -158,12 +159,12 @@ async def test_nothing_expires_by_what_a_second_broker_does_not_say_too(
         cluster.broker.brokers = second.brokers
         with caplog.at_level(logging.WARNING):
             for _ in range(2):
-                policies = await topics.refresh(1000)
+                policies = await topics.refresh(TIMEOUT_MS)
                 assert (policies[topic_id].retention_ms, policies[topic_id].retention_bytes) == (-1, -1)
                 assert policies[agreed] == before[agreed]
         assert len(caplog.records) == 1
         other.configs["orders"] = dict(DELETE)
-        assert await topics.refresh(1000) == before
+        assert await topics.refresh(TIMEOUT_MS) == before
         assert len(second.received(DescribeConfigsRequest)) == 3
 
 
@@ -172,7 +173,7 @@ async def test_nothing_expires_while_one_of_two_brokers_does_not_answer(
 ) -> None:
     topic_id = cluster.add("orders", 1)
     topics = tiered(cluster, TopicRule("*"))
-    before = (await topics.refresh(1000))[topic_id]
+    before = (await topics.refresh(TIMEOUT_MS))[topic_id]
     async with ScriptedBroker(2) as second:
         second.topics, second.brokers = cluster.broker.topics, [cluster.broker, second]
         cluster.broker.brokers = second.brokers
@@ -184,7 +185,7 @@ async def test_nothing_expires_while_one_of_two_brokers_does_not_answer(
             return await request(node_id, *arguments, **options)
 
         monkeypatch.setattr(cluster.client, "request", silent)
-        assert (await topics.refresh(1000))[topic_id] == replace(before, retention_ms=-1, retention_bytes=-1)
+        assert (await topics.refresh(TIMEOUT_MS))[topic_id] == replace(before, retention_ms=-1, retention_bytes=-1)
 
 
 async def test_nothing_expires_while_the_cluster_does_not_answer(
@@ -192,7 +193,7 @@ async def test_nothing_expires_while_the_cluster_does_not_answer(
 ) -> None:
     topic_id = cluster.add("orders", 1)
     topics = tiered(cluster, TopicRule("*"))
-    before = (await topics.refresh(1000))[topic_id]
+    before = (await topics.refresh(TIMEOUT_MS))[topic_id]
 
     async def silence(*arguments: object, **options: object) -> None:
         raise BrokerError("no broker answers", retriable=True)
@@ -200,6 +201,6 @@ async def test_nothing_expires_while_the_cluster_does_not_answer(
     with monkeypatch.context() as patch:
         patch.setattr(cluster.client, "request", silence)
         with pytest.raises(BrokerError):
-            await topics.refresh(1000)
+            await topics.refresh(TIMEOUT_MS)
     assert topics.policies == {topic_id: replace(before, retention_ms=-1, retention_bytes=-1)}
-    assert (await topics.refresh(1000))[topic_id] == before
+    assert (await topics.refresh(TIMEOUT_MS))[topic_id] == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
+import pytest
 from kafka.protocol.metadata import MetadataRequest
 
 from tests.fakes.broker.scripted_broker import ScriptedBroker
@@ -11,7 +12,10 @@ from tiers.broker.client import BrokerClient
 from tiers.metadata.failed_deletions_topic import FailedDeletionsTopic
 
 
-async def test_the_cluster_is_asked_for_a_topic_that_is_not_there_once_in_a_while() -> None:
+async def test_the_cluster_is_asked_for_a_topic_that_is_not_there_once_in_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tiers.broker.client._OTHER_BROKER_MS", 30_000)  # who is given up may be heard later
     now_ms = 1_000
     async with ScriptedBroker() as broker:
         client = BrokerClient([("127.0.0.1", broker.port)], client_id="test", clock_ms=lambda: now_ms)
