@@ -162,8 +162,10 @@ class FolderTarget:
                 shutil.copyfileobj(whole, part, PIECE_BYTES)
                 part.flush()
                 os.fsync(part.fileno())
-        except BaseException:
+        except BaseException as error:
             hidden.unlink(missing_ok=True)
+            if isinstance(error, OSError) and error.filename is None:
+                error.filename = str(self._root)  # writing names no file, and a disk that is full has one
             raise
         return staged
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -68,6 +71,20 @@ def test_a_file_appears_whole_and_is_never_replaced(place: str, request: pytest.
         one.join()
     assert sorted(created) == [False, True]
     assert target.names("c/") == ["c/0/1-2.parquet"]
+
+
+def test_of_a_folder_that_is_full_the_name_is_told_and_nothing_is_left(
+    in_folder: TargetSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    source, target = tmp_path / "source", open_target(in_folder)
+    source.write_bytes(b"whole")
+    monkeypatch.setattr(shutil, "copyfileobj", is_full)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'lake'}'"):
+        target.create("a/0/1-2.parquet", source)
+    assert (target.names("a/"), target.staged("a/")) == ([], [])
 
 
 @pytest.mark.parametrize("place", ["in_folder", "in_s3", "in_hdfs"])
