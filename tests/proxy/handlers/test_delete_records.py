@@ -173,7 +173,7 @@ async def test_a_topic_that_is_not_tiered_is_the_brokers(bench: Bench) -> None:
 async def test_a_client_that_goes_away_leaves_the_tiers_together(bench: Bench) -> None:
     bench.recorder.gate.clear()
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-        client = group.create_task(bench.delete(2, 12, 30))
+        client = group.create_task(bench.delete(2, 12, 30, timeout_ms=60_000))
         await bench.recorder.asked.wait()
         client.cancel()
         await asyncio.wait([client])

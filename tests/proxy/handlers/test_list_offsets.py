@@ -118,7 +118,7 @@ async def bench_of(root: Path, settings: FetchSettings) -> AsyncIterator[Bench]:
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench_of(tmp_path, FetchSettings(list_offsets_timeout_ms=2000)) as made:
+    async with bench_of(tmp_path, FetchSettings(list_offsets_timeout_ms=60_000)) as made:
         yield made
 
 
