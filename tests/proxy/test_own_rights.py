@@ -52,8 +52,9 @@ UNHEARD_OF = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
     ],
 )
 async def test_a_topic_that_another_proxy_made_a_moment_ago_is_no_missing_right(
-    answers: list[tuple[int, set[int] | None]], lacked: list[str]
+    monkeypatch: pytest.MonkeyPatch, answers: list[tuple[int, set[int] | None]], lacked: list[str]
 ) -> None:
+    monkeypatch.setattr("proxy.own_rights._HEARD_WITHIN_MS", 60_000)
     config = parse_config(
         f'remote.log.metadata.topic.name = "{METADATA_TOPIC}"\n[upstream]\nbootstrap.servers = "127.0.0.1:1"\n'
     )
