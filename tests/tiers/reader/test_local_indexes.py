@@ -125,7 +125,7 @@ def until(go_on: threading.Event, begun: threading.Event) -> Callable[[Path, byt
 async def test_a_stuck_disk_holds_nothing_up(tmp_path: Path) -> None:
     go_on, begun = threading.Event(), threading.Event()
     cache = LocalIndexCache(LocalIndexSettings(tmp_path / "index"), monotonic_ms, append=until(go_on, begun))
-    local = LocalIndexes(cache, deadline_ms=10)
+    local = LocalIndexes(cache, deadline_ms=100)
     metadata, raw = segment = segment_object(0)
     while not begun.is_set():  # what a busy machine does not begin before the deadline, it does not do at all
         await local.put(metadata, raw)
