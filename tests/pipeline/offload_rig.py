@@ -30,7 +30,9 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.open_tier import OpenTier, open_tier, readable_segments
 
 T = TypeVar("T")
-TIMEOUT_MS = 20_000
+TIMEOUT_MS = 60_000
+CLAIM_TIMEOUT_MS = 180_000
+"""A group and its transactions may wait for the dead, and for a busy machine."""
 SEGMENT_BYTES = 60_000
 
 
@@ -68,7 +70,7 @@ class OffloadRig:
         options: OffloadOptions | None = None,
         parallelism: int = 2,
     ) -> OffloadReport:
-        here = options or OffloadOptions(max_age_ms=0, failure_pause_s=0)
+        here = options or OffloadOptions(max_age_ms=0, failure_pause_s=0, claim_timeout_ms=CLAIM_TIMEOUT_MS)
         return run_offload(self.config, here, run or in_process, parallelism)
 
     def look(self, partition: int = 0) -> Looked:
