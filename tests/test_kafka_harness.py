@@ -11,7 +11,7 @@ pytestmark = pytest.mark.integration
 
 
 def test_a_broker_answers_under_the_host_name_that_it_advertises(kafka: KafkaCluster) -> None:
-    assert running_brokers(*kafka.address()) == {1: ("localhost", kafka.address()[1])}
+    assert running_brokers(*kafka.address(), timeout_s=60.0) == {1: ("localhost", kafka.address()[1])}
 
 
 def test_records_written_by_a_console_tool_land_in_the_log_folder(kafka: KafkaCluster, topic_name: str) -> None:
@@ -30,4 +30,4 @@ def test_a_killed_broker_comes_back_on_its_port(kafka_of_three: KafkaCluster) ->
     kafka_of_three.kill_broker(2)
     kafka_of_three.start_broker(2)
 
-    assert running_brokers(*before)[2] == before
+    assert running_brokers(*before, timeout_s=60.0)[2] == before
