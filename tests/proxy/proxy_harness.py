@@ -26,6 +26,11 @@ from proxy.server import BrokerEndpoint, ProxyServer
 from tests.fakes.broker.fake_broker import FakeBroker
 from tiers.broker.tls import TlsContext
 
+PATIENT = ConnectionLimits(
+    handshake_timeout_ms=60_000, connect_timeout_ms=60_000, connect_deadline_ms=60_000, drain_timeout_ms=60_000
+)
+"""An attempt at a broker that is given up late leaves the test a connection that nobody uses."""
+
 
 @dataclass
 class Proxy:
@@ -48,7 +53,7 @@ async def proxy_before(
     metrics = ProxyMetrics()
     server = ProxyServer(
         Router(handlers or {}, prefix_handlers or {}),
-        limits or ConnectionLimits(),
+        limits or PATIENT,
         metrics,
         early_answers=early_answers,
         tls=tls,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -11,11 +12,12 @@ from proxy.context import ConnectionLimits
 from proxy.exchange import CutThrough, Exchange, HandlerState
 from tests.fakes.broker.fake_broker import FakeBroker
 from tests.fakes.broker.wire import connected, frame, request, response
+from tests.proxy import proxy_harness
 from tests.proxy.proxy_harness import AnsweringHandler, ForwardingHandler, PreparingHandler, proxy_before, reply
 from tests.servers.ports import free_ports
 
 OPAQUE, HANDLED, OTHER = 12, 1, 3
-PATIENT = ConnectionLimits(half_close_timeout_ms=60_000, close_timeout_ms=60_000)
+PATIENT = replace(proxy_harness.PATIENT, half_close_timeout_ms=60_000, close_timeout_ms=60_000)
 
 
 async def test_opaque_frames_pass_byte_for_byte_both_ways() -> None:
