@@ -244,6 +244,8 @@ def _link_or_copy(source: Path, target: Path) -> None:
         raise
     except OSError:  # another device, or a file system without hard links
         shutil.copyfile(source, target)
+    # The file may have been written days ago, but the object is new: a sweep for orphans goes by its age.
+    os.utime(target)
     with target.open("rb") as file:
         os.fsync(file.fileno())
 
