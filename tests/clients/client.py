@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 FETCH_BYTES = 1 << 20
 """Of one partition in one fetch, where the test does not mind."""
 READ_COMMITTED = "read_committed"

@@ -32,7 +32,7 @@ from tests.servers.producing import until_decided
 from tests.servers.tidegate import TidegateProcess, tidegate_over
 from tiers.storage.object_key import parse_partition_manifest_key, parse_segment_key
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = range(-1, -6, -1)
 _PASSING = (
     ErrorCode.LEADER_NOT_AVAILABLE,

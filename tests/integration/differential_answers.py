@@ -16,7 +16,7 @@ from protocol.errors import ErrorCode
 from tests.integration.differential_workload import Topic
 from tests.servers.peer import Peer, topic_id_of
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 FETCH_VERSIONS = (4, 7, 10, 12, 17)
 ZSTD_FROM = 10
 """Older versions are told UNSUPPORTED_COMPRESSION_TYPE of remote zstd, by brokers since 4.0 of no zstd at all."""

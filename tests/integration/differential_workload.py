@@ -14,7 +14,7 @@ from confluent_kafka.admin._resource import ResourceType
 from tests.integration.waiting import until
 from tests.servers.producing import until_decided
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 MAX_MESSAGE_BYTES = 300_000
 Headers = list[tuple[str, str | bytes | None]]

@@ -16,7 +16,7 @@ from proxy.exchange import Answer, Exchange, Forward, HandlerState
 from proxy.handlers.fetch import FetchHandler
 from tests.fakes.broker.fetch_frames import Ask, fetch_frame
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 
 
 class RawClient:

@@ -23,7 +23,7 @@ from tests.servers.tidegate import TidegateProcess, tidegate_over
 from tiers.broker.client import BrokerClient
 from tiers.broker.sasl import Mechanism, SaslCredentials
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 RECORDS = 6_000
 RECORD = tuple[int, bytes]
 READ = (AclOperation.READ, AclOperation.DESCRIBE)

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from tests.servers.kafka import KafkaCluster
 from tests.servers.peer import Peer, topic_id_of
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 RECORD = tuple[int, bytes]
 """Offset and value."""
 

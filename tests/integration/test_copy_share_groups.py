@@ -21,7 +21,7 @@ from tiers.model.ids import TopicIdPartition
 pytestmark = pytest.mark.integration
 
 TIMEOUT_MS = 60_000
-WAIT_S = 120
+WAIT_S = 300
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tiers.log.broker_log import BrokerLogSource
 from tiers.segment.segment_index import AbortedTransactionRange
 
 pytestmark = pytest.mark.integration
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 TIMEOUT_MS = 60_000
 LAST_OFFSET = (1 << 63) - 1
 FETCH_BYTES = (1, 4_000, 1 << 20)

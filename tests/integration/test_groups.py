@@ -24,7 +24,7 @@ from tiers.storage.remote_storage_manager import LogSegmentData
 
 pytestmark = pytest.mark.integration
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 PROTOCOLS = ["classic", "consumer"]
 RECORD = tuple[str, int, int, bytes]
 """Topic, partition, offset and value."""

@@ -25,7 +25,7 @@ from tests.servers.producing import create_topic, produce, random_values
 
 pytestmark = pytest.mark.integration
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 T0_MS = 1_600_000_000_000
 PER_SET = 40
 CODECS = range(4)

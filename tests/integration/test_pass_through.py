@@ -28,7 +28,7 @@ pytestmark = pytest.mark.integration
 
 BROKERS = 3
 RECORDS = 300
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 CLIENT_HOST, PROXY_HOST = "127.0.0.1", "127.0.0.2"
 
 

@@ -21,7 +21,7 @@ from tests.servers.producing import create_topic, produce, random_values, transa
 pytestmark = pytest.mark.integration
 
 PATTERN = "tiered-*"
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 VERSIONS = range(1, 12)
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = range(-1, -7, -1)

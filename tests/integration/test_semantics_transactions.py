@@ -36,7 +36,7 @@ from tiers.segment.control_record import end_transaction_marker
 pytestmark = pytest.mark.integration
 
 PATTERN = "tiered-*"
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 READ_COMMITTED = 1
 VERSIONS = (4, 12, 17)
 LIMITS = (1, 25_000, 1 << 20)

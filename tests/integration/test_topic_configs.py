@@ -28,7 +28,7 @@ from tiers.metadata.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 
 pytestmark = pytest.mark.integration
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 METADATA_TOPIC = "__remote_log_metadata_of_topic_configs"
 TOPICS, CONFIGS = "kafka-topics", "kafka-configs"
 RULE = """

@@ -18,7 +18,7 @@ from tests.servers.tidegate import tidegate_over
 
 pytestmark = pytest.mark.integration
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 ENABLE, COPY_DISABLE = "remote.storage.enable", "remote.log.copy.disable"
 LOCAL_MS, LOCAL_BYTES, RETENTION_MS = "local.retention.ms", "local.retention.bytes", "retention.ms"
 ROUNDS = 2

@@ -18,7 +18,7 @@ from tests.servers.producing import add_partitions, create_topic, delete_topic, 
 
 pytestmark = pytest.mark.integration
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 PATTERN = "tiered-*"
 EARLIEST, LATEST_TIERED = -2, -5
 

@@ -19,7 +19,7 @@ from tests.servers.producing import create_topic, produce, random_values
 
 pytestmark = pytest.mark.integration
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 PATTERN = "tiered-*"
 RECORD = tuple[int, bytes]
 """Offset and value."""

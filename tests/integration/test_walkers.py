@@ -29,7 +29,7 @@ from tests.servers.producing import create_topic, produce, produce_transaction
 
 pytestmark = pytest.mark.integration
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 CODECS = {"none": CODEC_NONE, "gzip": CODEC_GZIP, "snappy": CODEC_SNAPPY, "lz4": CODEC_LZ4, "zstd": CODEC_ZSTD}
 Wanted = dict[int, int]
 """Fetch offsets by partition."""

@@ -34,7 +34,7 @@ from tiers.model.ids import TopicIdPartition
 
 pytestmark = pytest.mark.integration
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 RECORD = tuple[int, bytes]
 """Offset and value."""
 NAMES = {"worker-1", "worker-2", "remote-log"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 
 
 def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:

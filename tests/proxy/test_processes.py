@@ -25,7 +25,7 @@ from tiers.metadata.state_layout import LOCK_FILE
 from tiers.open_tier import RemoteTierError
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 WORKERS = {"worker-1", "worker-2"}
 
 

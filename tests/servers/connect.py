@@ -22,9 +22,9 @@ from tests.servers.jars import ServerUnavailable
 from tests.servers.kafka import SHORT_LIVED, java_command
 from tests.servers.ports import free_ports
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 30.0
-REQUEST_TIMEOUT_S = 120.0
+REQUEST_TIMEOUT_S = 300.0
 
 
 class ConnectWorker:

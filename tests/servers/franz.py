@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tests.servers.jars import CACHE, ROOT, ServerUnavailable
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 
 
 class FranzRecord(NamedTuple):

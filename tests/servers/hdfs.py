@@ -27,7 +27,7 @@ from tests.servers.kafka import SHORT_LIVED
 from tests.servers.ports import free_ports
 
 POM = Path(__file__).with_name("hdfs.xml")
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 10.0
 NAME_NODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 DATA_NODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"

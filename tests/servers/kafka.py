@@ -35,7 +35,7 @@ POM = Path(__file__).with_name("pom.xml")
 LOG4J = Path(__file__).with_name("log4j2.properties")
 KAFKA_VERSION = os.environ.get("KAFKA_VERSION") or pom_property(POM, "kafka.version")
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
 PORT_CLASHES_BORNE = 3
 
@@ -333,6 +333,8 @@ class KafkaCluster:
             "log.dirs": str(broker.logs),
             "auto.create.topics.enable": "false",
             "group.initial.rebalance.delay.ms": "0",
+            # By default a broker ends that has not begun within a minute, which a machine may stand still for.
+            "initial.broker.registration.timeout.ms": "600000",
             "default.replication.factor": replicas,
             "min.insync.replicas": in_sync,
             "offsets.topic.num.partitions": "3",

@@ -19,7 +19,7 @@ from typing import ClassVar, Self
 from tests.servers.jars import ServerUnavailable
 from tests.servers.ports import free_ports
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 10.0
 
 

@@ -21,7 +21,7 @@ from protocol.api_keys import ApiKey
 from protocol.apis.fetch_response import FetchResponse, parse_fetch_response
 from protocol.header import response_body_position
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 
 
 class Peer:

@@ -19,7 +19,7 @@ from tests.servers.peer import Peer
 from tiers.broker.client import BrokerClient
 from tiers.model.ids import TopicIdPartition
 
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 TRANSACTION_TIMEOUT_MS = 900_000
 """The longest that a broker grants; by default it aborts what is open for a minute."""
 

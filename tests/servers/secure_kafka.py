@@ -34,7 +34,7 @@ USERS: Mapping[str, str] = {
 
 REAUTHENTICATION_MS = 4_000
 """How long a session of SASL_PLAINTEXT lasts."""
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
 _LOGIN_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",

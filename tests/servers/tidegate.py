@@ -23,7 +23,7 @@ from tests.servers.jars import ServerUnavailable
 from tests.servers.kafka import KafkaCluster
 from tests.servers.ports import consecutive_free_ports, free_ports
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
