@@ -7,6 +7,7 @@ without a remote tier: an epoch that it forgot ends there.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,8 @@ def fetched(address: tuple[str, int], topic: str, leader_epoch: int, end_offset:
             for offset in range(0, end_offset, 30):
                 for last in range(-1, leader_epoch + 2):
                     for current in (-1, leader_epoch, leader_epoch - 1, leader_epoch + 1):
-                        response = peer.fetch(
+                        ask = partial(
+                            peer.fetch,
                             version,
                             topic,
                             topic_id,
@@ -110,6 +112,9 @@ def fetched(address: tuple[str, int], topic: str, leader_epoch: int, end_offset:
                             last_fetched_epoch=last,
                             current_leader_epoch=current,
                         )
+                        response = ask()
+                        while response.partitions[0].error_code == ErrorCode.REPLICA_NOT_AVAILABLE:
+                            response = ask()  # as clients do: the tier answers in its own time
                         (one,) = response.partitions
                         batches = verify_batches(response.records(one))
                         found[version, offset, last, current] = (

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
-from confluent_kafka import TopicCollection
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 from kafka.protocol.api_header import ResponseClassRegistry
 from kafka.protocol.consumer import (
@@ -143,7 +144,16 @@ class Peer:
 
 
 def topic_id_of(bootstrap: str, topic: str) -> UUID:
+    """Of a topic that there is; the broker that is asked may hear of it a moment later."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    described = admin.describe_topics(TopicCollection([topic]))[topic].result(TIMEOUT_S)
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        try:
+            described = admin.describe_topics(TopicCollection([topic]))[topic].result(TIMEOUT_S)
+            break
+        except KafkaException as refused:
+            if refused.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
     most, least = described.topic_id.get_most_significant_bits(), described.topic_id.get_least_significant_bits()
     return UUID(bytes=struct.pack(">qq", most, least))
