@@ -71,7 +71,8 @@ class Librdkafka:
 
 def _earliest(bootstrap: str, topic: str) -> int:
     asked = {TopicPartition(topic, 0): OffsetSpec.earliest()}  # type: ignore[no-untyped-call]  # it has no annotations
-    (answer,) = AdminClient({"bootstrap.servers": bootstrap}).list_offsets(asked).values()
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # without a name it would be gone before it is answered
+    (answer,) = admin.list_offsets(asked).values()
     return int(answer.result(TIMEOUT_S).offset)
 
 
