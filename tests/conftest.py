@@ -8,7 +8,7 @@ import re
 import signal
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from tests.servers.kafka import SHORT_LIVED, SHRINKS_SOON, KafkaCluster
 from tests.servers.object_stores import Azurite, FakeGcs
 from tests.servers.own_server import OwnServer
 from tests.servers.secure_kafka import add_users, secure_kafka
+from tests.servers.tidegate import said_since
 from tests.servers.versitygw import VersityGateway
 
 # No test asserts timing, hypothesis' own deadline and its complaint about slow machines included.
@@ -53,6 +54,15 @@ def pytest_testnodedown(node: Any, error: object) -> None:
         memory = Path("/proc/meminfo").read_text().splitlines()[2]
         node.config.stash[_deaths].append(f"{node.gateway.id}: {how}; {memory}\n{words.read_text()}")
     words.unlink(missing_ok=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What the proxies said meanwhile goes with a failure: their folders do not outlive the run."""
+    report = yield
+    if report.failed:
+        report.sections += [(f"tidegate at {address}", lines) for address, lines in said_since(call.start)]
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -24,7 +24,7 @@ from kafka import KafkaAdminClient
 
 from protocol.errors import ErrorCode
 from tests.integration.strict_consumer import consumer_at, read
-from tests.integration.test_topic_configs import alter as alter_topics
+from tests.integration.topic_config_client import alter as alter_topics
 from tests.integration.waiting import until
 from tests.servers.kafka import KafkaCluster
 from tests.servers.peer import Peer, topic_id_of
@@ -174,11 +174,17 @@ def produce(batches: int, partition: int = 0, *, transaction: str = "") -> Actio
         if transaction:
             producer.init_transactions(TIMEOUT_S)
             producer.begin_transaction()
+        told: list[object] = []
+
+        def on_delivery(error: object, _message: object) -> None:
+            told.append(error)
+
         for _ in range(batches):
             offset, value = stage.next_offset[partition], os.urandom(1000)
             timestamp = BEGINNING_MS + 1000 * offset
-            producer.produce(stage.topic, value, partition=partition, timestamp=timestamp)
+            producer.produce(stage.topic, value, partition=partition, timestamp=timestamp, on_delivery=on_delivery)
             assert producer.flush(TIMEOUT_S) == 0
+            assert told.pop() is None
             stage.next_offset[partition] += 1
             if transaction != "abort":
                 stage.values[partition].append((offset, value))

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
-from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource, ConfigSource
+from confluent_kafka.admin._config import ConfigSource
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from confluent_kafka.cimpl import KafkaError, NewPartitions, NewTopic
 from kafka.protocol.admin import DescribeConfigsRequest
 
 from tests.clients.kafka_tools import KafkaTools
 from tests.integration.strict_consumer import consumer_at, local_log_start, read, until_trimmed
+from tests.integration.topic_config_client import alter, code_of, described, replace
 from tests.integration.waiting import until
 from tests.servers.kafka import SHORT_LIVED, KafkaCluster
 from tests.servers.peer import Peer
@@ -63,56 +63,6 @@ def tools() -> Iterator[KafkaTools]:
 def tool(tools: KafkaTools, script: str, bootstrap: str, *args: str) -> tuple[int, str]:
     done = tools.run(script, bootstrap, *args)
     return done.exit_code, done.output + done.errors
-
-
-def described(bootstrap: str, topic: str, awaited: Mapping[str, str] | None = None) -> Mapping[str, ConfigEntry]:
-    """Once the broker knows the topic and, of its own settings, those that are `awaited`.
-
-    It hears of both a moment after the controller has taken them."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-    awaited = awaited or {}
-    deadline = time.monotonic() + TIMEOUT_S
-    while True:
-        try:
-            found: Mapping[str, ConfigEntry] = admin.describe_configs([resource])[resource].result(TIMEOUT_S)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART or time.monotonic() > deadline:
-                raise
-        else:
-            if all(found[key].value == value for key, value in awaited.items()):
-                return found
-            assert time.monotonic() < deadline, {key: found[key].value for key in awaited}
-        time.sleep(0.05)
-
-
-def alter(
-    bootstrap: str, settings: Mapping[str, Mapping[str, str | None]], *, validate_only: bool = False
-) -> list[int]:
-    """Incrementally, all topics in one request; None unsets. Returns the error codes."""
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    operations = AlterConfigOpType
-    resources = [
-        ConfigResource(
-            ConfigResource.Type.TOPIC,
-            topic,
-            incremental_configs=[
-                ConfigEntry(key, value, incremental_operation=operations.DELETE if value is None else operations.SET)
-                for key, value in changes.items()
-            ],
-        )
-        for topic, changes in settings.items()
-    ]
-    futures = admin.incremental_alter_configs(resources, validate_only=validate_only)
-    return [code_of(futures[resource]) for resource in resources]
-
-
-def code_of(future: object) -> int:
-    try:
-        future.result(TIMEOUT_S)  # type: ignore[attr-defined]  # the library's futures are not typed
-    except KafkaException as error:
-        return int(error.args[0].code())
-    return 0
 
 
 async def test_stock_tools_tier_a_topic_and_end_it(
@@ -290,18 +240,14 @@ async def test_a_legacy_alter_replaces_all_settings(proxy: TidegateProcess, topi
     bootstrap = proxy.bootstrap_servers
     create_topic(bootstrap, topic_name, config={"local.retention.ms": "5", "retention.ms": "600000"})
 
-    def replace(config: Mapping[str, str]) -> int:
-        admin = AdminClient({"bootstrap.servers": bootstrap})
-        resource = ConfigResource(ConfigResource.Type.TOPIC, topic_name, set_config=dict(config))
-        with pytest.deprecated_call():
-            return code_of(admin.alter_configs([resource])[resource])
-
-    assert await asyncio.to_thread(replace, {"remote.storage.enable": "true", "max.message.bytes": "5000"}) == 0
+    tiered = {"remote.storage.enable": "true", "max.message.bytes": "5000"}
+    assert await asyncio.to_thread(replace, bootstrap, topic_name, tiered) == 0
     shown = await asyncio.to_thread(described, bootstrap, topic_name, {"max.message.bytes": "5000"})
     assert shown["local.retention.ms"].value == "-2"
     assert shown["retention.ms"].is_default
     assert shown["remote.storage.enable"].value == "true"
-    assert await asyncio.to_thread(replace, {"max.message.bytes": "6000"}) == KafkaError.INVALID_CONFIG
+    not_tiered = {"max.message.bytes": "6000"}
+    assert await asyncio.to_thread(replace, bootstrap, topic_name, not_tiered) == KafkaError.INVALID_CONFIG
     assert (await asyncio.to_thread(described, bootstrap, topic_name))["max.message.bytes"].value == "5000"
 
 

@@ -7,11 +7,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 
 import pytest
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import KafkaError
 
-from tests.integration.test_topic_configs import alter, code_of, described
+from tests.integration.topic_config_client import alter, described, replace
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic
 from tests.servers.tidegate import tidegate_over
@@ -117,11 +115,5 @@ async def test_a_replacement_takes_back_what_the_other_proxy_was_told(
     create_topic(one, topic_name)
     assert await asyncio.to_thread(alter, one, {topic_name: {LOCAL_MS: "5", LOCAL_BYTES: "6"}}) == [0]
 
-    def replace() -> int:
-        admin = AdminClient({"bootstrap.servers": other})
-        resource = ConfigResource(ConfigResource.Type.TOPIC, topic_name, set_config={ENABLE: "true", LOCAL_MS: "7"})
-        with pytest.deprecated_call():
-            return code_of(admin.alter_configs([resource])[resource])
-
-    assert await asyncio.to_thread(replace) == 0
+    assert await asyncio.to_thread(replace, other, topic_name, {ENABLE: "true", LOCAL_MS: "7"}) == 0
     await until_shown(proxies, topic_name, {ENABLE: "true", LOCAL_MS: "7", LOCAL_BYTES: "-2"})
