@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
@@ -28,9 +27,6 @@ from tiers.storage.registry import create_storage
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tier_config import ConfigError, TierConfig
 from tiers.upstream_config import broker_client
-
-T = TypeVar("T")
-S = TypeVar("S")
 
 TIMEOUT_MS = 15_000
 

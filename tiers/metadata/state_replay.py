@@ -64,8 +64,6 @@ from tiers.model.segment_metadata import (
 )
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState, is_forward
 
-_LAST_OFFSET = (1 << 63) - 1
-
 
 class MetadataEvent(NamedTuple):
     """One record of a metadata partition. `record` None: what `key` names is gone."""
