@@ -45,7 +45,7 @@ class AvroDecoder:
             self._schema = parse_schema(schema)
         except (SchemaParseException, UnknownType, TypeError, ValueError, KeyError) as error:
             raise ValueSchemaError(f"not an Avro schema: {error}") from error
-        self.arrow_type = _arrow_type(schema, "", {})
+        self.arrow_type = _arrow_type(self._schema, "", {})
         self._is_uuid = _has_uuid(schema)
         self._confluent_id = confluent_id
 
@@ -75,8 +75,8 @@ def _arrow_type(schema: Any, path: str, named: dict[str, pa.DataType | None]) ->
         return _arrow_type(kind, path, named)
     logical = schema.get("logicalType")
     if logical == "decimal" and kind in ("bytes", "fixed"):
-        if schema["precision"] > _MAX_DECIMAL_DIGITS:
-            raise ValueSchemaError(f"{where}: a decimal has at most {_MAX_DECIMAL_DIGITS} digits here")
+        if not 0 < schema.get("precision", 0) <= _MAX_DECIMAL_DIGITS:
+            raise ValueSchemaError(f"{where}: a decimal has a precision, and at most {_MAX_DECIMAL_DIGITS} digits here")
         return _named(pa.decimal128(schema["precision"], schema.get("scale", 0)), schema, named)
     if logical is not None and (kind, logical) in _LOGICAL:
         return _LOGICAL[kind, logical]
@@ -111,12 +111,9 @@ def _named(arrow_type: pa.DataType, schema: Mapping[str, Any], named: dict[str, 
 
 
 def _name(arrow_type: pa.DataType | None, schema: Mapping[str, Any], named: dict[str, pa.DataType | None]) -> None:
-    """By its own name and by the full one; None while it is being made."""
+    """By the full name, which is all that a parsed schema has; None while it is being made."""
     if "name" in schema:
-        name = str(schema["name"])
-        named[name] = named[name.rpartition(".")[2]] = arrow_type
-        if "namespace" in schema:
-            named[f"{schema['namespace']}.{name}"] = arrow_type
+        named[schema["name"]] = arrow_type
 
 
 def _of_name(name: str, where: str, named: Mapping[str, pa.DataType | None]) -> pa.DataType:

@@ -38,7 +38,10 @@ class _Field(NamedTuple):
 class JsonDecoder:
     def __init__(self, schema: object, confluent_id: int | None = None) -> None:
         """Raises `ValueSchemaError`."""
-        self.arrow_type, self._convert = _field(schema, "")
+        try:
+            self.arrow_type, self._convert = _field(schema, "")
+        except (AttributeError, TypeError, RecursionError) as error:  # a list in place of an object, and the like
+            raise ValueSchemaError(f"not a JSON Schema: {error}") from error
         self._confluent_id = confluent_id
 
     def decode(self, value: bytes) -> Any:

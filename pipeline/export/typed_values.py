@@ -100,11 +100,10 @@ def read_value_schema(text: str, confluent_id: int | None = None) -> TypedValues
     kind, colon, file = text.partition(":")
     if not colon or not file or kind not in KINDS:
         raise ValueSchemaError(f"expected json:FILE or avro:FILE, not {text!r}")
-    schema = Path(file).read_text()
-    values = TypedValues(kind, schema, confluent_id)
     try:
+        values = TypedValues(kind, Path(file).read_text(), confluent_id)
         values.schema(pa.schema([("value", pa.binary())]))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueSchemaError(f"{file}: not JSON: {error}") from error
     except ValueSchemaError as error:
         raise ValueSchemaError(f"{file}: {error}") from error

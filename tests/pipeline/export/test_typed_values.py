@@ -49,6 +49,7 @@ AVRO_ORDER = {
         {"name": "key", "type": {"type": "string", "logicalType": "uuid"}},
         {"name": "state", "type": {"type": "enum", "name": "State", "symbols": ["NEW", "PAID"]}},
         {"name": "before", "type": ["null", "State"]},
+        {"name": "next", "type": ["null", "shop.State"]},
         {"name": "counts", "type": {"type": "map", "values": "int"}},
         {"name": "lines", "type": {"type": "array", "items": "string"}},
     ],
@@ -61,6 +62,7 @@ FULL = {
     "key": UUID("12345678-9abc-def0-1234-56789abcdef0"),
     "state": "PAID",
     "before": "NEW",
+    "next": None,
     "counts": {"a": 1},
     "lines": ["x", "y"],
 }
@@ -222,6 +224,9 @@ def test_every_record_is_a_value_or_a_dead_letter(raw: list[bytes | None], kind:
         ({"type": "object", "properties": {"a": {"type": "null"}}, "required": ["b"]}, "a: expected one type"),
         ({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["b"]}, "b is required"),
         ({"type": "string", "minLength": 1}, "minLength is not supported"),
+        ({"type": "object", "properties": ["a"]}, "not a JSON Schema"),
+        ({"type": "integer", "enum": 5}, "not a JSON Schema"),
+        ({"type": "string", "format": ["date"]}, "not a JSON Schema"),
     ],
 )
 def test_a_json_schema_beyond_the_subset_is_refused(schema: object, error: str, tmp_path: Path) -> None:
@@ -242,6 +247,7 @@ def test_a_json_schema_beyond_the_subset_is_refused(schema: object, error: str, 
             "next: R is within itself",
         ),
         ({"type": "bytes", "logicalType": "decimal", "precision": 40}, "at most 38 digits"),
+        ({"type": "bytes", "logicalType": "decimal"}, "a decimal has a precision"),
     ],
 )
 def test_an_avro_schema_that_is_no_column_is_refused(schema: object, error: str, tmp_path: Path) -> None:
@@ -254,9 +260,10 @@ def test_an_avro_schema_that_is_no_column_is_refused(schema: object, error: str,
 def test_a_schema_is_named_by_its_kind_and_its_file(tmp_path: Path) -> None:
     with pytest.raises(ValueSchemaError, match=r"expected json:FILE or avro:FILE, not 'schema.json'"):
         read_value_schema("schema.json")
-    (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(ValueSchemaError, match="not JSON"):
-        read_value_schema(f"json:{tmp_path / 'broken.json'}")
+    for broken in (b"{", b"\xff\xfe{"):
+        (tmp_path / "broken.json").write_bytes(broken)
+        with pytest.raises(ValueSchemaError, match="not JSON"):
+            read_value_schema(f"json:{tmp_path / 'broken.json'}")
     (tmp_path / "order.json").write_text(json.dumps(ORDER))
     values = pickle.loads(pickle.dumps(read_value_schema(f"json:{tmp_path / 'order.json'}")))
     assert values.schema(KAFKA_COLUMNS.schema).field("dead_letter").type == DEAD_LETTER
