@@ -187,8 +187,8 @@ class OffloadDriver:
         """None of its bytes when it cannot be looked at: `one.error` says why."""
         try:
             backlog = await self._backlog(one)
-        except BrokerError as error:
-            one.is_over, one.error = True, str(error)
+        except RemoteLogError as error:
+            one.is_over, one.error = True, str(error) or repr(error)
             backlog = one.backlog(self._options.min_bytes)
         if one.error:
             say(f"offload: {one.partition}: {one.error}")

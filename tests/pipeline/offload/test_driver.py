@@ -12,7 +12,7 @@ from pipeline.offload.driver import OffloadDriver, OffloadOptions
 from tests.pipeline.offload.one_offload import CONFIG
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
 from tiers.broker.client import Leader
-from tiers.errors import BrokerError, RetriableRemoteStorageError
+from tiers.errors import BrokerError, OffsetGapError, RemoteLogError, RetriableRemoteStorageError
 from tiers.log.log_source import LogRead
 from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.model.ids import TopicIdPartition
@@ -85,8 +85,9 @@ async def test_a_store_that_does_not_answer_before_a_wave_is_asked_again_as_ofte
     assert [one.error for one in driver.report(1.0).troubles] == ["no answer in 30 s"] * 2
 
 
+@pytest.mark.parametrize("trouble", [BrokerError("timed out", retriable=True), OffsetGapError("trimmed meanwhile")])
 async def test_a_dry_run_says_what_it_cannot_look_at_and_goes_on(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], trouble: RemoteLogError
 ) -> None:
     driver = driver_of(bench, Client(), OffloadOptions())
     await driver.survey()
@@ -94,10 +95,10 @@ async def test_a_dry_run_says_what_it_cannot_look_at_and_goes_on(
 
     async def silent(partition: TopicIdPartition, offset: int, max_bytes: int, timeout_ms: int) -> LogRead:
         if partition == SILENT:
-            raise BrokerError("timed out", retriable=True)
+            raise trouble
         return await read(partition, offset, max_bytes, timeout_ms)
 
     monkeypatch.setattr(bench.log, "read", silent)
     planned = [await driver.planned(one) for one in driver.partitions]
     assert [one.segments > 0 for one in planned] == [True, False]
-    assert capsys.readouterr().err == f"offload: {SILENT}: timed out\n"
+    assert capsys.readouterr().err == f"offload: {SILENT}: {trouble}\n"
