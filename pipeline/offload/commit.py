@@ -234,15 +234,14 @@ class OffloadCommitter:
             one.error = one.error if one.is_poisoned else ""
             return
         match stopped.why:
-            case Stop.LOST:
-                one.lost += 1
             case Stop.TOO_LARGE:
                 one.bytes_per_offset = max(2 * (one.bytes_per_offset or 0.0), stopped.bytes_per_offset)
             case Stop.POISONED:
                 one.is_poisoned, one.end_offset = True, stopped.offset
                 one.error = f"offset {stopped.offset}: {stopped.message}"
-            case Stop.FAILED | Stop.DIVERGED:
+            case Stop.FAILED | Stop.DIVERGED | Stop.LOST:
                 one.error = stopped.message
+        one.lost += stopped.why is Stop.LOST
         one.failures += stopped.why is not Stop.TOO_LARGE
 
     async def _discard(self, one: PartitionOffload, plan: CopyPlan, result: OffloadResult) -> None:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -35,7 +36,8 @@ class Backlog:
 
     @property
     def size_bytes(self) -> int:
-        return int(max(0, self.next_offset - self.first_offset) * self.bytes_per_offset)
+        """Not 0 where there is anything."""
+        return math.ceil(max(0, self.next_offset - self.first_offset) * self.bytes_per_offset)
 
 
 def tile_ends(backlog: Backlog, max_bytes: int) -> list[int]:

@@ -208,6 +208,17 @@ async def refused(segment: object) -> bool:
     raise RetriableRemoteStorageError("503")
 
 
+async def test_what_is_left_because_executors_are_lost_again_and_again_is_told(bench: Workbench) -> None:
+    offload = Offload(bench)
+    said = "the task was begun 3 times before"
+    for _ in range(3):
+        await offload.announced(100)
+        await offload.commit(OffloadResult(stopped=Stopped(0, Stop.LOST, said), attempt=3))
+    assert (offload.one.lost, offload.one.failures, offload.one.error) == (3, 3, said)
+    await offload.commit(await offload.copied(100))
+    assert (offload.one.failures, offload.one.error) == (0, "")
+
+
 async def test_behind_a_tile_that_failed_none_counts(bench: Workbench) -> None:
     offload = Offload(bench)
     result = await offload.copied(100, 150, 200)

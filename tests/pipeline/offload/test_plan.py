@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 from hypothesis import given
@@ -89,6 +90,13 @@ def test_tiles_cover_what_is_eligible_from_its_beginning_on(backlog: Backlog, ma
     piece = last_piece(backlog)
     if piece is not None:
         assert (backlog.next_offset - piece) * backlog.bytes_per_offset < backlog.min_bytes + 1
+
+
+def test_a_few_offsets_of_next_to_no_bytes_have_their_turn_too() -> None:
+    """Of a log that compaction has left sparse."""
+    sparse = Backlog(TopicIdPartition(TOPIC_ID, 0, "orders"), 1_000, 1_003, 0.1, 1_000, 0)
+    assert Wave(4, 1_000).choose([sparse]) == [sparse]
+    assert not Wave(4, 1_000).choose([replace(sparse, next_offset=1_000)])
 
 
 def test_a_small_end_waits_until_it_is_taken() -> None:
