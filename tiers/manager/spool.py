@@ -7,6 +7,7 @@ File work runs in a bounded pool of threads.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -60,14 +61,17 @@ class Spool:
         self._used_bytes -= size_bytes
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Runs blocking file work. A cancelled caller waits for its end: what was done can be undone then."""
+        """Runs blocking file work. A cancelled caller waits for its end, however often it is cancelled: what was done
+        can be undone then."""
         working = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             return await asyncio.shield(working)
         except OSError as error:
             raise SpoolError(f"the spool in {self._folder} cannot be used: {error}") from error
         except asyncio.CancelledError:
-            await asyncio.wait([working])
+            while not working.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([working])
             if not working.cancelled():
                 working.exception()
             raise
