@@ -11,7 +11,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext, TaskContext
@@ -26,6 +26,10 @@ from tiers.errors import RetriableRemoteStorageError
 P = TypeVar("P")
 R = TypeVar("R")
 
+LOST_GRACE_S: Final = 3.0
+"""Longer than Spark takes to end what it gave up (`spark.python.task.killTimeout`). What still writes after it, on a
+machine that was cut off, leaves objects that no record names any more: `tier orphans` finds them."""
+
 _MODULE = re.compile(r"^(?:\w+\.)+(?=\w+Error: )")
 
 
@@ -33,24 +37,31 @@ class JobError(Exception):
     """The run ended; the message is for the user, one line."""
 
 
-def run_tasks(session: SparkSession, what: str, plan: Sequence[P], task: Callable[[P], R]) -> list[R]:
+def new_group() -> str:
+    """By which what runs can be cancelled."""
+    return f"tidegate-{uuid.uuid4()}"
+
+
+def run_tasks(
+    session: SparkSession, what: str, plan: Sequence[P], task: Callable[[P], R], group: str | None = None
+) -> list[R]:
     """One Spark task per row; results in the plan's order. Rows that take less than a second are better packed.
 
     Raises `JobError`."""
     if not plan:
         return []
     try:
-        with one_job(session, what, len(plan)) as context:
+        with one_job(session, what, len(plan), group) as context:
             return context.parallelize(plan, len(plan)).map(TaskCall(task)).collect()
     except (Py4JJavaError, PySparkException) as error:
         raise JobError(f"{what}: {spark_cause(error)}") from error
 
 
 @contextmanager
-def one_job(session: SparkSession, what: str, tasks: int | None) -> Iterator[SparkContext]:
+def one_job(session: SparkSession, what: str, tasks: int | None, group: str | None = None) -> Iterator[SparkContext]:
     """How far Spark is with what runs in the block is shown; an interrupt cancels it. `tasks` None: Spark decides."""
     context = session.sparkContext
-    group = f"tidegate-{uuid.uuid4()}"
+    group = group or new_group()
     context.setJobGroup(group, what, interruptOnCancel=True)
     try:
         with job_progress(context, group, what, tasks):

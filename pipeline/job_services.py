@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from pipeline.task_runner import TaskRunner
+from pipeline.task_runner import Cancellable, TaskRunner
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.console import say
 from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogError, RemoteLogMetadataError
@@ -39,13 +39,24 @@ PAUSES_S: Final = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0)
 _SAID_AFTER: Final = 3
 _LOOK_AGAIN_MS: Final = 100
 _MANIFEST_ATTEMPTS: Final = 5
+_CANCEL_AGAIN_S: Final = 1.0
 
 Sleep = Callable[[float], Awaitable[object]]
 
 
 async def run_beside(runner: TaskRunner, what: str, plan: Sequence[P], task: Callable[[P], R]) -> list[R]:
-    """As `runner.run`, while this loop goes on."""
-    return await asyncio.to_thread(runner.run, what, plan, task)
+    """As `runner.run`, while this loop goes on. Who is cancelled ends the tasks first: a thread would go on with them,
+    and nothing that is owned may be given back before."""
+    running = asyncio.get_running_loop().run_in_executor(None, runner.run, what, plan, task)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        while not running.done():
+            if isinstance(runner, Cancellable):  # again for what had not begun
+                runner.cancel()
+            await asyncio.wait({running}, timeout=_CANCEL_AGAIN_S)
+        running.exception()  # nobody asks for it any more
+        raise
 
 
 @contextmanager

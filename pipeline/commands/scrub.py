@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
 from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session, regular_expression
+from pipeline.commands.quantities import duration_ms
 from pipeline.config import load_pipeline_config
 from pipeline.jobs.scrub import ScrubOptions
 from pipeline.jobs.scrub import scrub as scrub_job
 from pipeline.repair.scrub_report import ScrubLevel, ScrubReport
-from tiers.config import DurationMs
+from pipeline.repair.usage_line import DAY_MS
 from tiers.console import say, show_json, show_table
 
 
@@ -33,9 +33,16 @@ def scrub(
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Notes the segments found whole, and leaves out those in it.")
     ] = None,
-    grace: Annotated[str, typer.Option("--grace", help="Objects without a record that are younger are left alone.")] = (
-        "24h"
-    ),
+    grace: Annotated[
+        int,
+        typer.Option(
+            "--grace",
+            parser=duration_ms,
+            metavar="TIME",
+            show_default="24h",
+            help="Objects without a record that are younger are left alone.",
+        ),
+    ] = DAY_MS,
     delete_orphans: Annotated[
         bool, typer.Option("--delete-orphans", help="Shows which objects without a record would be deleted.")
     ] = False,
@@ -48,11 +55,7 @@ def scrub(
     settings = load_pipeline_config(config)
     if apply and not delete_orphans:
         raise typer.BadParameter("--apply goes with --delete-orphans")
-    try:
-        grace_ms = TypeAdapter(DurationMs).validate_python(grace)
-    except ValidationError:
-        raise typer.BadParameter(f"--grace: {grace!r} is no duration like '24h'") from None
-    options = ScrubOptions(level, topics, grace_ms, delete_orphans and apply, resume)
+    options = ScrubOptions(level, topics, grace, delete_orphans and apply, resume)
     with job_session(master, conf, "scrub") as session:
         report = scrub_job(session, settings, options)
     if as_json:

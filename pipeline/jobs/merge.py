@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from pipeline.chosen_partitions import chosen_partitions
 from pipeline.config import PipelineConfig
-from pipeline.job import JobError
+from pipeline.job import LOST_GRACE_S, JobError
 from pipeline.job_services import job_services, run_beside, until_owned, write_manifest, written
 from pipeline.repair.merge_plan import MergeGroup, MergeLimits, merged_segment, plan_merges, still_stand
 from pipeline.repair.merge_task import MergeTask, MergeTaskResult, run_merge_task
@@ -41,8 +41,6 @@ from tiers.owned_tier import owned_tier
 
 DEFAULT_GRACE_MS = 60_000
 GROUPS_PER_WAVE = 64
-LOST_GRACE_MS = 3_000
-"""Longer than Spark takes to end what it gave up (`spark.python.task.killTimeout`)."""
 _ATTEMPTS = 3
 _WRITES_AT_ONCE = 16
 
@@ -163,9 +161,9 @@ async def _merge_wave(
     services.checkpoint("merge-started-written")
     try:
         results = await run_beside(runner, "merging segments", plan, run_merge_task)
-    except JobError:
+    except (JobError, asyncio.CancelledError):
         # Spark gave up tasks that may still write; what is theirs is deleted by who owns the partitions next.
-        await sleep(LOST_GRACE_MS / 1000)
+        await sleep(LOST_GRACE_S)
         raise
     services.checkpoint("merged-objects-written")
     lost: list[MergeTask] = []
@@ -194,7 +192,7 @@ async def _merge_wave(
 
     await each_of(list(zip(plan, results, strict=True)), lambda pair: commit(*pair), _WRITES_AT_ONCE)
     if lost:
-        await sleep(LOST_GRACE_MS / 1000)
+        await sleep(LOST_GRACE_S)
         for task in lost:
             await _discard(services, task.merged, None)
     return [task.group for task in lost]

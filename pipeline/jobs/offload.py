@@ -18,22 +18,20 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 
 from pipeline.chosen_partitions import NothingChosenError
 from pipeline.config import PipelineConfig
-from pipeline.job import run_tasks
+from pipeline.job import LOST_GRACE_S, run_tasks
 from pipeline.job_services import job_services
 from pipeline.offload.driver import OffloadDriver, OffloadOptions, OffloadReport, PlannedPartition
 from pipeline.offload.nothing_tiered import NothingTieredYet
 from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
+from pipeline.tiered_policies import tiered_policies
 from pipeline.worker import worker
 from tiers.console import progress_count, say
 from tiers.errors import RemoteLogError
-from tiers.manager.metrics import RemoteLogManagerMetrics
-from tiers.manager.tiered_topics import TieredTopics
-from tiers.manager.topic_policy import TopicPolicy, topic_rule
+from tiers.manager.topic_policy import TopicPolicy
 from tiers.metadata.topic_based_settings import TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
 from tiers.open_tier import (
@@ -48,9 +46,6 @@ from tiers.open_tier import (
 )
 from tiers.owned_tier import owned_tier
 
-_LOST_GRACE_S = 3.0
-"""Longer than Spark takes to end what it gave up (`spark.python.task.killTimeout`). What still writes after it, on a
-machine that was cut off, leaves objects that no record names any more: `tier orphans` finds them."""
 _NO_SPOOL = Path(tempfile.gettempdir())
 """The executors make the segments."""
 
@@ -106,14 +101,14 @@ def run_offload(
                 say(f"offload: wave {driver.waves}, {len(tasks)} partitions, {driver.copied_bytes} bytes copied so far")
                 results = run(tasks)
                 if is_speculative or any(one.attempt > 0 for one in results):
-                    time.sleep(_LOST_GRACE_S)
+                    time.sleep(LOST_GRACE_S)
                 worker().run(driver.commit(results))
                 if driver.is_failing:
                     time.sleep(options.failure_pause_s)
             worker().run(driver.collect())
         except BaseException:
             if driver.under_way:
-                time.sleep(_LOST_GRACE_S)
+                time.sleep(LOST_GRACE_S)
             with suppress(RemoteLogError):
                 worker().run(driver.abandon())
             raise
@@ -143,16 +138,13 @@ async def _tier_as_it_is(config: PipelineConfig) -> AsyncIterator[OpenTier]:
 
 
 async def _policies(tier: OpenTier, options: OffloadOptions) -> list[TopicPolicy]:
-    """Raises `JobError` when there are none."""
+    """Raises `JobError` when there are none, `BrokerError`."""
     try:
         wanted = re.compile(options.topics)
     except re.error as error:
         raise NothingChosenError(f"{options.topics!r} is no regular expression: {error}") from error
-    rules = [topic_rule(topic) for topic in tier.config.topics]
-    metrics = RemoteLogManagerMetrics(CollectorRegistry())
-    topics = TieredTopics(tier.client, rules, metrics, tier.metadata.topic_tier_config)
-    found = await topics.refresh(tier.config.upstream.request_timeout_ms)
-    chosen = [policy for policy in found.values() if wanted.fullmatch(policy.topic) and not policy.copy_disable]
+    found = await tiered_policies(tier)
+    chosen = [policy for policy in found if wanted.fullmatch(policy.topic) and not policy.copy_disable]
     if not chosen:
         raise NothingChosenError(f"no topic that is tiered, and may be copied, matches {options.topics!r}")
     return sorted(chosen, key=lambda policy: policy.topic)

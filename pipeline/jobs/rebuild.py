@@ -21,11 +21,16 @@ from pipeline.repair.store_scan import parts_of, planned_rebuild, scan_store
 from pipeline.task_runner import TaskRunner
 from tiers.console import progress_count
 from tiers.metadata.partition_manifest import PartitionManifest
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.open_tier import OpenTier, RemoteTierError, open_tier, storage_cluster_id, tiered_cluster
+from tiers.open_tier import (
+    OpenTier,
+    RemoteTierError,
+    open_tier,
+    readable_segments,
+    storage_cluster_id,
+    tiered_cluster,
+)
 from tiers.owned_tier import owned_tier
 from tiers.rebuilding import Rebuild, RebuildOptions
 from tiers.rebuilding import rebuild as rebuild_metadata
@@ -56,16 +61,8 @@ async def rebuild_indexes(
     opening = owned_tier(config, chosen, watch=progress_count) if is_applied else open_tier(config, progress_count)
     async with opening as tier:
         await tier.refresh()
-        finished = [each for one in await chosen(tier) for each in finished_segments(tier.metadata, one)]
+        finished = [each for one in await chosen(tier) for each in readable_segments(tier, one)]
         return await _indexes_of(config, runner, cluster_id, finished, is_applied)
-
-
-def finished_segments(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
-    return [
-        each
-        for each in metadata.list_remote_log_segments(partition)
-        if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-    ]
 
 
 async def _accepted(

@@ -17,27 +17,24 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
-
 from pipeline.chosen_partitions import NothingChosenError, chosen_partitions
 from pipeline.config import PipelineConfig
 from pipeline.job_services import job_services, written
 from pipeline.repair.segment_purge import Purge, purge
 from pipeline.task_runner import TaskRunner
+from pipeline.tiered_policies import tiered_policies
 from tiers.console import progress_count
 from tiers.each_of import each_of
 from tiers.errors import RemoteLogError
 from tiers.manager.expiration_task import RLMExpirationTask
 from tiers.manager.lineage import check_remote_lineage
-from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.task_services import TaskServices
-from tiers.manager.tiered_topics import TieredTopics
 from tiers.manager.topic_deletion import (
     ClusterTopicExistence,
     begin_partition_deletion,
     end_partition_deletion,
 )
-from tiers.manager.topic_policy import TopicPolicy, topic_rule
+from tiers.manager.topic_policy import TopicPolicy
 from tiers.metadata.quick_values import making_many
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -228,15 +225,10 @@ async def _gone(
 
 
 async def _policies(tier: OpenTier, topics: str) -> dict[TopicIdPartition, TopicPolicy]:
-    rules = [topic_rule(topic) for topic in tier.config.topics]
-    tiered = TieredTopics(
-        tier.client, rules, RemoteLogManagerMetrics(CollectorRegistry()), tier.metadata.topic_tier_config
-    )
-    await tiered.refresh(tier.config.upstream.request_timeout_ms)
     chosen = set(chosen_partitions(tier.metadata, topics))
     found = {
         partition: policy
-        for policy in tiered.policies.values()
+        for policy in await tiered_policies(tier)
         for partition in policy.partitions()
         if partition in chosen
     }

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
@@ -22,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.chosen_partitions import chosen_partitions
 from pipeline.config import PipelineConfig
+from pipeline.job_services import run_beside
 from pipeline.repair.scrub_report import (
     Finding,
     FindingKind,
@@ -36,7 +36,9 @@ from pipeline.repair.scrub_report import (
     of_segment,
 )
 from pipeline.repair.segment_scrub import ScrubSetup, SegmentVerdict, scrub_segments
-from pipeline.repair.store_listing import ListSetup, Misfit, expected_partition, list_part, listing_plan
+from pipeline.repair.store_listing import Misfit, expected_partition, list_part, listing_plan
+from pipeline.repair.tier_store import TierStore
+from pipeline.repair.usage_line import DAY_MS
 from pipeline.task_runner import SparkRunner, TaskRunner
 from pipeline.worker import worker
 from tiers.console import progress_count
@@ -53,7 +55,6 @@ from tiers.resume_notes import note_segment, noted_segments
 from tiers.segment_tiling import OffsetRun, Overlap, gaps, overlaps
 from tiers.storage.object_key import INDEXES_SUFFIX, parse_partition_manifest_key, parse_segment_key
 
-DAY_MS = 86_400_000
 _DEPTHS = {ScrubLevel.META: 0, ScrubLevel.BATCH: 1, ScrubLevel.DEEP: 2}
 _MIN_TASK_BYTES = {ScrubLevel.BATCH: 512 << 20, ScrubLevel.DEEP: 256 << 20}
 """About a second's work, more where the store is far."""
@@ -93,8 +94,7 @@ async def scrub_tier(tier: OpenTier, config: PipelineConfig, runner: TaskRunner,
     expected = [expected_partition(each, tier.metadata.stored_segments(each)) for each in partitions]
     segments = [] if options.level is ScrubLevel.META else _finished_segments(tier, partitions)
     plan = listing_plan(expected, tier.cluster_id, options.topics is None)
-    setup = ListSetup(config, tier.cluster_id)
-    listed = await asyncio.to_thread(runner.run, "listing", plan, partial(list_part, setup))
+    listed = await run_beside(runner, "listing", plan, partial(list_part, TierStore(config, tier.cluster_id)))
     uploads = [] if options.topics is not None else [upload async for upload in tier.storage.list_uploads()]
     read: list[SegmentVerdict] = []
     if options.level is not ScrubLevel.META:
@@ -160,7 +160,7 @@ async def _read_back(
         notes = None if options.resume is None else stack.enter_context(options.resume.open("a"))
         for number, part in enumerate(parts, 1):
             what = "reading back" if len(parts) == 1 else f"reading back, part {number} of {len(parts)}"
-            for found in await asyncio.to_thread(runner.run, what, part, task):
+            for found in await run_beside(runner, what, part, task):
                 verdicts += found
                 for verdict in found:
                     if notes is not None and not verdict.damages and verdict.trouble is None:

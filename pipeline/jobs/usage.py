@@ -2,12 +2,12 @@
 
 Without `is_verified` it counts what the metadata knows: executors read each segment's `.indexes` object, which says how
 long the stored log is. With it they list the store instead, which costs less and also tells what is nobody's; what it
-counts is what `du` counts where the store is a folder, without temporary files.
+counts is what `du` counts where the store is a folder, without temporary files and, of a large tier, without what
+others have put there.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -18,7 +18,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pipeline.chosen_partitions import chosen_partitions
 from pipeline.config import PipelineConfig
 from pipeline.job import JobError
-from pipeline.repair.store_listing import ListSetup, expected_partition, list_part, listing_plan, time_of
+from pipeline.job_services import run_beside
+from pipeline.repair.store_listing import expected_partition, list_part, listing_plan, time_of
+from pipeline.repair.tier_store import TierStore
 from pipeline.repair.usage_line import DAY_MS, UsageBy, UsageLine, grouped
 from pipeline.task_runner import SparkRunner, TaskRunner
 from pipeline.worker import worker
@@ -136,11 +138,11 @@ async def usage_of_tier(
 ) -> UsageReport:
     partitions = chosen_partitions(tier.metadata, topics)
     report = UsageReport(by, is_verified)
-    setup = ListSetup(config, tier.cluster_id)
+    store = TierStore(config, tier.cluster_id)
     if is_verified:
         expected = [expected_partition(each, tier.metadata.stored_segments(each)) for each in partitions]
         plan = listing_plan(expected, tier.cluster_id, topics is None)
-        listed = await asyncio.to_thread(runner.run, "listing", plan, partial(list_part, setup))
+        listed = await run_beside(runner, "listing", plan, partial(list_part, store))
         names = {str(each.topic_id): each.topic for each in tier.metadata.partitions()}
         for part in listed:
             for line in part.usage:
@@ -148,7 +150,7 @@ async def usage_of_tier(
         report.details = grouped((line for part in listed for line in part.usage), None)
         return report
     tasks = list(_measure_plan((each, tier.metadata.stored_segments(each)) for each in partitions))
-    measured = await asyncio.to_thread(runner.run, "measuring", tasks, partial(measure, setup))
+    measured = await run_beside(runner, "measuring", tasks, partial(measure, store))
     report.details = grouped((line for part in measured for line in part.lines), None)
     report.unreadable = [said for part in measured for said in part.unreadable]
     if report.unreadable and len(report.unreadable) == sum(len(task.segments) for task in tasks):
@@ -188,13 +190,13 @@ def _measure_plan(
         yield MeasureTask(tuple(segments), tuple(manifests))
 
 
-def measure(setup: ListSetup, task: MeasureTask) -> Measured:
+def measure(store: TierStore, task: MeasureTask) -> Measured:
     """A GET per segment and manifest. Raises `RemoteTierError`, `RemoteLogError` when the store cannot be opened."""
-    return worker().run(_measure(setup, task))
+    return worker().run(_measure(store, task))
 
 
-async def _measure(setup: ListSetup, task: MeasureTask) -> Measured:
-    storage = await worker().storage(setup.config, setup.cluster_id)
+async def _measure(store: TierStore, task: MeasureTask) -> Measured:
+    storage = await store.opened()
     unreadable: list[str] = []
 
     async def of_segment(known: StoredSegment) -> UsageLine:
@@ -210,7 +212,7 @@ async def _measure(setup: ListSetup, task: MeasureTask) -> Measured:
 
     async def of_manifest(partition: TopicIdPartition) -> UsageLine:
         line = _line(partition, None)
-        line.manifest_bytes = await manifest_bytes(storage, setup.cluster_id, partition)
+        line.manifest_bytes = await manifest_bytes(storage, store.cluster_id, partition)
         return line
 
     lines = await each_of((stored_segment(*each) for each in task.segments), of_segment, _GETS_AT_ONCE)

@@ -71,7 +71,7 @@ async def _run(task: IndexesTask) -> list[IndexesResult]:
                 storage, task.cluster_id, segment, around[number - 1], around[number + 1], is_applied=task.is_applied
             )
         except (RemoteLogError, CorruptBatchError, OSError) as error:
-            result = IndexesResult(segment, Verdict.REFUSED, str(error))
+            result = IndexesResult(segment, Verdict.REFUSED, str(error) or repr(error))
         found.append(result)
     return found
 

@@ -1,9 +1,10 @@
 """The store's own listing, held against the metadata: `listing_plan` makes the tasks, `list_part` is the task.
 
 Keys begin with four hex digits that spread partitions evenly. A small tier is one listing, a large one as many as its
-keys have first digits; the listing of chosen topics is one of each of their partitions. A task takes what the metadata
-knows there and gives back only where the two differ, and sums: 2 objects of each of a million segments stay where they
-were listed. The metadata was read before, so whatever is unknown must be judged by what it says after.
+keys have first digits, which leave out what others have put there by other names; the listing of chosen topics is one
+of each of their partitions. A task takes what the metadata knows there and gives back only where the two differ, and
+sums: 2 objects of each of a million segments stay where they were listed. The metadata was read before, so whatever is
+unknown must be judged by what it says after.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
-from pipeline.config import PipelineConfig
+from pipeline.repair.tier_store import TierStore
 from pipeline.repair.usage_line import DAY_MS, UsageLine
 from pipeline.worker import worker
 from tiers.manager.segment_verification import persistently
@@ -70,12 +71,6 @@ class ListTask:
     expected: tuple[ExpectedPartition, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ListSetup:
-    config: PipelineConfig
-    cluster_id: str
-
-
 class Misfit(NamedTuple):
     """An object of a finished segment: `size_bytes` None: it is not listed; else it is too short."""
 
@@ -107,7 +102,7 @@ def time_of(segment: StoredSegment) -> int:
 
 
 def listing_plan(expected: Sequence[ExpectedPartition], cluster_id: str, is_all: bool) -> list[ListTask]:
-    """`is_all`: of everything in the store, `expected` then being all that the metadata has."""
+    """`is_all`: of everything that a tier may have in the store, `expected` then being all that the metadata has."""
     if not is_all:
         return list(_partition_listings(expected, cluster_id))
     count = sum(each.count for each in expected)
@@ -133,11 +128,11 @@ def _partition_listings(expected: Sequence[ExpectedPartition], cluster_id: str) 
             some, count = [], 0
 
 
-def list_part(setup: ListSetup, task: ListTask) -> ListedPart:
+def list_part(store: TierStore, task: ListTask) -> ListedPart:
     """Raises `RemoteStorageError` when the store cannot be listed."""
 
     async def work() -> ListedPart:
-        return await _list(await worker().storage(setup.config, setup.cluster_id), setup.cluster_id, task)
+        return await _list(await store.opened(), store.cluster_id, task)
 
     return worker().run(work())
 

@@ -7,11 +7,12 @@ every manifest is read, some hundreds to a task, wherever they lie.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from pipeline.config import PipelineConfig
 from pipeline.job_services import run_beside
+from pipeline.repair.tier_store import TierStore
 from pipeline.task_runner import TaskRunner
 from pipeline.worker import worker
 from tiers.each_of import each_of
@@ -34,20 +35,14 @@ SEGMENTS_PER_VERIFY_TASK = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
-    config: PipelineConfig = field(repr=False)
-    cluster_id: str
-
-
-@dataclass(frozen=True, slots=True)
 class ListTask:
-    store: Store
+    store: TierStore
     prefix: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    store: Store
+    store: TierStore
     indexes: tuple[IndexesKey, ...] = ()
     manifests: tuple[TopicIdPartition, ...] = ()
 
@@ -62,7 +57,7 @@ class ReadResult:
 
 @dataclass(frozen=True, slots=True)
 class VerifyTask:
-    store: Store
+    store: TierStore
     segments: tuple[RemoteLogSegmentMetadata, ...]
 
 
@@ -71,7 +66,7 @@ def list_prefix(task: ListTask) -> list[StoredObject]:
 
 
 async def _list(task: ListTask) -> list[StoredObject]:
-    storage = await worker().storage(task.store.config, task.store.cluster_id)
+    storage = await task.store.opened()
 
     async def listed() -> list[StoredObject]:
         return [stored async for stored in storage.list_objects(task.prefix)]
@@ -84,11 +79,10 @@ def read_objects(task: ReadTask) -> ReadResult:
 
 
 async def _read(task: ReadTask) -> ReadResult:
-    store = task.store
-    storage = await worker().storage(store.config, store.cluster_id)
+    storage = await task.store.opened()
     indexes = await each_of(task.indexes, lambda key: read_indexes(storage, key, persistently), READS_AT_ONCE)
     manifests = await each_of(
-        task.manifests, lambda one: read_manifest(storage, store.cluster_id, one, persistently), READS_AT_ONCE
+        task.manifests, lambda one: read_manifest(storage, task.store.cluster_id, one, persistently), READS_AT_ONCE
     )
     return ReadResult(tuple(indexes), tuple(manifests))
 
@@ -99,7 +93,7 @@ def verify_segments(task: VerifyTask) -> list[list[str]]:
 
 
 async def _verify(task: VerifyTask) -> list[list[str]]:
-    storage = await worker().storage(task.store.config, task.store.cluster_id)
+    storage = await task.store.opened()
     ring = open_key_ring(task.store.config)
     return [
         [damage.what for damage in await verify_segment(storage, segment, ring if ring.keys else None)]
@@ -109,7 +103,7 @@ async def _verify(task: VerifyTask) -> list[list[str]]:
 
 async def scan_store(config: PipelineConfig, runner: TaskRunner, cluster_id: str) -> BucketScan:
     """Raises `JobError`."""
-    store = Store(config, cluster_id)
+    store = TierStore(config, cluster_id)
     scan = BucketScan(cluster_id)
     for listed in await run_beside(runner, "listing", [ListTask(store, each) for each in PREFIXES], list_prefix):
         for stored in listed:
@@ -131,7 +125,7 @@ async def planned_rebuild(config: PipelineConfig, runner: TaskRunner, cluster_id
     done = judge_scan(await scan_store(config, runner, cluster_id))
     unnamed = [(plan, segment) for plan in done.plans for segment in plan.unnamed]
     parts = list(parts_of(unnamed, SEGMENTS_PER_VERIFY_TASK))
-    store = Store(config, cluster_id)
+    store = TierStore(config, cluster_id)
     tasks = [VerifyTask(store, tuple(segment for _, segment in part)) for part in parts]
     for part, answers in zip(parts, await run_beside(runner, "reading back", tasks, verify_segments), strict=True):
         for (plan, segment), damages in zip(part, answers, strict=True):

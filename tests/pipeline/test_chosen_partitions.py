@@ -17,6 +17,7 @@ from pipeline.chosen_partitions import NothingChosenError, chosen_partitions
 from tests.fakes.record_batches import batch_of
 from tests.fakes.segments import build_segment
 from tests.pipeline.job_bench import JobBench
+from tiers.manager.topic_policy import TopicPolicy
 
 
 @pytest.fixture
@@ -29,6 +30,9 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
     async def no_time(timeout_ms: int = 0) -> None: ...
 
+    async def no_topics(tier: object) -> list[TopicPolicy]:
+        return []
+
     @asynccontextmanager
     async def tier(*args: object, **options: object) -> AsyncIterator[object]:
         yield SimpleNamespace(metadata=made.metadata, config=made.config, client=None, refresh=no_time)
@@ -37,8 +41,7 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         monkeypatch.setattr(f"pipeline.jobs.{job}.open_tier", tier)
         monkeypatch.setattr(f"pipeline.commands.{job}.load_pipeline_config", lambda file: made.config)
     monkeypatch.setattr("pipeline.jobs.retain.job_services", lambda tier, folder: nullcontext(made.services))
-    no_topics = SimpleNamespace(refresh=no_time, policies={})
-    monkeypatch.setattr("pipeline.jobs.retain.TieredTopics", lambda *args: no_topics)
+    monkeypatch.setattr("pipeline.jobs.retain.tiered_policies", no_topics)
     monkeypatch.setattr("pipeline.jobs.retain.ClusterTopicExistence", lambda client: Doubtful(made.partition.topic_id))
     yield made
     await made.close()

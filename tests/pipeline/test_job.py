@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+from threading import Thread
+
 import pytest
 from pyspark.sql import SparkSession
 
 from pipeline.job import JobError, attempt, run_tasks
+from pipeline.task_runner import SparkRunner
+from tests.integration.waiting import until
 
 
 def squared(number: int) -> tuple[int, int]:
@@ -14,6 +20,11 @@ def squared(number: int) -> tuple[int, int]:
 
 def refused(number: int) -> int:
     raise PermissionError(f"no right to read segment {number}")
+
+
+def endless(began: str) -> None:
+    Path(began).touch()
+    time.sleep(1200)
 
 
 def test_results_come_in_the_order_of_the_plan(spark: SparkSession) -> None:
@@ -25,6 +36,23 @@ def test_what_a_task_raises_is_one_line(spark: SparkSession) -> None:
     with pytest.raises(JobError) as failed:
         run_tasks(spark, "reading", [7], refused)
     assert str(failed.value) == "reading: PermissionError: no right to read segment 7"
+
+
+def test_what_runs_is_ended_by_another_thread(spark: SparkSession, tmp_path: Path) -> None:
+    runner, began = SparkRunner(spark), tmp_path / "began"
+    said: list[str] = []
+
+    def run() -> None:
+        with pytest.raises(JobError) as failed:
+            runner.run("waiting", [str(began)], endless)
+        said.append(str(failed.value))
+
+    running = Thread(target=run)
+    running.start()
+    until(began.exists)
+    runner.cancel()
+    running.join(300)
+    assert "cancelled" in said[0]
 
 
 def test_outside_spark_it_is_the_first_attempt() -> None:

@@ -1,14 +1,16 @@
-"""What a job's write does while the metadata cannot be written: it waits, says so, and ends."""
+"""What a job does while the metadata cannot be written, and when it is interrupted: it waits, says so, and ends."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from pipeline.job_services import PAUSES_S, NotWrittenError, written
+from pipeline.job import JobError
+from pipeline.job_services import PAUSES_S, NotWrittenError, run_beside, written
 from tests.tiers.manager.workbench import PARTITION, Workbench, workbench
 from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogMetadataError
 
@@ -77,3 +79,43 @@ async def test_who_loses_the_ownership_by_a_failed_write_says_what_failed(bench:
     with pytest.raises(OwnershipLostError):
         await written(bench.services, PARTITION, write, 0, sleep=write.sleep)
     assert write.attempts == 1
+
+
+class Endless:
+    """Runs until it is cancelled, which it does not hear before it has begun."""
+
+    parallelism = 1
+
+    def __init__(self) -> None:
+        self.began, self.ended = threading.Event(), threading.Event()
+        self.cancels = 0
+
+    def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as a runner's
+        self.began.set()
+        assert self.ended.wait(300)
+        raise JobError("cancelled")
+
+    def cancel(self) -> None:
+        self.cancels += 1
+        if self.cancels > 1:
+            self.ended.set()
+
+
+async def test_who_is_interrupted_gives_nothing_back_before_the_tasks_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pipeline.job_services._CANCEL_AGAIN_S", 0, raising=False)
+    runner, after = Endless(), list[bool]()
+
+    async def job() -> None:
+        try:
+            await run_beside(runner, "merging", [1], str)
+        finally:
+            after.append(runner.ended.is_set())
+
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(job())
+        await asyncio.to_thread(runner.began.wait)
+        running.cancel()
+    runner.ended.set()
+    assert (after, running.cancelled()) == ([True], True)

@@ -266,12 +266,13 @@ async def test_what_a_lost_executor_began_is_deleted_and_done_again_by_another_n
         assert bench.metadata.remote_log_segment_metadata_by_id(lost.merged.segment_id) is None
 
 
+@pytest.mark.parametrize("end", [JobError("a Python worker was killed"), asyncio.CancelledError()])
 async def test_a_run_that_spark_gave_up_is_owned_until_its_tasks_write_no_more(
-    root: Path, log: TransactionalLog
+    root: Path, log: TransactionalLog, end: BaseException
 ) -> None:
     class GivenUp(InlineRunner):
         def run(self, what, plan, task):  # type: ignore[no-untyped-def]  # as its base
-            raise JobError("a Python worker was killed")
+            raise end
 
     async with bench_of(root, log, [3, 6, 9, 12]) as bench:
         groups, waited = plan_merges(bench.metadata, bench.partition, LIMITS), []
@@ -279,7 +280,7 @@ async def test_a_run_that_spark_gave_up_is_owned_until_its_tasks_write_no_more(
         async def sleep(seconds: float) -> None:
             waited.append(seconds)
 
-        with pytest.raises(JobError):
+        with pytest.raises(type(end)):
             await merge_groups(bench.services, bench.config, GivenUp(), groups, 60_000, sleep)
         assert waited == [3.0]
 

@@ -17,11 +17,13 @@ from tests.servers.spark import QUICK_JAVA
 
 PROGRAM = textwrap.dedent(
     """
-    import contextlib, os, signal, sys, threading, time
+    import asyncio, contextlib, os, signal, sys, threading, time
     from pathlib import Path
-    from pipeline import cli
+    from pipeline import cli, progress
     from pipeline.job import run_tasks
+    from pipeline.job_services import run_beside
     from pipeline.session import open_session, spark_session
+    from pipeline.task_runner import SparkRunner
 
     def listening():
         "The addresses on which this program and its children listen, in /proc's own writing."
@@ -39,9 +41,11 @@ PROGRAM = textwrap.dedent(
     def squared(number):
         return number * number
 
+    progress.STALLED_POLLS = sys.maxsize  # a busy machine is no cluster without executors
+
     def waiting(began):
         Path(began).touch()
-        time.sleep(300)
+        time.sleep(1200)
 
     def interrupt(began):
         while not Path(began).exists():
@@ -53,13 +57,18 @@ PROGRAM = textwrap.dedent(
         threading.Thread(target=interrupt, args=(began,), daemon=True).start()
         run_tasks(session, "waiting", [began], waiting)
 
+    @cli.app.command()
+    def wait_beside(began: str) -> None:
+        threading.Thread(target=interrupt, args=(began,), daemon=True).start()
+        asyncio.run(run_beside(SparkRunner(session), "waiting", [began], waiting))
+
     with open_session(conf={"spark.driver.extraJavaOptions": sys.argv[2]}) as session:
         print(session.sparkContext.parallelize(range(4), 4).map(squared).collect())
         with open_session("local[7]", {"spark.sql.shuffle.partitions": "3"}) as same:
             print(same.sparkContext.master, same.conf.get("spark.sql.shuffle.partitions"))
         print(session.conf.get("spark.sql.python.filterPushdown.enabled"))
         print(*sorted(listening()))
-        print(cli.run(["wait", sys.argv[1]]))
+        print(cli.run(["wait", sys.argv[1]]), cli.run(["wait-beside", sys.argv[1] + "-beside"]))
     """
 )
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
@@ -79,7 +88,7 @@ def test_a_session_says_nothing_of_its_own_listens_on_loopback_and_ends_when_int
     assert ended.stderr == ""
     *lines, listening, interrupted = ended.stdout.splitlines()
     assert lines == ["[0, 1, 4, 9]", "local[*] 3", "true"]
-    assert interrupted == "130"
+    assert interrupted == "130 130"
     assert listening
     assert set(listening.split()) <= LOOPBACK
     assert ended.returncode == 0
@@ -118,7 +127,7 @@ def test_the_session_that_there_is_stays_the_one(spark: SparkSession) -> None:
 def test_without_java_it_says_what_is_needed(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pipeline", "sql", "--config", "unread.toml", "select 1"]
     environment = {**os.environ, "JAVA_HOME": str(tmp_path)}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 3
     assert ended.stderr.splitlines()[-1].endswith("It needs Java 17 or newer, by JAVA_HOME or on the path")
     assert "Traceback" not in ended.stderr

@@ -1,0 +1,20 @@
+"""`tiered_policies`: what the brokers and the file say of the topics that are tiered."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from prometheus_client import CollectorRegistry
+
+from tiers.manager.metrics import RemoteLogManagerMetrics
+from tiers.manager.tiered_topics import TieredTopics
+from tiers.manager.topic_policy import TopicPolicy, topic_rule
+from tiers.open_tier import OpenTier
+
+
+async def tiered_policies(tier: OpenTier) -> Collection[TopicPolicy]:
+    """As of now. Raises `BrokerError`."""
+    rules = [topic_rule(topic) for topic in tier.config.topics]
+    metrics = RemoteLogManagerMetrics(CollectorRegistry())
+    topics = TieredTopics(tier.client, rules, metrics, tier.metadata.topic_tier_config)
+    return (await topics.refresh(tier.config.upstream.request_timeout_ms)).values()
