@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -13,9 +14,11 @@ import pytest
 
 from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import TRANSACTION_TIMEOUT_MS
 from tiers.broker.client import BrokerClient
 from tiers.errors import InvalidTransitionError
-from tiers.metadata import ownership
+from tiers.metadata import metadata_producer, ownership, topic_based
+from tiers.metadata.membership import MembershipSettings
 from tiers.metadata.metadata_topic import MetadataTopicSettings
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
@@ -31,6 +34,15 @@ from tiers.model.segment_metadata import (
 from tiers.model.segment_state import RemoteLogSegmentState as State
 from tiers.model.segment_state import RemotePartitionDeleteState as DeleteState
 
+TIMEOUT_MS = 60_000
+
+
+def bear_standstills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the machine. Members are not lost by them, nor transactions: where nobody is to take over from anybody."""
+    monkeypatch.setattr(ownership, "CONFIRMATION_MAX_AGE_MS", TIMEOUT_MS)
+    monkeypatch.setattr(topic_based, "MembershipSettings", partial(MembershipSettings, session_timeout_ms=TIMEOUT_MS))
+    monkeypatch.setattr(metadata_producer, "TRANSACTION_TIMEOUT_MS", TRANSACTION_TIMEOUT_MS)
+
 
 @pytest.fixture(params=["in-memory", pytest.param("topic-based", marks=pytest.mark.integration)])
 async def manager(
@@ -42,9 +54,9 @@ async def manager(
     kafka: KafkaCluster = request.getfixturevalue("kafka")
     unique = f"rlmm-contract-{uuid4().hex[:8]}"
     client = BrokerClient([kafka.address()], client_id="test")
-    settings = TopicBasedSettings(tmp_path, prefix=unique, topic=MetadataTopicSettings(unique, 3))
-    # There is no other member, and a heartbeat may be late on a busy machine.
-    monkeypatch.setattr(ownership, "CONFIRMATION_MAX_AGE_MS", 60_000)
+    topic = MetadataTopicSettings(unique, 3)
+    settings = TopicBasedSettings(tmp_path, prefix=unique, topic=topic, write_timeout_ms=TIMEOUT_MS)
+    bear_standstills(monkeypatch)
     manager = TopicBasedRemoteLogMetadataManager(client, settings)
     try:
         await manager.open()
@@ -61,7 +73,7 @@ async def partition(manager: RemoteLogMetadataManager) -> TopicIdPartition:
     return partition
 
 
-async def until(holds: Callable[[], bool], timeout_s: float = 120) -> None:
+async def until(holds: Callable[[], bool], timeout_s: float = 300) -> None:
     async with asyncio.timeout(timeout_s):
         while not holds():  # noqa: ASYNC110 - what is waited for happens in a broker, which sets no event
             await asyncio.sleep(0.02)

@@ -16,6 +16,7 @@ from kafka.protocol.admin import AlterPartitionReassignmentsRequest, ElectLeader
 
 from protocol.errors import ErrorCode
 from protocol.records.record_batch import verify_batches
+from tests.integration import late_tier
 from tests.integration.two_tiers_rig import TwoTiers, two_tiers
 from tests.servers.kafka import KafkaCluster
 from tests.servers.peer import Peer, topic_id_of
@@ -40,11 +41,14 @@ async def move_leader(client: BrokerClient, topic: str, to: int) -> Leader:
     reassigned: Any = AlterPartitionReassignmentsRequest
     one = reassigned.ReassignableTopic.ReassignablePartition(partition_index=0, replicas=[to, *others])
     entry = reassigned.ReassignableTopic(name=topic, partitions=[one])
-    answer = await client.request(None, reassigned(timeout_ms=20_000, topics=[entry]))
+    while True:
+        answer = await client.request(None, reassigned(timeout_ms=20_000, topics=[entry]))
+        if answer.error_code != ErrorCode.REQUEST_TIMED_OUT:
+            break
     assert answer.error_code == 0
     elect: Any = ElectLeadersRequest
     topics = [elect.TopicPartitions(topic=topic, partitions=[0])]
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(300):
         while True:
             await client.request(
                 None, elect(election_type=_PREFERRED, topic_partitions=topics, timeout_ms=20_000), min_version=1
@@ -112,9 +116,7 @@ def fetched(address: tuple[str, int], topic: str, leader_epoch: int, end_offset:
                             last_fetched_epoch=last,
                             current_leader_epoch=current,
                         )
-                        response = ask()
-                        while response.partitions[0].error_code == ErrorCode.REPLICA_NOT_AVAILABLE:
-                            response = ask()  # as clients do: the tier answers in its own time
+                        response = late_tier.fetched(ask)
                         (one,) = response.partitions
                         batches = verify_batches(response.records(one))
                         found[version, offset, last, current] = (
@@ -128,7 +130,7 @@ def fetched(address: tuple[str, int], topic: str, leader_epoch: int, end_offset:
 def listed_offsets(address: tuple[str, int], topic: str, timestamps: list[int], leader_epoch: int) -> list[Any]:
     with Peer(address) as peer:
         return [
-            peer.list_offsets(version, topic, [(0, one)], current_leader_epoch=current)
+            late_tier.listed(peer, version, topic, [(0, one)], current_leader_epoch=current)
             for version in (4, 7, 11)
             for one in timestamps
             for current in (-1, leader_epoch, leader_epoch - 1, leader_epoch + 1)

@@ -15,11 +15,12 @@ import pytest
 from kafka.admin import KafkaAdminClient
 from prometheus_client import CollectorRegistry
 
-from tests.contract.test_remote_log_metadata_manager import copied, segment, to, until
+from tests.contract.test_remote_log_metadata_manager import bear_standstills, copied, segment, to, until
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.metadata import shared_reader
 from tiers.metadata.metadata_producer import GroupMember, TransactionalProducer, _batch
 from tiers.metadata.metadata_topic import MetadataTopicSettings, MetadataTopicUnfitError, check_metadata_topic
 from tiers.metadata.metrics import RemoteLogMetadataMetrics
@@ -45,7 +46,9 @@ class Cluster:
         self.topic = MetadataTopicSettings(topic_name, PARTITIONS)
 
     def settings(self, name: str) -> TopicBasedSettings:
-        return TopicBasedSettings(self.folder / name, prefix=self.topic.name, topic=self.topic)
+        return TopicBasedSettings(
+            self.folder / name, prefix=self.topic.name, topic=self.topic, write_timeout_ms=TIMEOUT_MS
+        )
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[BrokerClient]:
@@ -68,7 +71,8 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(kafka: KafkaCluster, tmp_path: Path, topic_name: str) -> Cluster:
+def cluster(kafka: KafkaCluster, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    bear_standstills(monkeypatch)
     return Cluster(kafka, tmp_path, topic_name)
 
 
@@ -145,7 +149,10 @@ async def test_members_share_and_the_second_takes_over(cluster: Cluster) -> None
         assert second.remote_end_offset(partition) is None
 
 
-async def test_a_cut_off_owner_stops_and_is_replaced(cluster: Cluster) -> None:
+async def test_a_cut_off_owner_stops_and_is_replaced(
+    kafka: KafkaCluster, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(kafka, tmp_path, topic_name)
     async with cluster.manager("one") as first:
         partition = user_partition()
         await until(lambda: first.owns(partition))
@@ -153,8 +160,9 @@ async def test_a_cut_off_owner_stops_and_is_replaced(cluster: Cluster) -> None:
         await until(lambda: not first.owns(partition))
         with pytest.raises(OwnershipLostError):
             await first.add_remote_log_segment_metadata(segment(partition, 0, 9))
+        bear_standstills(monkeypatch)
         async with cluster.manager("two") as second:
-            await until(lambda: second.owns(partition), timeout_s=120)
+            await until(lambda: second.owns(partition))
             await copied(second, segment(partition, 0, 9))
 
 
@@ -272,7 +280,8 @@ async def test_a_transaction_whose_end_is_not_known_is_recovered(
         assert owner.remote_end_offset(partition) == 9
 
 
-async def test_workers_read_the_owners_state(cluster: Cluster) -> None:
+async def test_workers_read_the_owners_state(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_reader, "_WRITE_TIMEOUT_MS", TIMEOUT_MS)
     partition = user_partition()
     async with cluster.client() as client:
         worker = SharedRemoteLogMetadataReader(
@@ -339,7 +348,8 @@ async def test_the_brokers_clock_is_measured_by_writing_and_scraped_with_the_res
         assert scraped("owned_partitions") == PARTITIONS
         for number in map(str, range(PARTITIONS)):
             assert registry.get_sample_value("tidegate_remote_log_metadata_owned", {"metadata_partition": number}) == 1
-        assert scraped("events_read_total") == 4
+        # A record that says nothing is written again when its answer is late.
+        assert scraped("events_read_total") == owner.follower.events_read >= 4
         assert scraped("foreign_records_total") == 0
         assert abs(scraped("clock_skew_seconds") or 0) < 1
         assert 0 <= (scraped("freshness_age_seconds") or 0) < 60
