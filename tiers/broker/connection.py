@@ -172,7 +172,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
         while True:
             message = ApiVersionsRequest(client_software_name="tidegate", client_software_version="1")
             body = await self._send(message, version, timeout_ms)
-            response = ApiVersionsResponse.decode(body, version=version)
+            try:
+                response = ApiVersionsResponse.decode(body, version=version)
+            except Exception as error:  # the decoder raises whatever the bytes lead it to
+                raise BrokerError(f"{self.address}: a response to ApiVersions cannot be read: {error!r}") from error
             ranges = {api.api_key: (api.min_version, api.max_version) for api in response.api_keys}
             if response.error_code == ErrorCode.NONE:
                 self.api_versions = ranges

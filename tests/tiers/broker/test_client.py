@@ -8,7 +8,9 @@ from uuid import UUID
 import pytest
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 
+from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
+from tests.fakes.broker import delivery
 from tests.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
@@ -125,6 +127,16 @@ async def test_an_old_broker_is_asked_again_in_the_version_it_knows() -> None:
         await client.open()
         await client.close()
     assert [request.version for request in broker.received(ApiVersionsRequest)] == [2]
+
+
+async def test_versions_that_cannot_be_read_are_an_error_of_the_broker_as_any_other() -> None:
+    async with ScriptedBroker() as broker:
+        broker.script(ApiKey.API_VERSIONS, deliver=delivery.truncated(10))
+        client = client_of(broker)
+        assert "ApiVersions cannot be read" in str(await failure_of(client.open()))
+        await client.open()
+        await client.close()
+    assert broker.connections == 2
 
 
 async def test_a_version_that_the_broker_lacks_is_an_error_for_good() -> None:
