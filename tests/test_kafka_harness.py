@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import pytest
 
-from tests.servers.kafka import CONSOLE_CONSUMER, CONSOLE_PRODUCER, TOPIC_COMMAND, KafkaCluster
+from tests.servers.kafka import (
+    CONSOLE_CONSUMER,
+    CONSOLE_PRODUCER,
+    TOPIC_COMMAND,
+    Broker,
+    KafkaCluster,
+    brokers_said_since,
+)
 from tests.servers.running_brokers import running_brokers
 
 pytestmark = pytest.mark.integration
@@ -31,3 +41,12 @@ def test_a_killed_broker_comes_back_on_its_port(kafka_of_three: KafkaCluster) ->
     kafka_of_three.start_broker(2)
 
     assert running_brokers(*before, timeout_s=60.0)[2] == before
+
+
+def test_what_a_broker_said_last_is_told_and_that_it_does_not_run(tmp_path: Path) -> None:
+    broker = Broker(1, tmp_path, "said.example", 9092, 9093)
+    broker.output.write_text("first\nlast\n")
+    told = dict(brokers_said_since(broker.output.stat().st_mtime))
+
+    assert told["said.example:9092, which does not run"] == "first\nlast"
+    assert "said.example:9092, which does not run" not in dict(brokers_said_since(time.time() + 1))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import kafka as kafka_python
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from kafka import KafkaAdminClient
@@ -174,17 +174,17 @@ def produce(batches: int, partition: int = 0, *, transaction: str = "") -> Actio
         if transaction:
             producer.init_transactions(TIMEOUT_S)
             producer.begin_transaction()
-        told: list[object] = []
+        told: list[tuple[object, int | None]] = []
 
-        def on_delivery(error: object, _message: object) -> None:
-            told.append(error)
+        def on_delivery(error: object, message: Message) -> None:
+            told.append((error, message.offset()))
 
         for _ in range(batches):
             offset, value = stage.next_offset[partition], os.urandom(1000)
             timestamp = BEGINNING_MS + 1000 * offset
             producer.produce(stage.topic, value, partition=partition, timestamp=timestamp, on_delivery=on_delivery)
             assert producer.flush(TIMEOUT_S) == 0
-            assert told.pop() is None
+            assert told.pop() == (None, offset)
             stage.next_offset[partition] += 1
             if transaction != "abort":
                 stage.values[partition].append((offset, value))

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -63,6 +63,8 @@ DELETE_RECORDS_COMMAND = "org.apache.kafka.tools.DeleteRecordsCommand"
 GET_OFFSET_SHELL = "org.apache.kafka.tools.GetOffsetShell"
 CONSUMER_PERFORMANCE = "org.apache.kafka.tools.ConsumerPerformance"
 PRODUCER_PERFORMANCE = "org.apache.kafka.tools.ProducerPerformance"
+
+_made: list[Broker] = []
 
 
 def kafka_libs() -> Path:
@@ -120,6 +122,7 @@ class Broker:
         self.logs = folder / "logs"
         self.output = folder / "broker.out"
         self.process: subprocess.Popen[bytes] | None = None
+        _made.append(self)
 
     @property
     def running(self) -> bool:
@@ -368,6 +371,16 @@ class KafkaCluster:
             _, errors = run.communicate(timeout=START_TIMEOUT_S)
             if run.returncode != 0:
                 raise ServerUnavailable(f"the log folder of broker {node_id} could not be formatted: {errors.strip()}")
+
+
+def brokers_said_since(time_s: float) -> Iterator[tuple[str, str]]:
+    """Of every broker that wrote a line since then (Unix time, in s) and whose folder is still there: its address,
+    whether it runs, and its last lines."""
+    for broker in _made:
+        with contextlib.suppress(FileNotFoundError):
+            if broker.output.stat().st_mtime >= time_s:
+                state = "runs" if broker.running else "does not run"
+                yield f"{broker.host}:{broker.port}, which {state}", broker.last_output(60)
 
 
 if __name__ == "__main__":

@@ -70,6 +70,10 @@ class TidegateProcess:
             raise RuntimeError("tidegate was not started")
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> Self:
         """Returns when `/readyz` answers 200."""
         atexit.register(self.stop)
@@ -207,12 +211,13 @@ def tidegate_over(
 
 
 def said_since(time_s: float) -> Iterator[tuple[str, str]]:
-    """Of every proxy that wrote a line since then (Unix time, in s) and whose folder is still there: its address and
-    its last lines."""
+    """Of every proxy that wrote a line since then (Unix time, in s) and whose folder is still there: its address,
+    whether it runs, and its last lines."""
     for proxy in _made:
         with contextlib.suppress(FileNotFoundError):
             if proxy.output.stat().st_mtime >= time_s:
-                yield proxy.bootstrap_servers, proxy.last_output(60)
+                state = "runs" if proxy.is_running else "does not run"
+                yield f"{proxy.bootstrap_servers}, which {state}", proxy.last_output(60)
 
 
 def _pairs(values: Mapping[str, str | int]) -> list[str]:
