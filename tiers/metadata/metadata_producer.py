@@ -142,8 +142,8 @@ class MetadataProducer:
         async def ask(remaining_ms: int) -> tuple[int, int]:
             nonlocal failed
             max_age_ms = 0 if failed else DEFAULT_METADATA_MAX_AGE_MS
+            failed = True  # also when nobody leads by what is known
             leader = await self._client.leader_of(partition, remaining_ms, max_age_ms)
-            failed = True
             topic_data = ProduceRequest.TopicProduceData(
                 name=self._topic.name,
                 partition_data=[

@@ -1,0 +1,33 @@
+"""A partition of the metadata topic whose leader is away for a moment is written to as soon as it is back."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from kafka.protocol.metadata import MetadataRequest
+from kafka.protocol.producer import ProduceRequest
+
+from tests.fakes.broker.scripted_broker import ScriptedBroker
+from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
+from tiers.metadata.metadata_producer import MetadataProducer
+from tiers.metadata.metadata_topic import MetadataTopic
+
+TOPIC_ID = UUID(int=1)
+
+
+def led_by(node_id: int, epoch: int) -> list[TopicMetadata]:
+    return [TopicMetadata("metadata", TOPIC_ID, {0: PartitionMetadata(0, node_id, epoch, (1,), (1,))})]
+
+
+async def test_that_nobody_led_a_moment_ago_is_asked_again_and_not_remembered() -> None:
+    async with ScriptedBroker() as broker:
+        client = BrokerClient([("127.0.0.1", broker.port)], client_id="test")
+        broker.topics = led_by(-1, 1)
+        await client.open()
+        broker.topics = led_by(1, 2)
+        topic = MetadataTopic("cluster", "metadata", TOPIC_ID, 1, 0)
+        producer = MetadataProducer(client, topic, clock_ms=monotonic_ms)
+        assert await producer.send(0, [(b"key", b"value")], 5_000) == 0
+        await client.close()
+    assert (len(broker.received(MetadataRequest)), len(broker.received(ProduceRequest))) == (2, 1)
