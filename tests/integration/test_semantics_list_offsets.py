@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka import Producer
 
 from protocol.errors import ErrorCode
+from tests.integration.late_tier import Answer, listed
 from tests.integration.two_tiers_rig import TwoTiers, two_tiers
 from tests.servers.kafka import KafkaCluster
 from tests.servers.peer import Peer
@@ -28,9 +29,6 @@ LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING
 BEGINNING_MS = 1_600_000_000_000
 COUNT = 150
 KEEP = {"retention.ms": "-1"}
-
-Answer = tuple[int, int, int, int, int]
-"""Partition, error, timestamp, offset, leader epoch."""
 
 
 def timestamp_of(number: int) -> int:
@@ -52,8 +50,9 @@ def produce_with_timestamps(
     bootstrap: str, topic: str, partition: int, codec: str, of_number: Callable[[int], int] = timestamp_of
 ) -> None:
     """Exactly ten records in every batch, so that where the tiers meet does not depend on how fast this is."""
-    settings: dict[str, str | int | float | bool] = {"batch.num.messages": 10, "linger.ms": 60_000, "acks": "all"}
-    producer = Producer({"bootstrap.servers": bootstrap, "compression.type": codec, **settings})
+    settings: dict[str, str | int | float | bool] = {"batch.num.messages": 10, "linger.ms": 60_000}
+    settings |= {"enable.idempotence": True, "compression.type": codec}
+    producer = Producer({"bootstrap.servers": bootstrap, **settings})
     for number, value in enumerate(random_values(COUNT)):
         producer.produce(topic, value, partition=partition, timestamp=of_number(number))
         if number % 10 == 9:
@@ -70,7 +69,7 @@ def ask_everything(
             for isolation_level in (0, 1) if version >= 2 else (0,):
                 for timestamp in timestamps:
                     asked = [(partition, timestamp) for partition in range(partitions)]
-                    answers = peer.list_offsets(version, topic, asked, isolation_level=isolation_level)
+                    answers = listed(peer, version, topic, asked, isolation_level=isolation_level)
                     found[version, isolation_level, timestamp] = answers
     return found
 
@@ -115,7 +114,7 @@ async def test_every_version_by_timestamp_and_by_name(kafka: KafkaCluster, tmp_p
 def ask_densely(address: tuple[str, int], topic: str) -> list[list[Answer]]:
     with Peer(address) as peer:
         return [
-            peer.list_offsets(7, topic, [(partition, timestamp) for partition in range(len(CODECS))])
+            listed(peer, 7, topic, [(partition, timestamp) for partition in range(len(CODECS))])
             for timestamp in [*LOOK_UPS, MAX_TIMESTAMP]
         ]
 
@@ -156,7 +155,7 @@ def ask_of_one(
     address: tuple[str, int], topic: str, timestamps: list[int], isolation_level: int = 0
 ) -> list[list[Answer]]:
     with Peer(address) as peer:
-        return [peer.list_offsets(9, topic, [(0, one)], isolation_level=isolation_level) for one in timestamps]
+        return [listed(peer, 9, topic, [(0, one)], isolation_level=isolation_level) for one in timestamps]
 
 
 async def test_an_open_transaction_bounds_committed_look_ups(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
@@ -186,19 +185,24 @@ async def test_a_remote_failure_is_retried_and_never_a_later_offset(tiers: TwoTi
     assert await tiers.settled(topic) > 20
     remote_ms = BEGINNING_MS + 300
 
-    def ask(timeout_ms: int) -> list[Answer]:
+    asked = [(0, remote_ms), (1, remote_ms)]
+
+    def ask_in_vain() -> list[Answer]:
         with Peer(tiers.address) as peer:
-            asked = [(0, remote_ms), (1, remote_ms)]
-            return peer.list_offsets(11, topic, asked, timeout_ms=timeout_ms)
+            return peer.list_offsets(11, topic, asked, timeout_ms=500)
+
+    def ask() -> list[Answer]:
+        with Peer(tiers.address) as peer:
+            return listed(peer, 11, topic, asked)
 
     tiers.storage.is_down = True
-    answers = await asyncio.to_thread(ask, 500)
+    answers = await asyncio.to_thread(ask_in_vain)
     assert [answer[:4] for answer in sorted(answers)] == [
         (0, ErrorCode.REPLICA_NOT_AVAILABLE, -1, -1),
         (1, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1),
     ]
     tiers.storage.is_down = False
-    answers = await asyncio.to_thread(ask, 20_000)
+    answers = await asyncio.to_thread(ask)
     assert sorted(answers)[0] == (0, 0, timestamp_of(20), 20, 0)
 
 
@@ -214,7 +218,7 @@ async def test_partitions_of_both_kinds_and_duplicates_in_one_request(tiers: Two
     def ask() -> list[Answer]:
         with Peer(tiers.address) as peer:
             asked = [(0, EARLIEST), (1, EARLIEST), (2, EARLIEST), (3, EARLIEST), (3, BEGINNING_MS)]
-            return peer.list_offsets(11, topic, asked)
+            return listed(peer, 11, topic, asked)
 
     def ask_broker() -> list[Answer]:
         with Peer(tiers.kafka.address()) as peer:

@@ -27,6 +27,7 @@ from protocol.records.record_reader import read_records
 from tests.clients import client as clients
 from tests.clients.all_clients import CLIENTS
 from tests.clients.client import Client
+from tests.integration.late_tier import fetched
 from tests.integration.two_tiers_rig import TwoTiers, two_tiers
 from tests.servers.kafka import KafkaCluster
 from tests.servers.peer import Peer, topic_id_of
@@ -38,6 +39,7 @@ pytestmark = pytest.mark.integration
 PATTERN = "tiered-*"
 TIMEOUT_S = 300.0
 READ_COMMITTED = 1
+LATEST = -1
 VERSIONS = (4, 12, 17)
 LIMITS = (1, 25_000, 1 << 20)
 """Of a fetch, in bytes: one batch, more than one, most of the log."""
@@ -58,7 +60,8 @@ class Writer:
         self._end_offset = 0
 
     def plain(self, count: int) -> None:
-        producer = Producer({"bootstrap.servers": self._bootstrap, "acks": "all", "batch.num.messages": 10})
+        settings: dict[str, str | int | float | bool] = {"batch.num.messages": 10, "enable.idempotence": True}
+        producer = Producer({"bootstrap.servers": self._bootstrap, **settings})
         self._send(producer, count)
 
     def begin(self, name: str) -> None:
@@ -239,8 +242,8 @@ def check_every_start(address: tuple[str, int], topic: str, topic_id: UUID, refe
         for number, offset in enumerate(starts):
             for limit in LIMITS:
                 version = VERSIONS[number % len(VERSIONS)]
-                response = peer.fetch(version, topic, topic_id, offset, isolation_level=READ_COMMITTED, max_bytes=limit)
-                check_answer(response, offset, reference)
+                ask = partial(peer.fetch, isolation_level=READ_COMMITTED, max_bytes=limit)
+                check_answer(fetched(partial(ask, version, topic, topic_id, offset)), offset, reference)
 
 
 @asynccontextmanager
@@ -365,12 +368,13 @@ async def test_a_marker_beyond_the_copied_range(kafka: KafkaCluster, tmp_path: P
 def read_whole(address: tuple[str, int], topic: str, topic_id: UUID) -> Reference:
     """Through the proxy, uncommitted, so that batches alone say what happened."""
     with Peer(address) as peer:
+        ((_, error_code, _, end_offset, _),) = peer.list_offsets(9, topic, [(0, LATEST)])
+        assert error_code == 0
         parts: list[bytes] = []
         offset = 0
-        while True:
-            records, batches = batches_of(peer.fetch(17, topic, topic_id, offset, max_bytes=1 << 23))
-            if not batches:
-                break
+        while offset < end_offset:
+            ask = partial(peer.fetch, 17, topic, topic_id, offset, max_bytes=1 << 23)
+            records, batches = batches_of(fetched(ask))
             parts.append(bytes(records))
             offset = batches[-1].next_offset
     log = memoryview(b"".join(parts))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.contract.test_remote_log_metadata_manager import copied, segment, until
+from tests.contract.test_remote_log_metadata_manager import bear_standstills, copied, segment, until
 from tests.integration import tier_command
 from tests.integration.tier_command import Answer
 from tests.servers.kafka import KafkaCluster
@@ -40,7 +40,10 @@ class Operator:
         return code, json.loads(out)
 
 
-async def test_the_bounds_of_both_tiers(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> None:
+async def test_the_bounds_of_both_tiers(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bear_standstills(monkeypatch)
     metadata_topic = f"metadata-of-{topic_name}"
     operator = Operator(kafka, tmp_path, metadata_topic)
     code, out, err = await tier_command.as_process(operator.config, "bounds")
@@ -51,9 +54,8 @@ async def test_the_bounds_of_both_tiers(kafka: KafkaCluster, topic_name: str, tm
     await asyncio.to_thread(create_topic, kafka.bootstrap_servers, topic_name)
     await asyncio.to_thread(produce, kafka.bootstrap_servers, topic_name, random_values(100))
     client = BrokerClient([kafka.address()], client_id="test")
-    settings = TopicBasedSettings(
-        tmp_path / "state", prefix=topic_name, topic=MetadataTopicSettings(metadata_topic, partition_count=2)
-    )
+    topic = MetadataTopicSettings(metadata_topic, partition_count=2)
+    settings = TopicBasedSettings(tmp_path / "state", prefix=topic_name, topic=topic, write_timeout_ms=TIMEOUT_MS)
     metadata = TopicBasedRemoteLogMetadataManager(client, settings)
     try:
         await metadata.open()

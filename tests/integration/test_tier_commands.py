@@ -13,11 +13,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from tests.integration import tier_command
 from tests.integration.strict_consumer import consumer_at, read, until_trimmed
+from tests.integration.topic_config_client import alter
 from tests.integration.waiting import until
 from tests.servers.jars import ServerUnavailable
 from tests.servers.kafka import KafkaCluster
@@ -41,7 +40,7 @@ class Site:
         self.plain, self.sealed = f"{topic}-plain", f"{topic}-sealed"
         self.metadata_topic = f"__metadata-{topic}"[:200]
         self.bucket = s3.folder / "data" / BUCKET
-        self.storage = {"implementation": "s3", "timeout.ms": "5000", "prefix": f"{topic[-8:]}/"}
+        self.storage = {"implementation": "s3", "timeout.ms": "60000", "prefix": f"{topic[-8:]}/"}
         self.storage |= s3.settings(BUCKET)
         self.keys: dict[str, Path] = {}
         self.current = ""
@@ -99,10 +98,7 @@ class Site:
 
 
 def set_local_retention(bootstrap: str, topic: str) -> None:
-    entry = ConfigEntry("local.retention.ms", "60000", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.incremental_alter_configs([resource])[resource].result(120)
+    assert alter(bootstrap, {topic: {"local.retention.ms": "60000"}}) == [0]
 
 
 async def tiered(site: Site, values: Mapping[str, Sequence[bytes]]) -> None:

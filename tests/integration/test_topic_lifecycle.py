@@ -10,6 +10,8 @@ import kafka as kafka_python
 import pytest
 
 from proxy.handlers.base import FetchSettings
+from tests.clients.librdkafka import Librdkafka
+from tests.integration.late_tier import listed
 from tests.integration.strict_consumer import consumer_at, read
 from tests.integration.two_tiers_rig import TwoTiers, two_tiers
 from tests.servers.kafka import KafkaCluster
@@ -39,7 +41,7 @@ async def filled(tiers: TwoTiers, topic: str, partition: int = 0) -> list[bytes]
 def read_by_name(bootstrap: str, topic: str, count: int) -> list[bytes]:
     """kafka-python: Fetch v12, by the topic's name."""
     consumer = kafka_python.KafkaConsumer(
-        bootstrap_servers=bootstrap, auto_offset_reset="none", consumer_timeout_ms=120_000
+        bootstrap_servers=bootstrap, auto_offset_reset="none", consumer_timeout_ms=int(1000 * TIMEOUT_S)
     )
     partition = kafka_python.TopicPartition(topic, 0)
     consumer.assign([partition])
@@ -105,7 +107,7 @@ async def test_a_topic_made_again_is_asked_about_at_once(kafka: KafkaCluster, tm
 
         def ask(timestamp: int) -> int:
             with Peer(tiers.address) as peer:
-                ((_, error_code, _, offset, _),) = peer.list_offsets(9, topic, [(0, timestamp)])
+                ((_, error_code, _, offset, _),) = listed(peer, 9, topic, [(0, timestamp)])
             assert error_code == 0
             return offset
 
@@ -156,12 +158,8 @@ async def until_created(bootstrap: str, topic: str) -> None:
 
 
 def watermarks(bootstrap: str, topic: str) -> tuple[int, int]:
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": "unused"})
-    try:
-        low, high = consumer.get_watermark_offsets(confluent_kafka.TopicPartition(topic, 0), TIMEOUT_S)
-        return low, high
-    finally:
-        consumer.close()
+    found = Librdkafka().offsets(bootstrap, topic, 0)
+    return found.earliest, found.latest
 
 
 def read_partition(bootstrap: str, topic: str, partition: int, count: int) -> list[tuple[int, bytes]]:

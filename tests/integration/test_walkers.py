@@ -172,7 +172,12 @@ def test_records_and_look_ups_of_every_codec(kafka: KafkaCluster, peer: Peer, to
     headers: list[tuple[str, str | bytes | None]] = [("h", b"1"), ("n", None)]
     for partition, codec in enumerate(CODECS):
         producer = Producer(
-            {"bootstrap.servers": kafka.bootstrap_servers, "compression.type": codec, "linger.ms": 200, "acks": "all"}
+            {
+                "bootstrap.servers": kafka.bootstrap_servers,
+                "compression.type": codec,
+                "linger.ms": 200,
+                "enable.idempotence": True,
+            }
         )
         for i, timestamp in enumerate(timestamps):
             producer.produce(
@@ -183,7 +188,7 @@ def test_records_and_look_ups_of_every_codec(kafka: KafkaCluster, peer: Peer, to
                 timestamp=timestamp,
                 headers=headers,
             )
-        producer.flush(TIMEOUT_S)
+        assert producer.flush(TIMEOUT_S) == 0
 
         response, _ = fetch(peer, 17, topic_name, topic_id, {partition: 0})
         log = response.records(response.partitions[0])

@@ -35,6 +35,7 @@ from tiers.model.ids import TopicIdPartition
 pytestmark = pytest.mark.integration
 
 TIMEOUT_S = 300.0
+TIMEOUT_MS = 300_000
 RECORD = tuple[int, bytes]
 """Offset and value."""
 NAMES = {"worker-1", "worker-2", "remote-log"}
@@ -72,7 +73,7 @@ async def settled(kafka: KafkaCluster, topic: str) -> int:
         partition = await topic_id_partition(client, topic)
         source = BrokerLogSource(client)
         while True:
-            bounds = await source.bounds(partition, 20_000)
+            bounds = await source.bounds(partition, 60_000)
             if bounds.log_start_offset > bounds.high_watermark * 2 // 3:
                 return bounds.log_start_offset
             await asyncio.sleep(0.2)
@@ -129,7 +130,7 @@ def read_with_kafka_python(bootstrap: str, topic: str, count: int, events: Event
         bootstrap_servers=bootstrap,
         auto_offset_reset="none",
         max_partition_fetch_bytes=50_000,
-        consumer_timeout_ms=120_000,
+        consumer_timeout_ms=int(1000 * TIMEOUT_S),
     )
     partition = kafka_python.TopicPartition(topic, 0)
     consumer.assign([partition])
@@ -285,7 +286,9 @@ async def test_sigterm_answers_who_waits(tidegate: TidegateProcess, topic: str) 
         partition = await topic_id_partition(client, topic)
         async with asyncio.TaskGroup() as group:
             position = FetchPosition(partition.topic_id, 0, 0)
-            waiting = group.create_task(fetch_raw(client, 1, [position], max_bytes=1000, max_wait_ms=20_000))
+            waiting = group.create_task(
+                fetch_raw(client, 1, [position], max_bytes=1000, max_wait_ms=TIMEOUT_MS, timeout_ms=2 * TIMEOUT_MS)
+            )
             async with asyncio.timeout(TIMEOUT_S):
                 while not samples(tidegate, "tidegate_requests_total", api="Fetch"):
                     assert not waiting.done()

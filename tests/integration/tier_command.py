@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from proxy import cli
+from tests.integration.waiting import TIMEOUT_S
 
 Answer = tuple[int, str, str]
 """The exit code, standard output and standard error."""
@@ -20,14 +21,20 @@ async def as_process(config: Path, *arguments: str) -> Answer:
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    out, err = await asyncio.wait_for(process.communicate(), 120)
+    out, err = await asyncio.wait_for(process.communicate(), TIMEOUT_S)
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
 
 
 async def run(config: Path, *arguments: str) -> Answer:
-    """In this process; what it logs goes where the test run's goes."""
+    """In this process, with more patience than an operator has; what it logs goes where the test run's goes."""
     out, err = StringIO(), StringIO()
-    with redirect_stdout(out), redirect_stderr(err), patch("proxy.commands.tools.set_up_logging"):
+    with (
+        redirect_stdout(out),
+        redirect_stderr(err),
+        patch("proxy.commands.tools.set_up_logging"),
+        patch("tiers.open_tier.TIMEOUT_MS", int(1000 * TIMEOUT_S)),
+        patch("proxy.commands.bounds.TIMEOUT_MS", int(1000 * TIMEOUT_S)),
+    ):
         code = await asyncio.to_thread(cli.run, ["tier", *arguments, "--config", str(config)])
     return code, out.getvalue(), err.getvalue()
