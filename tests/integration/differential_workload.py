@@ -6,13 +6,11 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
-from confluent_kafka.admin._resource import ResourceType
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from tests.integration.waiting import until
-from tests.servers.producing import until_decided
+from tests.integration import record_deletion
+from tests.integration.topic_config_client import alter, described
+from tests.servers.producing import TRANSACTION_TIMEOUT_MS, until_decided
 
 TIMEOUT_S = 300.0
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -94,6 +92,7 @@ class Topic:
         }
         if not transactional:
             return Producer(settings)
+        settings["transaction.timeout.ms"] = TRANSACTION_TIMEOUT_MS
         made = Producer({**settings, "transactional.id": f"{self.name}-{codec}"})
         made.init_transactions(TIMEOUT_S)
         return made
@@ -151,19 +150,15 @@ def run(topic: Topic, operation: Operation) -> None:
         case Fence():
             topic.outcomes.append(_fence(topic, operation))
         case Configure(key, value):
-            resource = ConfigResource(ResourceType.TOPIC, topic.name)
-            resource.add_incremental_config(ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET))
-            admin = AdminClient({"bootstrap.servers": topic.bootstrap})
-            topic.outcomes.append(_outcome(lambda: admin.incremental_alter_configs([resource])[resource].result()))
-            if topic.outcomes[-1] is None:  # a broker shows it a moment later
-                until(lambda: admin.describe_configs([resource])[resource].result()[key].value == value)
+            (code,) = alter(topic.bootstrap, {topic.name: {key: value}})
+            topic.outcomes.append(KafkaError(code).name() if code else None)
+            if not code:
+                described(topic.bootstrap, topic.name, {key: value})
 
 
 def delete_records(topic: Topic, offset: int) -> object:
     """-1 is the high watermark."""
-    at = TopicPartition(topic.name, 0, offset)
-    admin = AdminClient({"bootstrap.servers": topic.bootstrap})
-    outcome = _outcome(lambda: admin.delete_records([at])[at].result(TIMEOUT_S).low_watermark)
+    outcome = _outcome(lambda: record_deletion.delete_records(topic.bootstrap, topic.name, offset))
     if isinstance(outcome, int):
         topic.log_start = outcome
     return outcome

@@ -11,10 +11,10 @@ from urllib.error import HTTPError
 
 import pytest
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._config import ConfigResource
-from confluent_kafka.cimpl import TopicPartition
 
+from tests.integration.record_deletion import delete_records
 from tests.integration.strict_consumer import consumer_at, local_log_start, read, until_trimmed
+from tests.integration.topic_config_client import described
 from tests.integration.waiting import TIMEOUT_S, until
 from tests.servers.connect import ConnectWorker
 from tests.servers.kafka import KafkaCluster
@@ -24,6 +24,10 @@ from tests.servers.tidegate import TidegateProcess, tidegate_over
 pytestmark = pytest.mark.integration
 
 SEGMENT_BYTES = 30_000
+WORKER_SETTINGS = {
+    "exactly.once.source.support": "enabled",
+    "session.timeout.ms": "120000",  # a worker that stands still for ten seconds would stop its tasks
+}
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,22 @@ class Stage:
 
     def connect(self, name: str, connector: str, settings: Mapping[str, str]) -> None:
         """Returns when the connector and its tasks run."""
-        self.worker.ask("PUT", f"/connectors/{name}/config", {"connector.class": connector, **settings})
+        self.until_taken("PUT", f"/connectors/{name}/config", {"connector.class": connector, **settings})
         self.until_running(name)
+
+    def until_taken(self, method: str, path: str, body: Mapping[str, str] | None = None) -> None:
+        """Connect refuses whatever it is told while its group rebalances, and wants to be told again."""
+
+        def is_taken() -> bool:
+            try:
+                self.worker.ask(method, path, body)
+            except HTTPError as error:
+                if error.code != HTTPStatus.CONFLICT:
+                    raise
+                return False
+            return True
+
+        until(is_taken)
 
     def until_running(self, name: str) -> None:
         def is_running() -> bool:
@@ -64,7 +82,7 @@ def stage(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
     patterns = [f"{run}-*", f"near.{run}-*"]
     with (
         tidegate_over(kafka, home, tiered=patterns, segment_bytes=SEGMENT_BYTES, settings=settings) as proxy,
-        ConnectWorker(proxy.bootstrap_servers, run, {"exactly.once.source.support": "enabled"}) as worker,
+        ConnectWorker(proxy.bootstrap_servers, run, WORKER_SETTINGS) as worker,
     ):
         yield Stage(kafka, proxy, worker, run)
 
@@ -87,27 +105,28 @@ def test_a_file_goes_through_a_topic_and_is_read_again_from_its_start(stage: Sta
     until(lambda: sink.read_text() == source.read_text())
 
     for name in ("source", "sink"):
-        stage.worker.ask("POST", f"/connectors/{name}/restart?includeTasks=true&onlyFailed=false")
+        stage.until_taken("POST", f"/connectors/{name}/restart?includeTasks=true&onlyFailed=false")
         stage.until_running(name)
     with source.open("a") as more:
         more.write(lines(200, 50))
     until(lambda: sink.read_text() == source.read_text())
 
-    stage.worker.ask("PUT", "/connectors/sink/stop")
+    stage.until_taken("PUT", "/connectors/sink/stop")
     until(lambda: stage.worker.states("sink") == ["STOPPED"])
     until(lambda: are_forgotten(stage.worker))
     sink.unlink()
     assert local_log_start(stage.kafka, topic) > 0
-    stage.worker.ask("PUT", "/connectors/sink/resume")
+    stage.until_taken("PUT", "/connectors/sink/resume")
     until(lambda: sink.exists() and sink.read_text() == source.read_text())
 
 
 def are_forgotten(worker: ConnectWorker) -> bool:
-    """The offsets of a sink that was stopped: Connect asks to try again while its task still leaves the group."""
+    """The offsets of a sink that was stopped: Connect asks to try again while its task still leaves the group, and
+    while the worker's own group rebalances."""
     try:
         worker.ask("DELETE", "/connectors/sink/offsets")
     except HTTPError as error:
-        if error.code != HTTPStatus.INTERNAL_SERVER_ERROR:
+        if error.code not in (HTTPStatus.INTERNAL_SERVER_ERROR, HTTPStatus.CONFLICT):
             raise
         return False
     return True
@@ -122,8 +141,7 @@ def test_mirror_maker_copies_a_topic_that_is_remote_by_half(stage: Stage) -> Non
         produce(stage.bootstrap, topic, values[n], partition=n)
     until_trimmed(stage.kafka, topic, count // 2)
     admin = AdminClient({"bootstrap.servers": stage.bootstrap})
-    (result,) = admin.delete_records([TopicPartition(topic, 1, deleted)]).values()
-    assert result.result(TIMEOUT_S).low_watermark == deleted
+    assert delete_records(stage.bootstrap, topic, deleted, 1) == deleted
 
     byte_array = "org.apache.kafka.connect.converters.ByteArrayConverter"
     settings = {
@@ -146,6 +164,5 @@ def test_mirror_maker_copies_a_topic_that_is_remote_by_half(stage: Stage) -> Non
     for n, expected in enumerate([values[0], values[1][deleted:]]):
         with consumer_at(stage.bootstrap, mirrored, 0, n) as consumer:
             assert [value for _, value in read(consumer, len(expected))] == expected
-    resource = ConfigResource(ConfigResource.Type.TOPIC, mirrored)
-    found = admin.describe_configs([resource])[resource].result(TIMEOUT_S)
+    found = described(stage.bootstrap, mirrored, config)
     assert {key: found[key].value for key in config} == config

@@ -27,6 +27,7 @@ from tests.integration.differential_workload import (
     run,
 )
 from tests.integration.strict_consumer import local_log_start, until_trimmed
+from tests.integration.waiting import TIMEOUT_S
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic
 from tests.servers.tidegate import tidegate_over
@@ -152,5 +153,5 @@ def refusals(topic: Topic) -> set[str]:
 def configuration(topic: Topic) -> dict[str, str | None]:
     resource = ConfigResource(ResourceType.TOPIC, topic.name)
     admin = AdminClient({"bootstrap.servers": topic.bootstrap})
-    described = admin.describe_configs([resource])[resource].result(30)
+    described = admin.describe_configs([resource])[resource].result(TIMEOUT_S)
     return {name: entry.value for name, entry in described.items() if name not in MUST_DIFFER}

@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 
 import confluent_kafka
-import confluent_kafka.admin
 import kafka as kafka_python
 import pytest
 from kafka.errors import OffsetOutOfRangeError
 
+from tests.integration.record_deletion import delete_records
 from tests.integration.two_tiers_rig import TwoTiers, two_tiers
 from tests.servers.kafka import CONSUMER_GROUP_COMMAND, KafkaCluster
 from tests.servers.producing import create_topic, produce, random_values, transactional_producer
@@ -130,7 +130,8 @@ async def test_two_members_rebalance_over_both_tiers_and_tools_see_their_lag(
 
     def groups_tool(*args: str) -> list[list[str]]:
         done = tiers.kafka.run_tool(
-            CONSUMER_GROUP_COMMAND, "--bootstrap-server", tiers.bootstrap, "--group", topic, *args
+            CONSUMER_GROUP_COMMAND,
+            *("--bootstrap-server", tiers.bootstrap, "--timeout", "120000", "--group", topic, *args),
         )
         return [line.split() for line in done.stdout.splitlines() if topic in line]
 
@@ -203,11 +204,6 @@ async def test_records_that_are_purged_before_they_are_copied_raise_no_alarm(
 
     monkeypatch.setattr(tiers.storage, "copy_log_segment_data", gated)
 
-    def purge(offset: int) -> int:
-        admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": tiers.bootstrap})
-        (result,) = admin.delete_records([confluent_kafka.TopicPartition(topic, 0, offset)]).values()
-        return int(result.result(TIMEOUT_S).low_watermark)
-
     values: list[bytes] = []
     for n in range(1, 5):
         more = random_values(60)
@@ -216,7 +212,7 @@ async def test_records_that_are_purged_before_they_are_copied_raise_no_alarm(
         if n == 1:
             async with asyncio.timeout(TIMEOUT_S):
                 await reached.wait()
-        assert await asyncio.to_thread(purge, 60 * n - 10) == 60 * n - 10
+        assert await asyncio.to_thread(delete_records, tiers.bootstrap, topic, 60 * n - 10) == 60 * n - 10
     gate.set()
     more = random_values(120)
     values += more
