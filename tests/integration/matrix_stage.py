@@ -19,6 +19,8 @@ from tests.servers.tidegate import TidegateProcess, tidegate_over
 VALUE_BYTES = 400
 SEGMENT_BYTES = 30_000
 RECORDS_IN_TOOLS_TOPIC = 300
+PATIENCE = ("--request-timeout-ms", "30000", "--message-send-max-retries", "1000")
+"""Of the console producer, which else drops a record silently that was not acknowledged within four times 1.5 s."""
 TRIMMED_AT_LEAST = 250
 """Beyond the first aborted transaction, before the end of the second, which is larger than a segment."""
 
@@ -128,5 +130,5 @@ def _prepare_for_tools(kafka: KafkaCluster, proxy: TidegateProcess, topic: str) 
     values = [value(topic, n) for n in range(RECORDS_IN_TOOLS_TOPIC)]
     lines = b"\n".join(values).decode()
     at = ("--bootstrap-server", proxy.bootstrap_servers, "--topic", topic)
-    kafka.run_tool(CONSOLE_PRODUCER, *at, "--producer-property", "batch.size=4096", stdin=lines)
+    kafka.run_tool(CONSOLE_PRODUCER, *at, *PATIENCE, "--producer-property", "batch.size=4096", stdin=lines)
     until_trimmed(kafka, topic, 100)

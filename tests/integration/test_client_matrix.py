@@ -100,7 +100,7 @@ def test_the_command_line_tools(stage: Stage, tools: KafkaTools, group: str) -> 
     configured = run("kafka-configs", "--describe", "--all", "--entity-type", "topics", "--entity-name", topic)
     assert "retention.ms=" in configured
 
-    lag = run("kafka-consumer-groups", "--describe", "--group", group)
+    lag = run("kafka-consumer-groups", "--describe", "--group", group, "--timeout", "120000")
     assert [line.split()[:6] for line in lag.splitlines() if topic in line] == [[group, topic, "0", "300", "300", "0"]]
 
     assert run("kafka-get-offsets", "--topic", topic, "--time", "latest").split() == [f"{topic}:0:300"]
