@@ -29,10 +29,11 @@ async def test_a_throttled_consumer_reads_everything_once(kafka: KafkaCluster, t
     settings: dict[str, str | int] = {
         "remote.log.metadata.topic.name": f"__metadata-{topic[-40:]}",
         "remote.log.visible.after.ms": 1000,
-        "remote.log.manager.copy.max.bytes.per.second": 500_000,
-        "remote.log.manager.copy.quota.window.num": 4,  # seconds, in which a busy machine too copies two segments
-        "remote.log.manager.fetch.max.bytes.per.second": 1_000_000,
-        "remote.log.manager.fetch.quota.window.num": 1,
+        # 2 MB in ten seconds, and 400 kB in four, less than one GET brings: a busy machine too goes beyond that.
+        "remote.log.manager.copy.max.bytes.per.second": 200_000,
+        "remote.log.manager.copy.quota.window.num": 10,
+        "remote.log.manager.fetch.max.bytes.per.second": 100_000,
+        "remote.log.manager.fetch.quota.window.num": 4,
     }
     with tidegate_over(kafka, tmp_path, tiered=[topic], settings=settings) as proxy:
         await asyncio.to_thread(produce, kafka.bootstrap_servers, topic, values)
