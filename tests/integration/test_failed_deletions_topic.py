@@ -6,6 +6,7 @@ import asyncio
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest.mock import patch
 from uuid import UUID, uuid4
 
 import pytest
@@ -23,7 +24,7 @@ from tiers.metadata.failed_deletions_topic import (
 )
 
 pytestmark = pytest.mark.integration
-TIMEOUT_MS = 60_000
+TIMEOUT_MS = 300_000
 
 
 def failed(number: int) -> FailedDeletion:
@@ -33,8 +34,13 @@ def failed(number: int) -> FailedDeletion:
 
 
 async def listed(config: Path, *options: str) -> str:
+    """With more patience than an operator has."""
     arguments = ["tier", "failed-deletes", "--config", str(config), *options]
-    done = await asyncio.to_thread(CliRunner().invoke, cli.app, arguments)
+    with (
+        patch("tiers.open_tier.TIMEOUT_MS", TIMEOUT_MS),
+        patch("proxy.commands.failed_deletes.TIMEOUT_MS", TIMEOUT_MS),
+    ):
+        done = await asyncio.to_thread(CliRunner().invoke, cli.app, arguments)
     assert done.exit_code == 0, done.output
     return done.output
 

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from protocol.errors import ErrorCode
 from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import topic_id_partition
 from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.broker.fetch import FetchPosition, fetch_raw
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.metadata_topic import MetadataTopicSettings
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.model.ids import TopicIdPartition
 
 pytestmark = pytest.mark.integration
-TIMEOUT_MS = 60_000
+TIMEOUT_MS = 300_000
+
+
+async def in_sync(client: BrokerClient, topic_name: str) -> TopicMetadata:
+    """Once its leader is not the only one in sync, as after a standstill of the others: then it would be believed.
+
+    Any of the brokers may be asked, and be the last that hears of the topic."""
+    async with asyncio.timeout(TIMEOUT_MS / 1000):
+        while True:
+            topic = (await client.metadata(0)).topics.get(topic_name)
+            if topic is not None and topic.partitions[0].leader_id >= 0 and len(topic.partitions[0].isr) > 1:
+                return topic
+            await asyncio.sleep(0.05)
 
 
 async def test_a_leader_whose_quorum_is_gone_makes_nothing_fresh(
@@ -26,15 +40,20 @@ async def test_a_leader_whose_quorum_is_gone_makes_nothing_fresh(
     cluster = kafka_of_three
     client = BrokerClient([cluster.address(node) for node in (1, 2, 3)], client_id="test")
     settings = TopicBasedSettings(
-        tmp_path / "state", prefix=topic_name, topic=MetadataTopicSettings(topic_name, 2), is_member=False
+        tmp_path / "state",
+        prefix=topic_name,
+        topic=MetadataTopicSettings(topic_name, 2),
+        is_member=False,
+        open_timeout_ms=TIMEOUT_MS,
     )
     manager = TopicBasedRemoteLogMetadataManager(client, settings)
     await manager.open()
     try:
         follower = manager.follower
         await follower.ensure_fresh(0, 0, TIMEOUT_MS)
-        partition = await topic_id_partition(client, topic_name)
-        leader = (await client.leader_of(partition)).node_id
+        topic = await in_sync(client, topic_name)
+        partition = TopicIdPartition(topic.topic_id, 0, topic_name)
+        leader = topic.partitions[0].leader_id
         others = [node for node in (1, 2, 3) if node != leader]
         for node in others:
             cluster.pause_broker(node)
@@ -52,7 +71,7 @@ async def test_a_leader_whose_quorum_is_gone_makes_nothing_fresh(
         assert answer.error == ErrorCode.NONE
         assert fresh_at_ms is not None
         assert fresh_at_ms <= paused_at_ms
-        await follower.ensure_fresh(0, 0, 60_000)
+        await follower.ensure_fresh(0, 0, TIMEOUT_MS)
     finally:
         await manager.close()
         await client.close()

@@ -1,19 +1,23 @@
-"""A metadata partition of which a dead proxy has left a transaction open: taken over, and written behind it."""
+"""A metadata partition with a transaction open that a dead proxy has left, or that its coordinator has forgotten: taken
+over, and written behind it."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from tests.contract.test_remote_log_metadata_manager import copied, segment, until
 from tests.integration.test_topic_based_rlmm import TIMEOUT_MS, Cluster, user_partition
 from tests.servers.kafka import KafkaCluster
 from tiers.broker.client import BrokerClient, monotonic_ms
-from tiers.errors import RemoteLogMetadataNotReadyError
-from tiers.metadata import metadata_producer
-from tiers.metadata.metadata_producer import TransactionalProducer, _batch
+from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.metadata import metadata_producer, ownership
+from tiers.metadata.metadata_producer import KeyAndValue, TransactionalProducer, _batch
 from tiers.metadata.serde import encode_key, encode_value, key_of
 from tiers.metadata.tier_config_writer import tier_config_transactional_id
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
@@ -21,6 +25,11 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import TopicTierConfigUpdate
 
 pytestmark = pytest.mark.integration
+
+
+def tier_settings(partition: TopicIdPartition) -> KeyAndValue:
+    update = TopicTierConfigUpdate(partition, "dead", 0, {"local.retention.ms": "5"})
+    return encode_key(key_of(update)), encode_value(update)
 
 
 async def dies_in_a_transaction(
@@ -31,11 +40,62 @@ async def dies_in_a_transaction(
     deadline_ms = monotonic_ms() + TIMEOUT_MS
     await dead.initialize(TIMEOUT_MS)
     await dead._add_partition(deadline_ms)
-    update = TopicTierConfigUpdate(partition, "dead", 0, {"local.retention.ms": "5"})
-    records: list[tuple[bytes, bytes | None]] = [(encode_key(key_of(update)), encode_value(update))]
-    batch = _batch(records, dead._producer_id, dead._producer_epoch, 0)
+    batch = _batch([tier_settings(partition)], dead._producer_id, dead._producer_epoch, 0)
     await dead._produce(number, batch, 1, name, deadline_ms)
     return dead
+
+
+@pytest.fixture
+def unverified(kafka: KafkaCluster) -> Iterator[None]:
+    """The broker takes records of a transaction that its coordinator does not know."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+
+    def configure(operation: AlterConfigOpType) -> None:
+        entry = ConfigEntry("transaction.partition.verification.enable", "false", incremental_operation=operation)
+        (node_id,) = kafka.brokers
+        broker = ConfigResource(ConfigResource.Type.BROKER, str(node_id), incremental_configs=[entry])
+        admin.incremental_alter_configs([broker])[broker].result(TIMEOUT_MS / 1000)
+
+    configure(AlterConfigOpType.SET)
+    yield
+    configure(AlterConfigOpType.DELETE)
+
+
+class Forgotten(TransactionalProducer):
+    """Whose coordinator has forgotten that it has written anything, as Kafka 4.3's does when there is no leader."""
+
+    async def _add_partition(self, deadline_ms: int) -> None:
+        return
+
+
+async def is_written(forgotten: Forgotten, partition: TopicIdPartition) -> bool:
+    await forgotten.initialize(TIMEOUT_MS)
+    with pytest.raises(RemoteLogMetadataError) as refused:
+        await forgotten.commit([tier_settings(partition)], None, -1, TIMEOUT_MS)
+    return str(refused.value).startswith("EndTxn")  # there is nothing to end, says the coordinator
+
+
+@pytest.mark.parametrize("of", ["owner", "tier-configs"])
+async def test_a_transaction_that_its_coordinator_has_forgotten_holds_back_no_owner(
+    kafka: KafkaCluster, unverified: None, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    cluster = Cluster(kafka, tmp_path, topic_name)
+    partition = user_partition()
+    monkeypatch.setattr(ownership, "CONFIRMATION_MAX_AGE_MS", 60_000)
+    async with cluster.manager("reader", is_member=False) as reader, cluster.client() as client:
+        prefix, number = cluster.settings("").group_id, reader.metadata_partition(partition)
+        name = f"{prefix}-{number}" if of == "owner" else tier_config_transactional_id(prefix, number)
+        forgotten = Forgotten(client, reader.topic, number, name, clock_ms=monotonic_ms)
+        async with asyncio.timeout(TIMEOUT_MS / 1000):
+            while not await is_written(forgotten, partition):  # the broker has yet to hear that it is to take it
+                pass
+        await forgotten.initialize(TIMEOUT_MS)
+        with pytest.raises(RemoteLogMetadataNotReadyError):
+            await reader.ensure_fresh(partition, 0, 1_500)
+    async with cluster.manager("owner") as owner:
+        await until(lambda: owner.owns(partition))
+        await copied(owner, segment(partition, 0, 9))
+        assert owner.topic_tier_config(partition.topic_id) == {}
 
 
 async def test_a_change_of_tier_settings_that_never_ended_holds_back_no_owner(
@@ -43,8 +103,10 @@ async def test_a_change_of_tier_settings_that_never_ended_holds_back_no_owner(
 ) -> None:
     cluster = Cluster(kafka, tmp_path, topic_name)
     partition = user_partition()
+    # There is no other member, and a heartbeat may be late on a busy machine.
+    monkeypatch.setattr(ownership, "CONFIRMATION_MAX_AGE_MS", 60_000)
     # Longer than anybody here waits.
-    monkeypatch.setattr(metadata_producer, "TRANSACTION_TIMEOUT_MS", 300_000)
+    monkeypatch.setattr(metadata_producer, "TRANSACTION_TIMEOUT_MS", 900_000)
     async with cluster.manager("reader", is_member=False) as reader, cluster.client() as client:
         name = tier_config_transactional_id(cluster.settings("").group_id, reader.metadata_partition(partition))
         await dies_in_a_transaction(client, reader, partition, name)
@@ -59,13 +121,13 @@ async def test_a_log_start_is_recorded_behind_it_for_whoever_has_the_patience(
 ) -> None:
     cluster = Cluster(kafka, tmp_path, topic_name)
     partition = user_partition()
-    monkeypatch.setattr(metadata_producer, "TRANSACTION_TIMEOUT_MS", 300_000)
+    monkeypatch.setattr(metadata_producer, "TRANSACTION_TIMEOUT_MS", 900_000)
     async with cluster.manager("reader", is_member=False) as reader, cluster.client() as client:
         dead = await dies_in_a_transaction(client, reader, partition, f"dead-{topic_name}")
         with pytest.raises(RemoteLogMetadataNotReadyError):
             await reader.raise_log_start_offset(partition, 5, 100)
         async with asyncio.TaskGroup() as group:
-            patient = group.create_task(reader.raise_log_start_offset(partition, 5, 60_000))
+            patient = group.create_task(reader.raise_log_start_offset(partition, 5, 300_000))
             with pytest.raises(RemoteLogMetadataNotReadyError):  # no longer than it wants to, behind whom it may be
                 await reader.raise_log_start_offset(partition, 6, 100)
             assert not patient.done()

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -26,7 +27,8 @@ from tests.contract.test_remote_log_metadata_manager import copied, segment, to,
 from tests.servers.kafka import KafkaCluster
 from tiers.broker.client import BrokerClient
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
-from tiers.metadata import topic_based
+from tiers.metadata import ownership, topic_based
+from tiers.metadata.membership import MembershipSettings
 from tiers.metadata.metadata_topic import MetadataTopicSettings, MetadataTopicUnfitError, open_metadata_topic
 from tiers.metadata.serde import encode_key, encode_value, key_of, segment_keys
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
@@ -35,8 +37,16 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 
 pytestmark = pytest.mark.integration
-TIMEOUT_MS = 60_000
+TIMEOUT_MS = 300_000
 TOPIC_RESOURCE = 2
+
+
+@pytest.fixture(autouse=True)
+def late_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They cost nobody an ownership here: there is no other member, and a busy machine may stand still for a while."""
+    monkeypatch.setattr(ownership, "CONFIRMATION_MAX_AGE_MS", 60_000)
+    patient = partial(MembershipSettings, session_timeout_ms=60_000)
+    monkeypatch.setattr(topic_based, "MembershipSettings", patient)
 
 
 def addresses(kafka: KafkaCluster) -> list[tuple[str, int]]:
@@ -44,7 +54,8 @@ def addresses(kafka: KafkaCluster) -> list[tuple[str, int]]:
 
 
 def settings(folder: Path, topic_name: str) -> TopicBasedSettings:
-    return TopicBasedSettings(folder, prefix=topic_name, topic=MetadataTopicSettings(topic_name, 3))
+    topic = MetadataTopicSettings(topic_name, 3)
+    return TopicBasedSettings(folder, prefix=topic_name, topic=topic, open_timeout_ms=TIMEOUT_MS)
 
 
 class Owner(NamedTuple):
@@ -259,11 +270,13 @@ async def test_records_of_strangers_harm_nothing(
         ]
 
     def produce(records: list[tuple[bytes, bytes | None]], compression: str) -> None:
-        producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "compression.type": compression})
+        own: dict[str, str | int | float | bool] = {"compression.type": compression}
+        own["enable.idempotence"] = True  # what is sent again is not there twice
+        producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, **own})
         for number in range(3):
             for key, value in [*records, (b"?", bytes.fromhex("01cf0f00"))]:
                 producer.produce(topic_name, value, key, partition=number)
-        producer.flush(TIMEOUT_MS / 1000)
+        assert producer.flush(TIMEOUT_MS / 1000) == 0
 
     manager = TopicBasedRemoteLogMetadataManager(client, settings(tmp_path / "one", topic_name))
     fresh = TopicBasedRemoteLogMetadataManager(client, replace(settings(tmp_path / "two", topic_name), is_member=False))
