@@ -239,6 +239,17 @@ class TransactionalProducer(MetadataProducer):
         self._sequence = 0
         self._is_usable = True
 
+    async def abort_forgotten(self, timeout_ms: int) -> None:
+        """Once initialized: ends what the producer has open on the partition though its coordinator takes it for ended.
+
+        A coordinator that finds no leader for a partition takes that for a deleted one and completes the transaction
+        without its marker, and nothing is read behind it for ever: Kafka 4.3, when a partition's only replica is
+        stopped cleanly. The marker of a later transaction of the same producer, though empty, ends both. Whatever it
+        aborts, nobody has read."""
+        deadline_ms = self._clock_ms() + timeout_ms
+        await self._add_partition(deadline_ms)
+        await self._end(False, deadline_ms)
+
     async def commit(
         self, records: Sequence[KeyAndValue], member: GroupMember | None, consumed_offset: int, timeout_ms: int
     ) -> int:

@@ -204,7 +204,10 @@ class MetadataPartitionOwnership:
             # Who died while it wrote tier settings has left a transaction that nothing is read behind, for as long as
             # its timeout and the brokers' rounds take. A writer that lives is fenced, and tries again.
             name = tier_config_transactional_id(self._transactional_id_prefix, metadata_partition)
-            await self._producer(metadata_partition, name).initialize(_INITIALIZE_TIMEOUT_MS)
+            tier_configs = self._producer(metadata_partition, name)
+            await tier_configs.initialize(_INITIALIZE_TIMEOUT_MS)
+            for one in (producer, tier_configs):
+                await one.abort_forgotten(_INITIALIZE_TIMEOUT_MS)
             await self._follower.ensure_fresh(metadata_partition, 0, _READ_TIMEOUT_MS)
         return producer
 

@@ -25,6 +25,7 @@ class Producer:
     go_on: asyncio.Event
 
     names: list[str]
+    aborted: list[str]
 
     def __init__(self, client: object, topic: object, metadata_partition: int, name: str, **_: object) -> None:
         self.metadata_partition = metadata_partition
@@ -35,11 +36,17 @@ class Producer:
         Producer.names.append(self.name)
         await Producer.go_on.wait()
 
+    async def abort_forgotten(self, timeout_ms: int) -> None:
+        assert self.name in Producer.names
+        Producer.aborted.append(self.name)
+
 
 class Follower:
-    """With `held_back_by`, nothing is read to its end until that transactional id is initialized."""
+    """With `held_back_by`, nothing is read to its end until that transactional id is initialized; with `forgotten`,
+    until it has ended what its coordinator has forgotten."""
 
     held_back_by: str | None = None
+    forgotten: str | None = None
     read_at_ms: int | None = 0
 
     def fresh_at_ms(self, metadata_partition: int) -> int | None:
@@ -54,6 +61,8 @@ class Follower:
     async def ensure_fresh(self, metadata_partition: int, max_age_ms: int, timeout_ms: int) -> None:
         if self.held_back_by is not None and self.held_back_by not in Producer.names:
             raise RemoteLogMetadataNotReadyError("a transaction is open")
+        if self.forgotten is not None and self.forgotten not in Producer.aborted:
+            raise RemoteLogMetadataNotReadyError("a transaction is open")
 
 
 async def test_who_waited_for_its_turn_beyond_its_membership_fences_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +75,7 @@ async def test_who_waited_for_its_turn_beyond_its_membership_fences_nobody(monke
         joined.set()
         await asyncio.Event().wait()
 
-    Producer.initialized, Producer.names, Producer.go_on = [], [], asyncio.Event()
+    Producer.initialized, Producer.names, Producer.aborted, Producer.go_on = [], [], [], asyncio.Event()
     monkeypatch.setattr(GroupMembership, "run", stay)
     monkeypatch.setattr(ownership_module, "TransactionalProducer", Producer)
     nobody: Any = None
@@ -101,9 +110,20 @@ async def test_who_waited_for_its_turn_beyond_its_membership_fences_nobody(monke
         await asyncio.wait([running])
 
 
-@pytest.mark.parametrize("held_back_by", [None, "tidegate-tier-configs-0"])
+OWN, TIER_CONFIGS = "tidegate-0", "tidegate-tier-configs-0"
+
+
+@pytest.mark.parametrize(
+    ("held_back_by", "forgotten", "aborted"),
+    [
+        (None, None, []),
+        (TIER_CONFIGS, None, [OWN, TIER_CONFIGS]),
+        (None, OWN, [OWN, TIER_CONFIGS]),
+        (None, TIER_CONFIGS, [OWN, TIER_CONFIGS]),
+    ],
+)
 async def test_a_transaction_that_holds_back_the_reading_is_ended_and_no_other(
-    monkeypatch: pytest.MonkeyPatch, held_back_by: str | None
+    monkeypatch: pytest.MonkeyPatch, held_back_by: str | None, forgotten: str | None, aborted: list[str]
 ) -> None:
     joined = asyncio.Event()
 
@@ -113,13 +133,13 @@ async def test_a_transaction_that_holds_back_the_reading_is_ended_and_no_other(
         joined.set()
         await asyncio.Event().wait()
 
-    Producer.initialized, Producer.names, Producer.go_on = [], [], asyncio.Event()
+    Producer.initialized, Producer.names, Producer.aborted, Producer.go_on = [], [], [], asyncio.Event()
     Producer.go_on.set()
     monkeypatch.setattr(GroupMembership, "run", stay)
     monkeypatch.setattr(ownership_module, "TransactionalProducer", Producer)
     nobody: Any = None
     follower: Any = Follower()
-    follower.held_back_by = held_back_by
+    follower.held_back_by, follower.forgotten = held_back_by, forgotten
     owner = MetadataPartitionOwnership(
         nobody,
         TOPIC,
@@ -135,7 +155,8 @@ async def test_a_transaction_that_holds_back_the_reading_is_ended_and_no_other(
         async with asyncio.timeout(60):
             while not owner.owned():  # noqa: ASYNC110  # no event says so
                 await asyncio.sleep(0.001)
-        assert Producer.names == (["tidegate-0"] if held_back_by is None else ["tidegate-0", held_back_by])
+        assert Producer.names == ([OWN, TIER_CONFIGS] if aborted else [OWN])
+        assert Producer.aborted == aborted
     finally:
         running.cancel()
         await asyncio.wait([running])
@@ -147,7 +168,7 @@ async def test_nothing_is_owned_while_the_state_is_read_anew(monkeypatch: pytest
         self._on_assigned(Assignment(GroupMember("group", 1, "me"), frozenset({0})))
         await asyncio.Event().wait()
 
-    Producer.initialized, Producer.names, Producer.go_on = [], [], asyncio.Event()
+    Producer.initialized, Producer.names, Producer.aborted, Producer.go_on = [], [], [], asyncio.Event()
     Producer.go_on.set()
     monkeypatch.setattr(GroupMembership, "run", stay)
     monkeypatch.setattr(ownership_module, "TransactionalProducer", Producer)
@@ -198,7 +219,7 @@ async def test_who_stood_still_for_a_moment_writes_once_a_heartbeat_says_that_it
         written.append(now_ms)
         return 7
 
-    Producer.initialized, Producer.names, Producer.go_on = [], [], asyncio.Event()
+    Producer.initialized, Producer.names, Producer.aborted, Producer.go_on = [], [], [], asyncio.Event()
     Producer.go_on.set()
     monkeypatch.setattr(GroupMembership, "run", stay)
     monkeypatch.setattr(Producer, "commit", commit, raising=False)
