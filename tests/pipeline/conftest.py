@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import uuid
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from pyspark.sql import SparkSession
 
+from pipeline import progress
 from pipeline.session import spark_session
+from tests.pipeline.offload_rig import CLAIM_TIMEOUT_MS
 from tests.pipeline.read_stage import ReadStage, read_stage
 from tests.servers.kafka import KafkaCluster
 from tests.servers.spark import QUICK_JAVA, unpacked_spark
+from tiers.owned_tier import owned_tier
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,9 +30,31 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """`local[2]` in this process."""
     with pytest.MonkeyPatch.context() as patch:  # the JVM keeps it
         patch.setenv("SPARK_HOME", str(unpacked_spark(tmp_path_factory.mktemp("spark"))))
-        session = spark_session("local[2]", {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": QUICK_JAVA})
-    yield session
+        conf = {
+            "spark.driver.memory": "1g",
+            "spark.driver.extraJavaOptions": QUICK_JAVA,
+            "spark.network.timeout": "600s",  # what says nothing for two minutes may only be late
+        }
+        session = spark_session("local[2]", conf)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress, "STALLED_POLLS", sys.maxsize)  # nor is it a cluster without executors
+        yield session
     session.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient_tier() -> Iterator[None]:
+    """A busy machine opens a tier in its own time: that an opening is given up only ends a hang."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tiers.open_tier.TIMEOUT_MS", 180_000)
+        yield
+
+
+@pytest.fixture
+def patient_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has a job's metadata partitions may be slow to give them to it."""
+    for job in ("merge", "rebuild", "retain"):
+        monkeypatch.setattr(f"pipeline.jobs.{job}.owned_tier", partial(owned_tier, timeout_ms=CLAIM_TIMEOUT_MS))
 
 
 @pytest.fixture(scope="session")

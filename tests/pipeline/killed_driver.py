@@ -17,7 +17,7 @@ from pipeline.config import load_pipeline_config
 from pipeline.jobs.offload import run_offload
 from pipeline.offload.commit import OffloadCommitter
 from pipeline.offload.driver import OffloadDriver, OffloadOptions
-from tests.pipeline.offload_rig import in_process
+from tests.pipeline.offload_rig import CLAIM_TIMEOUT_MS, in_process
 from tiers.manager.segment_deletion import write_state
 from tiers.manager.task_services import TaskServices
 from tiers.model.ids import RemoteLogSegmentId
@@ -59,7 +59,8 @@ def offload(config: Path, where: str) -> None:
             pipeline.offload.commit.write_state = SecondCommit()  # type: ignore[attr-defined]  # and dies
         case _:
             OffloadCommitter._discard = die  # type: ignore[method-assign]  # and dies
-    run_offload(load_pipeline_config(config), OffloadOptions(max_age_ms=0), in_process, 2)
+    options = OffloadOptions(max_age_ms=0, claim_timeout_ms=CLAIM_TIMEOUT_MS)
+    run_offload(load_pipeline_config(config), options, in_process, 2)
 
 
 def main(folder: str) -> None:

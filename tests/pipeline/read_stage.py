@@ -23,7 +23,7 @@ from pipeline.source.read_task import ReadTask
 from tests.integration.strict_consumer import log_bytes, until_trimmed
 from tests.integration.waiting import until
 from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import TIMEOUT_S, create_topic, until_decided
+from tests.servers.producing import TIMEOUT_S, TRANSACTION_TIMEOUT_MS, create_topic, until_decided
 from tests.servers.tidegate import TidegateProcess, tidegate_over
 
 SEGMENT_BYTES = 100_000
@@ -76,20 +76,19 @@ class ReadStage:
             }
         )
         self._send(producer, count, partition, topic or self.topic, is_aborted=False)
-        producer.flush(TIMEOUT_S)
 
     def produce_in_transaction(self, count: int, *, commit: bool) -> None:
         producer = Producer(
             {
                 "bootstrap.servers": self.kafka.bootstrap_servers,
                 "transactional.id": f"{self.topic}-{time.monotonic_ns()}",
+                "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
                 "batch.num.messages": 20,
             }
         )
         producer.init_transactions(TIMEOUT_S)
         producer.begin_transaction()
         self._send(producer, count, 0, self.topic, is_aborted=not commit)
-        producer.flush(TIMEOUT_S)
         if commit:
             producer.commit_transaction(TIMEOUT_S)
         else:
@@ -97,6 +96,7 @@ class ReadStage:
         until_decided(self.kafka.bootstrap_servers, self.topic)
 
     def _send(self, producer: Producer, count: int, partition: int, topic: str, *, is_aborted: bool) -> None:
+        """Returns when all are acknowledged."""
         for _ in range(count):
             number = len(self.rows)
             key = None if number % 7 == 0 else b"key-%d" % number
@@ -130,6 +130,7 @@ class ReadStage:
                 headers=headers,  # type: ignore[arg-type]  # a header's value may be null
             )
             producer.poll(0)
+        assert producer.flush(TIMEOUT_S) == 0
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def test_the_list_of_commands_is_whole_and_loads_none_of_them(capsys: pytest.Cap
     modules = {module.name for module in pkgutil.iter_modules(commands.__path__)}
     assert set(cli.COMMANDS) == modules - {"common", "quantities"}
     listing = "import sys; from pipeline import cli; cli.run(['--help']); print('pyspark' in sys.modules)"
-    listed = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, timeout=120, check=True)
+    listed = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, timeout=300, check=True)
     assert listed.stdout.splitlines()[-1] == "False"
     for name, about in cli.COMMANDS.items():
         assert f"  {name:<7}  {about}\n" in listed.stdout
@@ -165,13 +165,13 @@ main()
 )
 def test_who_is_ended_while_libraries_load_says_nothing(sent: str, sigint: str) -> None:
     command = [sys.executable, "-c", ENDED_WHILE_LOADING, sent, sigint]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 def test_without_the_extra_it_says_what_to_install() -> None:
     hide = "import sys; sys.modules['pyspark'] = None; from pipeline.__main__ import main; main()"
-    ended = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 3
     assert ended.stderr == "tidegate-pipeline: pyspark is missing: pip install 'tidegate[pipeline]'\n"
 
@@ -196,5 +196,5 @@ def test_who_is_terminated_ends_as_one_who_is_interrupted() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"
         process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=120)[0] == "gave back\n"
+        assert process.communicate(timeout=300)[0] == "gave back\n"
     assert process.returncode == cli.INTERRUPTED

@@ -132,7 +132,7 @@ def test_a_table_has_them_too_and_says_how_far_it_has_come(stage: ReadStage, tmp
 
 def test_killed_between_files_or_before_the_commit_it_goes_on(stage: ReadStage, tmp_path: Path) -> None:
     script = [sys.executable, "-m", "tests.pipeline.killed_export", str(stage.proxy.config), stage.topic, str(tmp_path)]
-    ended = subprocess.run(script, capture_output=True, text=True, timeout=200)
+    ended = subprocess.run(script, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr
 
     request = to_table(stage, tmp_path / "table")

@@ -25,7 +25,7 @@ def test_a_driver_killed_before_within_or_behind_its_commits_leaves_nothing_with
     """All three at a time: what takes long is that the group and the transactions wait for the dead."""
     rigs = {where: rig_of(kafka_of_three, tmp_path / where, f"{topic_name}-{where}") for where in PLACES}
     drivers = [sys.executable, "-m", killed_driver.__name__, str(tmp_path)]
-    ended = subprocess.run(drivers, capture_output=True, text=True, timeout=200, check=False)
+    ended = subprocess.run(drivers, capture_output=True, text=True, timeout=600, check=False)
     assert ended.returncode == 0, ended.stderr
     left = {where: rig.look() for where, rig in rigs.items()}
     assert [len(looked.segments) for looked in left.values()] == [0, 1, 4]

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 
 import pipeline.offload.task
 from pipeline.jobs.offload import plan_offload
@@ -16,7 +15,14 @@ from pipeline.offload.driver import OffloadDriver, OffloadOptions
 from pipeline.offload.task import OffloadResult, OffloadTask, Stop, Stopped
 from pipeline.offload.topic_sizes import log_sizes
 from protocol.records.record_batch import iterate_batches
-from tests.pipeline.offload_rig import OffloadRig, check_all_is_remote_once, in_process, offload_rig
+from tests.integration.strict_consumer import consumer_at, read
+from tests.pipeline.offload_rig import (
+    CLAIM_TIMEOUT_MS,
+    OffloadRig,
+    check_all_is_remote_once,
+    in_process,
+    offload_rig,
+)
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import (
     TIMEOUT_S,
@@ -39,7 +45,13 @@ from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 pytestmark = pytest.mark.integration
-OPTIONS = OffloadOptions(max_age_ms=0, failure_pause_s=0)
+OPTIONS = OffloadOptions(max_age_ms=0, failure_pause_s=0, claim_timeout_ms=CLAIM_TIMEOUT_MS)
+
+
+@pytest.fixture(autouse=True)
+def patient_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is given up waits for a heartbeat that is late, however late it is."""
+    monkeypatch.setattr("pipeline.offload.commit._OWNED_STILL_MS", CLAIM_TIMEOUT_MS)
 
 
 def filled(kafka: KafkaCluster, folder: Path, topic: str, partitions: int = 1, records: int = 200) -> OffloadRig:
@@ -79,9 +91,10 @@ def test_offload_copies_what_the_brokers_have_and_nothing_twice(
 def test_a_small_young_end_is_left_and_a_run_ends_at_its_limit(rig: OffloadRig) -> None:
     (planned,) = plan_offload(rig.config, OffloadOptions())
     assert (planned.first_offset, planned.segments) == (0, 3)
-    first = rig.offload(options=OffloadOptions(max_bytes=1, wave_bytes=100_000))
+    some = OffloadOptions(wave_bytes=100_000, claim_timeout_ms=CLAIM_TIMEOUT_MS)
+    first = rig.offload(options=replace(some, max_bytes=1))
     assert first.partitions[0].segments == 1
-    second = rig.offload(options=OffloadOptions(wave_bytes=100_000))
+    second = rig.offload(options=some)
     assert second.partitions[0].segments == 2
     assert 0 < 200 - second.partitions[0].next_offset < 60
     looked = rig.look()
@@ -94,7 +107,9 @@ async def test_brokers_tell_what_their_logs_take(kafka_of_three: KafkaCluster, t
     client = BrokerClient([kafka_of_three.address()], client_id="test")
     try:
         leader = await client.leader_of(await topic_id_partition(client, topic_name))
-        sizes = await log_sizes(client, {leader.node_id: {topic_name: [0]}})
+        # A broker that has no time for it is left out.
+        while not (sizes := await log_sizes(client, {leader.node_id: {topic_name: [0]}})):
+            pass
     finally:
         await client.close()
     assert sizes.keys() == {(topic_name, 0)}
@@ -227,11 +242,8 @@ def test_a_damaged_batch_stops_its_partition_there_and_no_other(
     kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
     rig = filled(kafka_of_three, tmp_path, topic_name, partitions=2)
-    (log,) = [
-        log
-        for broker in kafka_of_three.brokers.values()
-        for log in broker.folder.rglob(f"{topic_name}-0/00000000000000000000.log")
-    ]
+    logs = [broker.logs / f"{topic_name}-0" / f"{0:020}.log" for broker in kafka_of_three.brokers.values()]
+    (log,) = filter(Path.exists, logs)
     batches = list(iterate_batches(log.read_bytes()))
     damaged = next(batch for batch in batches if batch.base_offset >= 130)
     with log.open("r+b") as file:
@@ -277,24 +289,6 @@ def test_proxies_copy_beside_it_and_clients_read_everything(
         for partition in range(3):
             ranges = rig.look(partition).ranges
             assert [start for start, _ in ranges] == [0, *(end + 1 for _, end in ranges[:-1])]
-        read = consume(proxy.bootstrap_servers, topic_name, dict.fromkeys(values, 400))
-        assert read == values
-
-
-def consume(bootstrap: str, topic: str, counts: dict[int, int]) -> dict[int, list[bytes]]:
-    """So many values of each partition, from offset 0 on."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": topic, "auto.offset.reset": "error"})
-    read: dict[int, list[bytes]] = {partition: [] for partition in counts}
-    try:
-        consumer.assign([TopicPartition(topic, partition, 0) for partition in counts])
-        while any(len(read[partition]) < count for partition, count in counts.items()):
-            message = consumer.poll(TIMEOUT_S)
-            assert message is not None
-            assert message.error() is None
-            partition, value = message.partition(), message.value()
-            assert partition is not None
-            assert value is not None
-            read[partition].append(value)
-    finally:
-        consumer.close()
-    return read
+        for partition, produced in values.items():
+            with consumer_at(proxy.bootstrap_servers, topic_name, 0, partition) as consumer:
+                assert read(consumer, 400) == list(enumerate(produced))

@@ -53,7 +53,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def watch(tracker: Any, tasks: int | None) -> None:
     with job_progress(tracker, "group", "reading", tasks):
-        assert tracker.is_at_end.wait(60)
+        assert tracker.is_at_end.wait(300)
 
 
 def test_a_line_for_every_tenth_that_is_done(shown: list[int], capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, St
 import pipeline
 from tests.integration.strict_consumer import until_trimmed
 from tests.pipeline.read_stage import ReadStage, without_headers
-from tests.servers.producing import add_partitions, create_topic
+from tests.servers.producing import TIMEOUT_S, add_partitions, create_topic
 
 pytestmark = pytest.mark.integration
 
@@ -51,7 +51,7 @@ def until_it_ends(start: Callable[[], StreamingQuery]) -> StreamingQuery:
     for is_last in (False, False, True):
         query = start()
         try:
-            assert query.awaitTermination(120)
+            assert query.awaitTermination(int(TIMEOUT_S))
         except StreamingQueryException as error:
             if is_last or "Python worker failed to connect back" not in str(error):
                 raise

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from confluent_kafka import Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they export it without saying so
     AdminClient,
     AlterConfigOpType,
@@ -39,7 +38,7 @@ from tests.integration.waiting import until
 from tests.pipeline.job_bench import InlineRunner
 from tests.servers.kafka import KafkaCluster
 from tests.servers.peer import Peer
-from tests.servers.producing import TIMEOUT_S, create_topic, delete_topics
+from tests.servers.producing import TIMEOUT_S, create_topic, delete_topics, produce
 from tests.servers.tidegate import TidegateProcess, tidegate_over
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -47,7 +46,7 @@ from tiers.open_tier import open_tier
 from tiers.rebuilding import RebuildOptions
 from tiers.segment.indexes_object import Section, decode_sections
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("patient_claims")]
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -104,23 +103,12 @@ def tiered(kafka_of_three: KafkaCluster, tmp_path_factory: pytest.TempPathFactor
     )
     folder = tmp_path_factory.mktemp("repair")
     with tidegate_over(kafka, folder, settings=settings, more=rule) as proxy:
-        records = produced(kafka, topic)
+        records = [(number, b"%d-" % number * 60) for number in range(RECORDS)]
+        produce(kafka.bootstrap_servers, topic, (value for _, value in records))
         until_trimmed(kafka, topic, 1000)
-        tiered = Tiered(kafka, proxy, topic, load_pipeline_config(proxy.config), records, folder)
+        tiered = Tiered(kafka, proxy, topic, load_pipeline_config(proxy.config), records, folder / "tier")
         until(tiered.is_at_rest)
         yield tiered
-
-
-def produced(kafka: KafkaCluster, topic: str) -> list[RECORD]:
-    records: list[RECORD] = []
-    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "batch.num.messages": 10, "linger.ms": 5})
-    for number in range(RECORDS):
-        value = b"%d-" % number * 60
-        records.append((number, value))
-        producer.produce(topic, value, partition=0)
-        if number % 10 == 9:
-            producer.flush(TIMEOUT_S)
-    return records
 
 
 class ReadMeanwhile(InlineRunner):

@@ -49,7 +49,10 @@ class Site:
         return sorted(path for path in self.objects.rglob(f"*{suffix}") if path.is_file())
 
     def is_all_remote(self) -> bool:
-        manifests = [decode_partition_manifest(path.read_bytes()) for path in self.files("manifest.json")]
+        try:
+            manifests = [decode_partition_manifest(path.read_bytes()) for path in self.files("manifest.json")]
+        except FileNotFoundError:  # the server was about to replace it, or a folder of its own went
+            return False
         return any(each.segments and each.segments[-1].end_offset == RECORDS - 1 for each in manifests)
 
 

@@ -40,7 +40,7 @@ def libraries(tmp_path: Path) -> Path:
 def python(libraries: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {"PYTHONPATH": f"{ROOT}:{libraries}", "HOME": str(libraries), "PATH": os.environ["PATH"]}
     command: list[str | Path] = [PYTHON, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_without_numba_records_are_decoded_and_commands_run(libraries: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from pipeline.config import PipelineConfig, parse_pipeline_config
 from pipeline.worker import Worker
+from tests.integration.waiting import until
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 
@@ -49,6 +50,7 @@ def test_no_more_is_made_than_may_be_ahead(worker: Worker) -> None:
     seen: list[int] = []
     items = worker.iterate(numbers(100, seen), ahead=2)
     assert next(items) == 0
+    until(lambda: len(seen) >= 4)
     worker.run(asyncio.sleep(0.01))
     assert seen == [0, 1, 2, 3]  # one given, two waiting, one that waits for room
     items.close()
@@ -89,21 +91,21 @@ async def never() -> None:
 
 
 @pytest.mark.parametrize(
-    ("closing", "said"),
+    ("closing", "timeout_s", "said"),
     [
-        (at_once, ["third closed", "second closed", "first closed"]),
-        (broken, ["first closed"]),
-        (never, ["first closed"]),
+        (at_once, 60, ["third closed", "second closed", "first closed"]),
+        (broken, 60, ["first closed"]),
+        (never, 0.1, ["first closed"]),
     ],
 )
 def test_what_cannot_be_closed_keeps_nothing_else_open(
-    closing: Callable[[], Awaitable[object]], said: list[str]
+    closing: Callable[[], Awaitable[object]], timeout_s: float, said: list[str]
 ) -> None:
     worker, heard = Worker(), list[str]()
     for store in (Store("first", heard, at_once), Store("second", heard, closing), Store("third", heard, closing)):
         worker.run(worker.keep(cast(RemoteStorageManager, store)))
-    worker.close(timeout_s=0.1)
-    worker.close(timeout_s=0.1)
+    worker.close(timeout_s)
+    worker.close(timeout_s)
     assert heard == ["first open", "second open", "third open", *said]
 
 
@@ -115,7 +117,7 @@ class Store:
     async def close(self): print("closed")
 worker().run(worker().keep(Store()))
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
     assert (ended.stdout.split(), ended.stderr) == (["open", "closed"], "")
 
 

@@ -36,7 +36,7 @@ def python(code: str, folder: Path, path: Path = ROOT, **environment: str) -> st
         env={"PYTHONPATH": str(path), "HOME": str(folder), "PATH": os.environ["PATH"], **environment},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
