@@ -22,7 +22,7 @@ from tiers.broker.connection import BrokerConnection
 
 pytestmark = pytest.mark.integration
 
-TIMEOUT_MS = 60_000
+TIMEOUT_MS = 300_000
 
 OF_BROKERS_ALONE = {
     ApiKey.INITIALIZE_SHARE_GROUP_STATE,

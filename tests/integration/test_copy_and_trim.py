@@ -23,7 +23,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 
 pytestmark = pytest.mark.integration
-TIMEOUT_MS = 60_000
+TIMEOUT_MS = 300_000
 LIMIT_S = 300
 """For what a copier does from its start on, a dozen of them at a time on a busy machine."""
 STEPS = [

@@ -76,7 +76,10 @@ async def cluster_tiers(kafka: KafkaCluster, topic: str, folder: Path) -> AsyncI
         client = BrokerClient([kafka.address()], client_id="test")
         stack.push_async_callback(client.close)
         settings = TopicBasedSettings(
-            folder / "reader", topic=MetadataTopicSettings(f"metadata-of-{topic}", 1), is_member=False
+            folder / "reader",
+            topic=MetadataTopicSettings(f"metadata-of-{topic}", 1),
+            is_member=False,
+            open_timeout_ms=TIMEOUT_MS,
         )
         reader = TopicBasedRemoteLogMetadataManager(client, settings)
         stack.push_async_callback(reader.close)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 from prometheus_client import CollectorRegistry
 
 from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
@@ -34,7 +33,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.storage.local import LocalRemoteStorageManager
 
 pytestmark = pytest.mark.integration
-TIMEOUT_MS = 60_000
+TIMEOUT_MS = 300_000
 MIB = 1 << 20
 
 
@@ -159,10 +158,8 @@ async def test_a_broker_that_forgot_a_deletion_in_a_crash_is_told_again(
     kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
     """Kafka writes log starts down once a minute; what was deleted before a crash is there again after it."""
-    cluster, node_id = kafka_of_three, 2
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    new = NewTopic(topic_name, num_partitions=1, replica_assignment=[[node_id]], config={"min.insync.replicas": "1"})
-    await asyncio.to_thread(lambda: admin.create_topics([new])[topic_name].result(30))
+    cluster = kafka_of_three
+    await asyncio.to_thread(create_topic, cluster.bootstrap_servers, topic_name, config={"min.insync.replicas": "1"})
     async with tasks_on(cluster, topic_name, tmp_path) as tasks:
         await asyncio.to_thread(produce, cluster.bootstrap_servers, topic_name, random_values(900))
         await tasks.copy()
@@ -174,6 +171,8 @@ async def test_a_broker_that_forgot_a_deletion_in_a_crash_is_told_again(
         assert 123 < trimmed < 900
         assert tasks.services.metadata.local_log_start_offset(tasks.partition) == trimmed
 
+        listed = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(topic_name, 300)
+        (node_id,) = listed.topics[topic_name].partitions[0].replicas
         await asyncio.to_thread(cluster.kill_broker, node_id)
         await asyncio.to_thread(cluster.start_broker, node_id)
         went_back = (await tasks.bounds()).log_start_offset

@@ -27,7 +27,7 @@ from tiers.log.log_source import EpochEndOffset, LocalLogBounds
 from tiers.model.ids import TopicIdPartition
 
 pytestmark = pytest.mark.integration
-TIMEOUT_MS = 60_000
+TIMEOUT_MS = 300_000
 
 
 def still_ours() -> None:

@@ -29,7 +29,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.storage.local import LocalRemoteStorageManager
 
 pytestmark = pytest.mark.integration
-TIMEOUT_MS = 60_000
+TIMEOUT_MS = 300_000
 
 
 @dataclass
@@ -70,7 +70,8 @@ async def process(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Async
         stack.push_async_callback(store.close)
         topic = MetadataTopicSettings(name=f"__metadata_{topic_name[-8:]}", partition_count=2)
         metadata = TopicBasedRemoteLogMetadataManager(
-            client, TopicBasedSettings(tmp_path / "state", prefix=topic_name, topic=topic)
+            client,
+            TopicBasedSettings(tmp_path / "state", prefix=topic_name, topic=topic, open_timeout_ms=TIMEOUT_MS),
         )
         await metadata.open()
         stack.push_async_callback(metadata.close)

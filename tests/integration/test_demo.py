@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.integration
 def test_every_record_comes_back_through_the_proxy_after_it_left_the_broker() -> None:
     command = [sys.executable, "-m", "bench.demo", "--mib", "24"]
-    demo = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=380, check=False)
+    demo = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
 
     assert demo.returncode == 0, demo.stdout + demo.stderr
     assert "the broker alone answers OFFSET_OUT_OF_RANGE for offset 0" in demo.stdout

@@ -35,6 +35,8 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.storage.local import LocalRemoteStorageManager
 
+OPEN_TIMEOUT_MS = 300_000
+
 
 @dataclass(frozen=True, slots=True)
 class CopierOptions:
@@ -77,7 +79,9 @@ class CopierOptions:
         if not self.metadata_topic:
             return JournaledRemoteLogMetadataManager(self.journal)
         topic = MetadataTopicSettings(self.metadata_topic, partition_count=1)
-        settings = TopicBasedSettings(self.state_folder, prefix=self.metadata_topic, topic=topic)
+        settings = TopicBasedSettings(
+            self.state_folder, prefix=self.metadata_topic, topic=topic, open_timeout_ms=OPEN_TIMEOUT_MS
+        )
         return TopicBasedRemoteLogMetadataManager(client, settings)
 
 
