@@ -169,7 +169,8 @@ def produce(batches: int, partition: int = 0, *, transaction: str = "") -> Actio
     """One record per batch. `transaction` is "commit" or "abort"; its marker takes an offset too."""
 
     def act(stage: Stage) -> None:
-        settings = {"bootstrap.servers": stage.bootstrap, "acks": "all", "batch.num.messages": 1, "linger.ms": 0}
+        settings: dict[str, str | int | float | bool] = {"bootstrap.servers": stage.bootstrap, "linger.ms": 0}
+        settings |= {"batch.num.messages": 1, "enable.idempotence": True}  # what is sent again is not there twice
         producer = Producer({**settings, **({"transactional.id": stage.topic} if transaction else {})})
         if transaction:
             producer.init_transactions(TIMEOUT_S)
