@@ -18,6 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -32,7 +33,8 @@ from pipeline.session import open_session
 from protocol.message_schema import load_schema
 from tiers.storage.registry import remote_storage_manager_names
 
-SLOW_S = 120.0
+SLOW_S = 1200.0
+CLAIM_TIMEOUT_MS = 180_000
 
 
 def copy_slowly_at_first(folder: str, task: OffloadTask) -> OffloadResult:
@@ -51,10 +53,10 @@ def copy_and_die(folder: str, task: OffloadTask) -> OffloadResult:
     result = copy_tiles(task)
     if task.partition.partition == 0 and is_first(Path(folder, "executor-killed"), names(result)):
         os.kill(executor(), signal.SIGKILL)
-        time.sleep(600)
+        time.sleep(SLOW_S)
     if task.plan.bounds[0] > 100:
         Path(folder, "under-way").touch()
-        time.sleep(600)
+        time.sleep(SLOW_S)
     return result
 
 
@@ -102,7 +104,8 @@ def read(session: SparkSession, topic: str, config: str) -> dict[int, str]:
 
 def main(topic: str, config: str, folder: str, next_config: str, next_folder: str) -> None:
     with open_session() as session:
-        report = offload(session, copy_slowly_at_first, config, folder, OffloadOptions(max_age_ms=0))
+        options = OffloadOptions(max_age_ms=0, claim_timeout_ms=CLAIM_TIMEOUT_MS)
+        report = offload(session, copy_slowly_at_first, config, folder, options)
         said = {
             "master": session.sparkContext.master,
             "troubles": [one.error for one in report.troubles],
@@ -115,7 +118,7 @@ def main(topic: str, config: str, folder: str, next_config: str, next_folder: st
         writing = Path(folder, "said.part")
         writing.write_text(json.dumps(said))
         writing.rename(Path(folder, "said"))
-        offload(session, copy_and_die, next_config, next_folder, OffloadOptions(max_age_ms=0, wave_bytes=100_000))
+        offload(session, copy_and_die, next_config, next_folder, replace(options, wave_bytes=100_000))
 
 
 if __name__ == "__main__":

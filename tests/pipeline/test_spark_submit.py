@@ -35,11 +35,14 @@ BARE = {"PYSPARK_PYTHON": str(PYTHON), "PYTHONPATH": LIBRARIES}
 CONF = {
     "spark.driver.memory": "512m",
     "spark.executor.memory": "512m",
+    "spark.network.timeout": "600s",
+    "spark.python.task.killTimeout": "200ms",
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",
     "spark.speculation.multiplier": "1.1",
     "spark.speculation.quantile": "0.1",
 }
+"""What Spark takes for dead may only be late; and what it ends writes nothing any more when the job commits."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +66,7 @@ class Application:
     output: Path
 
     def wait_for(self, file: Path) -> None:
-        deadline = time.monotonic() + 600
+        deadline = time.monotonic() + 900
         while not file.exists():
             assert self.process.poll() is None, self.output.read_text()
             assert time.monotonic() < deadline, self.output.read_text()
