@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -74,9 +76,14 @@ CASES: dict[str, tuple[str, More, str]] = {
 
 
 def run(command: str, config: Path) -> tuple[int, str, str]:
+    """Once more when a broker did not answer `check` in time, which says nothing of the settings; `serve` goes on."""
     arguments = [sys.executable, "-m", "proxy", command, "--config", str(config)]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    return done.returncode, done.stdout, done.stderr
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        is_late = command == "check" and re.search(r" in (time|\d+ ms)", done.stdout)
+        if not is_late or time.monotonic() > deadline:
+            return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -103,9 +103,15 @@ def test_both_tiers_by_mutual_tls_through_any_worker(mutual: Mutual, authority: 
     client = authority.identity("client")
     assert mutual.read(authority.ca, client) == list(enumerate(mutual.topic.values))
     nameless = {"bootstrap.servers": mutual.proxy.bootstrap_servers, "group.id": "unused", "security.protocol": "SSL"}
-    with pytest.raises(confluent_kafka.KafkaException):
-        confluent_kafka.Consumer({**nameless, "ssl.ca.location": str(authority.ca)}).list_topics(timeout=5)
-    eventually(lambda: "it shows no certificate" in mutual.proxy.output.read_text())
+    stranger = confluent_kafka.Consumer({**nameless, "ssl.ca.location": str(authority.ca)})
+
+    def is_turned_down() -> bool:
+        with pytest.raises(confluent_kafka.KafkaException):
+            stranger.list_topics(timeout=5)
+        return "it shows no certificate" in mutual.proxy.output.read_text()
+
+    eventually(is_turned_down)
+    stranger.close()
     assert "every client has the rights of this certificate" in mutual.proxy.output.read_text()
 
 
