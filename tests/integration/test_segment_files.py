@@ -37,7 +37,7 @@ from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
 from tiers.segment.transaction_index import MARKER_NOT_COPIED, decode_transaction_index
 
 pytestmark = pytest.mark.integration
-TIMEOUT_MS = 60_000
+TIMEOUT_MS = 300_000
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ RECORDS = 8_000
 
 def leader_of(cluster: KafkaCluster, topic: str) -> int:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    return int(admin.list_topics(topic, timeout=120).topics[topic].partitions[0].leader)
+    return int(admin.list_topics(topic, timeout=300).topics[topic].partitions[0].leader)
 
 
 async def test_a_leader_that_is_killed_during_a_backfill_costs_time_only(

@@ -55,7 +55,7 @@ async def filled(tiers: TwoTiers, topic: str, values: Sequence[bytes]) -> int:
 
 
 async def trimmed_to(tiers: TwoTiers, topic: str, offset: int) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(300):
         while True:
             if await tiers.local_log_start(topic) == offset:
                 return

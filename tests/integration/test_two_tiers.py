@@ -111,7 +111,7 @@ async def test_a_busy_local_partition_and_a_remote_one_in_one_fetch(tiers: TwoTi
 
     def read() -> tuple[list[RECORD], int]:
         consumer = kafka_python.KafkaConsumer(
-            bootstrap_servers=tiers.bootstrap, auto_offset_reset="none", consumer_timeout_ms=120_000
+            bootstrap_servers=tiers.bootstrap, auto_offset_reset="none", consumer_timeout_ms=int(1000 * TIMEOUT_S)
         )
         remote, local = (kafka_python.TopicPartition(topic, n) for n in range(2))
         consumer.assign([remote, local])

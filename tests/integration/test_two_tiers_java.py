@@ -86,7 +86,7 @@ async def test_fetch_sessions_of_local_topics_reach_the_broker_untouched(tiers: 
     )
     async with asyncio.TaskGroup() as group:
         consumer = group.create_task(consuming)
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(300):
             await in_session.wait()
         await asyncio.to_thread(produce, tiers.bootstrap, topic_name, [b"%d" % n for n in range(5, 10)])
     assert consumer.result().stdout.split() == [str(n) for n in range(10)]
