@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ from tests.servers.producing import create_topic
 pytestmark = pytest.mark.integration
 
 CORRELATION_ID = 42
+BROKERS = 3
 MISMATCHED_ENDPOINT_TYPE = 114
 FIRST_PORT = PORTS.stop
 """Where no broker of the tests is: every port changes."""
@@ -40,7 +42,7 @@ class Peer:
     """One connection to a broker; answers come as whole response payloads."""
 
     def __init__(self, address: Address) -> None:
-        self._socket = socket.create_connection(address, timeout=120)
+        self._socket = socket.create_connection(address, timeout=300)
         self._decoder = FrameDecoder()
 
     def ask(self, api_key: int, version: int, body: bytes) -> bytes:
@@ -55,6 +57,12 @@ class Peer:
 
     def ask_message(self, api_key: int, version: int, value: Value) -> bytes:
         return self.ask(api_key, version, bytes(encode(message_name(api_key, "Request"), version, value).data))
+
+    def ask_for_brokers(self, api_key: int, version: int, value: Value) -> bytes:
+        """The first answer that names all of them: one that stood still is missing until the controller hears of it."""
+        while (answer := self.ask_message(api_key, version, value)).count(BROKER_HOST.encode()) < BROKERS:
+            time.sleep(0.1)
+        return answer
 
     def close(self) -> None:
         self._socket.close()
@@ -175,7 +183,7 @@ def test_metadata(kafka_of_three: KafkaCluster, peer: Peer, topic_name: str, ver
         "IncludeClusterAuthorizedOperations": True,
         "IncludeTopicAuthorizedOperations": True,
     }
-    assert_rewritten(ApiKey.METADATA, version, peer.ask_message(ApiKey.METADATA, version, request), 3)
+    assert_rewritten(ApiKey.METADATA, version, peer.ask_for_brokers(ApiKey.METADATA, version, request), BROKERS)
 
 
 @pytest.mark.parametrize("version", range(7))
@@ -188,7 +196,9 @@ def test_find_coordinator(peer: Peer, topic_name: str, version: int) -> None:
         if errors == {b"\0\0"}:
             break
         # Until the offsets topic is there, entries have no node and stay as they are.
-        assert errors == {b"\x00\x0f"}
+        assert errors <= {b"\0\0", b"\x00\x0f"}
+        if b"\0\0" in errors:  # of one of the two keys already, or of one still
+            continue
         assert rewrite_addresses(ApiKey.FIND_COORDINATOR, version, answer, lambda node_id: ("n", 1)) is answer
     assert_rewritten(ApiKey.FIND_COORDINATOR, version, answer, 2 if version >= 4 else 1)
 
@@ -200,7 +210,8 @@ def test_describe_cluster(peer: Peer, version: int) -> None:
         "EndpointType": 1,
         "IncludeFencedBrokers": True,
     }
-    assert_rewritten(ApiKey.DESCRIBE_CLUSTER, version, peer.ask_message(ApiKey.DESCRIBE_CLUSTER, version, request), 3)
+    answer = peer.ask_for_brokers(ApiKey.DESCRIBE_CLUSTER, version, request)
+    assert_rewritten(ApiKey.DESCRIBE_CLUSTER, version, answer, BROKERS)
 
 
 def test_a_broker_names_no_controllers(peer: Peer) -> None:
