@@ -30,6 +30,7 @@ from tiers.storage.remote_storage_manager import LogSegmentData, RemoteStorageMa
 
 CLUSTER_ID = "cluster-1"
 PART_BYTES = 5 << 20
+PATIENCE_MS = "300000"
 
 
 STORES = ["local", "s3", "gcs", "azure", "arrow", "hdfs"]
@@ -45,7 +46,8 @@ def store(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def storage(store: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[RemoteStorageManager]:
-    async with opened(store, await settings_of(store, request, tmp_path)) as manager:
+    settings = await settings_of(store, request, tmp_path)
+    async with opened(store, settings | {"timeout.ms": PATIENCE_MS}) as manager:
         yield manager
         await manager.close()
 
