@@ -45,7 +45,7 @@ from tiers.open_tier import OpenTier, open_tier, readable_segments
 from tiers.rebuilding import RebuildOptions
 from tiers.storage.object_key import indexes_key, log_key
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("patient_claims")]
 
 T = TypeVar("T")
 RUNNER = InlineRunner()
