@@ -86,7 +86,14 @@ class KafkaPython:
 
 def _producer(bootstrap: str, **settings: Any) -> Any:
     return kafka.KafkaProducer(
-        bootstrap_servers=bootstrap, enable_idempotence=True, acks="all", linger_ms=5, batch_size=4096, **settings
+        bootstrap_servers=bootstrap,
+        enable_idempotence=True,
+        acks="all",
+        linger_ms=5,
+        batch_size=4096,
+        max_block_ms=int(1000 * TIMEOUT_S),
+        transaction_timeout_ms=int(1000 * TIMEOUT_S),
+        **settings,
     )
 
 

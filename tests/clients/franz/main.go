@@ -24,7 +24,7 @@ import (
 	"github.com/twmb/franz-go/pkg/sasl/scram"
 )
 
-const timeout = 60 * time.Second
+const timeout = 240 * time.Second
 
 func main() {
 	out := bufio.NewWriter(os.Stdout)

@@ -28,7 +28,7 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
  * (offset, timestamp, key, value, headers) and a last line, OK, OFFSET_OUT_OF_RANGE or ERROR. Bytes are in hex.
  */
 public final class MatrixClient {
-    private static final Duration TIMEOUT = Duration.ofSeconds(60);
+    private static final Duration TIMEOUT = Duration.ofSeconds(240);
     private static final PrintStream OUT = new PrintStream(System.out, false, StandardCharsets.UTF_8);
 
     public static void main(String[] args) throws Exception {
@@ -69,6 +69,9 @@ public final class MatrixClient {
         settings.put("enable.idempotence", "true");
         settings.put("batch.size", "4096");
         settings.put("linger.ms", "5");
+        settings.put("max.block.ms", String.valueOf(TIMEOUT.toMillis()));
+        settings.put("delivery.timeout.ms", String.valueOf(TIMEOUT.toMillis()));
+        settings.put("transaction.timeout.ms", String.valueOf(TIMEOUT.toMillis()));
         if (transactionalId != null) settings.put("transactional.id", transactionalId);
         try (var producer = new KafkaProducer<>(settings, new ByteArraySerializer(), new ByteArraySerializer())) {
             if (transactionalId != null) {
@@ -90,6 +93,7 @@ public final class MatrixClient {
         Properties settings = new Properties();
         settings.put("bootstrap.servers", bootstrap);
         settings.put("enable.auto.commit", "false");
+        settings.put("default.api.timeout.ms", String.valueOf(TIMEOUT.toMillis()));
         settings.put("isolation.level", isolation);
         settings.putAll(more);
         // Who the client is: another one for every call, if the test says so.

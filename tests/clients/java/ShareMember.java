@@ -19,7 +19,7 @@ import org.apache.kafka.common.serialization.ByteArrayDeserializer;
  */
 public final class ShareMember {
     private static final PrintStream OUT = new PrintStream(System.out, false, StandardCharsets.UTF_8);
-    private static final long TIMEOUT_NS = Duration.ofSeconds(90).toNanos();
+    private static final long TIMEOUT_NS = Duration.ofSeconds(240).toNanos();
 
     private static KafkaShareConsumer<byte[], byte[]> consumer;
     private static final List<ConsumerRecord<byte[], byte[]>> acquired = new ArrayList<>();

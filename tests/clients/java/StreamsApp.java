@@ -30,7 +30,7 @@ import org.apache.kafka.streams.state.Stores;
  * "counts" counts the values of the input behind a repartition topic, and has a changelog of its own.
  */
 public final class StreamsApp {
-    private static final Duration TIMEOUT = Duration.ofSeconds(60);
+    private static final Duration TIMEOUT = Duration.ofSeconds(240);
     private static final PrintStream OUT = new PrintStream(System.out, false, StandardCharsets.UTF_8);
     private static final Map<String, KafkaStreams> RUNNING = new HashMap<>();
 
