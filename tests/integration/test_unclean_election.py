@@ -14,7 +14,9 @@ from confluent_kafka.cimpl import NewTopic
 
 from tests.integration import tier_command
 from tests.integration.strict_consumer import consumer_at, read, until_trimmed
+from tests.integration.waiting import TIMEOUT_S, until
 from tests.servers.kafka import KafkaCluster
+from tests.servers.peer import topic_id_of
 from tests.servers.producing import produce, random_values
 from tests.servers.tidegate import TidegateProcess, tidegate_over
 
@@ -29,7 +31,14 @@ def create_replicated_topic(cluster: KafkaCluster, topic: str) -> None:
     config = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
     new = NewTopic(topic, num_partitions=1, replica_assignment=[[LEADER, FOLLOWER]], config=config)
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    admin.create_topics([new])[topic].result(30)
+    admin.create_topics([new])[topic].result(TIMEOUT_S)
+    topic_id_of(cluster.bootstrap_servers, topic)
+
+
+def until_in_sync(cluster: KafkaCluster, topic: str) -> None:
+    """Both replicas: one that stood still is to have everything before the other is alone."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    until(lambda: {*admin.list_topics(topic, TIMEOUT_S).topics[topic].partitions[0].isrs} == {LEADER, FOLLOWER})
 
 
 async def quarantined(proxy: TidegateProcess) -> list[dict[str, Any]]:
@@ -40,7 +49,7 @@ async def quarantined(proxy: TidegateProcess) -> list[dict[str, Any]]:
 
 
 async def until_remote(proxy: TidegateProcess, topic: str, end_offset: int) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(300):
         while True:
             _, out, _ = await tier_command.run(proxy.config, "bounds", "--json", topic)
             if out and json.loads(out)[0]["remote_end"] == end_offset:
@@ -50,7 +59,7 @@ async def until_remote(proxy: TidegateProcess, topic: str, end_offset: int) -> N
 
 async def until_deleted(proxy: TidegateProcess, objects: Callable[[], list[Path]]) -> None:
     """From the list of the quarantine, which a segment leaves when its deletion begins, and from the store."""
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(300):
         while True:
             if not any(one["deletable"] for one in await quarantined(proxy)) and not objects():
                 return
@@ -72,6 +81,7 @@ async def test_the_history_is_the_new_leaders_and_the_rest_is_in_quarantine(
     ) as proxy:
         await asyncio.to_thread(produce, proxy.bootstrap_servers, topic, shared)
         await asyncio.to_thread(until_trimmed, cluster, topic, 1000)
+        await asyncio.to_thread(until_in_sync, cluster, topic)
         await asyncio.to_thread(cluster.stop_broker, FOLLOWER)
         try:
             await asyncio.to_thread(produce, proxy.bootstrap_servers, topic, lost)
