@@ -134,9 +134,8 @@ def read_by_librdkafka(
 def read_by_kafka_python(
     bootstrap: str, topic: str, count: int, settings: Mapping[str, Any], offset: int = 0
 ) -> list[RECORD]:
-    consumer = kafka_python.KafkaConsumer(
-        bootstrap_servers=bootstrap, auto_offset_reset="none", consumer_timeout_ms=int(1000 * TIMEOUT_S), **settings
-    )
+    given = {"auto_offset_reset": "none", "consumer_timeout_ms": int(1000 * TIMEOUT_S), **settings}
+    consumer = kafka_python.KafkaConsumer(bootstrap_servers=bootstrap, **given)
     partition = kafka_python.TopicPartition(topic, 0)
     consumer.assign([partition])
     consumer.seek(partition, offset)

@@ -36,6 +36,8 @@ from tests.servers.tidegate import TidegateProcess
 pytestmark = pytest.mark.integration
 
 WORKERS = 2
+AGAIN_S = 20.0
+"""How long a client may be refused in silence, before another one is asked."""
 FIRST, SECOND = "first-proxy", "second-proxy"
 """Principals of the proxy's certificates: the first may do everything, the second sees topics and reads none."""
 
@@ -48,8 +50,15 @@ class Mutual:
     shown: Path
     trusted: Path
 
-    def read(self, ca: Path, identity: Path, offset: int = 0, count: int = RECORDS) -> list[tuple[int, bytes]]:
-        settings = {"security_protocol": "SSL", "ssl_cafile": str(ca), "ssl_certfile": str(identity)}
+    def read(
+        self, ca: Path, identity: Path, offset: int = 0, count: int = RECORDS, timeout_s: float = TIMEOUT_S
+    ) -> list[tuple[int, bytes]]:
+        settings = {
+            "security_protocol": "SSL",
+            "ssl_cafile": str(ca),
+            "ssl_certfile": str(identity),
+            "consumer_timeout_ms": int(1000 * timeout_s),
+        }
         return read_by_kafka_python(self.proxy.bootstrap_servers, self.topic.topic, count, settings, offset)
 
     def replace(self, file: Path, by: Path) -> None:
@@ -172,7 +181,7 @@ def test_the_proxys_own_certificate_and_authority_change_under_way(
 
 def reads_again(mutual: Mutual, ca: Path, client: Path) -> bool:
     try:
-        return len(mutual.read(ca, client, 0, 1)) == 1
+        return len(mutual.read(ca, client, 0, 1, timeout_s=AGAIN_S)) == 1
     except TopicAuthorizationFailedError:
         return False
 

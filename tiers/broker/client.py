@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ class _Link:
 
     lock: asyncio.Lock
     connection: BrokerConnection | None = None
+    ssl_context: ssl.SSLContext | None = None
+    """That `connection` was made with."""
     failures: int = 0
     not_before_ms: int = 0
 
@@ -305,19 +308,30 @@ class BrokerClient:
         if self._is_closed:
             raise BrokerError("the client is closed")
         link = self._links.setdefault((address, lane), _Link(asyncio.Lock()))
-        if link.connection is not None and not link.connection.is_closed:
-            return link.connection
+        if (connection := self._usable(link)) is not None:
+            return connection
         try:
             async with asyncio.timeout(deadline.remaining_ms() / 1000), link.lock:
-                if link.connection is not None and not link.connection.is_closed:
-                    return link.connection
+                if (connection := self._usable(link)) is not None:
+                    return connection
                 if (wait_ms := link.not_before_ms - self._clock_ms()) > 0:
                     await asyncio.sleep(wait_ms / 1000)
                 return await self._connect_now(link, address, deadline)
         except TimeoutError as error:
             raise BrokerError(f"no connection to {address[0]}:{address[1]} in time", retriable=True) from error
 
+    def _usable(self, link: _Link) -> BrokerConnection | None:
+        """Not one of before the certificates changed: brokers would know us by the old one for as long as it lasts."""
+        connection = link.connection
+        if connection is None or connection.is_closed:
+            return None
+        if self.tls is not None and self.tls.current() is not link.ssl_context:
+            connection.retire()
+            link.connection = None
+        return link.connection
+
     async def _connect_now(self, link: _Link, address: Address, deadline: _Deadline) -> BrokerConnection:
+        ssl_context = None if self.tls is None else self.tls.current()
         try:
             connection = await BrokerConnection.connect(
                 address[0],
@@ -325,7 +339,7 @@ class BrokerClient:
                 client_id=self._client_id,
                 clock_ms=self._clock_ms,
                 timeout_ms=deadline.remaining_ms(),
-                ssl_context=None if self.tls is None else self.tls.current(),
+                ssl_context=ssl_context,
                 credentials=self._credentials,
             )
         except BrokerError:
@@ -336,7 +350,7 @@ class BrokerClient:
         if self._is_closed:
             await connection.close()
             raise BrokerError("the client is closed")
-        link.connection, link.failures, link.not_before_ms = connection, 0, 0
+        link.connection, link.ssl_context, link.failures, link.not_before_ms = connection, ssl_context, 0, 0
         return connection
 
 

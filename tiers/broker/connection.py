@@ -58,6 +58,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._credentials = credentials
         self._refused: str | None = None
         """Why the broker and we do not agree on TLS."""
+        self._is_retired = False
         self._authentication = asyncio.Lock()
         self._authenticate_at_ms: int | None = None
 
@@ -191,6 +192,12 @@ class BrokerConnection(asyncio.BufferedProtocol):
             self._transport.abort()
         self._fail(reason)
 
+    def retire(self) -> None:
+        """Ends the connection when what is under way is answered; nothing more may be asked. Safe to call twice."""
+        self._is_retired = True
+        if not self._pending:
+            self.abort("another connection took its place")
+
     async def close(self) -> None:
         """Ends the connection and waits until the transport is gone."""
         self.abort("closed by us")
@@ -230,6 +237,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
         response = self._pending.popleft().response
         if not response.done():
             response.set_result(payload)
+        if self._is_retired:
+            self.retire()
 
     def eof_received(self) -> None:
         return None

@@ -1,6 +1,7 @@
 """`TlsContext`: certificates from files, read again when the files change.
 
-* Every connection takes the context of its moment; one that is open keeps its own.
+* Every connection takes the context of its moment. One that is open for a client keeps its own; the proxy's own
+  connections are made anew when it changes (`BrokerClient`).
 * A change that cannot be used is said once and changes nothing: what was loaded last goes on.
 """
 

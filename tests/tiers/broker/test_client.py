@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -14,6 +15,7 @@ from tests.fakes.broker import delivery
 from tests.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
+from tiers.broker.connection import BrokerConnection
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 
@@ -296,3 +298,58 @@ async def failure_of(call: Any) -> BrokerError:
     with pytest.raises(BrokerError) as error:
         await call
     return error.value
+
+
+class Certificates:
+    """What the broker is shown, though it takes connections in plain text."""
+
+    def __init__(self) -> None:
+        self.replace()
+
+    def replace(self) -> None:
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+    def current(self) -> ssl.SSLContext:
+        return self._context
+
+
+async def test_changed_certificates_are_shown_at_the_next_request_and_what_is_under_way_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the old ones brokers would know us for as long as the connection lasts, and refuse what we may by the new."""
+    connect = BrokerConnection.connect
+    made: list[tuple[ssl.SSLContext, BrokerConnection]] = []
+
+    async def in_plain_text(*address: Any, ssl_context: ssl.SSLContext, **settings: Any) -> BrokerConnection:
+        made.append((ssl_context, await connect(*address, **settings)))
+        return made[-1][1]
+
+    monkeypatch.setattr(BrokerConnection, "connect", in_plain_text)
+    certificates: Any = Certificates()
+    async with ScriptedBroker() as broker:
+        client = client_of(broker, tls=certificates)
+        await client.open()
+        answer, asked, go_on = broker.answers[MetadataRequest.API_KEY], asyncio.Event(), asyncio.Event()
+
+        async def late(request: Any) -> Any:
+            asked.set()
+            await go_on.wait()
+            return await answer(request)
+
+        broker.answers[MetadataRequest.API_KEY] = late
+        under_way = asyncio.create_task(client.request(1, MetadataRequest(topics=None)))
+        await asked.wait()
+        before = certificates.current()
+        certificates.replace()
+        broker.answers[MetadataRequest.API_KEY] = answer
+        for _ in range(2):
+            await client.request(1, MetadataRequest(topics=None))
+        assert [shown for shown, _ in made] == [before, certificates.current()]
+        assert not under_way.done()
+        go_on.set()
+        assert (await under_way).cluster_id == "cluster"
+        async with asyncio.timeout(60):
+            while not made[0][1].is_closed:  # noqa: ASYNC110  # no event says so
+                await asyncio.sleep(0.001)
+        assert not made[1][1].is_closed
+        await client.close()
