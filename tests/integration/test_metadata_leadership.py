@@ -6,11 +6,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode
 from tests.servers.kafka import KafkaCluster
 from tiers.broker.client import BrokerClient, monotonic_ms
-from tiers.broker.cluster_metadata import TopicMetadata
+from tiers.broker.cluster_metadata import TopicMetadata, from_response
 from tiers.broker.fetch import FetchPosition, fetch_raw
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.metadata_topic import MetadataTopicSettings
@@ -19,17 +20,24 @@ from tiers.model.ids import TopicIdPartition
 
 pytestmark = pytest.mark.integration
 TIMEOUT_MS = 300_000
+WITH_TOPIC_IDS = 10
 
 
 async def in_sync(client: BrokerClient, topic_name: str) -> TopicMetadata:
-    """Once its leader is not the only one in sync, as after a standstill of the others: then it would be believed.
+    """Once its leader itself has heard that all are in sync: that it alone is, as after a standstill of the others, it
+    would be believed.
 
     Any of the brokers may be asked, and be the last that hears of the topic."""
+    asked = MetadataRequest.MetadataRequestTopic(name=topic_name)
     async with asyncio.timeout(TIMEOUT_MS / 1000):
         while True:
-            topic = (await client.metadata(0)).topics.get(topic_name)
-            if topic is not None and topic.partitions[0].leader_id >= 0 and len(topic.partitions[0].isr) > 1:
-                return topic
+            known = (await client.metadata(0)).topics.get(topic_name)
+            if known is not None and (leader := known.partitions[0].leader_id) >= 0:
+                message = MetadataRequest(topics=[asked], allow_auto_topic_creation=False)
+                response = await client.request(leader, message, min_version=WITH_TOPIC_IDS)
+                topic = from_response(response, 0).topics.get(topic_name)
+                if topic is not None and len(topic.partitions[0].isr) == 3 and topic.partitions[0].leader_id == leader:
+                    return topic
             await asyncio.sleep(0.05)
 
 
