@@ -86,6 +86,7 @@ class BrokerClient:
         self._clock_ms = clock_ms
         self._jitter = jitter
         self._links: dict[tuple[Address, str], _Link] = {}
+        self._retired: list[BrokerConnection] = []
         self._metadata: ClusterMetadata | None = None
         self._metadata_lock = asyncio.Lock()
         self._refreshes_begun = 0
@@ -100,9 +101,10 @@ class BrokerClient:
         """Ends every connection; safe to call twice. Requests under way fail."""
         self._is_closed = True
         links, self._links = self._links, {}
-        for link in links.values():
-            if link.connection is not None:
-                await link.connection.close()
+        retired, self._retired = self._retired, []
+        for connection in [link.connection for link in links.values()] + retired:
+            if connection is not None:
+                await connection.close()
 
     @property
     def cached_metadata(self) -> ClusterMetadata | None:
@@ -328,6 +330,7 @@ class BrokerClient:
         if self.tls is not None and self.tls.current() is not link.ssl_context:
             connection.retire()
             link.connection = None
+            self._retired = [each for each in (*self._retired, connection) if not each.is_closed]
         return link.connection
 
     async def _connect_now(self, link: _Link, address: Address, deadline: _Deadline) -> BrokerConnection:

@@ -32,6 +32,20 @@ def client_of(*brokers: ScriptedBroker, **settings: Any) -> BrokerClient:
     return BrokerClient(addresses, client_id="test", request_timeout_ms=60_000, jitter=lambda: 0.0, **settings)
 
 
+def holding_metadata(broker: ScriptedBroker) -> tuple[asyncio.Event, asyncio.Event]:
+    """The broker holds its next answer back: once it is asked, until it may go on."""
+    answer, asked, go_on = broker.answers[MetadataRequest.API_KEY], asyncio.Event(), asyncio.Event()
+
+    async def late(request: Any) -> Any:
+        broker.answers[MetadataRequest.API_KEY] = answer
+        asked.set()
+        await go_on.wait()
+        return await answer(request)
+
+    broker.answers[MetadataRequest.API_KEY] = late
+    return asked, go_on
+
+
 async def test_metadata_is_read_as_the_broker_says() -> None:
     async with ScriptedBroker() as broker:
         broker.topics = [ORDERS]
@@ -179,14 +193,7 @@ async def test_an_abandoned_request_keeps_its_place_and_its_late_answer_is_dropp
     async with ScriptedBroker() as broker:
         client = client_of(broker)
         await client.open()
-        answer, asked, go_on = broker.answers[MetadataRequest.API_KEY], asyncio.Event(), asyncio.Event()
-
-        async def late(request: Any) -> Any:
-            asked.set()
-            await go_on.wait()
-            return await answer(request)
-
-        broker.answers[MetadataRequest.API_KEY] = late
+        asked, go_on = holding_metadata(broker)
         async with asyncio.TaskGroup() as tasks:
             abandoned = tasks.create_task(client.request(1, MetadataRequest(topics=None)))
             await asked.wait()
@@ -216,18 +223,10 @@ async def test_a_long_poll_has_a_lane_of_its_own() -> None:
     async with ScriptedBroker() as broker:
         client = client_of(broker)
         await client.open()
-        answer, asked, go_on = broker.answers[MetadataRequest.API_KEY], asyncio.Event(), asyncio.Event()
-
-        async def slow(request: Any) -> Any:
-            asked.set()
-            await go_on.wait()
-            return await answer(request)
-
-        broker.answers[MetadataRequest.API_KEY] = slow
+        asked, go_on = holding_metadata(broker)
         async with asyncio.TaskGroup() as tasks:
             poll = tasks.create_task(client.request(1, MetadataRequest(topics=None), lane="poll"))
             await asked.wait()
-            broker.answers[MetadataRequest.API_KEY] = answer
             await client.request(1, MetadataRequest(topics=None))
             assert not poll.done()
             go_on.set()
@@ -313,10 +312,9 @@ class Certificates:
         return self._context
 
 
-async def test_changed_certificates_are_shown_at_the_next_request_and_what_is_under_way_is_answered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """By the old ones brokers would know us for as long as the connection lasts, and refuse what we may by the new."""
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ssl.SSLContext, BrokerConnection]]:
+    """The connections, in plain text, and what each would have shown."""
     connect = BrokerConnection.connect
     made: list[tuple[ssl.SSLContext, BrokerConnection]] = []
 
@@ -325,23 +323,22 @@ async def test_changed_certificates_are_shown_at_the_next_request_and_what_is_un
         return made[-1][1]
 
     monkeypatch.setattr(BrokerConnection, "connect", in_plain_text)
+    return made
+
+
+async def test_changed_certificates_are_shown_at_the_next_request_and_what_is_under_way_is_answered(
+    made: list[tuple[ssl.SSLContext, BrokerConnection]],
+) -> None:
+    """By the old ones brokers would know us for as long as the connection lasts, and refuse what we may by the new."""
     certificates: Any = Certificates()
     async with ScriptedBroker() as broker:
         client = client_of(broker, tls=certificates)
         await client.open()
-        answer, asked, go_on = broker.answers[MetadataRequest.API_KEY], asyncio.Event(), asyncio.Event()
-
-        async def late(request: Any) -> Any:
-            asked.set()
-            await go_on.wait()
-            return await answer(request)
-
-        broker.answers[MetadataRequest.API_KEY] = late
+        asked, go_on = holding_metadata(broker)
         under_way = asyncio.create_task(client.request(1, MetadataRequest(topics=None)))
         await asked.wait()
         before = certificates.current()
         certificates.replace()
-        broker.answers[MetadataRequest.API_KEY] = answer
         for _ in range(2):
             await client.request(1, MetadataRequest(topics=None))
         assert [shown for shown, _ in made] == [before, certificates.current()]
@@ -353,3 +350,21 @@ async def test_changed_certificates_are_shown_at_the_next_request_and_what_is_un
                 await asyncio.sleep(0.001)
         assert not made[1][1].is_closed
         await client.close()
+
+
+async def test_what_is_under_way_by_an_old_certificate_ends_with_the_client(
+    made: list[tuple[ssl.SSLContext, BrokerConnection]],
+) -> None:
+    certificates: Any = Certificates()
+    async with ScriptedBroker() as broker:
+        client = client_of(broker, tls=certificates)
+        await client.open()
+        asked, go_on = holding_metadata(broker)
+        under_way = asyncio.create_task(failure_of(client.request(1, MetadataRequest(topics=None))))
+        await asked.wait()
+        certificates.replace()
+        await client.request(1, MetadataRequest(topics=None))
+        await client.close()
+        assert "closed by us" in str(await under_way)
+        assert [connection.is_closed for _, connection in made] == [True, True]
+        go_on.set()
