@@ -18,11 +18,11 @@ from hypothesis import HealthCheck, settings
 from tests.servers.certificates import Authority
 from tests.servers.hdfs import SUPERUSER, HdfsCluster
 from tests.servers.jars import ServerUnavailable
-from tests.servers.kafka import SHORT_LIVED, SHRINKS_SOON, KafkaCluster, brokers_said_since
+from tests.servers.kafka import SHORT_LIVED, SHRINKS_SOON, KafkaCluster
 from tests.servers.object_stores import Azurite, FakeGcs
 from tests.servers.own_server import OwnServer
 from tests.servers.secure_kafka import add_users, secure_kafka
-from tests.servers.tidegate import said_since
+from tests.servers.speaking import said_since
 from tests.servers.versitygw import VersityGateway
 
 # No test asserts timing, hypothesis' own deadline and its complaint about slow machines included.
@@ -61,8 +61,7 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, py
     """What the proxies and the brokers said meanwhile goes with a failure: their folders do not outlive the run."""
     report = yield
     if report.failed:
-        report.sections += [(f"tidegate at {address}", lines) for address, lines in said_since(call.start)]
-        report.sections += [(f"broker at {address}", lines) for address, lines in brokers_said_since(call.start)]
+        report.sections += said_since(call.start)
     return report
 
 

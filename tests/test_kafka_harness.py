@@ -13,9 +13,9 @@ from tests.servers.kafka import (
     TOPIC_COMMAND,
     Broker,
     KafkaCluster,
-    brokers_said_since,
 )
 from tests.servers.running_brokers import running_brokers
+from tests.servers.speaking import said_since
 
 pytestmark = pytest.mark.integration
 
@@ -46,7 +46,7 @@ def test_a_killed_broker_comes_back_on_its_port(kafka_of_three: KafkaCluster) ->
 def test_what_a_broker_said_last_is_told_and_that_it_does_not_run(tmp_path: Path) -> None:
     broker = Broker(1, tmp_path, "said.example", 9092, 9093)
     broker.output.write_text("first\nlast\n")
-    told = dict(brokers_said_since(broker.output.stat().st_mtime))
+    told = dict(said_since(broker.output.stat().st_mtime))
 
-    assert told["said.example:9092, which does not run"] == "first\nlast"
-    assert "said.example:9092, which does not run" not in dict(brokers_said_since(time.time() + 1))
+    assert told["broker at said.example:9092, which does not run"] == "first\nlast"
+    assert "broker at said.example:9092, which does not run" not in dict(said_since(time.time() + 1))

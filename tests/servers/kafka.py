@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -30,6 +30,7 @@ from typing import Self
 from tests.servers.jars import ServerUnavailable, class_archive, jars, java, pom_property
 from tests.servers.ports import free_ports
 from tests.servers.running_brokers import running_brokers
+from tests.servers.speaking import hear
 
 POM = Path(__file__).with_name("pom.xml")
 LOG4J = Path(__file__).with_name("log4j2.properties")
@@ -63,8 +64,6 @@ DELETE_RECORDS_COMMAND = "org.apache.kafka.tools.DeleteRecordsCommand"
 GET_OFFSET_SHELL = "org.apache.kafka.tools.GetOffsetShell"
 CONSUMER_PERFORMANCE = "org.apache.kafka.tools.ConsumerPerformance"
 PRODUCER_PERFORMANCE = "org.apache.kafka.tools.ProducerPerformance"
-
-_made: list[Broker] = []
 
 
 def kafka_libs() -> Path:
@@ -122,7 +121,7 @@ class Broker:
         self.logs = folder / "logs"
         self.output = folder / "broker.out"
         self.process: subprocess.Popen[bytes] | None = None
-        _made.append(self)
+        hear(f"broker at {host}:{port}", self)
 
     @property
     def running(self) -> bool:
@@ -371,16 +370,6 @@ class KafkaCluster:
             _, errors = run.communicate(timeout=START_TIMEOUT_S)
             if run.returncode != 0:
                 raise ServerUnavailable(f"the log folder of broker {node_id} could not be formatted: {errors.strip()}")
-
-
-def brokers_said_since(time_s: float) -> Iterator[tuple[str, str]]:
-    """Of every broker that wrote a line since then (Unix time, in s) and whose folder is still there: its address,
-    whether it runs, and its last lines."""
-    for broker in _made:
-        with contextlib.suppress(FileNotFoundError):
-            if broker.output.stat().st_mtime >= time_s:
-                state = "runs" if broker.running else "does not run"
-                yield f"{broker.host}:{broker.port}, which {state}", broker.last_output(60)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,11 +22,11 @@ from typing import Self
 from tests.servers.jars import ServerUnavailable
 from tests.servers.kafka import KafkaCluster
 from tests.servers.ports import consecutive_free_ports, free_ports
+from tests.servers.speaking import hear
 
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_made: list[TidegateProcess] = []
 
 
 class TidegateProcess:
@@ -48,7 +48,7 @@ class TidegateProcess:
         self.output = self.folder / "tidegate.out"
         self._process: subprocess.Popen[bytes] | None = None
         self._keep = False
-        _made.append(self)
+        hear(f"tidegate at {self.bootstrap_servers}", self)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -71,7 +71,7 @@ class TidegateProcess:
         return self._process.pid
 
     @property
-    def is_running(self) -> bool:
+    def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> Self:
@@ -208,16 +208,6 @@ def tidegate_over(
         admin=("127.0.0.1", admin_port),
         command=command,
     )
-
-
-def said_since(time_s: float) -> Iterator[tuple[str, str]]:
-    """Of every proxy that wrote a line since then (Unix time, in s) and whose folder is still there: its address,
-    whether it runs, and its last lines."""
-    for proxy in _made:
-        with contextlib.suppress(FileNotFoundError):
-            if proxy.output.stat().st_mtime >= time_s:
-                state = "runs" if proxy.is_running else "does not run"
-                yield f"{proxy.bootstrap_servers}, which {state}", proxy.last_output(60)
 
 
 def _pairs(values: Mapping[str, str | int]) -> list[str]:
