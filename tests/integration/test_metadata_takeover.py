@@ -11,12 +11,11 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 
-from tests.contract.test_remote_log_metadata_manager import copied, segment, until
+from tests.contract.test_remote_log_metadata_manager import bear_standstills, copied, segment, until
 from tests.integration.test_topic_based_rlmm import TIMEOUT_MS, Cluster, user_partition
 from tests.servers.kafka import KafkaCluster
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
-from tiers.metadata import metadata_producer, ownership
 from tiers.metadata.metadata_producer import KeyAndValue, TransactionalProducer, _batch
 from tiers.metadata.serde import encode_key, encode_value, key_of
 from tiers.metadata.tier_config_writer import tier_config_transactional_id
@@ -81,7 +80,7 @@ async def test_a_transaction_that_its_coordinator_has_forgotten_holds_back_no_ow
 ) -> None:
     cluster = Cluster(kafka, tmp_path, topic_name)
     partition = user_partition()
-    monkeypatch.setattr(ownership, "CONFIRMATION_MAX_AGE_MS", 60_000)
+    bear_standstills(monkeypatch)
     async with cluster.manager("reader", is_member=False) as reader, cluster.client() as client:
         prefix, number = cluster.settings("").group_id, reader.metadata_partition(partition)
         name = f"{prefix}-{number}" if of == "owner" else tier_config_transactional_id(prefix, number)
@@ -103,10 +102,7 @@ async def test_a_change_of_tier_settings_that_never_ended_holds_back_no_owner(
 ) -> None:
     cluster = Cluster(kafka, tmp_path, topic_name)
     partition = user_partition()
-    # There is no other member, and a heartbeat may be late on a busy machine.
-    monkeypatch.setattr(ownership, "CONFIRMATION_MAX_AGE_MS", 60_000)
-    # Longer than anybody here waits.
-    monkeypatch.setattr(metadata_producer, "TRANSACTION_TIMEOUT_MS", 900_000)
+    bear_standstills(monkeypatch)  # so the transaction lasts longer than anybody here waits
     async with cluster.manager("reader", is_member=False) as reader, cluster.client() as client:
         name = tier_config_transactional_id(cluster.settings("").group_id, reader.metadata_partition(partition))
         await dies_in_a_transaction(client, reader, partition, name)
@@ -121,7 +117,7 @@ async def test_a_log_start_is_recorded_behind_it_for_whoever_has_the_patience(
 ) -> None:
     cluster = Cluster(kafka, tmp_path, topic_name)
     partition = user_partition()
-    monkeypatch.setattr(metadata_producer, "TRANSACTION_TIMEOUT_MS", 900_000)
+    bear_standstills(monkeypatch)
     async with cluster.manager("reader", is_member=False) as reader, cluster.client() as client:
         dead = await dies_in_a_transaction(client, reader, partition, f"dead-{topic_name}")
         with pytest.raises(RemoteLogMetadataNotReadyError):

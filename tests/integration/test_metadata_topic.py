@@ -8,7 +8,6 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -23,12 +22,11 @@ from kafka.protocol.admin import (
 )
 
 from protocol.errors import ErrorCode
-from tests.contract.test_remote_log_metadata_manager import copied, segment, to, until
+from tests.contract.test_remote_log_metadata_manager import bear_standstills, copied, segment, to, until
 from tests.servers.kafka import KafkaCluster
 from tiers.broker.client import BrokerClient
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
-from tiers.metadata import ownership, topic_based
-from tiers.metadata.membership import MembershipSettings
+from tiers.metadata import topic_based
 from tiers.metadata.metadata_topic import MetadataTopicSettings, MetadataTopicUnfitError, open_metadata_topic
 from tiers.metadata.serde import encode_key, encode_value, key_of, segment_keys
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
@@ -42,11 +40,8 @@ TOPIC_RESOURCE = 2
 
 
 @pytest.fixture(autouse=True)
-def late_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They cost nobody an ownership here: there is no other member, and a busy machine may stand still for a while."""
-    monkeypatch.setattr(ownership, "CONFIRMATION_MAX_AGE_MS", 60_000)
-    patient = partial(MembershipSettings, session_timeout_ms=60_000)
-    monkeypatch.setattr(topic_based, "MembershipSettings", patient)
+def patient_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    bear_standstills(monkeypatch)
 
 
 def addresses(kafka: KafkaCluster) -> list[tuple[str, int]]:
