@@ -6,6 +6,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 CACHE := .cache
 STORES := $(CACHE)/bin/versitygw $(CACHE)/bin/fake-gcs-server $(CACHE)/azurite/installed
+CLIENTS := $(CACHE)/bin/franz $(CACHE)/bin/kafkago $(CACHE)/kafkajs/installed
 FAKE_GCS_VERSION := $(shell sed -n 's/^FAKE_GCS_VERSION = "\(.*\)"/\1/p' tests/servers/object_stores.py)
 VERSITYGW_VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' tests/servers/versitygw.py)
 
@@ -26,7 +27,7 @@ demo-spark: jars .venv/installed ## watch Spark offload a topic, read both tiers
 # Tests of one server stay in one process (tests/conftest.py); the other has those that need none.
 TEST_PROCESSES ?= 2
 
-test: jars frameworks $(STORES) $(CACHE)/bin/franz check ## check, then every test, on real servers
+test: jars frameworks $(STORES) $(CLIENTS) check ## check, then every test, on real servers
 	@$(BIN)/python -m tests.servers.kafka --archive >/dev/null
 	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
@@ -94,14 +95,26 @@ $(CACHE)/bin/fake-gcs-server:
 	GOBIN=$(CURDIR)/$(CACHE)/bin go install github.com/fsouza/fake-gcs-server@$(FAKE_GCS_VERSION)
 
 $(CACHE)/azurite/installed: tests/servers/azurite/package.json tests/servers/azurite/package-lock.json
-	@command -v npm >/dev/null || { echo "npm is missing: install it, it fetches the Azure server of the tests"; exit 1; }
-	mkdir -p $(@D) && cp $^ $(@D)/ && cd $(@D) && npm ci --ignore-scripts --no-audit --no-fund
-	@touch $@
+	$(NPM_CI)
+
+$(CACHE)/kafkajs/installed: tests/clients/kafkajs/package.json tests/clients/kafkajs/package-lock.json
+	$(NPM_CI)
 
 $(CACHE)/bin/franz: $(wildcard tests/clients/franz/*)
 	$(NEEDS_GO)
 	cd tests/clients/franz && go build -trimpath -o $(CURDIR)/$@ .
 	@touch $@
 
+$(CACHE)/bin/kafkago: $(wildcard tests/clients/kafkago/*)
+	$(NEEDS_GO)
+	cd tests/clients/kafkago && go build -trimpath -o $(CURDIR)/$@ .
+	@touch $@
+
+define NPM_CI
+@command -v npm >/dev/null || { echo "npm is missing: install it, it fetches a server and a client of the tests"; exit 1; }
+mkdir -p $(@D) && cp $^ $(@D)/ && cd $(@D) && npm ci --ignore-scripts --no-audit --no-fund
+@touch $@
+endef
+
 NEEDS_GO = @command -v go >/dev/null || \
-  { echo "Go is missing: install it (golang-go), it builds the S3 server and a client of the tests"; exit 1; }
+  { echo "Go is missing: install it (golang-go), it builds the S3 server and two clients of the tests"; exit 1; }

@@ -61,6 +61,21 @@ class AioKafka:
 
         return asyncio.run(run())
 
+    def read_to(self, bootstrap: str, topic: str, offset: int, end: int, isolation: str) -> list[ClientRecord]:
+        async def run() -> list[ClientRecord]:
+            settings = {"auto_offset_reset": "none", "isolation_level": isolation}
+            async with _consumer(bootstrap, **settings) as consumer:
+                partition = aiokafka.TopicPartition(topic, 0)
+                consumer.assign([partition])
+                consumer.seek(partition, offset)
+                found: list[ClientRecord] = []
+                while await consumer.position(partition) < end:
+                    for messages in (await consumer.getmany(timeout_ms=100)).values():
+                        found += map(_record, messages)
+                return found
+
+        return asyncio.run(run())
+
     def offsets(self, bootstrap: str, topic: str, timestamp: int) -> Offsets:
         async def run() -> Offsets:
             async with _consumer(bootstrap) as consumer:
@@ -106,6 +121,9 @@ async def _send(producer: Any, topic: str, values: Sequence[bytes]) -> None:
 async def _take(consumer: Any, count: int) -> list[ClientRecord]:
     found: list[ClientRecord] = []
     while len(found) < count:
-        each = await consumer.getone()
-        found.append(ClientRecord(each.offset, each.timestamp, each.key, each.value, header_pairs(each.headers)))
+        found.append(_record(await consumer.getone()))
     return found
+
+
+def _record(each: Any) -> ClientRecord:
+    return ClientRecord(each.offset, each.timestamp, each.key, each.value, header_pairs(each.headers))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tests.clients.aio import AioKafka
-from tests.clients.client import CONSUMER, Client
+from tests.clients.client import CONSUMER, Client, Positioned, Reader
 from tests.clients.franz_go import FranzGo
 from tests.clients.java_client import JavaClient
+from tests.clients.kafka_go import KafkaGo
+from tests.clients.kafka_js import KafkaJs
 from tests.clients.kafka_python import KafkaPython
 from tests.clients.librdkafka import Librdkafka
 from tests.servers.kafka import KAFKA_VERSION
@@ -32,3 +34,16 @@ GROUP_MEMBERS: Mapping[str, tuple[str, Client]] = {
     ),
 }
 """By a name of its own: the client's name, and the client. Brokers speak the group protocol of KIP-848 since 4.0."""
+
+READERS: Mapping[str, Reader] = {**CLIENTS, "kafka-go": KafkaGo(), "kafkajs": KafkaJs()}
+"""The clients, and those that the tests only have read."""
+
+POSITIONED: Mapping[str, Positioned] = {
+    "kafka-python": KafkaPython(),
+    "aiokafka": AioKafka(),
+    "confluent-kafka": Librdkafka(),
+    "java": JavaClient(),
+    "kafka-go": KafkaGo(),
+    "kafkajs": KafkaJs(),
+}
+"""Those that tell where they stand. Of a reader outside of a group franz-go shows only its records."""

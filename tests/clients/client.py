@@ -37,7 +37,21 @@ class OffsetOutOfRange(Exception):
     """The client was told OFFSET_OUT_OF_RANGE, and told to reset nothing."""
 
 
-class Client(Protocol):
+class Positioned(Protocol):
+    """A client that tells where it stands."""
+
+    def read_to(self, bootstrap: str, topic: str, offset: int, end: int, isolation: str) -> list[ClientRecord]:
+        """All records from `offset` on, outside of any group; returns when the client says that it stands at `end`."""
+
+
+class Reader(Protocol):
+    def read(
+        self, bootstrap: str, topic: str, offset: int, count: int, isolation: str, max_bytes: int = FETCH_BYTES
+    ) -> list[ClientRecord]:
+        """`count` records from `offset` on, outside of any group, so many bytes a fetch. Raises `OffsetOutOfRange`."""
+
+
+class Client(Reader, Protocol):
     """Every call is a client of its own, on partition 0; each ends within `TIMEOUT_S`, or raises."""
 
     def produce(self, bootstrap: str, topic: str, values: Sequence[bytes]) -> None:
@@ -49,11 +63,6 @@ class Client(Protocol):
 
     def consume(self, bootstrap: str, topic: str, group: str, count: int, isolation: str) -> list[ClientRecord]:
         """The next `count` records of the group, from the earliest if it is new; then commits just behind them."""
-
-    def read(
-        self, bootstrap: str, topic: str, offset: int, count: int, isolation: str, max_bytes: int = FETCH_BYTES
-    ) -> list[ClientRecord]:
-        """`count` records from `offset` on, outside of any group, so many bytes a fetch. Raises `OffsetOutOfRange`."""
 
     def offsets(self, bootstrap: str, topic: str, timestamp: int) -> Offsets: ...
 

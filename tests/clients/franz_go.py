@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Sequence
 
-from tests.clients.client import (
-    FETCH_BYTES,
-    TIMEOUT_S,
-    ClientRecord,
-    OffsetOutOfRange,
-    Offsets,
-    parse_offsets,
-    parse_records,
-)
+from tests.clients.client import FETCH_BYTES, ClientRecord, Offsets, parse_offsets, parse_records
+from tests.clients.program import run
 from tests.servers.franz import binary
-
-_OUT_OF_RANGE = 3
 
 
 class FranzGo:
@@ -41,10 +31,4 @@ class FranzGo:
 
 
 def _run(*args: str, stdin: bytes = b"") -> bytes:
-    command = [str(binary()), *args]
-    done = subprocess.run(command, input=stdin, capture_output=True, timeout=2 * TIMEOUT_S, check=False)
-    if done.returncode == _OUT_OF_RANGE:
-        raise OffsetOutOfRange
-    if done.returncode:
-        raise RuntimeError(done.stderr.decode().strip())
-    return done.stdout
+    return run([str(binary()), *args], stdin=stdin)

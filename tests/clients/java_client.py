@@ -39,6 +39,9 @@ class JavaClient:
     ) -> list[ClientRecord]:
         return parse_records(_ask("read", bootstrap, topic, str(offset), str(count), isolation, str(max_bytes)))
 
+    def read_to(self, bootstrap: str, topic: str, offset: int, end: int, isolation: str) -> list[ClientRecord]:
+        return parse_records(_ask("read-to", bootstrap, topic, str(offset), str(end), isolation))
+
     def offsets(self, bootstrap: str, topic: str, timestamp: int) -> Offsets:
         return parse_offsets(_ask("offsets", bootstrap, topic, str(timestamp)))
 

@@ -72,6 +72,22 @@ class KafkaPython:
         finally:
             consumer.close()
 
+    def read_to(self, bootstrap: str, topic: str, offset: int, end: int, isolation: str) -> list[ClientRecord]:
+        consumer = kafka.KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="none", isolation_level=isolation)
+        partition = kafka.TopicPartition(topic, 0)
+        found: list[ClientRecord] = []
+        deadline = time.monotonic() + TIMEOUT_S
+        try:
+            consumer.assign([partition])
+            consumer.seek(partition, offset)
+            while (position := consumer.position(partition)) < end:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"at {position} of {end}")
+                found += _records(consumer.poll(100))
+            return found
+        finally:
+            consumer.close()
+
     def offsets(self, bootstrap: str, topic: str, timestamp: int) -> Offsets:
         consumer = kafka.KafkaConsumer(bootstrap_servers=bootstrap)
         partition = kafka.TopicPartition(topic, 0)
@@ -117,9 +133,13 @@ def _take(consumer: Any, count: int) -> list[ClientRecord]:
         left_ms = int(1000 * (deadline - time.monotonic()))
         if left_ms <= 0:
             raise TimeoutError(f"{len(found)} of {count} records came, of {consumer.assignment()}")
-        for messages in consumer.poll(left_ms, max_records=count - len(found)).values():
-            found += [
-                ClientRecord(each.offset, each.timestamp, each.key, each.value, header_pairs(each.headers))
-                for each in messages
-            ]
+        found += _records(consumer.poll(left_ms, max_records=count - len(found)))
     return found
+
+
+def _records(polled: Any) -> list[ClientRecord]:
+    return [
+        ClientRecord(each.offset, each.timestamp, each.key, each.value, header_pairs(each.headers))
+        for messages in polled.values()
+        for each in messages
+    ]

@@ -53,6 +53,24 @@ class Librdkafka:
         finally:
             consumer.close()
 
+    def read_to(self, bootstrap: str, topic: str, offset: int, end: int, isolation: str) -> list[ClientRecord]:
+        """Its `position` is behind the last record that the caller got: where it stands, it says by an event."""
+        consumer = _consumer(bootstrap, "unused", "error", isolation, tells_end=True)
+        found: list[ClientRecord] = []
+        deadline = time.monotonic() + TIMEOUT_S
+        try:
+            consumer.assign([TopicPartition(topic, 0, offset)])
+            while time.monotonic() < deadline:
+                for message in consumer.consume(500, 0.1):
+                    error = message.error()
+                    if error is None or error.code() != KafkaError._PARTITION_EOF:
+                        found.append(_record(message))
+                    elif (message.offset() or 0) >= end:
+                        return found
+            raise TimeoutError(f"{len(found)} records came, and no end at {end}")
+        finally:
+            consumer.close()
+
     def offsets(self, bootstrap: str, topic: str, timestamp: int) -> Offsets:
         """Asks again for what is not available just now: librdkafka, unlike the others, leaves that to its user."""
         consumer = _consumer(bootstrap, "unused", "error", "read_uncommitted")
@@ -94,6 +112,7 @@ def _consumer(
     isolation: str,
     group_protocol: str = CLASSIC,
     max_bytes: int = FETCH_BYTES,
+    tells_end: bool = False,
 ) -> Consumer:
     return Consumer(
         {
@@ -105,6 +124,7 @@ def _consumer(
             "isolation.level": isolation,
             "check.crcs": True,
             "fetch.message.max.bytes": max_bytes,
+            "enable.partition.eof": tells_end,
         }
     )
 

@@ -56,6 +56,7 @@ public final class MatrixClient {
             case "consume" -> consume(bootstrap, topic, args[3], Integer.parseInt(args[4]), args[5], args[6]);
             case "read" -> read(
                     bootstrap, topic, Long.parseLong(args[3]), Integer.parseInt(args[4]), args[5], args[6]);
+            case "read-to" -> readTo(bootstrap, topic, Long.parseLong(args[3]), Long.parseLong(args[4]), args[5]);
             case "offsets" -> offsets(bootstrap, topic, Long.parseLong(args[3]));
             default -> throw new IllegalArgumentException(args[0]);
         }
@@ -126,6 +127,19 @@ public final class MatrixClient {
             consumer.assign(List.of(partition));
             consumer.seek(partition, offset);
             take(consumer, count);
+        }
+    }
+
+    private static void readTo(String bootstrap, String topic, long offset, long end, String isolation) {
+        var partition = new TopicPartition(topic, 0);
+        long deadline = System.nanoTime() + TIMEOUT.toNanos();
+        try (var consumer = consumer(bootstrap, isolation, Map.of("auto.offset.reset", "none"))) {
+            consumer.assign(List.of(partition));
+            consumer.seek(partition, offset);
+            while (consumer.position(partition) < end) {
+                if (System.nanoTime() > deadline) throw new IllegalStateException("at " + consumer.position(partition));
+                for (var record : consumer.poll(Duration.ofMillis(100))) print(record);
+            }
         }
     }
 

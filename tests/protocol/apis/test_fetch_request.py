@@ -168,6 +168,25 @@ def test_a_request_for_some_partitions(message: tuple[int, Message], data: st.Da
     assert [bytes(reduced[p.start : p.end]) for p in again.partitions] == entries
 
 
+@given(requests(), st.data())
+def test_entries_that_stay_may_ask_for_other_offsets(message: tuple[int, Message], data: st.DataObject) -> None:
+    """What was fetched last says nothing about those. Everything else is as it was, unknown tags included."""
+    version, (body, _) = message
+    request = parse_fetch_request(b"head" + body, 4, version)
+    offsets = {i: data.draw(st.integers(0, 2**62)) for i in range(len(request.partitions)) if data.draw(st.booleans())}
+    as_it_was = parse_fetch_request(request.with_only(offsets), 4, version)
+    moved = parse_fetch_request(request.with_only(offsets, offsets), 4, version)
+    assert moved._replace(payload=b"", partitions=[]) == as_it_was._replace(payload=b"", partitions=[])
+    assert moved.partitions == [
+        one._replace(fetch_offset=offset, last_fetched_epoch=-1)
+        for one, offset in zip(as_it_was.partitions, offsets.values(), strict=True)
+    ]
+    changed = 12 if version >= 12 else 8
+    for one in moved.partitions:
+        differing = [n for n in range(one.start, one.end) if moved.payload[n] != as_it_was.payload[n]]
+        assert len(differing) <= changed
+
+
 @given(requests(unknown_tags=False), st.data())
 def test_kafka_python_reads_a_reduced_request_alike(message: tuple[int, Message], data: st.DataObject) -> None:
     version, (body, _) = message

@@ -1,0 +1,22 @@
+"""Clients that are programs: one process per call, which ends with 3 where an offset is out of range."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from tests.clients.client import TIMEOUT_S, OffsetOutOfRange
+
+_OUT_OF_RANGE = 3
+
+
+def run(command: Sequence[str], environment: Mapping[str, str] | None = None, stdin: bytes = b"") -> bytes:
+    """What it prints. Raises `OffsetOutOfRange`, or `RuntimeError` with what it says."""
+    done = subprocess.run(
+        command, env=environment, input=stdin, capture_output=True, timeout=2 * TIMEOUT_S, check=False
+    )
+    if done.returncode == _OUT_OF_RANGE:
+        raise OffsetOutOfRange
+    if done.returncode:
+        raise RuntimeError(done.stderr.decode().strip())
+    return done.stdout
