@@ -87,8 +87,12 @@ class LogDivergedError(RemoteLogError):
     """The leader's log does not continue what has been copied (semantics 6.5). Nothing may be deleted."""
 
 
+class MetadataLostError(LogDivergedError):
+    """The brokers or the store show more of a partition than the metadata knows. The owner must not copy or delete."""
+
+
 class OffsetGapError(RemoteLogError):
-    """Offsets between the remote end and the local log start exist nowhere any more (DESIGN, safety rule 5)."""
+    """The offset lies below the local log start, and no remote segment has it (DESIGN, safety rule 5)."""
 
 
 class BrokerError(RemoteLogError):

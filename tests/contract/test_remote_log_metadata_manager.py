@@ -24,6 +24,7 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
     RemoteLogClampUpdate,
@@ -203,13 +204,105 @@ async def test_impossible_moves_are_refused_and_not_written(
     assert manager.remote_end_offset(partition) == 99
 
 
-async def test_the_log_start_only_rises(manager: RemoteLogMetadataManager, partition: TopicIdPartition) -> None:
+async def test_the_highest_log_start_counts_and_what_was_only_seen_deletes_nothing(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
     await copied(manager, segment(partition, 10, 99))
-    assert (manager.log_start_offset(partition), manager.recorded_log_start_offset(partition)) == (10, None)
-    for raised, expected in ((50, 50), (20, 50), (50, 50), (70, 70)):
-        await manager.raise_log_start_offset(partition, raised)
+    await manager.put_log_start(partition, LogStart(30, 0, LogStartReason.SEEN))
+    assert (manager.log_start_offset(partition), manager.log_starts(partition)) == (10, [])
+    raised = [LogStart(offset, 0, LogStartReason.USER) for offset in (50, 20, 50, 70)]
+    for start, expected in zip(raised, (50, 50, 50, 70), strict=True):
+        await manager.put_log_start(partition, start)
         assert manager.log_start_offset(partition) == expected
-        assert manager.recorded_log_start_offset(partition) == expected
+        assert manager.log_starts(partition)[0].offset == expected
+    await manager.put_log_start(partition, LogStart(90, 0, LogStartReason.SEEN))
+    assert manager.log_start_offset(partition) == 70
+
+
+async def test_a_log_start_of_another_history_gives_way(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    old, new = LogStart(500, 2, LogStartReason.USER), LogStart(50, 3, LogStartReason.RETENTION)
+    await manager.put_log_start(partition, old)
+    await manager.put_log_start(partition, new)
+    assert manager.log_starts(partition) == [old]
+    await manager.put_log_start(partition, new, denied=[old])
+    assert (manager.log_starts(partition), manager.log_start_offset(partition)) == ([new], 50)
+
+
+async def test_a_segment_of_a_later_leader_epoch_denies_log_starts_above_its_first_offset(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    start = LogStart(150, 2, LogStartReason.USER)
+    await manager.put_log_start(partition, start)
+    await copied(manager, segment(partition, 0, 99, epoch=2))
+    assert manager.log_starts(partition) == [start]
+    await copied(manager, segment(partition, 100, 199, epoch=3))
+    assert manager.log_starts(partition) == []
+    assert manager.log_start_offset(partition) == 0
+    later = LogStart(120, 3, LogStartReason.USER)
+    await manager.put_log_start(partition, later)
+    assert manager.log_starts(partition) == [later]
+
+
+async def test_gaps_are_kept_until_they_end(manager: RemoteLogMetadataManager, partition: TopicIdPartition) -> None:
+    await copied(manager, segment(partition, 0, 99))
+    first, second = LogGap(100, 150), LogGap(300, 400)
+    await manager.put_log_gap(partition, LogGap(300, 350), 4)
+    for gap in (second, first):
+        await manager.put_log_gap(partition, gap, 4)
+    assert manager.gaps(partition) == [first, second]
+    assert [manager.gap_at(partition, offset) for offset in (99, 100, 149, 150)] == [None, first, first, None]
+    assert (manager.log_start_offset(partition), manager.remote_end_offset(partition)) == (0, 99)
+    await manager.end_log_gap(partition, first)
+    assert manager.gaps(partition) == [second]
+    await manager.end_log_gap(partition, second)
+    assert manager.gaps(partition) == []
+    assert manager.is_known(partition)
+
+
+async def test_an_operators_word_holds_until_the_owner_ends_it(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    assert not manager.is_accepted(partition)
+    for _ in range(2):
+        await manager.accept(partition)
+        assert manager.is_accepted(partition)
+    await manager.end_acceptance(partition)
+    assert not manager.is_accepted(partition)
+    assert not manager.is_known(partition)
+
+
+async def test_a_topic_is_missing_until_it_is_there_again_and_its_deletion_is_remembered(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    topic_id, before_ms = partition.topic_id, time.time_ns() // 1_000_000
+    await until(lambda: manager.owns(TopicIdPartition(topic_id, 0)))
+    await manager.put_topic_missing(topic_id, "orders", is_missing=True)
+    [(missing, since_ms)] = manager.missing_topics().items()
+    assert missing == topic_id
+    assert since_ms >= before_ms
+    await manager.put_topic_missing(topic_id, "orders", is_missing=True)
+    assert manager.missing_topics() == {topic_id: since_ms}
+    await manager.put_topic_missing(topic_id, "orders", is_missing=False)
+    assert manager.missing_topics() == {}
+    assert not manager.is_topic_deleted(topic_id)
+    await manager.put_topic_deletion(topic_id, "orders")
+    assert manager.is_topic_deleted(topic_id)
+    assert not manager.is_topic_deleted(uuid4())
+    assert not manager.is_tiered(topic_id)
+
+
+async def test_what_was_read_is_confirmed_while_the_topic_has_it(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    before = manager.position(partition)
+    await copied(manager, segment(partition, 0, 99))
+    position = manager.position(partition)
+    assert position.next_offset > before.next_offset
+    assert position.topic_id == before.topic_id
+    assert position.leader_epoch >= 0
+    assert await manager.confirms(partition, position, TIMEOUT_MS)
 
 
 async def test_a_partition_is_deleted_in_order_and_forgotten(
@@ -219,7 +312,10 @@ async def test_a_partition_is_deleted_in_order_and_forgotten(
         return RemotePartitionDeleteMetadata(partition, 1, 0, state)
 
     await copied(manager, segment(partition, 0, 99))
-    await manager.raise_log_start_offset(partition, 5)
+    await manager.put_log_start(partition, LogStart(5, 0, LogStartReason.USER))
+    await manager.put_local_log_start(partition, OffsetAndEpoch(70, 0))
+    await manager.put_log_gap(partition, LogGap(100, 110), 0)
+    await manager.accept(partition)
     with pytest.raises(InvalidTransitionError):
         await manager.put_remote_partition_delete_metadata(deletion(DeleteState.DELETE_PARTITION_STARTED))
     for state in DeleteState:
@@ -227,7 +323,11 @@ async def test_a_partition_is_deleted_in_order_and_forgotten(
         assert manager.remote_partition_delete_state(partition) is state
     assert not manager.is_tiered(partition.topic_id)
     assert list(manager.list_remote_log_segments(partition)) == []
-    assert manager.log_start_offset(partition) is None
+    assert (manager.log_start_offset(partition), manager.log_starts(partition)) == (None, [])
+    assert (manager.local_log_start(partition), manager.gaps(partition)) == (None, [])
+    assert not manager.is_accepted(partition)
+    assert not manager.is_known(partition)
+    assert partition not in manager.partitions()
 
 
 async def test_tier_settings_of_a_topic_are_changed_key_by_key_and_forgotten(
@@ -248,6 +348,29 @@ async def test_tier_settings_of_a_topic_are_changed_key_by_key_and_forgotten(
     assert manager.topics_with_tier_config() == []
 
 
+async def test_that_a_topic_is_missing_or_deleted_is_recorded_and_ended(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    topic_id = partition.topic_id
+    await until(lambda: manager.owns(replace(partition, partition=0)))
+    assert not manager.is_topic_deleted(topic_id)
+    assert (dict(manager.missing_topics()), manager.deleted_topic_ids()) == ({}, set())
+    await manager.put_topic_missing(topic_id, "orders", is_missing=True)
+    since = dict(manager.missing_topics())
+    assert since.keys() == {topic_id}
+    assert abs(since[topic_id] - time.time_ns() // 1_000_000) < TIMEOUT_MS
+    await manager.put_topic_missing(topic_id, "orders", is_missing=True)
+    assert manager.missing_topics() == since
+    await manager.put_topic_deletion(topic_id, "orders")
+    assert manager.is_topic_deleted(topic_id)
+    assert manager.deleted_topic_ids() == {topic_id}
+    assert manager.partitions() == []
+    await manager.put_topic_missing(topic_id, "orders", is_missing=False)
+    await manager.end_topic_deletion(topic_id)
+    assert not manager.is_topic_deleted(topic_id)
+    assert (dict(manager.missing_topics()), manager.deleted_topic_ids()) == ({}, set())
+
+
 async def test_a_change_of_tier_settings_is_judged_by_what_is_there(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
@@ -265,18 +388,15 @@ async def test_a_change_of_tier_settings_is_judged_by_what_is_there(
     assert manager.topic_tier_config(topic_id) == {"local.retention.ms": "1", "local.retention.bytes": "3"}
 
 
-async def test_the_end_of_a_trim_is_never_lowered_and_goes_with_the_partition(
+async def test_the_end_of_the_last_trim_counts_with_its_leader_epoch(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
-    await copied(manager, segment(partition, 0, 99))
-    assert manager.local_log_start_offset(partition) is None
-    for offset in (40, 70, 50):
-        await manager.raise_local_log_start_offset(partition, offset)
-    assert manager.local_log_start_offset(partition) == 70
-    for state in DeleteState:
-        await manager.put_remote_partition_delete_metadata(RemotePartitionDeleteMetadata(partition, 1, 0, state))
-    assert manager.local_log_start_offset(partition) is None
-    assert partition not in manager.partitions()
+    assert manager.local_log_start(partition) is None
+    for start in (OffsetAndEpoch(70, 1), OffsetAndEpoch(50, 3)):
+        await manager.put_local_log_start(partition, start)
+        assert manager.local_log_start(partition) == start
+    assert manager.is_known(partition)
+    assert manager.log_start_offset(partition) is None
 
 
 async def test_a_copy_plan_announces_all_its_attempts_and_ends_when_nothing_of_it_is_left(

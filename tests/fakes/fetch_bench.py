@@ -23,6 +23,7 @@ from tests.fakes.broker.exchange import FakeExchange
 from tests.fakes.broker.fetch_frames import Ask, fetch_frame, reference
 from tests.fakes.record_batches import batch_of
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.log.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, monotonic_ms
 
@@ -119,6 +120,7 @@ async def bench_of(root: Path, settings: FetchSettings | None = None) -> AsyncIt
             topology=cluster,
             tiered=TieredPartitions(tier.rlmm, settings.metadata_max_age_ms),
             bounds=LocalLogBoundsCache(cluster, monotonic_ms),
+            log_starts=LogStartConfirmation(cluster, tier.rlmm),
             reader=reader,
             settings=settings,
             clock_ms=monotonic_ms,

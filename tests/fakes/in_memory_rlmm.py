@@ -6,15 +6,17 @@ Every answer is computed from the list of all segments, in the obvious way. Knob
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from tests.fakes.stored_segments import stored
 from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogMetadataNotReadyError
+from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
@@ -27,6 +29,9 @@ from tiers.model.segment_state import (
     is_valid_partition_transition,
     is_valid_transition,
 )
+
+IN_MEMORY_TOPIC_ID = UUID(int=9)
+"""Of the metadata topic that there is not."""
 
 
 def _monotonic_ms() -> int:
@@ -50,8 +55,13 @@ class InMemoryRemoteLogMetadataManager:
     clamps: list[tuple[int, RemoteLogClampUpdate]] = field(default_factory=list)
     deletions_asked: set[RemoteLogSegmentId] = field(default_factory=set)
     plans: dict[UUID, CopyPlan] = field(default_factory=dict)
-    log_starts: dict[TopicIdPartition, int] = field(default_factory=dict)
-    local_log_starts: dict[TopicIdPartition, int] = field(default_factory=dict)
+    recorded_log_starts: dict[TopicIdPartition, list[LogStart]] = field(default_factory=dict)
+    local_log_starts: dict[TopicIdPartition, OffsetAndEpoch] = field(default_factory=dict)
+    recorded_gaps: dict[TopicIdPartition, dict[int, LogGap]] = field(default_factory=dict)
+    accepted: set[TopicIdPartition] = field(default_factory=set)
+    deleted_topics: set[UUID] = field(default_factory=set)
+    missing: dict[UUID, int] = field(default_factory=dict)
+    is_position_confirmed: bool = True
     deletions: dict[TopicIdPartition, RemotePartitionDeleteState] = field(default_factory=dict)
     seen: dict[RemoteLogSegmentId, int] = field(default_factory=dict)
     tier_configs: dict[TopicIdPartition, Mapping[str, str]] = field(default_factory=dict)
@@ -137,14 +147,45 @@ class InMemoryRemoteLogMetadataManager:
         return None if bounds is None else bounds[1]
 
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
-        recorded = self.log_starts.get(partition)
-        return self.earliest_offset(partition) if recorded is None else recorded
+        starts = self.log_starts(partition)
+        return starts[0].offset if starts else self.earliest_offset(partition)
 
-    def recorded_log_start_offset(self, partition: TopicIdPartition) -> int | None:
-        return self.log_starts.get(partition)
+    def log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
+        standing = [
+            start
+            for start in self.recorded_log_starts.get(partition, ())
+            if start.deletes
+            and all(
+                lowest >= start.offset
+                for (known, epoch), (lowest, _) in self.epoch_bounds.items()
+                if known == partition and epoch > start.leader_epoch
+            )
+        ]
+        return sorted(standing, key=lambda start: start.position, reverse=True)
 
-    def local_log_start_offset(self, partition: TopicIdPartition) -> int | None:
+    def local_log_start(self, partition: TopicIdPartition) -> OffsetAndEpoch | None:
         return self.local_log_starts.get(partition)
+
+    def gaps(self, partition: TopicIdPartition) -> list[LogGap]:
+        return sorted(self.recorded_gaps.get(partition, {}).values())
+
+    def gap_at(self, partition: TopicIdPartition, offset: int) -> LogGap | None:
+        return next((gap for gap in self.gaps(partition) if gap.holds(offset)), None)
+
+    def is_accepted(self, partition: TopicIdPartition) -> bool:
+        return partition in self.accepted
+
+    def is_topic_deleted(self, topic_id: UUID) -> bool:
+        return topic_id in self.deleted_topics
+
+    def deleted_topic_ids(self) -> set[UUID]:
+        return set(self.deleted_topics)
+
+    def missing_topics(self) -> Mapping[UUID, int]:
+        return self.missing
+
+    def is_known(self, partition: TopicIdPartition) -> bool:
+        return partition in self.partitions()
 
     def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
         return self.deletions.get(partition)
@@ -160,7 +201,7 @@ class InMemoryRemoteLogMetadataManager:
 
     def partitions(self) -> list[TopicIdPartition]:
         known = {segment.topic_id_partition for segment in self.segments.values()}
-        known |= set(self.log_starts) | set(self.local_log_starts)
+        known |= set(self.recorded_log_starts) | set(self.local_log_starts) | set(self.recorded_gaps)
         known |= {
             partition
             for partition, state in self.deletions.items()
@@ -251,22 +292,66 @@ class InMemoryRemoteLogMetadataManager:
             }
             self.epoch_bounds = {key: each for key, each in self.epoch_bounds.items() if key[0] != partition}
             self.clamps = [each for each in self.clamps if each[1].topic_id_partition != partition]
-            self.log_starts.pop(partition, None)
+            self.recorded_log_starts.pop(partition, None)
             self.local_log_starts.pop(partition, None)
+            self.recorded_gaps.pop(partition, None)
+            self.accepted.discard(partition)
             self.plans = {key: one for key, one in self.plans.items() if one.topic_id_partition != partition}
 
-    async def raise_local_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
-        if offset > self.local_log_starts.get(partition, -1):
-            self._write(partition)
-            self.local_log_starts[partition] = offset
+    async def put_local_log_start(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
+        self._write(partition)
+        self.local_log_starts[partition] = start
 
-    async def raise_log_start_offset(
-        self, partition: TopicIdPartition, offset: int, timeout_ms: int | None = None
+    async def put_log_start(
+        self,
+        partition: TopicIdPartition,
+        start: LogStart,
+        timeout_ms: int | None = None,
+        denied: Collection[LogStart] = (),
     ) -> None:
-        if self.fail_writes is not None:
-            raise self.fail_writes
-        self.written += 1
-        self.log_starts[partition] = max(offset, self.log_starts.get(partition, offset))
+        self._write_anybodys()
+        known = self.recorded_log_starts.setdefault(partition, [])
+        if start.deletes or not known:
+            known[:] = [one for one in known if one not in denied]
+            if not any(one.offset >= start.offset for one in self.log_starts(partition)):
+                known.append(start)
+
+    async def put_log_gap(self, partition: TopicIdPartition, gap: LogGap, leader_epoch: int) -> None:
+        self._write(partition)
+        self.recorded_gaps.setdefault(partition, {})[gap.first_offset] = gap
+
+    async def end_log_gap(self, partition: TopicIdPartition, gap: LogGap) -> None:
+        self._write(partition)
+        self.recorded_gaps.get(partition, {}).pop(gap.first_offset, None)
+
+    async def accept(self, partition: TopicIdPartition) -> None:
+        self._write_anybodys()
+        self.accepted.add(partition)
+
+    async def end_acceptance(self, partition: TopicIdPartition) -> None:
+        self._write(partition)
+        self.accepted.discard(partition)
+
+    async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
+        self._write_anybodys()
+        self.deleted_topics.add(topic_id)
+
+    async def end_topic_deletion(self, topic_id: UUID) -> None:
+        self._write(TopicIdPartition(topic_id, 0))
+        self.deleted_topics.discard(topic_id)
+
+    async def put_topic_missing(self, topic_id: UUID, topic: str, *, is_missing: bool) -> None:
+        self._write(TopicIdPartition(topic_id, 0, topic))
+        if is_missing:
+            self.missing.setdefault(topic_id, self.wall_clock_ms())
+        else:
+            self.missing.pop(topic_id, None)
+
+    def position(self, partition: TopicIdPartition) -> MetadataPosition:
+        return MetadataPosition(IN_MEMORY_TOPIC_ID, 0, self.written)
+
+    async def confirms(self, partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
+        return self.is_position_confirmed
 
     async def change_topic_tier_config(
         self,
@@ -301,6 +386,11 @@ class InMemoryRemoteLogMetadataManager:
 
     async def close(self) -> None:
         return
+
+    def _write_anybodys(self) -> None:
+        if self.fail_writes is not None:
+            raise self.fail_writes
+        self.written += 1
 
     def _write(self, partition: TopicIdPartition) -> None:
         if self.fail_writes is not None:

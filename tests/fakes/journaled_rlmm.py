@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Collection
 from pathlib import Path
 
 from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
@@ -54,15 +56,27 @@ class JournaledRemoteLogMetadataManager(InMemoryRemoteLogMetadataManager):
         await super().put_remote_log_clamp(clamp)
         self._append("put_remote_log_clamp", clamp)
 
-    async def raise_local_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
-        await super().raise_local_log_start_offset(partition, offset)
-        self._append("raise_local_log_start_offset", partition, offset)
+    async def put_local_log_start(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
+        await super().put_local_log_start(partition, start)
+        self._append("put_local_log_start", partition, start)
 
-    async def raise_log_start_offset(
-        self, partition: TopicIdPartition, offset: int, timeout_ms: int | None = None
+    async def put_log_start(
+        self,
+        partition: TopicIdPartition,
+        start: LogStart,
+        timeout_ms: int | None = None,
+        denied: Collection[LogStart] = (),
     ) -> None:
-        await super().raise_log_start_offset(partition, offset, timeout_ms)
-        self._append("raise_log_start_offset", partition, offset)
+        await super().put_log_start(partition, start, timeout_ms, denied)
+        self._append("put_log_start", partition, start, timeout_ms, tuple(denied))
+
+    async def put_log_gap(self, partition: TopicIdPartition, gap: LogGap, leader_epoch: int) -> None:
+        await super().put_log_gap(partition, gap, leader_epoch)
+        self._append("put_log_gap", partition, gap, leader_epoch)
+
+    async def end_log_gap(self, partition: TopicIdPartition, gap: LogGap) -> None:
+        await super().end_log_gap(partition, gap)
+        self._append("end_log_gap", partition, gap)
 
     def _append(self, name: str, *arguments: object) -> None:
         with self._journal.open("ab") as journal:

@@ -6,36 +6,52 @@ file of its own, as far as it has read: `follow` says when.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import UUID
 
 from tiers.errors import OwnershipLostError
 from tiers.metadata.metadata_producer import KeyAndValue
-from tiers.metadata.serde import decode_key, decode_value, key_of
+from tiers.metadata.remote_log_metadata_manager import MetadataPosition
+from tiers.metadata.serde import (
+    MetadataRecord,
+    decode_key,
+    decode_value,
+    key_of,
+    log_gap_key,
+    operator_acceptance_key,
+    topic_deletion_key,
+    topic_missing_key,
+)
 from tiers.metadata.state_backed_reader import StateBackedReader
 from tiers.metadata.state_layout import StateIdentity
 from tiers.metadata.state_replay import MetadataEvent, PartitionRead
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
 from tiers.metadata.written_records import (
+    is_log_start_known,
     key_and_value,
     records_of_deletion,
     records_of_new_segment,
     records_of_plan_end,
-    records_of_trim,
     records_of_update,
+    tombstone,
 )
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
+    LogGapUpdate,
     LogStartOffsetUpdate,
+    OperatorAcceptanceUpdate,
     QuarantineDeletionUpdate,
     RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
+    TopicDeletionUpdate,
+    TopicMissingUpdate,
 )
 from tiers.model.segment_state import RemoteLogSegmentState
 
@@ -55,6 +71,9 @@ class MetadataLog:
         for one in records:
             self.records.append((self.next_offset, self.wall_clock_ms(), one))
             self.next_offset += 1
+
+    def confirms(self, position: MetadataPosition) -> bool:
+        return position.next_offset <= self.next_offset
 
     def compact(self) -> None:
         """What the cleaner leaves: the last record of each key, tombstones included."""
@@ -139,23 +158,59 @@ class FollowingMetadataManager(StateBackedReader):
     async def put_remote_log_clamp(self, clamp: RemoteLogClampUpdate) -> None:
         self._write(lambda: [key_and_value(replace(clamp, writer=self._name))])
 
-    async def raise_local_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
-        update = LocalLogStartUpdate(partition, self._name, self._log.wall_clock_ms(), offset)
-        self._write(lambda: records_of_trim(self._state, update))
+    async def put_local_log_start(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
+        update = LocalLogStartUpdate(partition, self._name, self._log.wall_clock_ms(), start)
+        self._write(lambda: [key_and_value(update)])
 
-    async def raise_log_start_offset(
-        self, partition: TopicIdPartition, offset: int, timeout_ms: int | None = None
+    async def put_log_start(
+        self,
+        partition: TopicIdPartition,
+        start: LogStart,
+        timeout_ms: int | None = None,
+        denied: Collection[LogStart] = (),
     ) -> None:
         self.follow()
-        if max((known for _, known in self._state.log_starts(partition)), default=-1) < offset:
-            update = LogStartOffsetUpdate(partition, self._name, self._log.wall_clock_ms(), offset)
-            self._log.append([key_and_value(update)])
-            self.follow()
+        if not is_log_start_known(self._state, partition, start, denied):
+            self._send(LogStartOffsetUpdate(partition, self._name, self._log.wall_clock_ms(), start))
+
+    async def put_log_gap(self, partition: TopicIdPartition, gap: LogGap, leader_epoch: int) -> None:
+        update = LogGapUpdate(partition, self._name, self._log.wall_clock_ms(), gap, leader_epoch)
+        self._write(lambda: [key_and_value(update)])
+
+    async def end_log_gap(self, partition: TopicIdPartition, gap: LogGap) -> None:
+        self._write(lambda: [tombstone(log_gap_key(partition, gap.first_offset))])
+
+    async def accept(self, partition: TopicIdPartition) -> None:
+        self._send(OperatorAcceptanceUpdate(partition, self._name, self._log.wall_clock_ms()))
+
+    async def end_acceptance(self, partition: TopicIdPartition) -> None:
+        self._write(lambda: [tombstone(operator_acceptance_key(partition))])
+
+    async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
+        partition = TopicIdPartition(topic_id, 0, topic)
+        self._send(TopicDeletionUpdate(partition, self._name, self._log.wall_clock_ms()))
+
+    async def end_topic_deletion(self, topic_id: UUID) -> None:
+        self._write(lambda: [tombstone(topic_deletion_key(TopicIdPartition(topic_id, 0)))])
+
+    async def put_topic_missing(self, topic_id: UUID, topic: str, *, is_missing: bool) -> None:
+        partition = TopicIdPartition(topic_id, 0, topic)
+        update = TopicMissingUpdate(partition, self._name, self._log.wall_clock_ms())
+        self._write(lambda: [key_and_value(update) if is_missing else tombstone(topic_missing_key(partition))])
+
+    def position(self, partition: TopicIdPartition) -> MetadataPosition:
+        return MetadataPosition(_IDENTITY.topic_id, 0, self._state.next_offset(0))
+
+    async def confirms(self, partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
+        return position.topic_id == _IDENTITY.topic_id and self._log.confirms(position)
+
+    def _send(self, record: MetadataRecord) -> None:
+        """As a producer without ownership does."""
+        self._log.append([key_and_value(record)])
+        self.follow()
 
     async def ask_for_quarantine_deletion(self, segment_id: RemoteLogSegmentId) -> None:
-        asked = QuarantineDeletionUpdate(segment_id, self._name, self._log.wall_clock_ms())
-        self._log.append([key_and_value(asked)])
-        self.follow()
+        self._send(QuarantineDeletionUpdate(segment_id, self._name, self._log.wall_clock_ms()))
 
     async def change_topic_tier_config(
         self,

@@ -44,8 +44,12 @@ class RemoteTier:
         batches: Sequence[bytes],
         base_offset: int,
         aborted: Sequence[AbortedTransaction] = (),
+        *,
+        is_behind_gap: bool = False,
     ) -> RemoteLogSegmentMetadata:
-        """One finished segment."""
+        """One finished segment. What was open before a gap may have ended in it: nothing of that goes on behind."""
+        if is_behind_gap:
+            self._open_transactions.pop(partition, None)
         if not self._is_open:
             await self.storage.open()
             self._is_open = True

@@ -96,10 +96,8 @@ class TierProcess:
         topics: OneTopic,
         clock: Clock,
         wrap_store: Callable[[RemoteStorageManager], RemoteStorageManager] = lambda store: store,
-        cluster_id: str = "cluster",
     ) -> None:
-        """The store is `folder/remote`, which is there; the rest of `folder` that it uses has its name. Without a
-        `cluster_id` no partition manifests are kept."""
+        """The store is `folder/remote`, which is there; the rest of `folder` that it uses has its name."""
         self.name = name
         self.calls = IoCalls()
         self.metadata = FollowingMetadataManager(metadata_log, name, folder / f"{name}-state", lambda: clock.now_ms)
@@ -120,7 +118,7 @@ class TierProcess:
             spool=self._spool,
             clock_ms=lambda: clock.now_ms,
             wall_clock_ms=lambda: clock.wall_ms,
-            cluster_id=cluster_id,
+            cluster_id="cluster",
         )
         self.manager = SteppedManager(services, topics)
 

@@ -14,7 +14,7 @@ from protocol.apis.fetch_response import FetchResponse, FetchResponsePartition, 
 from protocol.errors import ErrorCode, ProtocolError
 from tiers.broker.client import DEFAULT_LANE, BrokerClient
 from tiers.errors import BrokerError
-from tiers.log.log_source import AbortedTransaction
+from tiers.log.log_source import AbortedTransaction, EpochEndOffset
 
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
@@ -36,7 +36,10 @@ class FetchPosition:
 
 @dataclass(frozen=True, slots=True)
 class FetchedPartition:
-    """One partition of the answer. `records` may end in a part of a batch; a view into the response."""
+    """One partition of the answer. `records` is a view into the response, and may end in a part of a batch.
+
+    `diverging` is the offset at which the log's history leaves that of the position's last fetched epoch (semantics
+    6.3). The answer then has neither an error nor records."""
 
     topic_id: UUID
     partition: int
@@ -46,6 +49,7 @@ class FetchedPartition:
     log_start_offset: int
     aborted_transactions: tuple[AbortedTransaction, ...]
     records: memoryview
+    diverging: EpochEndOffset | None = None
 
 
 async def fetch_raw(
@@ -105,6 +109,7 @@ def _topics(positions: Sequence[FetchPosition]) -> list[Any]:
 
 def _partition(response: FetchResponse, partition: FetchResponsePartition) -> FetchedPartition:
     assert isinstance(partition.topic, UUID)
+    diverging = response.diverging_epoch(partition)
     return FetchedPartition(
         topic_id=partition.topic,
         partition=partition.partition,
@@ -117,4 +122,5 @@ def _partition(response: FetchResponse, partition: FetchResponsePartition) -> Fe
             for producer_id, first_offset in response.aborted_transactions(partition) or ()
         ),
         records=response.records(partition),
+        diverging=None if diverging is None else EpochEndOffset(diverging.epoch, diverging.end_offset),
     )

@@ -5,6 +5,9 @@ the members say of themselves count. A member that claims partitions gets those 
 long as it lasts); of two claims on one partition the one that was granted before stays, else the lower member id's.
 
 The bytes are Kafka's consumer protocol, so that `kafka-consumer-groups.sh` shows owners; what is ours is in user data.
+A member declares the record types that it reads behind the user data of its subscription. Brokers read nothing there,
+nor do members of releases that declare no record types. The user data of each assignment has the record types that all
+members read (`record_types`).
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from protocol.errors import ProtocolError
 from protocol.primitives import (
@@ -26,6 +30,13 @@ from protocol.primitives import (
     write_string,
 )
 from tiers.errors import RemoteLogMetadataError
+from tiers.metadata.record_types import (
+    FIRST_RECORD_TYPES,
+    decode_record_types,
+    encode_record_types,
+    known_by_all,
+)
+from tiers.metadata.serde import RecordType
 
 PROTOCOL_TYPE = "consumer"
 PROTOCOL_NAME = "tidegate"
@@ -38,6 +49,22 @@ class Subscription:
 
     owned: frozenset[int] = frozenset()
     claims: frozenset[int] | None = None
+    record_types: frozenset[RecordType] = FIRST_RECORD_TYPES
+
+
+class Assigned(NamedTuple):
+    """A member's assignment: its metadata partitions, and the record types that every member of the group reads."""
+
+    metadata_partitions: frozenset[int]
+    record_types: frozenset[RecordType]
+
+
+def encode_assignments(topic: str, partition_count: int, members: Mapping[str, Subscription]) -> dict[str, bytes]:
+    record_types = known_by_all(member.record_types for member in members.values())
+    return {
+        member_id: encode_assignment(topic, Assigned(frozenset(partitions), record_types))
+        for member_id, partitions in assign(partition_count, members).items()
+    }
 
 
 def assign(partition_count: int, members: Mapping[str, Subscription]) -> dict[str, list[int]]:
@@ -84,6 +111,7 @@ def encode_subscription(topic: str, subscription: Subscription) -> bytes:
         + write_string(topic, compact=False)
         + INT32.pack(len(user_data))
         + user_data
+        + encode_record_types(subscription.record_types)
     )
 
 
@@ -99,25 +127,30 @@ def decode_subscription(buf: Buffer) -> Subscription:
             return Subscription()
         owned, pos = _decode_numbers(buf, pos)
         claims = None if pos >= end else _decode_numbers(buf, pos)[0]
+        record_types = FIRST_RECORD_TYPES if end >= len(buf) else decode_record_types(buf, end)[0]
     except ProtocolError as error:
         raise RemoteLogMetadataError(f"a member's subscription cannot be read: {error}") from error
-    return Subscription(owned, claims)
+    return Subscription(owned, claims, record_types)
 
 
-def encode_assignment(topic: str, partitions: list[int]) -> bytes:
+def encode_assignment(topic: str, assigned: Assigned) -> bytes:
+    user_data = encode_record_types(assigned.record_types)
     return (
         INT16.pack(_VERSION)
         + INT32.pack(1)
         + write_string(topic, compact=False)
-        + _encode_numbers(partitions)
-        + INT32.pack(-1)
+        + _encode_numbers(assigned.metadata_partitions)
+        + INT32.pack(len(user_data))
+        + user_data
     )
 
 
-def decode_assignment(buf: Buffer, topic: str) -> frozenset[int]:
-    """Raises `RemoteLogMetadataError`. Nothing at all is an empty assignment."""
+def decode_assignment(buf: Buffer, topic: str) -> Assigned:
+    """Decodes an assignment. Raises `RemoteLogMetadataError`.
+
+    An empty buffer is an empty assignment. A leader of a release without record types sends no user data."""
     if len(buf) == 0:
-        return frozenset()
+        return Assigned(frozenset(), FIRST_RECORD_TYPES)
     assigned: frozenset[int] = frozenset()
     try:
         _, pos = read_int16(buf, 0)
@@ -127,12 +160,14 @@ def decode_assignment(buf: Buffer, topic: str) -> frozenset[int]:
             partitions, pos = _decode_numbers(buf, pos)
             if name == topic:
                 assigned |= partitions
+        pos, end = read_bytes_bounds(buf, pos, compact=False)
+        record_types = FIRST_RECORD_TYPES if end <= pos else decode_record_types(buf, pos)[0]
     except ProtocolError as error:
         raise RemoteLogMetadataError(f"an assignment cannot be read: {error}") from error
-    return assigned
+    return Assigned(assigned, record_types)
 
 
-def _encode_numbers(numbers: frozenset[int] | list[int]) -> bytes:
+def _encode_numbers(numbers: frozenset[int]) -> bytes:
     return struct.pack(f">i{len(numbers)}i", len(numbers), *sorted(numbers))
 
 

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from tiers.log.log_history import ConfirmedLogStart
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 
 
 def earliest_readable(
-    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, local_log_start: int
+    metadata: RemoteLogMetadataReader,
+    partition: TopicIdPartition,
+    local_log_start: int,
+    confirmed: ConfirmedLogStart | None = None,
 ) -> int | None:
-    """The log start of both tiers together: the first offset that a fetch can be answered for.
+    """The log start of both tiers together: the first offset that a fetch can be answered for. None: not tiered.
 
-    Above the recorded log start only while a hole (safety rule 5) awaits its owner. None: not tiered.
+    `confirmed` is the leader's answer about the recorded log starts. Without it, a recorded log start above the local
+    one does not count, for the leader may deny it. The result lies behind a gap at the head, recorded or not.
     """
-    log_start = metadata.log_start_offset(partition)
-    if log_start is None or log_start >= local_log_start:
-        return log_start
+    if confirmed is None:
+        log_start = metadata.log_start_offset(partition)
+    else:
+        log_start = metadata.earliest_offset(partition) if confirmed.offset is None else confirmed.offset
+    if log_start is None:
+        return local_log_start if metadata.is_known(partition) else None
+    if log_start >= local_log_start:
+        is_confirmed = confirmed is not None and confirmed.offset is not None
+        return log_start if is_confirmed else local_log_start
     segment = metadata.next_segment(partition, log_start)
     if segment is None:
         return local_log_start

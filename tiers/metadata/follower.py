@@ -6,7 +6,11 @@
   look-up must know (safety rule 1).
 * Positions live here while nothing is to be replayed; markers alone are not worth a transaction of the state.
 * A state that cannot be written (disk or map full) or trusted is not fresh: `trouble` says why, reading goes on.
-* A topic that lacks what was read of it is not read anew: the state is kept, and not fresh (`LostRecords`).
+* The follower reads a metadata partition with records of a later release up to the first of them. The partition is then
+  not fresh (`committed_records`).
+* When the topic lacks records that were read before, the follower keeps the state and does not read the topic from its
+  start. The state is then not fresh (`MetadataLineage`). Every Fetch names the leader epoch of the last batch that was
+  read, so that a leader with another history answers where the histories part.
 """
 
 from __future__ import annotations
@@ -22,16 +26,18 @@ from typing import TypeVar
 import lmdb
 
 from protocol.errors import ErrorCode, ProtocolError
-from tiers.broker.client import BrokerClient, Leader
+from tiers.broker.client import BrokerClient
 from tiers.broker.fetch import FetchedPartition, FetchPosition, fetch_raw
 from tiers.errors import BrokerError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.committed_records import read_committed
-from tiers.metadata.leadership import MetadataLeadership
-from tiers.metadata.lost_records import LostRecords
+from tiers.metadata.leadership import LATEST_TIMESTAMP, MetadataLeadership
+from tiers.metadata.lineage import MetadataLineage
 from tiers.metadata.metadata_topic import MetadataTopic
+from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.metadata.state_replay import PartitionRead
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
 from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
 
@@ -39,7 +45,6 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 FETCH_LANE = "remote-log-metadata"
-LATEST_TIMESTAMP = -1
 EARLIEST_TIMESTAMP = -2
 _FETCH_MAX_WAIT_MS = 500
 _FETCH_MAX_BYTES = 8 * 1024 * 1024
@@ -73,12 +78,11 @@ class MetadataFollower:
         self._on_finished = on_finished
         self._jitter = jitter
         self._positions = {number: state.next_offset(number) for number in range(topic.partition_count)}
+        self._position_epochs = {number: state.consumed(number).leader_epoch for number in self._positions}
         self._fresh_at_ms: dict[int, int] = {}
         self._marked_at_ms: int | None = None
         self._readers: set[int] = set()
         self._leadership = MetadataLeadership(client, topic, clock_ms=clock_ms)
-        self._first_asked: dict[int, Leader] = {}
-        """Leaders whose high watermark lies below nothing that was committed before them."""
         self._leaders_changed = asyncio.Event()
         self._progress = asyncio.Condition()
         # Held from the look at the positions that were asked for until they are the ones that were read to.
@@ -91,7 +95,16 @@ class MetadataFollower:
         """Committed records since this follower started."""
         self.foreign_records_read = 0
         self._trouble: str | None = None
-        self._lost = LostRecords({number: state.reached(number) for number in self._positions})
+        self._unknown: dict[int, str] = {}
+        """Metadata partitions with a record that this release does not know, and what to tell an operator."""
+        self._lineage = MetadataLineage(
+            self._leadership,
+            state,
+            topic.partition_count,
+            lambda number: OffsetAndEpoch(self._positions[number], self._position_epochs[number]),
+            self._in_state_thread,
+            on_loss=lambda number: self._fresh_at_ms.pop(number, None),
+        )
 
     def close(self) -> None:
         """Waits for a commit under way. `run` must have ended."""
@@ -106,10 +119,20 @@ class MetadataFollower:
     @property
     def trouble(self) -> str | None:
         """Why the state does not follow the topic, for an operator; None when it does."""
-        return self._trouble or self._lost.reason
+        return self.trouble_of_all or next(iter(self._unknown.values()), None)
+
+    @property
+    def trouble_of_all(self) -> str | None:
+        """The trouble that puts every metadata partition in doubt, the fresh ones too; None: there is none."""
+        return self._trouble or self._lineage.reason
 
     def position(self, metadata_partition: int) -> int:
         return self._positions[metadata_partition]
+
+    def metadata_position(self, metadata_partition: int) -> MetadataPosition:
+        return MetadataPosition(
+            self._topic.topic_id, self._position_epochs[metadata_partition], self._positions[metadata_partition]
+        )
 
     def fresh_at_ms(self, metadata_partition: int) -> int | None:
         return self._fresh_at_ms.get(metadata_partition)
@@ -145,18 +168,25 @@ class MetadataFollower:
                         await self._back_off(failures)
                         failures += 1
         except TimeoutError as error:
+            stopped = self._stopped(metadata_partition)
             raise RemoteLogMetadataNotReadyError(
                 f"metadata partition {metadata_partition} was not read to its end in {timeout_ms} ms"
+                f"{'' if stopped is None else f': {stopped}'}"
             ) from error
 
     async def _read_to_end(self, metadata_partition: int, not_before_ms: int, timeout_ms: int) -> None:
+        stopped = self._stopped(metadata_partition)
+        if stopped is not None:
+            raise BrokerError(stopped, retriable=True)
         await self._leadership.confirm(min(timeout_ms, _LEADERS_TIMEOUT_MS), metadata_partition)
         leader = self._leadership.leader(metadata_partition)
+        await self._lineage.ask({metadata_partition: leader}, timeout_ms)
+        if not self._lineage.is_believed(metadata_partition, leader):
+            raise BrokerError("the metadata's leader may not have all that was read", retriable=True)
         asked_at_ms = self._clock_ms()
         position = self._positions[metadata_partition]  # before: what is read meanwhile may lie beyond the answer
         high_watermark = await self._list_offset(metadata_partition, LATEST_TIMESTAMP, timeout_ms)
-        if self._lost.check(metadata_partition, position, 0, high_watermark):
-            self._fresh_at_ms.pop(metadata_partition, None)
+        if not self._lineage.is_within(metadata_partition, position, 0, high_watermark):
             raise BrokerError("the metadata topic lost records", retriable=True)
         await self._wait_for_position(metadata_partition, high_watermark)
         as_of_ms = self._leadership.holds_as_of(metadata_partition, leader, asked_at_ms)
@@ -205,7 +235,7 @@ class MetadataFollower:
     async def _read_from(self, node_id: int) -> None:
         failures = 0
         try:
-            while numbers := self._leadership.led_by(node_id):
+            while numbers := [each for each in self._leadership.led_by(node_id) if self._stopped(each) is None]:
                 # The broker fills partitions in the order of the request until the bytes are used up.
                 numbers.sort(key=lambda number: self._fresh_at_ms.get(number, 0))
                 is_whole = False
@@ -230,14 +260,24 @@ class MetadataFollower:
     async def _poll(self, node_id: int, numbers: list[int]) -> bool:
         """One Fetch; whether every partition was answered without an error."""
         leaders = {number: self._leadership.leader(number) for number in numbers}
-        await self._ask_first(leaders)
+        await self._lineage.ask(leaders, _FETCH_TIMEOUT_MS)
+        leaders = {number: leader for number, leader in leaders.items() if self._stopped(number) is None}
         asked_at_ms = self._clock_ms()
-        asked = {number: self._positions[number] for number in numbers}
+        asked = {number: self._positions[number] for number in leaders}
+        epochs = {number: self._position_epochs[number] for number in leaders}
+        if not asked:
+            return True
         answers = await fetch_raw(
             self._client,
             node_id,
             [
-                FetchPosition(self._topic.topic_id, number, position, leaders[number].leader_epoch)
+                FetchPosition(
+                    self._topic.topic_id,
+                    number,
+                    position,
+                    leaders[number].leader_epoch,
+                    last_fetched_epoch=epochs[number],
+                )
                 for number, position in asked.items()
             ],
             max_bytes=_FETCH_MAX_BYTES,
@@ -253,31 +293,44 @@ class MetadataFollower:
             if asked.get(fetched.partition) != self._positions.get(fetched.partition):
                 continue
             leader = leaders[fetched.partition]
-            is_known = self._first_asked.get(fetched.partition) == leader
-            read = await self._read(fetched, asked[fetched.partition], is_known)
+            is_known = self._lineage.is_believed(fetched.partition, leader)
+            position = OffsetAndEpoch(asked[fetched.partition], epochs[fetched.partition])
+            read = await self._read(fetched, position, is_known)
             if read is None:
                 is_whole = False
                 continue
             reads.append(read)
-            is_whole = is_whole and is_known
             as_of_ms = self._leadership.holds_as_of(fetched.partition, leader, asked_at_ms)
-            if is_known and as_of_ms is not None and read.next_offset >= fetched.high_watermark:
+            if as_of_ms is not None and read.next_offset >= fetched.high_watermark:
                 reached[fetched.partition] = as_of_ms
         await self._replay(reads, asked, reached)
         await self._mark_read_to_end()
         self._set_trouble(None)
         return is_whole
 
-    async def _ask_first(self, leaders: dict[int, Leader]) -> None:
-        new = {number: leader for number, leader in leaders.items() if self._first_asked.get(number) != leader}
-        if new:
-            found = await self._leadership.offsets(new, LATEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
-            self._first_asked |= {number: new[number] for number in found}
+    def _stopped(self, metadata_partition: int) -> str | None:
+        """Returns why the follower reads nothing more from the metadata partition; None: it reads on.
 
-    async def _read(self, fetched: FetchedPartition, position: int, is_known: bool) -> PartitionRead | None:
-        """`is_known`: the high watermark is the new leader's own."""
+        The follower reads on only after an operator decides, or upgrades this process."""
+        return self._lineage.divergence(metadata_partition) or self._unknown.get(metadata_partition)
+
+    def _stop_at_unknown_records(self, reads: list[PartitionRead]) -> None:
+        for read in reads:
+            if read.unknown is not None:
+                number = read.metadata_partition
+                self._fresh_at_ms.pop(number, None)
+                self._unknown[number] = (
+                    f"metadata partition {number} has records of a later release from offset {read.unknown.offset} on:"
+                    f" upgrade this process ({read.unknown.what})"
+                )
+                log.error("the remote log metadata is not followed", extra={"reason": self._unknown[number]})
+
+    async def _read(self, fetched: FetchedPartition, position: OffsetAndEpoch, is_known: bool) -> PartitionRead | None:
+        """Returns the committed records of `fetched`.
+
+        None for a leader that is not known to continue the log that was read before: no record of it is replayed."""
         if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
-            await self._look_for_lost_records(fetched.partition, position)
+            await self._look_for_lost_records(fetched.partition, position.offset)
             return None
         if fetched.error != ErrorCode.NONE:
             log.info(
@@ -285,23 +338,30 @@ class MetadataFollower:
                 extra={"metadata_partition": fetched.partition, "error_code": fetched.error},
             )
             return None
-        if is_known and self._lost.check(fetched.partition, position, 0, fetched.high_watermark):
-            self._fresh_at_ms.pop(fetched.partition, None)
+        if fetched.diverging is not None:
+            if await self._lineage.continues(fetched.partition, position, fetched.diverging, fetched.high_watermark):
+                # A replica that copied the log after a compaction does not know an epoch of which no record is left.
+                self._position_epochs[fetched.partition] = fetched.diverging.leader_epoch
             return None
-        read = read_committed(fetched, position)
+        if not is_known or not self._lineage.is_within(fetched.partition, position.offset, 0, fetched.high_watermark):
+            return None
+        read = read_committed(fetched, position.offset)
         self.foreign_records_read += read.foreign_records
         return read
 
     async def _look_for_lost_records(self, metadata_partition: int, position: int) -> None:
         earliest = await self._list_offset(metadata_partition, EARLIEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
         latest = await self._list_offset(metadata_partition, LATEST_TIMESTAMP, _FETCH_TIMEOUT_MS)
-        if self._lost.check(metadata_partition, position, earliest, latest):
-            self._fresh_at_ms.pop(metadata_partition, None)
+        self._lineage.out_of_range(metadata_partition, position, earliest, latest)
 
     def _forget(self, reason: str) -> None:
         """At once, before the state is emptied: what is not there any more must not pass for never written."""
         self._start_over_for = reason
+        for number in self._positions:
+            self._lineage.remember(number)
         self._positions = dict.fromkeys(self._positions, 0)
+        self._position_epochs = dict.fromkeys(self._positions, -1)
+        self._unknown.clear()
         self._fresh_at_ms.clear()
 
     async def _start_over(self) -> None:
@@ -315,7 +375,10 @@ class MetadataFollower:
         async with self._replaying:
             await self._start_over()
             reads = [
-                read for read in reads if self._positions[read.metadata_partition] == asked[read.metadata_partition]
+                read
+                for read in reads
+                if self._positions[read.metadata_partition] == asked[read.metadata_partition]
+                and self._stopped(read.metadata_partition) is None
             ]
             with_events = [read for read in reads if read.events]
             if with_events:
@@ -331,7 +394,10 @@ class MetadataFollower:
             async with self._progress:
                 for read in reads:
                     self._positions[read.metadata_partition] = read.next_offset
+                    if read.leader_epoch >= 0:
+                        self._position_epochs[read.metadata_partition] = read.leader_epoch
                 self._progress.notify_all()
+            self._stop_at_unknown_records(reads)
             still_read = {read.metadata_partition for read in reads}
             self._mark_fresh({number: at_ms for number, at_ms in reached.items() if number in still_read})
 
@@ -343,7 +409,11 @@ class MetadataFollower:
         self._trouble = trouble
 
     def _mark_fresh(self, fresh_at_ms: dict[int, int]) -> None:
-        later = {number: at_ms for number, at_ms in fresh_at_ms.items() if at_ms > self._fresh_at_ms.get(number, -1)}
+        later = {
+            number: at_ms
+            for number, at_ms in fresh_at_ms.items()
+            if at_ms > self._fresh_at_ms.get(number, -1) and self._stopped(number) is None
+        }
         if later and self._start_over_for is None:
             self._fresh_at_ms |= later
             try:

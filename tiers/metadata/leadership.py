@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kafka.protocol.consumer import ListOffsetsRequest
+from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode
@@ -24,6 +24,7 @@ from tiers.broker.client import BrokerClient, Leader
 from tiers.broker.cluster_metadata import from_response
 from tiers.broker.fetch import READ_UNCOMMITTED
 from tiers.errors import BrokerError
+from tiers.log.log_source import EpochEndOffset
 from tiers.metadata.metadata_topic import MetadataTopic
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,10 @@ _NEWER_WITHIN_MS = 200
 _METADATA_WITH_TOPIC_IDS = 10
 _TELLS_OF_A_LAGGING_HIGH_WATERMARK = 5
 """Version of ListOffsets; those before it say LEADER_NOT_AVAILABLE, which is an error as well."""
+LATEST_TIMESTAMP = -1
+_CONSUMER_REPLICA_ID = -1
+_FENCES_BY_LEADER_EPOCH = 2
+"""The version of OffsetForLeaderEpoch whose requests have the current leader epoch."""
 
 
 class MetadataLeadership:
@@ -144,6 +149,29 @@ class MetadataLeadership:
         )
         return {
             one.partition_index: int(one.offset)
+            for answered in response.topics
+            for one in answered.partitions
+            if one.error_code == ErrorCode.NONE
+        }
+
+    async def epoch_ends(self, asked: Mapping[int, tuple[Leader, int]], timeout_ms: int) -> dict[int, EpochEndOffset]:
+        """Asks leaders for the end offsets of leader epochs, by metadata partition (semantics 6.1).
+
+        All metadata partitions in `asked` have the same leader node. The result leaves out those that failed."""
+        request = OffsetForLeaderEpochRequest
+        partition = request.OffsetForLeaderTopic.OffsetForLeaderPartition
+        topic = request.OffsetForLeaderTopic(
+            topic=self._topic.name,
+            partitions=[
+                partition(partition=number, current_leader_epoch=leader.leader_epoch, leader_epoch=leader_epoch)
+                for number, (leader, leader_epoch) in asked.items()
+            ],
+        )
+        message = request(replica_id=_CONSUMER_REPLICA_ID, topics=[topic])
+        (node_id,) = {leader.node_id for leader, _ in asked.values()}
+        response = await self._client.request(node_id, message, timeout_ms, min_version=_FENCES_BY_LEADER_EPOCH)
+        return {
+            one.partition: EpochEndOffset(one.leader_epoch, int(one.end_offset))
             for answered in response.topics
             for one in answered.partitions
             if one.error_code == ErrorCode.NONE

@@ -5,7 +5,11 @@ records; one that begins above what was read has deleted records that nobody her
 they named may pass for the truth, and the state that was read from them is the last that knows: it is kept, and the
 partition is not fresh until the log has them again, or an operator gives the proxies another topic.
 
-A log that lost records and has grown past them since looks whole: its offsets alone do not tell.
+A log that lost records and has grown since looks whole by its offsets. So the position also has the leader epoch of the
+last batch that was read (semantics 6.1). A leader whose log ends that epoch earlier has other records at those offsets:
+its log has *diverged*. A divergence never ends by itself. It does not end when a later leader has all records again
+either, since the records written meanwhile were decided without them. The state keeps the divergence. Only an operator
+ends it, by removing that state.
 """
 
 from __future__ import annotations
@@ -13,30 +17,86 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from tiers.log.log_source import EpochEndOffset
+from tiers.model.log_start import OffsetAndEpoch
+
 log = logging.getLogger(__name__)
+
+_WHAT_TO_DO = "see `tidegate tier rebuild` and 'The metadata topic is lost' in docs/operations.md"
 
 
 class LostRecords:
-    def __init__(self, reached: Mapping[int, int]) -> None:
-        """`reached`: per metadata partition the next offset after all that was ever read."""
+    def __init__(self, reached: Mapping[int, OffsetAndEpoch], diverged: Mapping[int, str]) -> None:
+        """Begins with the divergences that the state kept.
+
+        `reached` has, by metadata partition, the next offset after the last record that was ever read. `diverged` has
+        the reasons that the state kept."""
         self._reached = dict(reached)
+        self._diverged = dict(diverged)
         self._reasons: dict[int, str] = {}
 
     @property
     def reason(self) -> str | None:
-        return next(iter(self._reasons.values()), None)
+        return next(iter([*self._diverged.values(), *self._reasons.values()]), None)
 
-    def check(self, number: int, position: int, log_start: int, end: int) -> bool:
-        """Whether the log lacks records. `end`: exclusive, of what its leader surely has committed."""
-        reached = max(position, self._reached[number])
+    @property
+    def diverged(self) -> Mapping[int, str]:
+        """The diverged metadata partitions, each with the reason."""
+        return self._diverged
+
+    def reached(self, number: int) -> OffsetAndEpoch:
+        return self._reached[number]
+
+    def read_to(self, number: int, position: OffsetAndEpoch) -> None:
+        self._reached[number] = max(position, self._reached[number])
+
+    def check(self, number: int, position: int, log_start: int, end: int, *, is_continued: bool = True) -> bool:
+        """Whether the log lacks records by its offsets.
+
+        `end` (exclusive) is the offset up to which the leader surely has committed. `is_continued` is true when the
+        leader's log is known to continue the log that was read. Only such a log can be whole again."""
+        reached = max(position, self._reached[number].offset)
+        if number in self._diverged:
+            return True
         if position < log_start:
-            reason = f"records {position} to {log_start - 1} of metadata partition {number} were deleted unread"
-        elif end < reached:
-            reason = f"metadata partition {number} ends at {end} and was read to {reached}: the topic lost records"
-        else:
-            if self._reasons.pop(number, None) is not None:
-                log.warning("a metadata partition is whole again", extra={"metadata_partition": number})
-            return False
+            return self._lacks(
+                number, f"records {position} to {log_start - 1} of metadata partition {number} were deleted unread"
+            )
+        if end < reached:
+            return self._ends_early(number, end, reached)
+        if is_continued and self._reasons.pop(number, None) is not None:
+            log.warning("a metadata partition is whole again", extra={"metadata_partition": number})
+        return False
+
+    def check_lineage(self, number: int, read: OffsetAndEpoch, answered: EpochEndOffset, high_watermark: int) -> bool:
+        """Whether the leader's log lacks records that were read before `read`.
+
+        `answered` says where the leader's log ends the leader epoch of `read`. The log has diverged when it has
+        committed another record at an offset of the missing ones."""
+        if number in self._diverged:
+            return True
+        if 0 <= answered.leader_epoch <= read.leader_epoch and answered.end_offset >= read.offset:
+            return False  # a lower epoch: compaction left no record of the later epochs on this replica
+        is_known = answered.leader_epoch >= 0
+        ends_at = answered.end_offset if is_known and answered.end_offset < read.offset else read.offset - 1
+        if high_watermark <= ends_at:
+            return self._ends_early(number, high_watermark, read.offset)
+        reason = (
+            f"metadata partition {number} was read to {read.offset} in leader epoch {read.leader_epoch}, and now has"
+            f" other records from {ends_at} on, if not below: it lost records and was written to since;"
+            f" nothing is read from it until an operator decides: {_WHAT_TO_DO}"
+        )
+        log.error("the remote log metadata is not followed", extra={"reason": reason})
+        self._diverged[number] = reason
+        self._reasons.pop(number, None)
+        return True
+
+    def _ends_early(self, number: int, end: int, reached: int) -> bool:
+        return self._lacks(
+            number, f"metadata partition {number} ends at {end} and was read to {reached}: the topic lost records"
+        )
+
+    def _lacks(self, number: int, reason: str) -> bool:
         if number not in self._reasons:
             log.error("the remote log metadata is not followed", extra={"reason": reason})
         self._reasons[number] = reason

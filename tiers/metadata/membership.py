@@ -24,14 +24,15 @@ from tiers.metadata.assignor import (
     PROTOCOL_NAME,
     PROTOCOL_TYPE,
     Subscription,
-    assign,
     decode_assignment,
     decode_subscription,
-    encode_assignment,
+    encode_assignments,
     encode_subscription,
 )
 from tiers.metadata.metadata_producer import GROUP_COORDINATOR, GroupMember, find_coordinator
 from tiers.metadata.metadata_topic import MetadataTopic
+from tiers.metadata.record_types import FIRST_RECORD_TYPES
+from tiers.metadata.serde import RecordType, known_record_types
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ class MembershipSettings:
 class Assignment:
     member: GroupMember
     metadata_partitions: frozenset[int]
+    record_types: frozenset[RecordType] = FIRST_RECORD_TYPES
+    """The record types that every member of the generation reads."""
 
 
 class _RejoinError(Exception):
@@ -198,10 +201,10 @@ class GroupMembership:
         if response.leader == self._member_id:
             members = {member.member_id: decode_subscription(member.metadata) for member in response.members}
             assignments = [
-                SyncGroupRequest.SyncGroupRequestAssignment(
-                    member_id=member_id, assignment=encode_assignment(self._topic.name, partitions)
-                )
-                for member_id, partitions in assign(self._topic.partition_count, members).items()
+                SyncGroupRequest.SyncGroupRequestAssignment(member_id=member_id, assignment=assignment)
+                for member_id, assignment in encode_assignments(
+                    self._topic.name, self._topic.partition_count, members
+                ).items()
             ]
         message = SyncGroupRequest(
             group_id=self._settings.group_id,
@@ -221,11 +224,11 @@ class GroupMembership:
         self._confirmed_at_ms = sent_at_ms
         return Assignment(
             GroupMember(self._settings.group_id, self._generation_id, self._member_id),
-            decode_assignment(sync.assignment, self._topic.name),
+            *decode_assignment(sync.assignment, self._topic.name),
         )
 
     async def _join_group(self) -> Any:
-        subscription = Subscription(self._owned, self._settings.claims)
+        subscription = Subscription(self._owned, self._settings.claims, known_record_types())
         message = JoinGroupRequest(
             group_id=self._settings.group_id,
             session_timeout_ms=self._session_timeout_ms,

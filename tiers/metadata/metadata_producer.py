@@ -110,7 +110,10 @@ async def find_coordinator(client: BrokerClient, key: str, key_type: int, timeou
 
 
 class MetadataProducer:
-    """Single records, not transactional, acks=all; a repeated request may write a record twice."""
+    """Single records, not transactional, acks=all; a repeated request may write a record twice.
+
+    The producer does not check which members read the records (`record_types`). It may write only record types that
+    every release reads which declares record types."""
 
     def __init__(
         self,

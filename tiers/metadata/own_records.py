@@ -6,10 +6,12 @@ from typing import Protocol
 
 from protocol.primitives import (
     EMPTY_TAGGED_SECTION,
+    INT8,
     INT32,
     INT64,
     Buffer,
     read_array_length,
+    read_int8,
     read_int32,
     read_int64,
     read_string,
@@ -27,16 +29,21 @@ from tiers.metadata.record_parts import (
 )
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
+    LogGapUpdate,
     LogStartOffsetUpdate,
+    OperatorAcceptanceUpdate,
     QuarantineDeletionUpdate,
     RemoteLogClampUpdate,
+    TopicDeletionUpdate,
+    TopicMissingUpdate,
     TopicTierConfigUpdate,
 )
 
 
-class _OfPartition(Protocol):
+class OfPartition(Protocol):
     """What all but the deletion of a segment begin with."""
 
     @property
@@ -47,7 +54,7 @@ class _OfPartition(Protocol):
     def event_timestamp_ms(self) -> int: ...
 
 
-def _write_head(update: _OfPartition) -> bytes:
+def _write_head(update: OfPartition) -> bytes:
     return (
         write_partition(update.topic_id_partition)
         + write_string(update.writer, compact=True)
@@ -64,14 +71,30 @@ def _read_head(buf: Buffer, pos: int) -> tuple[TopicIdPartition, str, int, int]:
 
 
 def write_log_start(update: LogStartOffsetUpdate) -> bytes:
-    return _write_head(update) + INT64.pack(update.log_start_offset) + EMPTY_TAGGED_SECTION
+    start = update.log_start
+    return (
+        _write_head(update)
+        + INT64.pack(start.offset)
+        + INT32.pack(start.leader_epoch)
+        + INT8.pack(start.reason)
+        + EMPTY_TAGGED_SECTION
+    )
 
 
 def read_log_start(buf: Buffer, pos: int) -> tuple[LogStartOffsetUpdate, int]:
     partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
-    log_start_offset, pos = read_int64(buf, pos)
-    update = LogStartOffsetUpdate(partition, writer, event_timestamp_ms, log_start_offset)
-    return update, skip_tagged_section(buf, pos)
+    position, pos = _read_position(buf, pos)
+    reason, pos = read_int8(buf, pos)
+    log_start = LogStart(position.offset, position.leader_epoch, LogStartReason(reason))
+    return LogStartOffsetUpdate(partition, writer, event_timestamp_ms, log_start), skip_tagged_section(buf, pos)
+
+
+def _read_position(buf: Buffer, pos: int) -> tuple[OffsetAndEpoch, int]:
+    offset, pos = read_int64(buf, pos)
+    leader_epoch, pos = read_int32(buf, pos)
+    if offset < 0:
+        raise RemoteLogMetadataError(f"a record remembers the offset {offset}")
+    return OffsetAndEpoch(offset, leader_epoch), pos
 
 
 def write_tier_config(update: TopicTierConfigUpdate) -> bytes:
@@ -136,14 +159,55 @@ def read_quarantine_deletion(buf: Buffer, pos: int) -> tuple[QuarantineDeletionU
 
 
 def write_local_log_start(update: LocalLogStartUpdate) -> bytes:
-    return _write_head(update) + INT64.pack(update.local_log_start) + EMPTY_TAGGED_SECTION
+    start = update.local_log_start
+    return _write_head(update) + INT64.pack(start.offset) + INT32.pack(start.leader_epoch) + EMPTY_TAGGED_SECTION
 
 
 def read_local_log_start(buf: Buffer, pos: int) -> tuple[LocalLogStartUpdate, int]:
     partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
-    local_log_start, pos = read_int64(buf, pos)
-    update = LocalLogStartUpdate(partition, writer, event_timestamp_ms, local_log_start)
+    position, pos = _read_position(buf, pos)
+    return LocalLogStartUpdate(partition, writer, event_timestamp_ms, position), skip_tagged_section(buf, pos)
+
+
+def write_log_gap(update: LogGapUpdate) -> bytes:
+    return (
+        _write_head(update)
+        + INT64.pack(update.gap.first_offset)
+        + INT64.pack(update.gap.next_offset)
+        + INT32.pack(update.leader_epoch)
+        + EMPTY_TAGGED_SECTION
+    )
+
+
+def read_log_gap(buf: Buffer, pos: int) -> tuple[LogGapUpdate, int]:
+    partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
+    first_offset, pos = read_int64(buf, pos)
+    next_offset, pos = read_int64(buf, pos)
+    leader_epoch, pos = read_int32(buf, pos)
+    if not 0 <= first_offset < next_offset:
+        raise RemoteLogMetadataError(f"a gap of {partition} holds no offsets: {first_offset} to {next_offset}")
+    update = LogGapUpdate(partition, writer, event_timestamp_ms, LogGap(first_offset, next_offset), leader_epoch)
     return update, skip_tagged_section(buf, pos)
+
+
+def write_head_alone(update: OfPartition) -> bytes:
+    """Writes a record of a type whose only content is its partition."""
+    return _write_head(update) + EMPTY_TAGGED_SECTION
+
+
+def read_operator_acceptance(buf: Buffer, pos: int) -> tuple[OperatorAcceptanceUpdate, int]:
+    partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
+    return OperatorAcceptanceUpdate(partition, writer, event_timestamp_ms), skip_tagged_section(buf, pos)
+
+
+def read_topic_deletion(buf: Buffer, pos: int) -> tuple[TopicDeletionUpdate, int]:
+    partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
+    return TopicDeletionUpdate(partition, writer, event_timestamp_ms), skip_tagged_section(buf, pos)
+
+
+def read_topic_missing(buf: Buffer, pos: int) -> tuple[TopicMissingUpdate, int]:
+    partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
+    return TopicMissingUpdate(partition, writer, event_timestamp_ms), skip_tagged_section(buf, pos)
 
 
 def write_copy_plan(plan: CopyPlan) -> bytes:

@@ -22,6 +22,7 @@ from tiers.metadata.follower import MetadataFollower
 from tiers.metadata.membership import Assignment, GroupMembership, MembershipSettings
 from tiers.metadata.metadata_producer import KeyAndValue, TransactionalProducer
 from tiers.metadata.metadata_topic import MetadataTopic
+from tiers.metadata.record_types import check_writable
 from tiers.metadata.tier_config_writer import tier_config_transactional_id
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,9 @@ class MetadataPartitionOwnership:
     async def write(
         self, metadata_partition: int, records: Callable[[], Sequence[KeyAndValue]], timeout_ms: int
     ) -> None:
-        """Commits what `records` returns and waits until this process has read it.
+        """Commits the records that `records` returns, and waits until this process has read them.
+
+        Raises `RemoteLogMetadataError`, also when a member of the group does not read records of these types.
 
         `records` is called when no other write is under way and everything written before has been replayed."""
         owned = self._owned.get(metadata_partition)
@@ -111,6 +114,7 @@ class MetadataPartitionOwnership:
             if self._owned.get(metadata_partition) is not owned or not self.owns(metadata_partition):
                 raise OwnershipLostError(f"metadata partition {metadata_partition} is not owned any more")
             to_write = records()
+            check_writable(to_write, owned.assignment.record_types)
             consumed_offset = self._follower.position(metadata_partition)
             try:
                 offset = await owned.producer.commit(to_write, owned.assignment.member, consumed_offset, timeout_ms)

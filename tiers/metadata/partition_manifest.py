@@ -1,10 +1,13 @@
 """The partition manifest: what `rebuild` cannot see in the objects of a partition, in one small object beside them.
 
-    {"checksum": CRC-32C of the rest, "manifest": {"version": 1, ...}}    JSON, in the store, beside the segments
+    {"checksum": CRC-32C of the rest, "manifest": {"version": 2, ...}}    JSON, in the store, beside the segments
 
 * It names the segments that were accepted (COPY_SEGMENT_FINISHED), how far each may be read when a clamp cuts it, and
   those that are dead already although their objects may still be there. What it does not name came after it.
-* It is written after the fact, by whoever owns the partition: it may be older than the metadata topic, never newer.
+* The owner writes it after the metadata record: it may be older than the metadata topic, never newer. It says how far
+  the owner had read the metadata topic. A metadata topic that does not reach this position has lost records.
+* The broker keeps the records of a segment until the manifest accepts the segment. So the manifest is a witness of all
+  segments that were ever copied and trimmed (DESIGN, safety rule 5).
 """
 
 from __future__ import annotations
@@ -18,11 +21,13 @@ from uuid import UUID
 
 from protocol.records.record_batch import crc32c
 from tiers.errors import RemoteLogMetadataError
+from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +65,11 @@ class PartitionManifest:
 
     cluster_id: str
     topic_id_partition: TopicIdPartition
-    log_start_offset: int | None
-    local_log_start_offset: int | None
+    log_start: LogStart | None
+    local_log_start: OffsetAndEpoch | None
+    position: MetadataPosition
+    """How far the owner had read the metadata partition."""
+    gaps: tuple[LogGap, ...] = ()
     segments: tuple[ManifestSegment, ...] = ()
     dead: tuple[UUID, ...] = ()
     tier_config: Mapping[str, str] = field(default_factory=dict)
@@ -69,15 +77,21 @@ class PartitionManifest:
 
 
 def encode_partition_manifest(manifest: PartitionManifest) -> bytes:
-    partition = manifest.topic_id_partition
+    partition, start = manifest.topic_id_partition, manifest.log_start
     document = {
         "version": VERSION,
         "clusterId": manifest.cluster_id,
         "topic": partition.topic,
         "topicId": str(partition.topic_id),
         "partition": partition.partition,
-        "logStartOffset": manifest.log_start_offset,
-        "localLogStartOffset": manifest.local_log_start_offset,
+        "logStart": None if start is None else [start.offset, start.leader_epoch, start.reason.name.lower()],
+        "localLogStart": None if manifest.local_log_start is None else list(manifest.local_log_start),
+        "metadata": {
+            "topicId": str(manifest.position.topic_id),
+            "leaderEpoch": manifest.position.leader_epoch,
+            "nextOffset": manifest.position.next_offset,
+        },
+        "gaps": [list(gap) for gap in manifest.gaps],
         "tierConfig": dict(sorted(manifest.tier_config.items())),
         "dead": sorted(map(str, manifest.dead)),
         "segments": [_encode_segment(each) for each in manifest.segments],
@@ -99,8 +113,14 @@ def decode_partition_manifest(data: bytes) -> PartitionManifest:
             topic_id_partition=TopicIdPartition(
                 UUID(document["topicId"]), int(document["partition"]), str(document["topic"])
             ),
-            log_start_offset=_optional_int(document["logStartOffset"]),
-            local_log_start_offset=_optional_int(document["localLogStartOffset"]),
+            log_start=_decode_log_start(document["logStart"]),
+            local_log_start=_decode_offset_and_epoch(document["localLogStart"]),
+            position=MetadataPosition(
+                UUID(document["metadata"]["topicId"]),
+                int(document["metadata"]["leaderEpoch"]),
+                int(document["metadata"]["nextOffset"]),
+            ),
+            gaps=tuple(LogGap(int(first), int(following)) for first, following in document["gaps"]),
             segments=tuple(_decode_segment(each) for each in document["segments"]),
             dead=tuple(UUID(each) for each in document["dead"]),
             tier_config={str(key): str(value) for key, value in document["tierConfig"].items()},
@@ -133,6 +153,20 @@ def _decode_segment(each: Mapping[str, Any]) -> ManifestSegment:
         custom_metadata=None if custom is None else base64.b64decode(custom, validate=True),
         clamped_to=_optional_int(each["clampedTo"]),
     )
+
+
+def _decode_log_start(value: Any) -> LogStart | None:
+    if value is None:
+        return None
+    offset, leader_epoch, reason = value
+    return LogStart(int(offset), int(leader_epoch), LogStartReason[reason.upper()])
+
+
+def _decode_offset_and_epoch(value: Any) -> OffsetAndEpoch | None:
+    if value is None:
+        return None
+    offset, leader_epoch = value
+    return OffsetAndEpoch(int(offset), int(leader_epoch))
 
 
 def _optional_int(value: Any) -> int | None:

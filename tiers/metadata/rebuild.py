@@ -5,9 +5,10 @@ older than the metadata was. So, per partition:
 
 * What the manifest accepts is live, what it calls dead is dead. What it does not name came after it: such a segment is
   live when it continues what is accepted, without a gap and without another one beside it.
-* Accepted segments that are gone from the front expired after the manifest was written, or were lost: the manifest is
-  rewritten in the round that expires, so the latter is likelier. The log start moves no further than our own trims: the
-  owner deletes what brokers have below it, and that may be the last copy. Gone from between: refused.
+* Accepted segments that are missing at the front expired after the manifest was written, or were lost. A loss is
+  likelier, since the owner rewrites the manifest in the round in which segments expire. Their offsets become a gap. The
+  log start does not move: owners delete the brokers' records below the log start, and those may be the last copy.
+  Accepted segments that are missing between others: refused.
 * A segment that holds exactly what others hold together was merged of them. While they are all there, what no manifest
   names of it does no harm and is not needed.
 * What holds the same as another one of the same range is not needed: an attempt whose end nobody waited for left it.
@@ -28,8 +29,10 @@ from tiers.metadata.metadata_producer import KeyAndValue
 from tiers.metadata.partition_manifest import ManifestSegment, PartitionManifest
 from tiers.metadata.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
+    LogGapUpdate,
     LogStartOffsetUpdate,
     RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
@@ -38,6 +41,8 @@ from tiers.model.segment_metadata import (
 )
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_index import Chunk
+
+_NO_LEADER_EPOCH = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +83,18 @@ class PartitionPlan:
     topic_id_partition: TopicIdPartition
     segments: list[RemoteLogSegmentMetadata] = field(default_factory=list)
     unnamed: list[RemoteLogSegmentMetadata] = field(default_factory=list)
-    log_start_offset: int | None = None
-    local_log_start_offset: int | None = None
+    log_start: LogStart | None = None
+    local_log_start: OffsetAndEpoch | None = None
+    gaps: list[LogGap] = field(default_factory=list)
     tier_config: dict[str, str] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
+
+    @property
+    def log_start_offset(self) -> int:
+        """The recorded log start; 0 when none is recorded."""
+        return 0 if self.log_start is None else self.log_start.offset
 
 
 def content_of(chunks: Sequence[Chunk]) -> bytes:
@@ -102,8 +113,9 @@ def plan_partition(found: FoundPartition) -> PartitionPlan:
         plan.notes.append("there is no manifest: the log starts at the first segment, however far it was trimmed")
     else:
         plan.topic_id_partition = manifest.topic_id_partition
-        plan.log_start_offset = manifest.log_start_offset
-        plan.local_log_start_offset = manifest.local_log_start_offset
+        plan.log_start = manifest.log_start
+        plan.local_log_start = manifest.local_log_start
+        plan.gaps = list(manifest.gaps)
         plan.tier_config = dict(manifest.tier_config)
     accepted = {} if manifest is None else {each.id: each for each in manifest.segments}
     dead = frozenset(() if manifest is None else manifest.dead)
@@ -128,7 +140,7 @@ def _whole_segments(
         name = f"segment {uuid} ({segment.base_offset} to {segment.end_offset})"
         if uuid in dead:
             plan.dropped.append(f"{name}: its deletion had begun, or its copy had failed")
-        elif uuid not in accepted and segment.end_offset < (plan.log_start_offset or 0):
+        elif uuid not in accepted and segment.end_offset < plan.log_start_offset:
             plan.dropped.append(f"{name}: it lies below the log start")
         elif segment.indexes is None and uuid not in accepted:
             plan.dropped.append(f"{name}: its copy did not end")
@@ -182,13 +194,11 @@ def _judge_missing(
 ) -> int | None:
     if not missing:
         return None
-    recorded = manifest.log_start_offset or 0
     if not found.segments:
         plan.notes.append(
             f"nothing is left of the {len(missing)} segments that the manifest names: they expired after it was "
-            f"written, or were lost; the log start stays at {recorded} until the owner sees where the log begins"
+            f"written, or were lost; the log starts where the brokers' log starts"
         )
-        plan.log_start_offset = recorded
         return None
     first = min(segment.base_offset for segment in found.segments.values())
     gone = [each for each in missing if each.end_offset < first]
@@ -199,10 +209,12 @@ def _judge_missing(
     ]
     if not gone:
         return None
-    plan.log_start_offset = max(recorded, min(first, manifest.local_log_start_offset or 0))
+    gone_from = max(plan.log_start_offset, min(each.start_offset for each in gone))
+    if gone_from < first:
+        plan.gaps = [gap for gap in plan.gaps if gap.next_offset > first] + [LogGap(gone_from, first)]
     plan.notes.append(
         f"{len(gone)} segments below {first} are gone: they expired after the manifest was written, or were lost; "
-        f"the log start is {plan.log_start_offset}"
+        f"the offsets from {gone_from} on are a gap"
     )
     return max(each.end_offset if each.clamped_to is None else each.clamped_to for each in gone)
 
@@ -257,7 +269,7 @@ def _take_unnamed(
             plan.refused.append(
                 f"{name}: no manifest names it, and it has offsets of {beside}: which counts is not known"
             )
-        elif metadata.start_offset > (expected := _next_offset(end, plan.log_start_offset, metadata.start_offset)):
+        elif metadata.start_offset > (expected := _next_offset(end, plan, metadata.start_offset)):
             plan.refused.append(f"{name}: no manifest names it, and offsets from {expected} on are missing before it")
         else:
             plan.segments.append(metadata)
@@ -266,9 +278,13 @@ def _take_unnamed(
             end = metadata.end_offset
 
 
-def _next_offset(end: int | None, log_start_offset: int | None, unknown: int) -> int:
-    """Where a segment may begin at most that comes after `end`; the first copy of all begins at the log start."""
-    known = [offset for offset in (None if end is None else end + 1, log_start_offset) if offset is not None]
+def _next_offset(end: int | None, plan: PartitionPlan, unknown: int) -> int:
+    """Returns the highest offset at which the segment after `end` may begin.
+
+    It may begin right behind `end`, behind a recorded gap, or at the log start."""
+    known = [] if end is None else [end + 1]
+    known += [gap.next_offset for gap in plan.gaps if gap.first_offset in known]
+    known += [] if plan.log_start is None else [plan.log_start.offset]
     return max(known, default=unknown)
 
 
@@ -305,10 +321,11 @@ def records_of(plan: PartitionPlan, writer: str, now_ms: int) -> list[KeyAndValu
         if cut is not None:
             clamp = RemoteLogClampUpdate(partition, writer, now_ms, _epoch_at(group, cut), cut)
             written.append(key_and_value(clamp))
-    if plan.log_start_offset is not None:
-        written.append(key_and_value(LogStartOffsetUpdate(partition, writer, now_ms, plan.log_start_offset)))
-    if plan.local_log_start_offset is not None:
-        written.append(key_and_value(LocalLogStartUpdate(partition, writer, now_ms, plan.local_log_start_offset)))
+    written += [key_and_value(LogGapUpdate(partition, writer, now_ms, gap, _NO_LEADER_EPOCH)) for gap in plan.gaps]
+    if plan.log_start is not None:
+        written.append(key_and_value(LogStartOffsetUpdate(partition, writer, now_ms, plan.log_start)))
+    if plan.local_log_start is not None:
+        written.append(key_and_value(LocalLogStartUpdate(partition, writer, now_ms, plan.local_log_start)))
     return written
 
 

@@ -12,13 +12,14 @@ Reads are local and synchronous (the materialised state), writes go to the metad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
@@ -26,6 +27,14 @@ from tiers.model.segment_metadata import (
     RemotePartitionDeleteMetadata,
 )
 from tiers.model.segment_state import RemotePartitionDeleteState
+
+
+class MetadataPosition(NamedTuple):
+    """How far a metadata partition was read: the next offset, and the leader epoch of the last batch before it."""
+
+    topic_id: UUID
+    leader_epoch: int
+    next_offset: int
 
 
 class RemoteLogMetadataReader(Protocol):
@@ -79,13 +88,34 @@ class RemoteLogMetadataReader(Protocol):
         """The highest end offset that was ever COPY_SEGMENT_FINISHED in `leader_epoch`; only a clamp lowers it."""
 
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
-        """The tier's log start offset: the maximum of what was recorded; when nothing was, `earliest_offset`."""
+        """The offset of the highest of `log_starts`, or `earliest_offset` if there is none. A leader may deny it."""
 
-    def recorded_log_start_offset(self, partition: TopicIdPartition) -> int | None:
-        """The maximum of what was recorded alone: nothing below it may be kept. None when nothing was."""
+    def log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
+        """Every recorded log start whose reason deletes records, the highest first.
 
-    def local_log_start_offset(self, partition: TopicIdPartition) -> int | None:
-        """The highest end of a trim that was ever begun; None before the first. The local log may start below it."""
+        A remote segment that begins in a later leader epoch below a log start denies that log start. The list leaves
+        such log starts out."""
+
+    def local_log_start(self, partition: TopicIdPartition) -> OffsetAndEpoch | None:
+        """The end of the last trim that was begun; None before the first. The local log may start below it."""
+
+    def gaps(self, partition: TopicIdPartition) -> list[LogGap]:
+        """The recorded gaps, by ascending offset. They do not overlap."""
+
+    def gap_at(self, partition: TopicIdPartition, offset: int) -> LogGap | None:
+        """The recorded gap that holds `offset`."""
+
+    def is_accepted(self, partition: TopicIdPartition) -> bool:
+        """Whether an operator accepts the records that the metadata and the brokers know as all that is left."""
+
+    def is_topic_deleted(self, topic_id: UUID) -> bool:
+        """Whether the deletion of the topic is proved: a proxy relayed it, or an operator said so."""
+
+    def deleted_topic_ids(self) -> set[UUID]:
+        """The ids of all topics for which `is_topic_deleted` is true."""
+
+    def missing_topics(self) -> Mapping[UUID, int]:
+        """The topics that are recorded as missing, each with the time (ms, by the brokers' clock) of its record."""
 
     def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
         """How far the deletion of the whole partition has come, None when it was never asked for."""
@@ -103,6 +133,9 @@ class RemoteLogMetadataReader(Protocol):
 
     def topics_with_tier_config(self) -> list[TopicIdPartition]:
         """Partition 0 of every topic that was given tier settings."""
+
+    def is_known(self, partition: TopicIdPartition) -> bool:
+        """Whether any metadata of this partition is known."""
 
     def is_tiered(self, topic_id: UUID) -> bool:
         """Whether any metadata of this topic is known."""
@@ -137,16 +170,50 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
     async def ask_for_quarantine_deletion(self, segment_id: RemoteLogSegmentId) -> None:
         """Tells the owner to delete a segment that was cut off. Needs no ownership."""
 
-    async def raise_local_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
-        """Records that the local log is about to be trimmed to `offset`; never lowers."""
+    async def put_local_log_start(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
+        """Records that the local log is about to be trimmed to `start`."""
 
-    async def raise_log_start_offset(
-        self, partition: TopicIdPartition, offset: int, timeout_ms: int | None = None
+    async def put_log_start(
+        self,
+        partition: TopicIdPartition,
+        start: LogStart,
+        timeout_ms: int | None = None,
+        denied: Collection[LogStart] = (),
     ) -> None:
-        """Records that nothing below `offset` exists for clients; never lowers. Needs no ownership.
+        """Records where the log starts, unless a higher log start is recorded already. Needs no ownership.
 
-        Whoever was killed in the middle of a transaction holds this back until the coordinator ends that, some 20 s
-        after: a client that would wait so long says so by `timeout_ms`. None: as any other write."""
+        `denied` has the recorded log starts that the leader of `start` does not confirm; they do not count. A
+        transaction of a killed process holds the record back until the coordinator ends that transaction, some 20 s
+        later. A caller that can wait so long passes `timeout_ms`. None: the timeout of every other write."""
+
+    async def put_log_gap(self, partition: TopicIdPartition, gap: LogGap, leader_epoch: int) -> None:
+        """Records a gap. It replaces a recorded gap with the same first offset."""
+
+    async def end_log_gap(self, partition: TopicIdPartition, gap: LogGap) -> None:
+        """Removes the record of a gap, for example when the gap lies below the log start."""
+
+    async def accept(self, partition: TopicIdPartition) -> None:
+        """Records that an operator accepts the partition: see `is_accepted`. Needs no ownership."""
+
+    async def end_acceptance(self, partition: TopicIdPartition) -> None:
+        """Removes the operator's acceptance, when the owner has gone on and does not need it any more."""
+
+    async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
+        """Records that the topic was deleted. Needs no ownership."""
+
+    async def end_topic_deletion(self, topic_id: UUID) -> None:
+        """Removes the record of the deletion, when the tier has nothing of the topic, or a broker knows the topic."""
+
+    async def put_topic_missing(self, topic_id: UUID, topic: str, *, is_missing: bool) -> None:
+        """Records that no broker knows the topic from now on, or that a broker knows it again."""
+
+    def position(self, partition: TopicIdPartition) -> MetadataPosition:
+        """How far this process has read the metadata partition of `partition`."""
+
+    async def confirms(self, partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
+        """Whether the metadata topic has the id in `position`, and its log still reaches and continues that position.
+
+        Raises `RemoteLogError` when the leader does not answer."""
 
     async def change_topic_tier_config(
         self,

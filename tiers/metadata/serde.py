@@ -1,8 +1,11 @@
 """Values and keys of the records in the remote log metadata topic.
 
 * Values 0 to 2 are Kafka's own, byte for byte (semantics 11.1): uvarint frame version, uvarint api key, uvarint
-  version, then a flexible message, nothing behind it. `LogStartOffsetUpdate` and
-  `TopicTierConfigUpdate` are ours: their api keys are far from Kafka's.
+  version, then a flexible message, nothing behind it. Api keys from 1000 on are ours.
+* A reader may ignore an unknown record whose api key is 2000 or above. It may not ignore any other record of ours: a
+  record with an unknown api key below 2000, or an unknown version, is of a later release (`UnknownRecordError`). A
+  record with an api key below 1000, or in a frame of another version, is ours only if it was written in a transaction:
+  brokers write their own records without one.
 * Kafka writes no keys. We do, so that the topic can be compacted: what a record says of is its key, and a segment has
   one for being added and one for its updates, for an update cannot be read without the add.
 * A null value says that what the key names is gone.
@@ -36,12 +39,18 @@ from tiers.metadata.own_records import (
     read_clamp,
     read_copy_plan,
     read_local_log_start,
+    read_log_gap,
     read_log_start,
+    read_operator_acceptance,
     read_quarantine_deletion,
     read_tier_config,
+    read_topic_deletion,
+    read_topic_missing,
     write_clamp,
     write_copy_plan,
+    write_head_alone,
     write_local_log_start,
+    write_log_gap,
     write_log_start,
     write_quarantine_deletion,
     write_tier_config,
@@ -60,12 +69,16 @@ from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
     LocalLogStartUpdate,
+    LogGapUpdate,
     LogStartOffsetUpdate,
+    OperatorAcceptanceUpdate,
     QuarantineDeletionUpdate,
     RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
+    TopicDeletionUpdate,
+    TopicMissingUpdate,
     TopicTierConfigUpdate,
 )
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
@@ -79,9 +92,16 @@ CLAMP_API_KEY = 1002
 QUARANTINE_DELETION_API_KEY = 1003
 LOCAL_LOG_START_API_KEY = 1004
 COPY_PLAN_API_KEY = 1005
+LOG_GAP_API_KEY = 1006
+OPERATOR_ACCEPTANCE_API_KEY = 1007
+TOPIC_DELETION_API_KEY = 2000
+TOPIC_MISSING_API_KEY = 2001
 
+_FIRST_OWN_API_KEY = 1000
+_FIRST_IGNORABLE_API_KEY = 2000
 _FRAME_VERSION = 1
-_MESSAGE_VERSION = 0
+_MESSAGE_VERSIONS = {LOG_START_OFFSET_API_KEY: 1, LOCAL_LOG_START_API_KEY: 1}
+"""The message versions of the record types whose messages changed. All other types have version 0."""
 _TXN_INDEX_EMPTY_TAG = 0
 _OFFSETS_AND_TIMES = struct.Struct(">qqiqq")
 _LEADER_EPOCH = struct.Struct(">iq")
@@ -97,7 +117,26 @@ MetadataRecord = (
     | QuarantineDeletionUpdate
     | LocalLogStartUpdate
     | CopyPlan
+    | LogGapUpdate
+    | OperatorAcceptanceUpdate
+    | TopicDeletionUpdate
+    | TopicMissingUpdate
 )
+
+
+class UnknownRecordError(RemoteLogMetadataError):
+    """A record that this release does not know and may not ignore: a later release wrote it.
+
+    If `is_surely_ours` is false and the record was written without a transaction, a stranger may have written it."""
+
+    def __init__(self, what: str, *, is_surely_ours: bool) -> None:
+        super().__init__(f"{what}, of a later release")
+        self.is_surely_ours = is_surely_ours
+
+
+class RecordType(NamedTuple):
+    api_key: int
+    version: int
 
 
 class RecordKey(NamedTuple):
@@ -118,7 +157,8 @@ def key_of(record: MetadataRecord) -> RecordKey:
         case RemotePartitionDeleteMetadata():
             return RecordKey(PARTITION_DELETE_API_KEY, record.topic_id_partition)
         case LogStartOffsetUpdate():
-            return RecordKey(LOG_START_OFFSET_API_KEY, record.topic_id_partition, record.writer.encode())
+            name = record.writer.encode() if record.log_start.deletes else b""
+            return RecordKey(LOG_START_OFFSET_API_KEY, record.topic_id_partition, name)
         case TopicTierConfigUpdate():
             return RecordKey(TOPIC_TIER_CONFIG_API_KEY, record.topic_id_partition)
         case RemoteLogClampUpdate():
@@ -127,10 +167,18 @@ def key_of(record: MetadataRecord) -> RecordKey:
         case QuarantineDeletionUpdate():
             return quarantine_deletion_key(record.segment_id)
         case LocalLogStartUpdate():
-            # Only owners write it, one after the other, and never a lower one: the last record is the highest.
+            # Only owners write this record, one after the other, so the last record counts.
             return local_log_start_key(record.topic_id_partition)
         case CopyPlan():
             return RecordKey(COPY_PLAN_API_KEY, record.topic_id_partition, record.plan_id.bytes)
+        case LogGapUpdate():
+            return log_gap_key(record.topic_id_partition, record.gap.first_offset)
+        case OperatorAcceptanceUpdate():
+            return operator_acceptance_key(record.topic_id_partition)
+        case TopicDeletionUpdate():
+            return topic_deletion_key(record.topic_id_partition)
+        case TopicMissingUpdate():
+            return topic_missing_key(record.topic_id_partition)
 
 
 def segment_keys(segment_id: RemoteLogSegmentId) -> tuple[RecordKey, RecordKey]:
@@ -159,6 +207,52 @@ def clamp_key(partition: TopicIdPartition, valid_end_offset: int) -> RecordKey:
 
 def local_log_start_key(partition: TopicIdPartition) -> RecordKey:
     return RecordKey(LOCAL_LOG_START_API_KEY, partition)
+
+
+def log_gap_key(partition: TopicIdPartition, first_offset: int) -> RecordKey:
+    return RecordKey(LOG_GAP_API_KEY, partition, INT64.pack(first_offset))
+
+
+def operator_acceptance_key(partition: TopicIdPartition) -> RecordKey:
+    return RecordKey(OPERATOR_ACCEPTANCE_API_KEY, partition)
+
+
+def topic_deletion_key(partition: TopicIdPartition) -> RecordKey:
+    return RecordKey(TOPIC_DELETION_API_KEY, partition)
+
+
+def topic_missing_key(partition: TopicIdPartition) -> RecordKey:
+    return RecordKey(TOPIC_MISSING_API_KEY, partition)
+
+
+def message_version(api_key: int) -> int:
+    """Returns the message version that this release writes. It is also the only one that this release reads."""
+    return _MESSAGE_VERSIONS.get(api_key, 0)
+
+
+def known_record_types() -> frozenset[RecordType]:
+    """Returns the record types that this release reads."""
+    read = {RecordType(api_key, message_version(api_key)) for api_key in _READERS}
+    return frozenset(read | _SAY_NOTHING)
+
+
+def read_record_type(value: Buffer) -> RecordType:
+    """Returns the record type of a value that `encode_value` wrote."""
+    _, pos = read_uvarint(value, 0)
+    api_key, pos = read_uvarint(value, pos)
+    return RecordType(api_key, read_uvarint(value, pos)[0])
+
+
+def check_known(key: RecordKey) -> None:
+    """Checks the key of a tombstone. Raises `UnknownRecordError` if this release does not know it."""
+    if key.api_key not in _READERS and not is_ignorable(key.api_key):
+        is_surely_ours = key.api_key >= _FIRST_OWN_API_KEY
+        raise UnknownRecordError(f"a tombstone of api key {key.api_key}", is_surely_ours=is_surely_ours)
+
+
+def is_ignorable(api_key: int) -> bool:
+    """Whether a reader that does not know the record type may leave the record out."""
+    return api_key >= _FIRST_IGNORABLE_API_KEY
 
 
 def encode_key(key: RecordKey) -> bytes:
@@ -197,28 +291,46 @@ def encode_value(record: MetadataRecord) -> bytes:
             api_key, message = LOCAL_LOG_START_API_KEY, write_local_log_start(record)
         case CopyPlan():
             api_key, message = COPY_PLAN_API_KEY, write_copy_plan(record)
-    return write_uvarint(_FRAME_VERSION) + write_uvarint(api_key) + write_uvarint(_MESSAGE_VERSION) + message
+        case LogGapUpdate():
+            api_key, message = LOG_GAP_API_KEY, write_log_gap(record)
+        case OperatorAcceptanceUpdate():
+            api_key, message = OPERATOR_ACCEPTANCE_API_KEY, write_head_alone(record)
+        case TopicDeletionUpdate():
+            api_key, message = TOPIC_DELETION_API_KEY, write_head_alone(record)
+        case TopicMissingUpdate():
+            api_key, message = TOPIC_MISSING_API_KEY, write_head_alone(record)
+    frame = write_uvarint(_FRAME_VERSION) + write_uvarint(api_key) + write_uvarint(message_version(api_key))
+    return frame + message
 
 
 def decode_value(buf: Buffer) -> MetadataRecord | None:
-    """None for an api key that is not known here. Torn or otherwise unreadable bytes: `RemoteLogMetadataError`."""
+    """Decodes a value; None for an unknown record that a reader may ignore.
+
+    Raises `UnknownRecordError` for an unknown record that a reader may not ignore, and `RemoteLogMetadataError` for
+    torn or otherwise unreadable bytes."""
     try:
         frame_version, pos = read_uvarint(buf, 0)
         api_key, pos = read_uvarint(buf, pos)
         version, pos = read_uvarint(buf, pos)
         if frame_version != _FRAME_VERSION:
-            raise RemoteLogMetadataError(f"a metadata record of frame version {frame_version}")
+            raise UnknownRecordError(f"a metadata record of frame version {frame_version}", is_surely_ours=False)
         read = _READERS.get(api_key)
-        if read is None:
+        if read is None or version != message_version(api_key):
+            if (api_key, version) not in _SAY_NOTHING:
+                _refuse_unless_ignorable(api_key, version)
             return None
-        if version != _MESSAGE_VERSION:
-            raise RemoteLogMetadataError(f"a metadata record of api key {api_key}, version {version}")
         record, pos = read(buf, pos)
     except (ProtocolError, ValueError) as error:
         raise RemoteLogMetadataError(f"a metadata record of {len(buf)} bytes cannot be read: {error}") from error
     if pos != len(buf):
         raise RemoteLogMetadataError(f"{len(buf) - pos} bytes behind a metadata record")
     return record
+
+
+def _refuse_unless_ignorable(api_key: int, version: int) -> None:
+    if not is_ignorable(api_key):
+        what = f"a metadata record of api key {api_key}, version {version}"
+        raise UnknownRecordError(what, is_surely_ours=api_key >= _FIRST_OWN_API_KEY)
 
 
 def _write_metadata(metadata: RemoteLogSegmentMetadata) -> bytes:
@@ -350,4 +462,10 @@ _READERS: dict[int, Callable[[Buffer, int], tuple[MetadataRecord, int]]] = {
     QUARANTINE_DELETION_API_KEY: read_quarantine_deletion,
     LOCAL_LOG_START_API_KEY: read_local_log_start,
     COPY_PLAN_API_KEY: read_copy_plan,
+    LOG_GAP_API_KEY: read_log_gap,
+    OPERATOR_ACCEPTANCE_API_KEY: read_operator_acceptance,
+    TOPIC_DELETION_API_KEY: read_topic_deletion,
+    TOPIC_MISSING_API_KEY: read_topic_missing,
 }
+_SAY_NOTHING = frozenset({RecordType(LOG_START_OFFSET_API_KEY, 0), RecordType(LOCAL_LOG_START_API_KEY, 0)})
+"""Record types of drafts of the first release. Their offsets have no leader epoch, so they can be applied to no log."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from uuid import UUID
 
@@ -17,15 +17,17 @@ from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.metadata_producer import KeyAndValue, MetadataProducer
 from tiers.metadata.metadata_topic import DEFAULT_TOPIC_NAME, MetadataTopic
-from tiers.metadata.serde import encode_key, encode_value, key_of, nothing_key
+from tiers.metadata.serde import MetadataRecord, encode_key, nothing_key
 from tiers.metadata.state import RemoteLogMetadataState
 from tiers.metadata.state_backed_reader import StateBackedReader, in_turn
 from tiers.metadata.state_layout import STATE_FILE, StateIdentity
 from tiers.metadata.tier_config_writer import CheckTierConfig, TierConfigWriter, changed_tier_config
 from tiers.metadata.topic_based_settings import metadata_group_id
 from tiers.metadata.topic_partitioner import TopicPartitioner, by_topic_id
+from tiers.metadata.written_records import is_log_start_known, key_and_value
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import LogStartOffsetUpdate, TopicTierConfigUpdate
+from tiers.model.log_start import LogStart
+from tiers.model.segment_metadata import LogStartOffsetUpdate, TopicDeletionUpdate, TopicTierConfigUpdate
 
 _LOOK_AGAIN_MS = 20
 _WRITE_TIMEOUT_MS = 8_000
@@ -133,26 +135,43 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
         not_before_ms = self._clock_ms() - max_age_ms + 1
         await self._look_until(lambda: self._is_fresh_since(partition, not_before_ms), partition, timeout_ms)
 
-    async def raise_log_start_offset(
-        self, partition: TopicIdPartition, offset: int, timeout_ms: int | None = None
+    async def put_log_start(
+        self,
+        partition: TopicIdPartition,
+        start: LogStart,
+        timeout_ms: int | None = None,
+        denied: Collection[LogStart] = (),
     ) -> None:
         timeout_ms = _WRITE_TIMEOUT_MS if timeout_ms is None else timeout_ms
         deadline_ms = self._clock_ms() + timeout_ms
         async with in_turn(self._writing_log_start[self.metadata_partition(partition)], timeout_ms):
             # What this writer wrote before must be known, or its latest record might not be its highest.
             await self.ensure_fresh(partition, 0, deadline_ms - self._clock_ms())
-            if self._log_start(partition) >= offset:
+            if is_log_start_known(self._state, partition, start, denied):
                 return
-            keeper = self._state.writer()
-            if keeper is None or self._topic is None:
-                raise RemoteLogMetadataNotReadyError("the process that keeps the state has not named itself yet")
-            update = LogStartOffsetUpdate(partition, f"{keeper}/{self._name}", self._wall_clock_ms(), offset)
-            producer = MetadataProducer(self._client, self._topic, clock_ms=self._clock_ms)
-            record = (encode_key(key_of(update)), encode_value(update))
-            await producer.send(self.metadata_partition(partition), [record], deadline_ms - self._clock_ms())
-            await self._look_until(
-                lambda: self._log_start(partition) >= offset, partition, deadline_ms - self._clock_ms()
-            )
+            update = LogStartOffsetUpdate(partition, self._writer_name(), self._wall_clock_ms(), start)
+            await self._send(partition, update, deadline_ms)
+
+    async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
+        partition = TopicIdPartition(topic_id, 0, topic)
+        update = TopicDeletionUpdate(partition, self._writer_name(), self._wall_clock_ms())
+        await self._send(partition, update, self._clock_ms() + _WRITE_TIMEOUT_MS)
+
+    def _writer_name(self) -> str:
+        keeper = self._state.writer()
+        if keeper is None:
+            raise RemoteLogMetadataNotReadyError("the process that keeps the state has not named itself yet")
+        return f"{keeper}/{self._name}"
+
+    async def _send(self, partition: TopicIdPartition, record: MetadataRecord, deadline_ms: int) -> None:
+        """Writes a record that needs no ownership, and waits until the keeper of the state has read it."""
+        number = self.metadata_partition(partition)
+        if self._topic is None:
+            raise RemoteLogMetadataNotReadyError("the state of the remote log metadata is not open")
+        producer = MetadataProducer(self._client, self._topic, clock_ms=self._clock_ms)
+        written = await producer.send(number, [key_and_value(record)], deadline_ms - self._clock_ms())
+        left_ms = deadline_ms - self._clock_ms()
+        await self._look_until(lambda: self._state.next_offset(number) > written, partition, left_ms)
 
     async def change_topic_tier_config(
         self,
@@ -186,9 +205,6 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
         written = await self._tier_configs.write(self._topic, number, read_to_end, record, _WRITE_TIMEOUT_MS)
         if written is not None:
             await until_read(written)
-
-    def _log_start(self, partition: TopicIdPartition) -> int:
-        return max((known for _, known in self._state.log_starts(partition)), default=-1)
 
     async def _look_until(self, holds: Callable[[], bool], partition: TopicIdPartition, timeout_ms: int) -> None:
         deadline_ms = self._clock_ms() + timeout_ms

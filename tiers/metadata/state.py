@@ -23,14 +23,18 @@ from tiers.metadata.state_layout import (
     I32,
     I64,
     LOWEST_AND_HIGHEST,
+    MAX_DATABASES,
     NOT_READABLE,
+    OFFSET_AND_EPOCH,
     PARTITION_KEY_BYTES,
     STATE_FILE,
     U64,
     Databases,
     StateIdentity,
     decode_copy_plan,
+    decode_log_start,
     decode_partition,
+    decode_position,
     decode_tier_config,
     offset_key,
     partition_key,
@@ -40,6 +44,7 @@ from tiers.metadata.state_layout import (
 from tiers.metadata.stored_segment import StoredSegment, decode_answer, decode_stored_segment
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 
@@ -71,7 +76,9 @@ class RemoteLogMetadataState:
             for name in (STATE_FILE, FRESHNESS_FILE):
                 path = str(folder / name)
                 opened.append(
-                    lmdb.open(path, subdir=False, readonly=True, create=False, max_dbs=16, max_readers=MAX_READERS)
+                    lmdb.open(
+                        path, subdir=False, readonly=True, create=False, max_dbs=MAX_DATABASES, max_readers=MAX_READERS
+                    )
                 )
             return cls(*opened)
         except lmdb.Error as error:
@@ -96,15 +103,25 @@ class RemoteLogMetadataState:
 
     def next_offset(self, metadata_partition: int) -> int:
         """Where to go on reading; 0 when nothing was read."""
+        return self.consumed(metadata_partition).offset
+
+    def consumed(self, metadata_partition: int) -> OffsetAndEpoch:
+        """The next offset to read, and the leader epoch of the last batch before it; -1 when no batch was read."""
         with self._env.begin() as txn:
             raw = txn.get(I32.pack(metadata_partition), db=self._db.consumed)
-        return 0 if raw is None else int(I64.unpack(raw)[0])
+        return OffsetAndEpoch(0, -1) if raw is None else decode_position(raw)
 
-    def reached(self, metadata_partition: int) -> int:
-        """The highest that `next_offset` ever was for this topic, before the state was read anew too."""
+    def reached(self, metadata_partition: int) -> OffsetAndEpoch:
+        """The highest value of `consumed` for this topic. It outlives a rebuild of the state from the topic."""
         with self._env.begin() as txn:
             raw = txn.get(I32.pack(metadata_partition), db=self._db.reached)
-        return max(self.next_offset(metadata_partition), 0 if raw is None else int(I64.unpack(raw)[0]))
+        consumed = self.consumed(metadata_partition)
+        return consumed if raw is None else max(consumed, decode_position(raw))
+
+    def diverged(self) -> dict[int, str]:
+        """The metadata partitions whose logs diverged from the log that was read, each with a text for an operator."""
+        with self._env.begin() as txn:
+            return {I32.unpack(number)[0]: str(reason, "utf-8") for number, reason in txn.cursor(db=self._db.diverged)}
 
     def fresh_at_ms(self, metadata_partition: int) -> int | None:
         """When (monotonic) what was read last reached the high watermark; None: not since the writer opened."""
@@ -261,30 +278,87 @@ class RemoteLogMetadataState:
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
         key = partition_key(partition)
         with self._env.begin() as txn:
-            recorded = [start for _, start in self._log_starts(txn, key)]
-            return max(recorded) if recorded else self._earliest_offset(txn, key)
+            starts = self._standing_log_starts(txn, key)
+            return starts[0].offset if starts else self._earliest_offset(txn, key)
 
-    def recorded_log_start_offset(self, partition: TopicIdPartition) -> int | None:
-        return max((start for _, start in self.log_starts(partition)), default=None)
-
-    def log_starts(self, partition: TopicIdPartition) -> list[tuple[str, int]]:
-        """What each writer recorded."""
+    def log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
         with self._env.begin() as txn:
-            return self._log_starts(txn, partition_key(partition))
+            return self._standing_log_starts(txn, partition_key(partition))
 
-    def _log_starts(self, txn: lmdb.Transaction, key: bytes) -> list[tuple[str, int]]:
-        recorded = []
+    def _standing_log_starts(self, txn: lmdb.Transaction, key: bytes) -> list[LogStart]:
+        starts = [start for start in self._log_starts_by_writer(txn, key).values() if start.deletes]
+        if not starts:
+            return []
+        epochs = self._first_offsets_of_epochs(txn, key)
+        standing = [
+            start
+            for start in starts
+            if all(first >= start.offset for epoch, first in epochs if epoch > start.leader_epoch)
+        ]
+        return sorted(standing, key=lambda start: start.position, reverse=True)
+
+    def _first_offsets_of_epochs(self, txn: lmdb.Transaction, key: bytes) -> list[tuple[int, int]]:
+        found = []
+        cursor = txn.cursor(self._db.epochs)
+        more = cursor.set_range(key)
+        while more and cursor.key()[:PARTITION_KEY_BYTES] == key:
+            epoch = I32.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0]
+            found.append((epoch, LOWEST_AND_HIGHEST.unpack(cursor.value())[0]))
+            more = cursor.next()
+        return found
+
+    def log_starts_by_writer(self, partition: TopicIdPartition) -> dict[str, LogStart]:
+        """The recorded log start of each writer. A log start that an owner only saw has the writer ""."""
+        with self._env.begin() as txn:
+            return self._log_starts_by_writer(txn, partition_key(partition))
+
+    def _log_starts_by_writer(self, txn: lmdb.Transaction, key: bytes) -> dict[str, LogStart]:
+        recorded = {}
         cursor = txn.cursor(self._db.log_starts)
         found = cursor.set_range(key)
         while found and cursor.key()[:PARTITION_KEY_BYTES] == key:
-            recorded.append((str(cursor.key()[PARTITION_KEY_BYTES:], "utf-8"), I64.unpack(cursor.value())[0]))
+            recorded[str(cursor.key()[PARTITION_KEY_BYTES:], "utf-8")] = decode_log_start(cursor.value())
             found = cursor.next()
         return recorded
 
-    def local_log_start_offset(self, partition: TopicIdPartition) -> int | None:
+    def local_log_start(self, partition: TopicIdPartition) -> OffsetAndEpoch | None:
         with self._env.begin() as txn:
             raw = txn.get(partition_key(partition), db=self._db.local_log_starts)
-        return None if raw is None else int(I64.unpack(raw)[0])
+        return None if raw is None else OffsetAndEpoch(*OFFSET_AND_EPOCH.unpack(raw))
+
+    def gaps(self, partition: TopicIdPartition) -> list[LogGap]:
+        key = partition_key(partition)
+        found = []
+        with self._env.begin() as txn:
+            cursor = txn.cursor(db=self._db.gaps)
+            more = cursor.set_range(key)
+            while more and cursor.key()[:PARTITION_KEY_BYTES] == key:
+                first_offset = U64.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0]
+                found.append(LogGap(first_offset, I64.unpack(cursor.value())[0]))
+                more = cursor.next()
+        return found
+
+    def gap_at(self, partition: TopicIdPartition, offset: int) -> LogGap | None:
+        """The recorded gap that holds `offset`. One look-up is enough, since gaps of one partition do not overlap."""
+        return next((gap for gap in self.gaps(partition) if gap.holds(offset)), None)
+
+    def is_accepted(self, partition: TopicIdPartition) -> bool:
+        with self._env.begin() as txn:
+            return txn.get(partition_key(partition), db=self._db.acceptances) is not None
+
+    def is_topic_deleted(self, topic_id: UUID) -> bool:
+        with self._env.begin() as txn:
+            return txn.get(partition_key(TopicIdPartition(topic_id, 0)), db=self._db.topic_deletions) is not None
+
+    def deleted_topic_ids(self) -> set[UUID]:
+        with self._env.begin() as txn:
+            return {UUID(bytes=bytes(key[:16])) for key, _ in txn.cursor(self._db.topic_deletions)}
+
+    def missing_topics(self) -> dict[UUID, int]:
+        with self._env.begin() as txn:
+            return {
+                UUID(bytes=bytes(key[:16])): I64.unpack(value)[0] for key, value in txn.cursor(self._db.missing_topics)
+            }
 
     def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
         with self._env.begin() as txn:
@@ -301,6 +375,10 @@ class RemoteLogMetadataState:
             return [
                 decode_tier_config(bytes(value)).topic_id_partition for _, value in txn.cursor(db=self._db.tier_configs)
             ]
+
+    def is_known(self, partition: TopicIdPartition) -> bool:
+        with self._env.begin() as txn:
+            return txn.get(partition_key(partition), db=self._db.partitions) is not None
 
     def is_tiered(self, topic_id: UUID) -> bool:
         with self._env.begin() as txn:

@@ -12,6 +12,7 @@ from tiers.metadata.state import RemoteLogMetadataState
 from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemotePartitionDeleteState
 
@@ -79,11 +80,29 @@ class StateBackedReader:
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
         return self._state.log_start_offset(partition)
 
-    def recorded_log_start_offset(self, partition: TopicIdPartition) -> int | None:
-        return self._state.recorded_log_start_offset(partition)
+    def log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
+        return self._state.log_starts(partition)
 
-    def local_log_start_offset(self, partition: TopicIdPartition) -> int | None:
-        return self._state.local_log_start_offset(partition)
+    def local_log_start(self, partition: TopicIdPartition) -> OffsetAndEpoch | None:
+        return self._state.local_log_start(partition)
+
+    def gaps(self, partition: TopicIdPartition) -> list[LogGap]:
+        return self._state.gaps(partition)
+
+    def gap_at(self, partition: TopicIdPartition, offset: int) -> LogGap | None:
+        return self._state.gap_at(partition, offset)
+
+    def is_accepted(self, partition: TopicIdPartition) -> bool:
+        return self._state.is_accepted(partition)
+
+    def is_topic_deleted(self, topic_id: UUID) -> bool:
+        return self._state.is_topic_deleted(topic_id)
+
+    def deleted_topic_ids(self) -> set[UUID]:
+        return self._state.deleted_topic_ids()
+
+    def missing_topics(self) -> Mapping[UUID, int]:
+        return self._state.missing_topics()
 
     def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
         return self._state.remote_partition_delete_state(partition)
@@ -99,6 +118,9 @@ class StateBackedReader:
 
     def topics_with_tier_config(self) -> list[TopicIdPartition]:
         return self._state.topics_with_tier_config()
+
+    def is_known(self, partition: TopicIdPartition) -> bool:
+        return self._state.is_known(partition)
 
     def is_tiered(self, topic_id: UUID) -> bool:
         return self._state.is_tiered(topic_id)

@@ -11,13 +11,18 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
     clamps       partition, valid end      -> offset of the record: cuts what finished below it
     quarantine_deletions partition, uuid   -> empty: an operator wants the segment deleted
     copy_plans   partition, plan id        -> the record as `serde` writes it
-    log_starts   partition, writer         -> log start offset
-    local_log_starts partition             -> where the last trim was to end
+    log_starts   partition, writer         -> offset, leader epoch, reason; empty writer: a log start that was only seen
+    local_log_starts partition             -> planned end of the last trim: offset, leader epoch
+    gaps         partition, first offset   -> next offset
+    acceptances  partition                 -> empty: an operator accepts the known records as all that is left
+    topic_deletions partition 0 of a topic -> empty: the topic was deleted
+    missing_topics partition 0 of a topic  -> time (the brokers' clock) since which no broker knows the topic
     deletions    partition                 -> RemotePartitionDeleteState
     tier_configs partition 0 of a topic    -> the record as `serde` writes it
-    consumed     metadata partition        -> next offset to read
+    consumed     metadata partition        -> next offset to read, leader epoch of the batch before it
     reached      metadata partition        -> that of states of the same topic that were read anew since
-    meta         name                      -> identity, time of the last read to the end
+    diverged     metadata partition        -> for an operator: why the follower reads nothing more from it
+    meta         name                      -> identity, time of the last read to the end, record types that were read
 
 The cover is disjoint. Finished segments may overlap (two owners copied the same range, which is legal): each offset is
 answered by the one that finished last, in the order of the metadata topic. Kafka's rule (semantics 6.4) replaces
@@ -38,9 +43,10 @@ from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.serde import decode_value
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import TopicTierConfigUpdate
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 STATE_FILE = "remote-log-metadata.mdb"
 FRESHNESS_FILE = "freshness.mdb"
 FINAL = b"final"
@@ -59,8 +65,13 @@ DATABASES = (
     "quarantine_deletions",
     "local_log_starts",
     "copy_plans",
+    "gaps",
+    "acceptances",
+    "topic_deletions",
+    "missing_topics",
     "consumed",
     "reached",
+    "diverged",
     "meta",
 )
 NOT_READABLE = -1
@@ -74,6 +85,9 @@ END_AND_ORDER = struct.Struct(">Qq")
 LOWEST_AND_HIGHEST = struct.Struct(">qq")
 I64 = struct.Struct(">q")
 I32 = struct.Struct(">i")
+LOG_START = struct.Struct(">qiB")
+OFFSET_AND_EPOCH = struct.Struct(">qi")
+MAX_DATABASES = 32
 _IDENTITY = struct.Struct(">H16si")
 
 
@@ -98,6 +112,10 @@ class StateIdentity:
             return None
         return cls(raw[_IDENTITY.size :].decode(), UUID(bytes=topic_id), partition_count)
 
+    def is_topic_of(self, raw: bytes) -> bool:
+        """Whether `raw` is an identity with the same topic. The schema versions may differ."""
+        return len(raw) >= _IDENTITY.size and _IDENTITY.unpack_from(raw)[1] == self.topic_id.bytes
+
 
 @dataclass(slots=True)
 class Databases:
@@ -115,8 +133,13 @@ class Databases:
     quarantine_deletions: lmdb._Database
     local_log_starts: lmdb._Database
     copy_plans: lmdb._Database
+    gaps: lmdb._Database
+    acceptances: lmdb._Database
+    topic_deletions: lmdb._Database
+    missing_topics: lmdb._Database
     consumed: lmdb._Database
     reached: lmdb._Database
+    diverged: lmdb._Database
     meta: lmdb._Database
 
     @classmethod
@@ -156,6 +179,22 @@ def decode_tier_config(raw: bytes) -> TopicTierConfigUpdate:
     if not isinstance(update, TopicTierConfigUpdate):
         raise RemoteLogMetadataError("the saved state holds something else where a topic's tier settings should be")
     return update
+
+
+def encode_log_start(start: LogStart) -> bytes:
+    return LOG_START.pack(start.offset, start.leader_epoch, start.reason)
+
+
+def decode_log_start(raw: bytes | memoryview) -> LogStart:
+    offset, leader_epoch, reason = LOG_START.unpack(raw)
+    return LogStart(offset, leader_epoch, LogStartReason(reason))
+
+
+def decode_position(raw: bytes | memoryview) -> OffsetAndEpoch:
+    """Decodes a position. Schema versions below 8 kept no leader epoch: it is -1 then."""
+    if len(raw) < OFFSET_AND_EPOCH.size:
+        return OffsetAndEpoch(I64.unpack_from(raw)[0], -1)
+    return OffsetAndEpoch(*OFFSET_AND_EPOCH.unpack_from(raw))
 
 
 def decode_copy_plan(raw: bytes) -> CopyPlan:

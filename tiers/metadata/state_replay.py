@@ -16,11 +16,15 @@ from tiers.metadata.serde import (
     CLAMP_API_KEY,
     COPY_PLAN_API_KEY,
     LOCAL_LOG_START_API_KEY,
+    LOG_GAP_API_KEY,
     LOG_START_OFFSET_API_KEY,
+    OPERATOR_ACCEPTANCE_API_KEY,
     PARTITION_DELETE_API_KEY,
     QUARANTINE_DELETION_API_KEY,
     SEGMENT_METADATA_API_KEY,
     SEGMENT_METADATA_UPDATE_API_KEY,
+    TOPIC_DELETION_API_KEY,
+    TOPIC_MISSING_API_KEY,
     TOPIC_TIER_CONFIG_API_KEY,
     MetadataRecord,
     RecordKey,
@@ -34,11 +38,14 @@ from tiers.metadata.state_layout import (
     I64,
     LOWEST_AND_HIGHEST,
     NOT_READABLE,
+    OFFSET_AND_EPOCH,
     PARTITION_KEY_BYTES,
     U64,
     Databases,
     decode_copy_plan,
+    decode_log_start,
     decode_partition,
+    encode_log_start,
     encode_partition,
     partition_key,
     start_key,
@@ -54,12 +61,16 @@ from tiers.model.copy_plan import NOT_MEASURED_BYTES, CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
+    LogGapUpdate,
     LogStartOffsetUpdate,
+    OperatorAcceptanceUpdate,
     QuarantineDeletionUpdate,
     RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
+    TopicDeletionUpdate,
+    TopicMissingUpdate,
     TopicTierConfigUpdate,
 )
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState, is_forward
@@ -74,6 +85,13 @@ class MetadataEvent(NamedTuple):
     record: MetadataRecord | None
 
 
+class UnknownRecord(NamedTuple):
+    """A record that this release does not know and may not ignore."""
+
+    offset: int
+    what: str
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionRead:
     """What one read of a metadata partition brought; the next one starts at `next_offset`."""
@@ -81,8 +99,12 @@ class PartitionRead:
     metadata_partition: int
     events: Sequence[MetadataEvent]
     next_offset: int
+    leader_epoch: int = -1
+    """The leader epoch of the last batch before `next_offset`; -1: the read brought no batch."""
     foreign_records: int = 0
     """Left out, for nobody here wrote them."""
+    unknown: UnknownRecord | None = None
+    """The record that ended the read."""
 
 
 class Replay:
@@ -127,6 +149,16 @@ class Replay:
                 self._raise_local_log_start(update)
             case CopyPlan() as plan:
                 self._begin_plan(plan, event.timestamp_ms)
+            case LogGapUpdate() as update:
+                self._put_gap(update)
+            case OperatorAcceptanceUpdate() as update:
+                self._txn.put(partition_key(update.topic_id_partition), b"", db=self._db.acceptances)
+            case TopicDeletionUpdate() as update:
+                self._txn.put(partition_key(update.topic_id_partition), b"", db=self._db.topic_deletions)
+            case TopicMissingUpdate() as update:
+                since = I64.pack(event.timestamp_ms)
+                key = partition_key(update.topic_id_partition)
+                self._txn.put(key, since, overwrite=False, db=self._db.missing_topics)
             case None:
                 self._bury(event.key)
 
@@ -225,7 +257,8 @@ class Replay:
         self._forget_if_empty(key)
 
     def _forget_if_empty(self, key: bytes) -> None:
-        for database in (self._db.starts, self._db.log_starts, self._db.local_log_starts, self._db.copy_plans):
+        kept = self._db.starts, self._db.log_starts, self._db.local_log_starts, self._db.copy_plans, self._db.gaps
+        for database in kept:
             cursor = self._txn.cursor(db=database)
             if cursor.set_range(key) and cursor.key()[:PARTITION_KEY_BYTES] == key:
                 return
@@ -254,6 +287,8 @@ class Replay:
                 self._db.quarantine_deletions,
                 self._db.local_log_starts,
                 self._db.copy_plans,
+                self._db.gaps,
+                self._db.acceptances,
                 self._db.partitions,
             ):
                 self._delete_prefix(database, key)
@@ -268,19 +303,26 @@ class Replay:
             found = cursor.delete()
 
     def _raise_log_start(self, update: LogStartOffsetUpdate) -> None:
-        key = partition_key(update.topic_id_partition)
+        """Keeps the writer's log start. Within one leader epoch the higher log start stays.
+
+        A repeated request may append a writer's older record after its newer one."""
+        key, start = partition_key(update.topic_id_partition), update.log_start
         self._know(key, update.topic_id_partition.topic)
-        writer_key = key + update.writer.encode()
+        writer_key = key + (update.writer.encode() if start.deletes else b"")
         raw = self._txn.get(writer_key, db=self._db.log_starts)
-        if raw is None or I64.unpack(raw)[0] < update.log_start_offset:
-            self._txn.put(writer_key, I64.pack(update.log_start_offset), db=self._db.log_starts)
+        known = None if raw is None else decode_log_start(raw)
+        if known is None or start.leader_epoch > known.leader_epoch or start.offset > known.offset:
+            self._txn.put(writer_key, encode_log_start(start), db=self._db.log_starts)
 
     def _raise_local_log_start(self, update: LocalLogStartUpdate) -> None:
+        key, start = partition_key(update.topic_id_partition), update.local_log_start
+        self._know(key, update.topic_id_partition.topic)
+        self._txn.put(key, OFFSET_AND_EPOCH.pack(*start), db=self._db.local_log_starts)
+
+    def _put_gap(self, update: LogGapUpdate) -> None:
         key = partition_key(update.topic_id_partition)
         self._know(key, update.topic_id_partition.topic)
-        raw = self._txn.get(key, db=self._db.local_log_starts)
-        if raw is None or I64.unpack(raw)[0] < update.local_log_start:
-            self._txn.put(key, I64.pack(update.local_log_start), db=self._db.local_log_starts)
+        self._txn.put(key + U64.pack(update.gap.first_offset), I64.pack(update.gap.next_offset), db=self._db.gaps)
 
     def _begin_plan(self, plan: CopyPlan, timestamp_ms: int) -> None:
         key = partition_key(plan.topic_id_partition)
@@ -325,5 +367,14 @@ class Replay:
         elif named.api_key == LOCAL_LOG_START_API_KEY:
             if self._txn.delete(key, db=self._db.local_log_starts):
                 self._forget_if_empty(key)
+        elif named.api_key == LOG_GAP_API_KEY:
+            if self._txn.delete(key + named.name, db=self._db.gaps):
+                self._forget_if_empty(key)
+        elif named.api_key == OPERATOR_ACCEPTANCE_API_KEY:
+            self._txn.delete(key, db=self._db.acceptances)
+        elif named.api_key == TOPIC_DELETION_API_KEY:
+            self._txn.delete(key, db=self._db.topic_deletions)
+        elif named.api_key == TOPIC_MISSING_API_KEY:
+            self._txn.delete(key, db=self._db.missing_topics)
         elif named.api_key == LOG_START_OFFSET_API_KEY and self._txn.delete(key + named.name, db=self._db.log_starts):
             self._forget_if_empty(key)

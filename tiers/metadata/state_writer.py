@@ -1,9 +1,11 @@
 """The one writer of the materialised state: opens it, or decides that it must be built anew, and replays into it.
 
-The records of one read and the offset to go on from are one LMDB transaction. The file is thrown away, and read again
-from the topic, when it is torn, when its identity or schema version is another one, or when it was last read to the end
-so long ago that tombstones may have been compacted away unseen. How far the topic was read is kept even then: a log
-that is shorter has lost records. Whether a state may go for another topic's, its caller asks before (`saved_identity`).
+The records of one read and the offset to go on from are one LMDB transaction. The writer removes the state and reads
+the topic again from its start in four cases: the file is torn; its identity or schema version differs; a release wrote
+it that reads other record types, and so may have ignored some; or the state was last read to the end so long ago that
+compaction may have removed tombstones unseen. Even then the writer keeps how far the topic was read: a log that is
+shorter, or has another history, has lost records. Before a state is replaced by another topic's, the caller asks
+`saved_identity`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from uuid import uuid4
 import lmdb
 
 from tiers.errors import RemoteLogMetadataError
+from tiers.metadata.record_types import encode_record_types
+from tiers.metadata.serde import known_record_types
 from tiers.metadata.state import MAX_READERS, RemoteLogMetadataState
 from tiers.metadata.state_layout import (
     DATABASES,
@@ -27,11 +31,15 @@ from tiers.metadata.state_layout import (
     I32,
     I64,
     LOCK_FILE,
+    MAX_DATABASES,
+    OFFSET_AND_EPOCH,
     STATE_FILE,
     StateIdentity,
+    decode_position,
 )
 from tiers.metadata.state_replay import PartitionRead, Replay
 from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.log_start import OffsetAndEpoch
 
 log = logging.getLogger(__name__)
 
@@ -62,10 +70,11 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
             writer = cls._open_files(folder, lock, map_size_bytes)
             reason = writer._reason_to_start_over(identity, wall_clock_ms, max_age_ms)
             if reason is not None:
-                saved = writer.identity()
-                writer.start_over(reason, is_same_topic=saved is not None and saved.topic_id == identity.topic_id)
+                writer.start_over(reason, is_same_topic=writer._is_topic_of(identity))
             with writer._env.begin(write=True) as txn:
                 txn.put(b"identity", identity.encode(), db=writer._db.meta)
+                if not txn.stat(writer._db.consumed)["entries"]:
+                    txn.put(b"record_types", encode_record_types(known_record_types()), db=writer._db.meta)
         except lmdb.Error as error:
             lock.close()
             raise RemoteLogMetadataError(f"the state in {folder} cannot be written: {error}") from error
@@ -105,36 +114,55 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
         with self._env.begin() as txn:
             raw = txn.get(b"identity", db=self._db.meta)
             read_at = txn.get(b"read_to_end_at_ms", db=self._db.meta)
-            is_empty = txn.stat(self._db.consumed)["entries"] == 0
+            record_types = txn.get(b"record_types", db=self._db.meta)
+            kept = self._db.consumed, self._db.reached, self._db.diverged
+            is_empty = not any(txn.stat(database)["entries"] for database in kept)
         if is_empty:
             return None
         if raw is None or StateIdentity.decode(raw) is None:
             return "another schema version wrote it"
         if StateIdentity.decode(raw) != identity:
             return "it is of another cluster, metadata topic or partition count"
-        if max_age_ms is None:
+        if max_age_ms is None or self.diverged():
+            # The state is kept as it is: its records cannot be read again.
             return None
+        if record_types != encode_record_types(known_record_types()):
+            return "a release that reads other records kept it"
         age_ms = None if read_at is None else wall_clock_ms() - I64.unpack(read_at)[0]
         # What was read in the future was read on a clock that was set back since: nobody knows when.
         if age_ms is None or not -_CLOCK_STEP_MS <= age_ms <= max_age_ms:
             return "it is older than the topic keeps tombstones for certain"
         return None
 
+    def _is_topic_of(self, identity: StateIdentity) -> bool:
+        with self._env.begin() as txn:
+            raw = txn.get(b"identity", db=self._db.meta)
+        return raw is not None and identity.is_topic_of(raw)
+
     def _clear(self, is_same_topic: bool) -> None:
-        """All but whose this is, how far that was read, and the name that others know this folder's keeper by."""
-        reached: dict[bytes, int] = {}
+        """Clears the state, except for its identity, its record types and the writer name of its folder.
+
+        Other processes know the keeper of the folder by that name. When `is_same_topic`, the state also keeps the
+        reached positions and the divergences."""
+        reached: dict[bytes, OffsetAndEpoch] = {}
+        diverged: list[tuple[bytes, bytes]] = []
         with self._env.begin(write=True) as txn:
-            for offsets in (self._db.consumed, self._db.reached) if is_same_topic else ():
-                for number, raw in txn.cursor(db=offsets):
-                    reached[bytes(number)] = max(int(I64.unpack(raw)[0]), reached.get(bytes(number), 0))
-            kept = {name: txn.get(name, db=self._db.meta) for name in (b"identity", b"writer")}
+            if is_same_topic:
+                for positions in (self._db.consumed, self._db.reached):
+                    for number, raw in txn.cursor(db=positions):
+                        known = decode_position(raw)
+                        reached[bytes(number)] = max(known, reached.get(bytes(number), known))
+                diverged = [(bytes(number), bytes(reason)) for number, reason in txn.cursor(db=self._db.diverged)]
+            kept = {name: txn.get(name, db=self._db.meta) for name in (b"identity", b"writer", b"record_types")}
             for database in DATABASES:
                 txn.drop(getattr(self._db, database), delete=False)
             for name, value in kept.items():
                 if value is not None:
                     txn.put(name, value, db=self._db.meta)
-            for number, offset in reached.items():
-                txn.put(number, I64.pack(offset), db=self._db.reached)
+            for number, position in reached.items():
+                txn.put(number, OFFSET_AND_EPOCH.pack(*position), db=self._db.reached)
+            for number, reason in diverged:
+                txn.put(number, reason, db=self._db.diverged)
 
     def close(self) -> None:
         super().close()
@@ -171,6 +199,11 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
         with self._env.begin(write=True) as txn:
             txn.put(b"read_to_end_at_ms", I64.pack(wall_clock_ms), db=self._db.meta)
 
+    def mark_diverged(self, metadata_partition: int, reason: str) -> None:
+        """Keeps the divergence of a metadata partition, for as long as this state exists."""
+        with self._env.begin(write=True) as txn:
+            txn.put(I32.pack(metadata_partition), reason.encode(), db=self._db.diverged)
+
     def start_over(self, reason: str, *, is_same_topic: bool = True) -> None:
         """Forgets everything that was read; first that it was fresh: who shares the state would believe the void."""
         log.warning("the saved remote log metadata is read again from the topic", extra={"reason": reason})
@@ -186,7 +219,11 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
             for read in reads:
                 for event in read.events:
                     replay.apply(event)
-                txn.put(I32.pack(read.metadata_partition), I64.pack(read.next_offset), db=self._db.consumed)
+                number = I32.pack(read.metadata_partition)
+                raw, leader_epoch = txn.get(number, db=self._db.consumed), read.leader_epoch
+                if raw is not None and leader_epoch < 0:
+                    leader_epoch = OFFSET_AND_EPOCH.unpack(raw)[1]
+                txn.put(number, OFFSET_AND_EPOCH.pack(read.next_offset, leader_epoch), db=self._db.consumed)
         return finished
 
 
@@ -196,7 +233,9 @@ def saved_identity(folder: Path) -> StateIdentity | None:
     if not path.exists():
         return None
     try:
-        env = lmdb.open(str(path), subdir=False, readonly=True, create=False, max_dbs=16, max_readers=MAX_READERS)
+        env = lmdb.open(
+            str(path), subdir=False, readonly=True, create=False, max_dbs=MAX_DATABASES, max_readers=MAX_READERS
+        )
     except lmdb.Error:
         return None
     try:
@@ -225,7 +264,7 @@ def _open_env(path: Path, map_size_bytes: int, *, sync: bool) -> lmdb.Environmen
         str(path),
         subdir=False,
         map_size=map_size_bytes,
-        max_dbs=16,
+        max_dbs=MAX_DATABASES,
         max_readers=MAX_READERS,
         sync=sync,
         metasync=sync,

@@ -11,7 +11,7 @@ import logging
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -19,6 +19,7 @@ from uuid import UUID
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import BrokerError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.clock_skew import ClockSkew
 from tiers.metadata.follower import MetadataFollower
 from tiers.metadata.membership import MembershipSettings
@@ -31,7 +32,15 @@ from tiers.metadata.metadata_topic import (
     open_metadata_topic,
 )
 from tiers.metadata.ownership import MetadataPartitionOwnership
-from tiers.metadata.serde import nothing_key
+from tiers.metadata.remote_log_metadata_manager import MetadataPosition
+from tiers.metadata.serde import (
+    MetadataRecord,
+    log_gap_key,
+    nothing_key,
+    operator_acceptance_key,
+    topic_deletion_key,
+    topic_missing_key,
+)
 from tiers.metadata.state import RemoteLogMetadataState
 from tiers.metadata.state_backed_reader import StateBackedReader, in_turn
 from tiers.metadata.state_layout import StateIdentity
@@ -39,24 +48,29 @@ from tiers.metadata.state_writer import RemoteLogMetadataStateWriter, saved_iden
 from tiers.metadata.tier_config_writer import CheckTierConfig, TierConfigWriter, changed_tier_config
 from tiers.metadata.topic_based_settings import MetadataStatus, TopicBasedSettings
 from tiers.metadata.written_records import (
+    is_log_start_known,
     key_and_value,
     records_of_deletion,
     records_of_new_segment,
     records_of_plan_end,
-    records_of_trim,
     records_of_update,
     tombstone,
 )
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
+    LogGapUpdate,
     LogStartOffsetUpdate,
+    OperatorAcceptanceUpdate,
     QuarantineDeletionUpdate,
     RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
+    TopicDeletionUpdate,
+    TopicMissingUpdate,
     TopicTierConfigUpdate,
 )
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -236,7 +250,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         return self.follower.is_fresh(self.metadata_partition(partition), max_age_ms)
 
     def owns(self, partition: TopicIdPartition) -> bool:
-        if self._ownership is None or self.alarm is not None:
+        if self._ownership is None or self._ended or self._topic_alarm or self.follower.trouble_of_all:
             return False
         return self._ownership.owns(self.metadata_partition(partition))
 
@@ -276,27 +290,51 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         await self._write(clamp.topic_id_partition, lambda: [key_and_value(record)])
 
     async def ask_for_quarantine_deletion(self, segment_id: RemoteLogSegmentId) -> None:
-        if self._producer is None:
-            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
-        metadata_partition = self.metadata_partition(segment_id.topic_id_partition)
-        timeout_ms = self._settings.write_timeout_ms
         asked = QuarantineDeletionUpdate(segment_id, self._writer, self._wall_clock_ms())
-        written = await self._producer.send(metadata_partition, [key_and_value(asked)], timeout_ms)
-        await self.follower.read_past(metadata_partition, written, timeout_ms)
+        await self._send(segment_id.topic_id_partition, asked)
 
     async def _write(self, partition: TopicIdPartition, records: Callable[[], Sequence[KeyAndValue]]) -> None:
         if self._ownership is None:
             raise RemoteLogMetadataError("this process is no member of the group that owns metadata partitions")
         await self._ownership.write(self.metadata_partition(partition), records, self._settings.write_timeout_ms)
 
-    async def raise_local_log_start_offset(self, partition: TopicIdPartition, offset: int) -> None:
-        known = self.local_log_start_offset(partition)
-        if known is None or known < offset:
-            update = LocalLogStartUpdate(partition, self._writer, self._wall_clock_ms(), offset)
-            await self._write(partition, lambda: records_of_trim(self._state, update))
+    async def put_local_log_start(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
+        update = LocalLogStartUpdate(partition, self._writer, self._wall_clock_ms(), start)
+        await self._write(partition, lambda: [key_and_value(update)])
 
-    async def raise_log_start_offset(
-        self, partition: TopicIdPartition, offset: int, timeout_ms: int | None = None
+    async def put_log_gap(self, partition: TopicIdPartition, gap: LogGap, leader_epoch: int) -> None:
+        update = LogGapUpdate(partition, self._writer, self._wall_clock_ms(), gap, leader_epoch)
+        await self._write(partition, lambda: [key_and_value(update)])
+
+    async def end_log_gap(self, partition: TopicIdPartition, gap: LogGap) -> None:
+        await self._write(partition, lambda: [tombstone(log_gap_key(partition, gap.first_offset))])
+
+    async def end_acceptance(self, partition: TopicIdPartition) -> None:
+        await self._write(partition, lambda: [tombstone(operator_acceptance_key(partition))])
+
+    async def put_topic_missing(self, topic_id: UUID, topic: str, *, is_missing: bool) -> None:
+        partition = TopicIdPartition(topic_id, 0, topic)
+        update = TopicMissingUpdate(partition, self._writer, self._wall_clock_ms())
+        record = key_and_value(update) if is_missing else tombstone(topic_missing_key(partition))
+        await self._write(partition, lambda: [record])
+
+    async def accept(self, partition: TopicIdPartition) -> None:
+        await self._send(partition, OperatorAcceptanceUpdate(partition, self._writer, self._wall_clock_ms()))
+
+    async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
+        partition = TopicIdPartition(topic_id, 0, topic)
+        await self._send(partition, TopicDeletionUpdate(partition, self._writer, self._wall_clock_ms()))
+
+    async def end_topic_deletion(self, topic_id: UUID) -> None:
+        partition = TopicIdPartition(topic_id, 0)
+        await self._write(partition, lambda: [tombstone(topic_deletion_key(partition))])
+
+    async def put_log_start(
+        self,
+        partition: TopicIdPartition,
+        start: LogStart,
+        timeout_ms: int | None = None,
+        denied: Collection[LogStart] = (),
     ) -> None:
         metadata_partition = self.metadata_partition(partition)
         timeout_ms = self._settings.write_timeout_ms if timeout_ms is None else timeout_ms
@@ -306,12 +344,36 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         async with in_turn(self._writing_log_start[metadata_partition], timeout_ms):
             # What this writer wrote before must be known, or its latest record might not be its highest.
             await self.follower.ensure_fresh(metadata_partition, 0, deadline_ms - self._clock_ms())
-            if max((known for _, known in self._state.log_starts(partition)), default=-1) >= offset:
+            if is_log_start_known(self._state, partition, start, denied):
                 return
-            update = LogStartOffsetUpdate(partition, self._writer, self._wall_clock_ms(), offset)
+            update = LogStartOffsetUpdate(partition, self._writer, self._wall_clock_ms(), start)
             left_ms = deadline_ms - self._clock_ms()
             written = await self._producer.send(metadata_partition, [key_and_value(update)], left_ms)
             await self.follower.read_past(metadata_partition, written, deadline_ms - self._clock_ms())
+
+    async def _send(self, partition: TopicIdPartition, record: MetadataRecord) -> None:
+        """Writes a record that needs no ownership, and waits until this process has read it."""
+        if self._producer is None:
+            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
+        metadata_partition = self.metadata_partition(partition)
+        timeout_ms = self._settings.write_timeout_ms
+        written = await self._producer.send(metadata_partition, [key_and_value(record)], timeout_ms)
+        await self.follower.read_past(metadata_partition, written, timeout_ms)
+
+    def position(self, partition: TopicIdPartition) -> MetadataPosition:
+        return self.follower.metadata_position(self.metadata_partition(partition))
+
+    async def confirms(self, partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
+        if position.topic_id != self.topic.topic_id:
+            return False
+        if position.next_offset == 0:
+            return True
+        number = self.metadata_partition(partition)
+        own = TopicIdPartition(self.topic.topic_id, number, self.topic.name)
+        answer = await BrokerLogSource(self._client).end_offset_for_epoch(own, position.leader_epoch, timeout_ms)
+        # A replica that copied the log after a compaction may answer with a lower epoch and the same end.
+        is_known = 0 <= answer.leader_epoch <= position.leader_epoch
+        return is_known and answer.end_offset >= position.next_offset
 
     async def change_topic_tier_config(
         self,

@@ -6,6 +6,7 @@ keys with it (DESIGN, RLMM). An act that the states do not allow is `InvalidTran
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from tiers.errors import InvalidTransitionError
@@ -19,14 +20,16 @@ from tiers.metadata.serde import (
     encode_value,
     key_of,
     local_log_start_key,
+    log_gap_key,
+    operator_acceptance_key,
     quarantine_deletion_key,
     segment_keys,
 )
 from tiers.metadata.state import RemoteLogMetadataState
 from tiers.model.copy_plan import CopyPlan
-from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import LogStart
 from tiers.model.segment_metadata import (
-    LocalLogStartUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
@@ -84,10 +87,13 @@ def records_of_deletion(state: RemoteLogMetadataState, metadata: RemotePartition
         written += [tombstone(key_of(plan)) for plan in state.copy_plans(partition)]
         written += [
             tombstone(RecordKey(LOG_START_OFFSET_API_KEY, partition, writer.encode()))
-            for writer, _ in state.log_starts(partition)
+            for writer in state.log_starts_by_writer(partition)
         ]
-        if state.local_log_start_offset(partition) is not None:
+        written += [tombstone(log_gap_key(partition, gap.first_offset)) for gap in state.gaps(partition)]
+        if state.local_log_start(partition) is not None:
             written.append(tombstone(local_log_start_key(partition)))
+        if state.is_accepted(partition):
+            written.append(tombstone(operator_acceptance_key(partition)))
         written.append(tombstone(key_of(metadata)))
     return written
 
@@ -100,10 +106,13 @@ def records_of_plan_end(state: RemoteLogMetadataState, plan: CopyPlan) -> list[K
     return [tombstone(key_of(plan))]
 
 
-def records_of_trim(state: RemoteLogMetadataState, update: LocalLogStartUpdate) -> list[KeyAndValue]:
-    """Compaction keeps the last record, which must be the highest."""
-    known = state.local_log_start_offset(update.topic_id_partition) or 0
-    return [key_and_value(replace(update, local_log_start=max(known, update.local_log_start)))]
+def is_log_start_known(
+    state: RemoteLogMetadataState, partition: TopicIdPartition, start: LogStart, denied: Collection[LogStart]
+) -> bool:
+    """Whether a log start at or above `start` is recorded and not in `denied`, so that no record is needed."""
+    if not start.deletes:
+        return bool(state.log_starts_by_writer(partition))
+    return any(known.offset >= start.offset and known not in denied for known in state.log_starts(partition))
 
 
 def _tombstones_of_segment(state: RemoteLogMetadataState, segment_id: RemoteLogSegmentId) -> list[KeyAndValue]:

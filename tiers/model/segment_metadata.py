@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 
 
@@ -131,12 +132,15 @@ class RemotePartitionDeleteMetadata:
 
 @dataclass(frozen=True, slots=True)
 class LogStartOffsetUpdate:
-    """Our own record type: nothing below `log_start_offset` exists for clients any more. Folded by maximum."""
+    """Our own record type: the log starts at `log_start`.
+
+    Every writer has a record of its own, which its next one replaces. A log start that was only seen belongs to no
+    writer."""
 
     topic_id_partition: TopicIdPartition
     writer: str
     event_timestamp_ms: int
-    log_start_offset: int
+    log_start: LogStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +170,64 @@ class RemoteLogClampUpdate:
 
 @dataclass(frozen=True, slots=True)
 class LocalLogStartUpdate:
-    """Our own record type, by the owner before each trim: the local log starts at `local_log_start` or is about to.
-    Folded by maximum. A leader whose log ends below it was emptied or restored (DESIGN, safety rule 2)."""
+    """Our own record type, by the owner before each trim: the local log starts at this offset or is about to.
+
+    A leader that does not confirm this offset was emptied or restored (DESIGN, safety rule 2)."""
 
     topic_id_partition: TopicIdPartition
     writer: str
     event_timestamp_ms: int
-    local_log_start: int
+    local_log_start: OffsetAndEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class LogGapUpdate:
+    """Our own record type, by the owner: the broker removed the records of `gap` before they were copied.
+
+    A later record with the same first offset replaces this one. A tombstone ends the gap when the log starts behind
+    it."""
+
+    topic_id_partition: TopicIdPartition
+    writer: str
+    event_timestamp_ms: int
+    gap: LogGap
+    leader_epoch: int
+    """The epoch of the leader whose log starts at the gap's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorAcceptanceUpdate:
+    """Our own record type, by an operator's command: the metadata and the brokers know all records that are left.
+
+    The owner stopped the partition because a witness was missing. With this record it goes on, and then ends the
+    acceptance by a tombstone."""
+
+    topic_id_partition: TopicIdPartition
+    writer: str
+    event_timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDeletionUpdate:
+    """Our own record type: the topic was deleted, as the brokers answered to DeleteTopics, or as an operator says.
+
+    `topic_id_partition` is the topic's partition 0."""
+
+    topic_id_partition: TopicIdPartition
+    writer: str
+    event_timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMissingUpdate:
+    """Our own record type, by the owner of the topic's partition 0: no broker knows the topic.
+
+    The topic is missing since the broker appended this record. A tombstone ends the record when a broker knows the
+    topic again."""
+
+    topic_id_partition: TopicIdPartition
+    writer: str
+    event_timestamp_ms: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,16 +33,38 @@ class LocalLog:
     log_start_offset: int = 0
     leader_epoch: int = 5
     error_code: int = 0
+    last_stable_offset: int | None = None
+    """None: the high watermark."""
+    epochs: Sequence[tuple[int, int]] = ()
+    """What it has of leader epochs and their start offsets; none: it begins in its current one."""
 
     @property
     def high_watermark(self) -> int:
         return next(iter(iterate_batches(self.batches[-1]))).next_offset if self.batches else self.log_start_offset
 
-    def read(self, offset: int, max_bytes: int, min_one: bool) -> bytes:
+    @property
+    def lso(self) -> int:
+        return self.high_watermark if self.last_stable_offset is None else self.last_stable_offset
+
+    def end_offset_for_epoch(self, leader_epoch: int) -> EpochEndOffset:
+        """`LeaderEpochFileCache.endOffsetFor` (semantics 6.1)."""
+        if leader_epoch == self.leader_epoch:
+            return EpochEndOffset(leader_epoch, self.high_watermark)
+        known = self.epochs or ((self.leader_epoch, self.log_start_offset),)
+        later = [start for epoch, start in known if epoch > leader_epoch]
+        if not later:
+            return EpochEndOffset(-1, -1)
+        floor = max((epoch for epoch, _ in known if epoch <= leader_epoch), default=leader_epoch)
+        return EpochEndOffset(floor, min(later))
+
+    def read(self, offset: int, max_bytes: int, min_one: bool, is_read_committed: bool = False) -> bytes:
         out = b""
         for raw in self.batches:
-            if next(iter(iterate_batches(raw))).last_offset < offset:
+            batch = next(iter(iterate_batches(raw)))
+            if batch.last_offset < offset:
                 continue
+            if is_read_committed and batch.next_offset > self.lso:
+                break
             if len(out) + len(raw) > max_bytes and (out or not min_one):
                 break
             out += raw
@@ -58,6 +80,7 @@ class FakeCluster:
     is_reachable: bool = True
     requests: list[FetchRequest] = field(default_factory=list)
     bounds_asked: int = 0
+    epochs_asked: list[tuple[TopicIdPartition, int]] = field(default_factory=list)
     next_session_id: int = 77
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when new local data should end a long poll."""
@@ -88,7 +111,7 @@ class FakeCluster:
         if not self.is_reachable:
             raise BrokerError("the broker is gone", retriable=True)
         log = self.logs[partition]
-        return LocalLogBounds(log.log_start_offset, log.high_watermark, log.high_watermark, log.leader_epoch)
+        return LocalLogBounds(log.log_start_offset, log.lso, log.high_watermark, log.leader_epoch)
 
     async def read(self, partition: TopicIdPartition, offset: int, max_bytes: int, timeout_ms: int) -> LogRead:
         raise NotImplementedError
@@ -96,7 +119,10 @@ class FakeCluster:
     async def end_offset_for_epoch(
         self, partition: TopicIdPartition, leader_epoch: int, timeout_ms: int
     ) -> EpochEndOffset:
-        raise NotImplementedError
+        self.epochs_asked.append((partition, leader_epoch))
+        if not self.is_reachable:
+            raise BrokerError("the broker is gone", retriable=True)
+        return self.logs[partition].end_offset_for_epoch(leader_epoch)
 
     async def delete_records(
         self,
@@ -145,12 +171,13 @@ class FakeCluster:
             error_code = 1
         if error_code:
             return encode_partition(request.version, asked.partition, error_code=error_code), 0
-        records = log.read(asked.fetch_offset, min(asked.partition_max_bytes, left), min_one)
+        max_bytes = min(asked.partition_max_bytes, left)
+        records = log.read(asked.fetch_offset, max_bytes, min_one, request.is_read_committed)
         entry = encode_partition(
             request.version,
             asked.partition,
             high_watermark=log.high_watermark,
-            last_stable_offset=log.high_watermark,
+            last_stable_offset=log.lso,
             log_start_offset=log.log_start_offset,
             aborted_transactions=() if request.is_read_committed else None,
             records=(records,),

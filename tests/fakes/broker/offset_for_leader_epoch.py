@@ -1,4 +1,4 @@
-"""OffsetForLeaderEpoch of a broker whose log begins in its current epoch: it has forgotten all earlier ones."""
+"""OffsetForLeaderEpoch: what the broker's logs have of leader epochs; by default only the current one."""
 
 from __future__ import annotations
 
@@ -25,13 +25,10 @@ async def answer(broker: ScriptedBroker, request: Any) -> Any:
 
 
 def _find(broker: ScriptedBroker, topic: str, asked: Any) -> Any:
-    log = broker.logs[topic, asked.partition]
-    epoch, end_offset = asked.leader_epoch, log.high_watermark
-    if epoch < log.leader_epoch:
-        end_offset = log.log_start_offset
-    elif epoch > log.leader_epoch:
-        epoch = end_offset = -1
-    return _Topic.EpochEndOffset(error_code=0, partition=asked.partition, leader_epoch=epoch, end_offset=end_offset)
+    end = broker.logs[topic, asked.partition].end_offset_for_epoch(asked.leader_epoch)
+    return _Topic.EpochEndOffset(
+        error_code=0, partition=asked.partition, leader_epoch=end.leader_epoch, end_offset=end.end_offset
+    )
 
 
 def with_error(error_code: int, partition: int = 0) -> Callable[[Any], None]:

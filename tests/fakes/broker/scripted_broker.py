@@ -61,6 +61,8 @@ class ScriptedBroker(FakeBroker):
         super().__init__()
         self.node_id = node_id
         self.requests: list[Any] = []
+        self.transcript: list[tuple[str | None, Any]] = []
+        """The same, with the client id of who sent it."""
         self.scripted_client: str | None = None
         """Whom scripts are for, by client id; None: everybody."""
         self.correlation_skew = 0
@@ -92,6 +94,9 @@ class ScriptedBroker(FakeBroker):
     def received(self, request_class: type) -> list[Any]:
         return [request for request in self.requests if isinstance(request, request_class)]
 
+    def sent_by(self, client_id: str, request_class: type) -> list[Any]:
+        return [one for sender, one in self.transcript if sender == client_id and isinstance(one, request_class)]
+
     def topic_name(self, topic_id: object) -> str:
         return next((topic.name for topic in self.topics if topic.topic_id == topic_id), "")
 
@@ -114,6 +119,7 @@ class ScriptedBroker(FakeBroker):
         else:
             request = request_class.decode(frame[data.tell() :], version=version)
             self.requests.append(request)
+            self.transcript.append((header.client_id, request))
             response = await self.answers[key](request)
             if self._scripts[key] and self.scripted_client in (None, header.client_id):
                 edits, deliver = self._scripts[key].popleft()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from kafka.protocol.consumer import OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode
@@ -15,7 +17,9 @@ from tests.tiers.metadata.test_state import IDENTITY, NOW_MS, Record, segment, t
 from tiers.broker.client import Leader
 from tiers.broker.cluster_metadata import Broker, ClusterMetadata
 from tiers.broker.fetch import FetchedPartition
+from tiers.log.log_source import EpochEndOffset
 from tiers.metadata.follower import MetadataFollower
+from tiers.metadata.metadata_producer import KeyAndValue
 from tiers.metadata.metadata_topic import MetadataTopic
 from tiers.metadata.serde import encode_key, encode_value, key_of
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
@@ -28,10 +32,13 @@ FINISHED = State.COPY_SEGMENT_FINISHED
 
 
 class Cluster:
-    """One broker leads both metadata partitions. `logs` holds their records; as a `BrokerClient` and a Fetch."""
+    """One broker leads both metadata partitions. `logs` holds their records, or their keys and values; as a
+    `BrokerClient` and a Fetch."""
 
     def __init__(self) -> None:
-        self.logs: dict[int, list[Record]] = {0: [], 1: []}
+        self.logs: dict[int, list[Record | KeyAndValue]] = {0: [], 1: []}
+        self.epoch_starts: dict[int, dict[int, int]] = {0: {0: 0}, 1: {0: 0}}
+        """Per leader epoch of a log, its first offset."""
         self.log_start = 0
         self.leaders = {NODE: Leader(NODE, 0)}
         """Who leads, by the broker that says so."""
@@ -53,7 +60,11 @@ class Cluster:
     async def request(self, node_id: int, message: Any, timeout_ms: int, *, min_version: int) -> Any:
         if node_id in self.hanging:
             await self.hanging[node_id].wait()
-        return self._named(node_id) if isinstance(message, MetadataRequest) else self._listed(message)
+        if isinstance(message, MetadataRequest):
+            return self._named(node_id)
+        if isinstance(message, OffsetForLeaderEpochRequest):
+            return self._epoch_ends(message)
+        return self._listed(message)
 
     def _named(self, witness: int) -> Any:
         leader = self.leaders[witness]
@@ -84,19 +95,64 @@ class Cluster:
         ]
         return SimpleNamespace(topics=[SimpleNamespace(partitions=partitions)])
 
+    def _epoch_ends(self, message: Any) -> Any:
+        partitions = []
+        for asked in message.topics[0].partitions:
+            end = self.epoch_end(asked.partition, asked.leader_epoch)
+            partitions.append(
+                SimpleNamespace(
+                    partition=asked.partition, error_code=0, leader_epoch=end.leader_epoch, end_offset=end.end_offset
+                )
+            )
+        return SimpleNamespace(topics=[SimpleNamespace(partitions=partitions)])
+
+    def epoch_end(self, number: int, leader_epoch: int) -> EpochEndOffset:
+        """As Kafka's LeaderEpochFileCache answers (semantics 6.1)."""
+        starts = self.epoch_starts[number]
+        higher = [epoch for epoch in starts if epoch > leader_epoch]
+        if starts and leader_epoch == max(starts):
+            return EpochEndOffset(leader_epoch, len(self.logs[number]))
+        if leader_epoch < 0 or not higher:
+            return EpochEndOffset(-1, -1)
+        floor = max((epoch for epoch in starts if epoch <= leader_epoch), default=leader_epoch)
+        return EpochEndOffset(floor, starts[min(higher)])
+
+    def cut(self, number: int, end: int) -> None:
+        """The log loses its tail, and its leader comes back in the next leader epoch."""
+        del self.logs[number][end:]
+        self.lead(max(leader.leader_epoch for leader in self.leaders.values()) + 1)
+
+    def lead(self, leader_epoch: int) -> None:
+        self.leaders = {NODE: Leader(NODE, leader_epoch)}
+        for number, log in self.logs.items():
+            starts = {epoch: start for epoch, start in self.epoch_starts[number].items() if start < len(log)}
+            self.epoch_starts[number] = starts | {leader_epoch: len(log)}
+
     async def fetch(self, client: object, node_id: int, positions: list[Any], **options: object) -> Any:
         await asyncio.sleep(0.001)
         self.epochs_fetched += [each.leader_epoch for each in positions]
-        return [self._fetched(each.partition, each.offset) for each in positions]
+        return [self._fetched(each.partition, each.offset, each.last_fetched_epoch) for each in positions]
 
-    def _fetched(self, number: int, offset: int) -> FetchedPartition:
+    def _fetched(self, number: int, offset: int, last_fetched_epoch: int = -1) -> FetchedPartition:
         end = len(self.logs[number])
-        is_held = self.log_start <= offset <= end
+        is_held, diverging = self.log_start <= offset <= end, None
+        if last_fetched_epoch >= 0 and offset >= self.log_start:
+            answer = self.epoch_end(number, last_fetched_epoch)
+            is_held = answer.leader_epoch >= 0
+            if is_held and (answer.leader_epoch < last_fetched_epoch or answer.end_offset < offset):
+                diverging = answer
         error = ErrorCode.NONE if is_held else ErrorCode.OFFSET_OUT_OF_RANGE
-        records = [(encode_key(key_of(each)), encode_value(each)) for each in self.logs[number][offset:]]
-        raw = b"".join(batch(offset + index, [record]) for index, record in enumerate(records))
+        raw = b"" if diverging or not is_held else b"".join(map(self._batch, [number] * end, range(offset, end)))
         end = end if self.high_watermark is None else self.high_watermark
-        return FetchedPartition(TOPIC.topic_id, number, error, end, end, 0, (), memoryview(raw))
+        return FetchedPartition(TOPIC.topic_id, number, error, end, end, 0, (), memoryview(raw), diverging)
+
+    def _batch(self, number: int, offset: int) -> bytes:
+        record = self.logs[number][offset]
+        pair = record if isinstance(record, tuple) else (encode_key(key_of(record)), encode_value(record))
+        raw = bytearray(batch(offset, [pair]))
+        starts = self.epoch_starts[number]
+        struct.pack_into(">i", raw, 12, max(epoch for epoch, start in starts.items() if start <= offset))
+        return bytes(raw)
 
 
 class Following:
@@ -120,10 +176,10 @@ class Following:
 
     async def poll(self) -> bool:
         await self.follower._leadership.confirm(1_000)
-        return await self.follower._poll(NODE, [0, 1])
+        return await self.follower._poll(NODE, [each for each in (0, 1) if self.follower._stopped(each) is None])
 
 
-def finished(number: int, start: int) -> list[Record]:
+def finished(number: int, start: int) -> list[Record | KeyAndValue]:
     made = segment(number, start, start + 9)
     return [made, to(made, FINISHED)]
 

@@ -4,19 +4,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.primitives import INT16, INT32, write_string
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.assignor import (
+    Assigned,
     Subscription,
     assign,
     decode_assignment,
     decode_subscription,
     encode_assignment,
+    encode_assignments,
     encode_subscription,
 )
+from tiers.metadata.record_types import FIRST_RECORD_TYPES
+from tiers.metadata.serde import RecordType, known_record_types
 
 COUNT = 12
 numbers = st.frozensets(st.integers(0, COUNT - 1))
-subscriptions = st.builds(Subscription, owned=numbers, claims=st.none() | numbers)
+record_types = st.frozensets(st.builds(RecordType, st.integers(0, 3000), st.integers(0, 9)))
+subscriptions = st.builds(Subscription, owned=numbers, claims=st.none() | numbers, record_types=record_types)
 groups = st.dictionaries(st.text("abcdef", min_size=1, max_size=3), subscriptions, min_size=1, max_size=6)
 
 
@@ -56,22 +62,66 @@ def test_a_subscription_survives_its_bytes(subscription: Subscription) -> None:
     assert decode_subscription(encode_subscription("topic", subscription)) == subscription
 
 
-@given(numbers)
-def test_an_assignment_survives_its_bytes(partitions: frozenset[int]) -> None:
-    encoded = encode_assignment("topic", sorted(partitions))
-    assert decode_assignment(encoded, "topic") == partitions
-    assert decode_assignment(encoded, "another") == frozenset()
+@given(numbers, record_types)
+def test_an_assignment_survives_its_bytes(partitions: frozenset[int], types: frozenset[RecordType]) -> None:
+    encoded = encode_assignment("topic", Assigned(partitions, types))
+    assert decode_assignment(encoded, "topic") == (partitions, types)
+    assert decode_assignment(encoded, "another") == (frozenset(), types)
 
 
 def test_an_empty_assignment_is_no_bytes() -> None:
-    assert decode_assignment(b"", "topic") == frozenset()
+    assert decode_assignment(b"", "topic") == (frozenset(), FIRST_RECORD_TYPES)
 
 
 def test_torn_bytes_are_an_error() -> None:
-    whole = encode_assignment("topic", [1, 2, 3])
-    for length in range(1, len(whole) - 4):
+    whole = encode_assignment("topic", Assigned(frozenset({1, 2, 3}), known_record_types()))
+    for length in range(1, len(whole)):
         with pytest.raises(RemoteLogMetadataError):
             decode_assignment(whole[:length], "topic")
+    whole = encode_subscription("topic", Subscription(frozenset({1}), frozenset({2}), known_record_types()))
+    declared_from = len(encode_subscription("topic", Subscription(frozenset({1}), frozenset({2}), frozenset()))) - 4
+    for length in {*range(len(whole))} - {declared_from}:
+        with pytest.raises(RemoteLogMetadataError):
+            decode_subscription(whole[:length])
+
+
+def written_before(owned: list[int], claims: list[int] | None) -> bytes:
+    """A subscription of a release that declares no record types."""
+    user_data = b"".join(map(INT32.pack, [len(owned), *owned]))
+    if claims is not None:
+        user_data += b"".join(map(INT32.pack, [len(claims), *claims]))
+    head = INT16.pack(0) + INT32.pack(1) + write_string("topic", compact=False)
+    return head + INT32.pack(len(user_data)) + user_data
+
+
+@pytest.mark.parametrize("claims", [None, [], [2, 5]])
+def test_who_declares_nothing_reads_the_first_records_and_is_understood_by_who_declares(
+    claims: list[int] | None,
+) -> None:
+    before = written_before([1, 2], claims)
+    claimed = None if claims is None else frozenset(claims)
+    assert decode_subscription(before) == Subscription(frozenset({1, 2}), claimed, FIRST_RECORD_TYPES)
+    now = encode_subscription("topic", Subscription(frozenset({1, 2}), claimed, known_record_types()))
+    assert now.startswith(before), "and who declares nothing reads no further"
+
+
+def test_every_assignment_says_what_all_members_read() -> None:
+    types = [RecordType(1000, 1), RecordType(1006, 0), RecordType(1007, 0)]
+    members = {
+        "one": Subscription(record_types=frozenset(types)),
+        "other": Subscription(record_types=frozenset([*types[1:], RecordType(1008, 0)])),
+    }
+    assigned = [decode_assignment(one, "topic") for one in encode_assignments("topic", COUNT, members).values()]
+    assert [one.record_types for one in assigned] == [frozenset(types[1:])] * 2
+    assert frozenset().union(*(one.metadata_partitions for one in assigned)) == frozenset(range(COUNT))
+    members["old"] = Subscription()
+    encoded = encode_assignments("topic", COUNT, members)
+    assert decode_assignment(encoded["one"], "topic").record_types == frozenset()
+
+
+def test_an_assignment_of_a_leader_that_knows_no_record_types_allows_the_first_ones() -> None:
+    before = INT16.pack(0) + INT32.pack(1) + write_string("topic", compact=False) + INT32.pack(1) + INT32.pack(7)
+    assert decode_assignment(before + INT32.pack(-1), "topic") == (frozenset({7}), FIRST_RECORD_TYPES)
 
 
 def test_a_claim_that_was_granted_stays_when_another_one_comes() -> None:

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from protocol.errors import CorruptBatchError, ErrorCode
-from tests.tiers.metadata.test_state import NOW_MS, segment, to
+from tests.tiers.metadata.test_state import NOW_MS, log_start, segment, to, user
 from tiers.broker.fetch import FetchedPartition
 from tiers.errors import BrokerError
 from tiers.log.log_source import AbortedTransaction
 from tiers.metadata.committed_records import read_committed
 from tiers.metadata.serde import (
+    RecordKey,
     encode_key,
     encode_value,
     key_of,
     nothing_key,
     segment_keys,
 )
-from tiers.model.segment_metadata import LogStartOffsetUpdate
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
 TRANSACTIONAL = 0x10
@@ -156,28 +156,94 @@ def test_records_of_others_are_left_out_and_told_of_once(caplog: pytest.LogCaptu
             (b"?", b"not a record of ours"),
             (b"?", None),
             (None, None),
-            (b"?", bytes.fromhex("01cf0f00")),
-            (None, encode_value(mine)),
+            (b"?", bytes.fromhex("01b71700")),
+            (b"?", bytes.fromhex("010500")),
+            (b"?", bytes.fromhex("010001")),
         ],
-    )
+        -1,
+        0,
+    ) + batch(6, [(b"?", None), (b"?", b"\x01\x00\x00torn"), (None, encode_value(mine))])
     read = read_committed(fetched(log), 0)
     assert [event.record for event in read.events] == [mine]
-    assert (read.next_offset, read.foreign_records) == (5, 3)
-    assert [(vars(record)["offset"], vars(record)["records"]) for record in caplog.records] == [(0, 3)]
+    assert (read.next_offset, read.foreign_records, read.unknown) == (9, 7, None)
+    assert [(vars(record)["offset"], vars(record)["records"]) for record in caplog.records] == [(0, 7)]
+
+
+UNKNOWN_KEY = encode_key(RecordKey(1999, segment(1, 0, 9).topic_id_partition))
+KNOWN_KEY = encode_key(key_of(segment(1, 0, 9)))
+UNKNOWN = {
+    "a later type of ours": (UNKNOWN_KEY, bytes.fromhex("01cf0f00")),
+    "a later version of ours": (KNOWN_KEY, bytes.fromhex("01e80702")),
+    "its tombstone": (UNKNOWN_KEY, None),
+}
+UNKNOWN_IN_TRANSACTIONS = {
+    "another frame": (KNOWN_KEY, bytes.fromhex("020000")),
+    "a later type of Kafka's": (KNOWN_KEY, bytes.fromhex("010500")),
+    "a later version of Kafka's": (KNOWN_KEY, bytes.fromhex("010001")),
+    "a tombstone of a later type of Kafka's": (encode_key(RecordKey(5, segment(1, 0, 9).topic_id_partition)), None),
+}
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+@pytest.mark.parametrize("what", [*UNKNOWN, *UNKNOWN_IN_TRANSACTIONS])
+def test_a_record_of_a_later_release_ends_the_read_in_front_of_it(what: str, in_transaction: bool) -> None:
+    unknown = (UNKNOWN | UNKNOWN_IN_TRANSACTIONS)[what]
+    added = segment(1, 0, 9)
+    raised = log_start("anybody", user(5))
+    pairs = [(encode_key(key_of(each)), encode_value(each)) for each in (raised, raised)]
+    middle = [pairs[0], unknown, pairs[1]]
+    producer, attributes = (OWNER, TRANSACTIONAL) if in_transaction else (-1, 0)
+    log = data(0, 1) + batch(1, middle, producer, attributes) + data(4, 1)
+    read = read_committed(fetched(log), 0)
+    if what in UNKNOWN_IN_TRANSACTIONS and not in_transaction:
+        assert ([event.offset for event in read.events], read.unknown) == ([0, 1, 3, 4], None)
+        assert read.foreign_records == 1
+        return
+    assert read.unknown is not None
+    assert read.unknown.offset == 2
+    assert "later release" in read.unknown.what
+    assert ([event.offset for event in read.events], read.next_offset) == ([0, 1], 2)
+    assert added in [event.record for event in read.events]
+    again = read_committed(fetched(log), 2)
+    assert (again.events, again.next_offset, again.unknown) == ([], 2, read.unknown)
+
+
+def test_an_aborted_record_of_a_later_release_is_none() -> None:
+    unknown = batch(0, [UNKNOWN["a later type of ours"]], producer_id=7) + marker(1, 7, commit=False)
+    read = read_committed(fetched(unknown + data(2, 1, producer_id=8), (AbortedTransaction(7, 0),)), 0)
+    assert ([event.offset for event in read.events], read.unknown) == ([2], None)
+
+
+@pytest.mark.parametrize(("at", "position", "leader_epoch"), [(0, 50, 3), (1, 61, 4)])
+def test_a_position_in_front_of_an_unknown_record_has_a_leader_epoch_that_reached_it(
+    at: int, position: int, leader_epoch: int
+) -> None:
+    """Leader epoch 3 ended at 50. What epoch 4 wrote first was compacted away."""
+    pairs = [(KNOWN_KEY, encode_value(segment(1, 0, 9)))] * 2
+    pairs[at] = (UNKNOWN_KEY, bytes.fromhex("01cf0f00"))
+    before, after = bytearray(data(49, 1)), bytearray(batch(60, pairs))
+    struct.pack_into(">i", before, 12, 3)
+    struct.pack_into(">i", after, 12, 4)
+    read = read_committed(fetched(bytes(before + after)), 40)
+    assert read.unknown is not None
+    assert read.unknown.offset == 60 + at
+    assert (read.next_offset, read.leader_epoch) == (position, leader_epoch)
+    again = read_committed(fetched(bytes(after)), position)
+    assert (again.next_offset, again.leader_epoch, again.unknown) == (position, -1, read.unknown)
 
 
 def test_what_owners_write_counts_in_a_transaction_alone() -> None:
     added = segment(1, 0, 9)
-    log_start = LogStartOffsetUpdate(added.topic_id_partition, "anybody", 0, 5)
+    raised = log_start("anybody", user(5))
     records = [
         (None, encode_value(added)),
         (encode_key(segment_keys(added.segment_id)[0]), None),
-        (encode_key(key_of(log_start)), encode_value(log_start)),
-        (encode_key(key_of(log_start)), None),
+        (encode_key(key_of(raised)), encode_value(raised)),
+        (encode_key(key_of(raised)), None),
         (encode_key(nothing_key(added.topic_id_partition)), None),
     ]
     read = read_committed(fetched(batch(0, records, -1, 0)), 0)
-    assert [(event.offset, event.record) for event in read.events] == [(2, log_start), (4, None)]
+    assert [(event.offset, event.record) for event in read.events] == [(2, raised), (4, None)]
     assert read.foreign_records == 3
     assert len(read_committed(fetched(batch(0, records)), 0).events) == 5
 

@@ -11,17 +11,29 @@ from uuid import UUID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tiers.metadata.test_state import NOW_MS, PARTITION, clamp, open_state, segment, to
-from tiers.metadata.serde import RecordKey, key_of, segment_keys
+from tests.tiers.metadata.test_state import (
+    NOW_MS,
+    PARTITION,
+    TOPIC_ID,
+    clamp,
+    gap,
+    log_start,
+    open_state,
+    segment,
+    to,
+    user,
+)
+from tiers.metadata.serde import MetadataRecord, RecordKey, key_of, segment_keys
 from tiers.metadata.state_replay import MetadataEvent, PartitionRead
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
 from tiers.model.copy_plan import CopyPlan
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
-    LogStartOffsetUpdate,
-    RemoteLogClampUpdate,
-    RemoteLogSegmentMetadata,
-    RemoteLogSegmentMetadataUpdate,
+    OperatorAcceptanceUpdate,
+    TopicDeletionUpdate,
+    TopicMissingUpdate,
 )
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
@@ -63,15 +75,36 @@ def life_of_plan(number: int, fates: list[str]) -> list[list[tuple[RecordKey, ob
     return [*transactions, [(key_of(plan), None)]]
 
 
+def life_of_presence(record: MetadataRecord, turns: int) -> list[list[tuple[RecordKey, object]]]:
+    """Written and ended in turns."""
+    return [[(key_of(record), None if turn % 2 else record)] for turn in range(turns)]
+
+
+positions = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=3)
+"""Leader epoch and offset."""
+
+
 @st.composite
 def topics(draw: st.DrawFn) -> list[MetadataEvent]:
     lives = [life(number + 1, *shape) for number, shape in enumerate(draw(segments))]
     for writer in "ab":
-        raised = sorted(draw(st.lists(st.integers(0, 40), max_size=3)))
-        updates = [LogStartOffsetUpdate(PARTITION, writer, NOW_MS, offset) for offset in raised]
+        # Within a leader epoch a writer's log starts rise; in a later one they may begin lower.
+        updates = [log_start(writer, user(offset, epoch)) for epoch, offset in sorted(draw(positions))]
         lives.append([[(key_of(update), update)] for update in updates])
-    trims = [LocalLogStartUpdate(PARTITION, "a", NOW_MS, end) for end in sorted(draw(st.lists(st.integers(0, 40))))]
+    seen = [log_start("a", LogStart(offset, epoch, LogStartReason.SEEN)) for epoch, offset in draw(positions)[:1]]
+    lives.append([[(key_of(update), update)] for update in seen])
+    trims = [LocalLogStartUpdate(PARTITION, "a", NOW_MS, OffsetAndEpoch(end, at)) for at, end in draw(positions)]
     lives.append([[(key_of(trim), trim)] for trim in trims])
+    for first in (5, 50):
+        ends = draw(st.lists(st.none() | st.integers(first + 1, 60), max_size=3))
+        lives.append([[(key_of(gap(first, 60)), None if end is None else gap(first, end))] for end in ends])
+    first_partition = TopicIdPartition(TOPIC_ID, 0, "orders")
+    presences: tuple[MetadataRecord, ...] = (
+        OperatorAcceptanceUpdate(PARTITION, "a", NOW_MS),
+        TopicMissingUpdate(first_partition, "a", NOW_MS),
+        TopicDeletionUpdate(first_partition, "a", NOW_MS),
+    )
+    lives += [life_of_presence(presence, draw(st.integers(0, 3))) for presence in presences]
     lives.append([[(key_of(clamp(end)), clamp(end))] for end in draw(st.lists(st.integers(0, 20), max_size=4))])
     fates = st.lists(st.sampled_from(["finished", "deleted", "deleted twice", "never begun"]), min_size=1, max_size=3)
     lives += [life_of_plan(number, each) for number, each in enumerate(draw(st.lists(fates, max_size=2)))]
@@ -79,15 +112,7 @@ def topics(draw: st.DrawFn) -> list[MetadataEvent]:
     pairs = [pair for index in turns for pair in lives[index].pop(0)]
     events = []
     for offset, (key, record) in enumerate(pairs):
-        assert record is None or isinstance(
-            record,
-            RemoteLogSegmentMetadata
-            | RemoteLogSegmentMetadataUpdate
-            | LogStartOffsetUpdate
-            | RemoteLogClampUpdate
-            | LocalLogStartUpdate
-            | CopyPlan,
-        )
+        assert record is None or isinstance(record, MetadataRecord)
         events.append(MetadataEvent(offset, NOW_MS, key, record))
     return events
 
@@ -107,8 +132,12 @@ def answers(state: RemoteLogMetadataStateWriter) -> list[object]:
     return [
         list(state.list_remote_log_segments(PARTITION)),
         [state.remote_log_segment_metadata(PARTITION, offset) for offset in range(45)],
-        state.log_start_offset(PARTITION),
-        state.local_log_start_offset(PARTITION),
+        state.log_starts_by_writer(PARTITION),
+        state.local_log_start(PARTITION),
+        state.gaps(PARTITION),
+        state.is_accepted(PARTITION),
+        state.missing_topics(),
+        state.is_topic_deleted(TOPIC_ID),
         state.partitions(),
         state.copy_plans(PARTITION),
         state.next_offset(0),

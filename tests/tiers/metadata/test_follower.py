@@ -16,6 +16,7 @@ from tests.tiers.metadata.test_state import open_state, segment, to
 from tiers.broker.client import Leader
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata import follower as follower_module
+from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
 
@@ -105,7 +106,7 @@ async def test_how_far_a_topic_was_read_outlives_the_state_that_read_it(cluster:
     assert again.follower.is_fresh(0, 60_000)
     again.follower.close()
     state.start_over("another topic", is_same_topic=False)
-    assert state.reached(0) == 0
+    assert state.reached(0) == OffsetAndEpoch(0, -1)
     state.close()
 
 
@@ -265,7 +266,7 @@ async def test_an_answer_that_was_overtaken_is_not_replayed(cluster: Cluster, fo
         to(segment(1, 0, 9), State.DELETE_SEGMENT_STARTED),
         to(segment(1, 0, 9), State.DELETE_SEGMENT_FINISHED),
     ]
-    reads = [await following.follower._read(each, 0, True) for each in late]
+    reads = [await following.follower._read(each, OffsetAndEpoch(0, -1), True) for each in late]
     assert await following.poll()
     await following.follower._replay([each for each in reads if each is not None], {0: 0}, {0: 1_000_000})
     assert following.follower.position(0) == 4

@@ -8,12 +8,16 @@ from uuid import UUID
 
 import pytest
 
-from tiers.errors import OwnershipLostError, RemoteLogMetadataNotReadyError
+from tests.tiers.metadata.test_state import gap, segment
+from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata import ownership as ownership_module
 from tiers.metadata.membership import Assignment, GroupMembership, MembershipSettings
 from tiers.metadata.metadata_producer import GroupMember
 from tiers.metadata.metadata_topic import MetadataTopic
 from tiers.metadata.ownership import MetadataPartitionOwnership
+from tiers.metadata.record_types import FIRST_RECORD_TYPES
+from tiers.metadata.serde import RecordType, known_record_types
+from tiers.metadata.written_records import key_and_value
 
 TOPIC = MetadataTopic("cluster", "__remote_log_metadata", UUID(int=99), 20, 86_400_000)
 
@@ -253,6 +257,60 @@ async def test_who_stood_still_for_a_moment_writes_once_a_heartbeat_says_that_it
         else:
             await writing
         assert written == ([] if is_over else [now_ms])
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+@pytest.mark.parametrize(
+    ("read_by_all", "is_written"), [(known_record_types(), True), (FIRST_RECORD_TYPES, False), (None, False)]
+)
+async def test_an_owner_writes_nothing_that_another_member_must_know_and_does_not(
+    monkeypatch: pytest.MonkeyPatch, read_by_all: frozenset[RecordType] | None, is_written: bool
+) -> None:
+    committed: list[int] = []
+
+    async def stay(self: GroupMembership) -> None:
+        self._confirmed_at_ms = 0
+        member = GroupMember("group", 1, "me")
+        declared = Assignment(member, frozenset({0}))  # by a leader that says nothing of records
+        self._on_assigned(declared if read_by_all is None else Assignment(member, frozenset({0}), read_by_all))
+        await asyncio.Event().wait()
+
+    async def commit(self: Producer, records: list[object], *_: object) -> int:
+        committed.append(len(records))
+        return 7
+
+    Producer.initialized, Producer.names, Producer.aborted, Producer.go_on = [], [], [], asyncio.Event()
+    Producer.go_on.set()
+    monkeypatch.setattr(GroupMembership, "run", stay)
+    monkeypatch.setattr(Producer, "commit", commit, raising=False)
+    monkeypatch.setattr(ownership_module, "TransactionalProducer", Producer)
+    nobody: Any = None
+    follower: Any = Follower()
+    owner = MetadataPartitionOwnership(
+        nobody,
+        TOPIC,
+        follower,
+        MembershipSettings("group"),
+        transactional_id_prefix="tidegate",
+        clock_ms=lambda: 0,
+        jitter=lambda: 0.0,
+    )
+    running = asyncio.create_task(owner.run())
+    try:
+        async with asyncio.timeout(60):
+            while not owner.owned():  # noqa: ASYNC110  # no event says so
+                await asyncio.sleep(0.001)
+        added, lost = key_and_value(segment(1, 0, 9)), key_and_value(gap(10, 20))
+        if is_written:
+            await owner.write(0, lambda: [added, lost], 1_000)
+        else:
+            with pytest.raises(RemoteLogMetadataError, match="does not know records of api key 1006"):
+                await owner.write(0, lambda: [added, lost], 1_000)
+        assert owner.owns(0)
+        await owner.write(0, lambda: [added], 1_000)
+        assert committed == ([2, 1] if is_written else [1])
     finally:
         running.cancel()
         await asyncio.wait([running])

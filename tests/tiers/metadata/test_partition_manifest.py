@@ -13,7 +13,9 @@ from tiers.metadata.partition_manifest import (
     decode_partition_manifest,
     encode_partition_manifest,
 )
+from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import LeaderEpochEntry
 
 int64s = st.integers(0, (1 << 63) - 1)
@@ -32,13 +34,22 @@ manifests = st.builds(
     PartitionManifest,
     cluster_id=st.text(max_size=20),
     topic_id_partition=st.builds(TopicIdPartition, st.uuids(), int32s, st.text(max_size=20)),
-    log_start_offset=st.none() | int64s,
-    local_log_start_offset=st.none() | int64s,
+    log_start=st.none() | st.builds(LogStart, int64s, int32s, st.sampled_from(LogStartReason)),
+    local_log_start=st.none() | st.builds(OffsetAndEpoch, int64s, int32s),
+    position=st.builds(MetadataPosition, st.uuids(), int32s, int64s),
+    gaps=st.lists(st.builds(LogGap, int64s, int64s), max_size=3).map(tuple),
     segments=st.lists(segments, max_size=4).map(tuple),
     dead=st.lists(st.uuids(), max_size=3, unique=True).map(lambda ids: tuple(sorted(ids, key=str))),
     tier_config=st.dictionaries(st.text(max_size=10), st.text(max_size=10), max_size=3),
 )
-ONE = PartitionManifest("c", TopicIdPartition(UUID(int=1), 0, "orders"), 5, None)
+ONE = PartitionManifest(
+    "c",
+    TopicIdPartition(UUID(int=1), 0, "orders"),
+    LogStart(5, 2, LogStartReason.USER),
+    None,
+    MetadataPosition(UUID(int=9), 1, 77),
+    (LogGap(8, 9),),
+)
 
 
 @given(manifests)

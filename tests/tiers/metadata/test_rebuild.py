@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from tests.contract.test_remote_log_metadata_manager import segment
+from tests.fakes.log_starts import user_log_start
 from tiers.metadata.partition_manifest import ManifestSegment, PartitionManifest
 from tiers.metadata.rebuild import (
     FoundIndexes,
@@ -19,11 +20,13 @@ from tiers.metadata.rebuild import (
     records_of,
     tier_configs_of,
 )
+from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.metadata.serde import decode_key, decode_value
 from tiers.metadata.state_layout import StateIdentity
 from tiers.metadata.state_replay import MetadataEvent, PartitionRead
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogGap, OffsetAndEpoch
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 
 PARTITION = TopicIdPartition(UUID(int=7), 0, "orders")
@@ -58,15 +61,18 @@ class Store:
     def manifest(
         self,
         *accepted: RemoteLogSegmentMetadata,
-        log_start: int = 0,
+        log_start: int | None = 0,
         trimmed_to: int | None = None,
+        gaps: tuple[LogGap, ...] = (),
         dead: tuple[RemoteLogSegmentMetadata, ...] = (),
     ) -> None:
         self.found.manifest = PartitionManifest(
             "c",
             PARTITION,
-            log_start,
-            trimmed_to,
+            None if log_start is None else user_log_start(log_start),
+            None if trimmed_to is None else OffsetAndEpoch(trimmed_to, 0),
+            MetadataPosition(UUID(int=9), 0, 77),
+            gaps,
             tuple(
                 ManifestSegment(
                     each.segment_id.id,
@@ -178,20 +184,27 @@ def test_without_a_manifest_all_that_tiles_is_live(store: Store) -> None:
     store.holds(30, 34, indexes=False)
     plan = store.plan()
     assert live(plan) == [(10, 19), (20, 29)]
-    assert (plan.log_start_offset, plan.topic_id_partition.topic) == (None, "orders")
+    assert (plan.log_start, plan.topic_id_partition.topic) == (None, "orders")
     assert "its copy did not end" in plan.dropped[0]
 
 
-@pytest.mark.parametrize(("trimmed_to", "log_start"), [(None, 3), (2, 3), (7, 7), (10, 10), (15, 10)])
-def test_what_is_gone_from_the_front_moves_the_log_start_no_further_than_our_trims(
-    store: Store, trimmed_to: int | None, log_start: int
-) -> None:
+@pytest.mark.parametrize("trimmed_to", [None, 2, 10, 15])
+def test_what_is_gone_from_the_front_is_a_gap_and_moves_no_log_start(store: Store, trimmed_to: int | None) -> None:
     gone, kept = store.holds(0, 9), store.holds(10, 19)
     store.manifest(gone, kept, log_start=3, trimmed_to=trimmed_to)
     store.loses(gone)
     plan = store.plan()
-    assert (live(plan), plan.log_start_offset) == ([(10, 19)], log_start)
+    assert (live(plan), plan.log_start_offset, plan.gaps) == ([(10, 19)], 3, [LogGap(3, 10)])
     assert "1 segments below 10 are gone" in plan.notes[0]
+
+
+def test_a_recorded_gap_is_recorded_again(store: Store) -> None:
+    before, behind = store.holds(0, 9), store.holds(15, 19)
+    store.manifest(before, behind, gaps=(LogGap(10, 15), LogGap(20, 30)))
+    unnamed = store.holds(30, 39)
+    plan = store.plan()
+    assert live(plan) == [(0, 9), (15, 19), (30, 39)]
+    assert (plan.unnamed, plan.gaps) == ([unnamed], [LogGap(10, 15), LogGap(20, 30)])
 
 
 def test_where_nothing_is_left_the_log_start_stays_for_the_owner_to_move(store: Store) -> None:

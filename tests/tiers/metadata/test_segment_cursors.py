@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 from tests.fakes.stored_segments import stored
 from tests.tiers.metadata.test_state import (
     NEIGHBOUR,
-    NOW_MS,
     PARTITION,
     Topic,
     clamp,
+    log_start,
     open_state,
     segment,
     to,
+    user,
 )
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata import segment_cursors
@@ -31,7 +32,7 @@ from tiers.metadata.state import RemoteLogMetadataState
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
 from tiers.metadata.stored_segment import stored_segment
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import LeaderEpochEntry, LogStartOffsetUpdate, RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
 LAST = 45
@@ -75,7 +76,7 @@ def replay(topic: Topic, taken: list[tuple[str, object, object]]) -> list[Remote
             case ("clamp", int(end), None):
                 topic.put(clamp(end))
             case ("start", int(offset), None):
-                topic.put(LogStartOffsetUpdate(PARTITION, "a", NOW_MS, offset))
+                topic.put(log_start("a", user(offset)))
     return added
 
 

@@ -13,20 +13,35 @@ from hypothesis import strategies as st
 
 from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tiers.errors import InvalidTransitionError
-from tiers.metadata.serde import RecordKey, key_of, segment_keys
+from tiers.metadata.serde import (
+    MetadataRecord,
+    RecordKey,
+    decode_key,
+    key_of,
+    local_log_start_key,
+    log_gap_key,
+    operator_acceptance_key,
+    segment_keys,
+    topic_missing_key,
+)
 from tiers.metadata.state_layout import StateIdentity
 from tiers.metadata.state_replay import MetadataEvent, PartitionRead
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
-from tiers.model.copy_plan import CopyPlan
+from tiers.metadata.written_records import is_log_start_known, records_of_deletion
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
+    LocalLogStartUpdate,
+    LogGapUpdate,
     LogStartOffsetUpdate,
-    QuarantineDeletionUpdate,
+    OperatorAcceptanceUpdate,
     RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
     RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
+    TopicDeletionUpdate,
+    TopicMissingUpdate,
 )
 from tiers.model.segment_state import RemoteLogSegmentState as State
 from tiers.model.segment_state import RemotePartitionDeleteState as DeleteState
@@ -37,15 +52,7 @@ NEIGHBOUR = TopicIdPartition(TOPIC_ID, 4, "orders")
 IDENTITY = StateIdentity("cluster", UUID(int=99), 50)
 NOW_MS = 1_700_000_000_000
 
-Record = (
-    RemoteLogSegmentMetadata
-    | RemoteLogSegmentMetadataUpdate
-    | RemotePartitionDeleteMetadata
-    | LogStartOffsetUpdate
-    | RemoteLogClampUpdate
-    | QuarantineDeletionUpdate
-    | CopyPlan
-)
+Record = MetadataRecord
 
 
 def open_state(
@@ -100,6 +107,18 @@ def to(metadata: RemoteLogSegmentMetadata, state: State) -> RemoteLogSegmentMeta
 
 def clamp(valid_end_offset: int) -> RemoteLogClampUpdate:
     return RemoteLogClampUpdate(PARTITION, "a", NOW_MS, 0, valid_end_offset)
+
+
+def log_start(writer: str, start: LogStart) -> LogStartOffsetUpdate:
+    return LogStartOffsetUpdate(PARTITION, writer, NOW_MS, start)
+
+
+def user(offset: int, leader_epoch: int = 0) -> LogStart:
+    return LogStart(offset, leader_epoch, LogStartReason.USER)
+
+
+def gap(first_offset: int, next_offset: int) -> LogGapUpdate:
+    return LogGapUpdate(PARTITION, "a", NOW_MS, LogGap(first_offset, next_offset), 3)
 
 
 def test_a_segment_answers_only_while_it_is_finished(state: RemoteLogMetadataStateWriter) -> None:
@@ -175,22 +194,153 @@ def test_either_tombstone_removes_a_segment(state: RemoteLogMetadataStateWriter)
         assert state.earliest_offset(PARTITION) is None, number
 
 
-def test_the_log_start_is_the_maximum_over_all_writers(state: RemoteLogMetadataStateWriter) -> None:
+def test_of_the_log_starts_of_all_writers_the_highest_counts(state: RemoteLogMetadataStateWriter) -> None:
     topic = Topic(state)
     assert state.log_start_offset(PARTITION) is None
-    topic.put(LogStartOffsetUpdate(PARTITION, "a", 0, 50), LogStartOffsetUpdate(PARTITION, "b", 0, 40))
-    topic.put(LogStartOffsetUpdate(PARTITION, "a", 0, 20))
+    topic.put(log_start("a", user(50)), log_start("b", user(40)))
+    topic.put(log_start("a", user(20)))  # a repeated request, of before
     assert state.log_start_offset(PARTITION) == 50
-    assert state.log_starts(PARTITION) == [("a", 50), ("b", 40)]
+    assert state.log_starts(PARTITION) == [user(50), user(40)]
+    assert state.log_starts_by_writer(PARTITION) == {"a": user(50), "b": user(40)}
     assert state.is_tiered(TOPIC_ID)
     assert state.log_start_offset(NEIGHBOUR) is None
+    topic.bury(RecordKey(1000, PARTITION, b"a"))
+    assert state.log_starts(PARTITION) == [user(40)]
+    topic.bury(RecordKey(1000, PARTITION, b"b"))
+    assert not state.is_tiered(TOPIC_ID)
+
+
+def test_a_log_start_that_was_only_seen_deletes_nothing(state: RemoteLogMetadataStateWriter) -> None:
+    topic = Topic(state)
+    seen = LogStart(70, 4, LogStartReason.SEEN)
+    topic.put(log_start("a", seen))
+    assert (state.log_starts(PARTITION), state.log_start_offset(PARTITION)) == ([], None)
+    assert state.log_starts_by_writer(PARTITION) == {"": seen}
+    assert state.is_known(PARTITION)
+    first = segment(1, 10, 99)
+    topic.put(first, to(first, State.COPY_SEGMENT_FINISHED))
+    assert state.log_start_offset(PARTITION) == 10
+    retained = LogStart(30, 4, LogStartReason.RETENTION)
+    topic.put(log_start("a", retained))
+    assert state.log_starts(PARTITION) == [retained]
+    assert state.log_start_offset(PARTITION) == 30
+
+
+def test_a_log_start_of_another_history_does_not_stand(state: RemoteLogMetadataStateWriter) -> None:
+    """A segment of a later leader epoch that begins below it says that the records there are others."""
+    topic = Topic(state)
+    topic.put(log_start("a", user(500, 2)), log_start("b", user(50, 3)))
+    same_epoch, later_above = segment(1, 0, 99, epoch=2), segment(2, 500, 599, epoch=3)
+    for each in (same_epoch, later_above):
+        topic.put(each, to(each, State.COPY_SEGMENT_FINISHED))
+    assert state.log_starts(PARTITION) == [user(500, 2), user(50, 3)]
+    later_below = segment(3, 400, 499, epoch=4)
+    topic.put(later_below)
+    assert state.log_start_offset(PARTITION) == 500, "it is not copied yet"
+    topic.put(to(later_below, State.COPY_SEGMENT_FINISHED))
+    assert state.log_starts(PARTITION) == [user(50, 3)]
+    assert state.log_start_offset(PARTITION) == 50
+    assert not is_log_start_known(state, PARTITION, user(60, 4), ())
+
+
+def test_a_later_log_start_of_a_writer_replaces_its_own_of_an_earlier_epoch(
+    state: RemoteLogMetadataStateWriter,
+) -> None:
+    topic = Topic(state)
+    topic.put(log_start("a", user(500, 2)), log_start("a", user(50, 5)))
+    assert state.log_starts(PARTITION) == [user(50, 5)]
+    topic.put(log_start("b", user(500, 2)))
+    assert is_log_start_known(state, PARTITION, user(60, 5), ())
+    assert not is_log_start_known(state, PARTITION, user(60, 5), [user(500, 2)]), "its leader does not confirm 500"
+    assert is_log_start_known(state, PARTITION, user(50, 5), [user(500, 2)])
+    assert is_log_start_known(state, PARTITION, LogStart(9, 9, LogStartReason.SEEN), [user(500, 2)])
+
+
+def test_the_end_of_the_last_trim_counts_even_if_it_is_lower(state: RemoteLogMetadataStateWriter) -> None:
+    topic = Topic(state)
+    assert state.local_log_start(PARTITION) is None
+    for start in (OffsetAndEpoch(500, 2), OffsetAndEpoch(50, 5)):
+        topic.put(LocalLogStartUpdate(PARTITION, "a", NOW_MS, start))
+        assert state.local_log_start(PARTITION) == start
+    assert state.is_known(PARTITION)
+    topic.bury(local_log_start_key(PARTITION))
+    assert (state.local_log_start(PARTITION), state.is_known(PARTITION)) == (None, False)
+
+
+def test_a_gap_is_replaced_by_a_later_one_with_its_first_offset_and_ends(state: RemoteLogMetadataStateWriter) -> None:
+    topic = Topic(state)
+    topic.put(gap(80, 110), gap(10, 20), gap(80, 120))
+    assert state.gaps(PARTITION) == [LogGap(10, 20), LogGap(80, 120)]
+    held = [state.gap_at(PARTITION, offset) for offset in (9, 10, 19, 20, 119, 120)]
+    assert held == [None, LogGap(10, 20), LogGap(10, 20), None, LogGap(80, 120), None]
+    assert state.gaps(NEIGHBOUR) == []
+    assert (state.earliest_offset(PARTITION), state.log_start_offset(PARTITION)) == (None, None)
+    topic.bury(log_gap_key(PARTITION, 10))
+    assert state.gaps(PARTITION) == [LogGap(80, 120)]
+    assert state.is_known(PARTITION)
+    topic.bury(log_gap_key(PARTITION, 80))
+    assert not state.is_known(PARTITION)
+
+
+def test_an_operators_word_holds_until_the_owner_ends_it(state: RemoteLogMetadataStateWriter) -> None:
+    topic = Topic(state)
+    topic.put(OperatorAcceptanceUpdate(PARTITION, "a", NOW_MS))
+    assert (state.is_accepted(PARTITION), state.is_accepted(NEIGHBOUR)) == (True, False)
+    topic.bury(operator_acceptance_key(PARTITION))
+    assert not state.is_accepted(PARTITION)
+
+
+def test_a_topic_is_missing_since_the_brokers_time_until_it_is_there_again(
+    state: RemoteLogMetadataStateWriter,
+) -> None:
+    topic, first = Topic(state), TopicIdPartition(TOPIC_ID, 0, "orders")
+    topic.put(TopicMissingUpdate(first, "a", 5), TopicMissingUpdate(first, "b", 7))
+    assert state.missing_topics() == {TOPIC_ID: NOW_MS}
+    topic.bury(topic_missing_key(first))
+    assert state.missing_topics() == {}
+    assert not state.is_topic_deleted(TOPIC_ID)
+    deletion = TopicDeletionUpdate(first, "a", 5)
+    topic.put(deletion)
+    assert state.is_topic_deleted(TOPIC_ID)
+    assert not state.is_topic_deleted(UUID(int=8))
+    assert state.partitions() == []
+    topic.bury(key_of(deletion))
+    assert not state.is_topic_deleted(TOPIC_ID)
+
+
+def test_the_deletion_of_a_partition_takes_all_that_is_remembered_of_it(state: RemoteLogMetadataStateWriter) -> None:
+    """And writes a tombstone for each record, so that compaction forgets it too."""
+    topic = Topic(state)
+    seen = LogStart(1, 1, LogStartReason.SEEN)
+    records: list[Record] = [
+        log_start("a", seen),
+        log_start("a", user(5)),
+        log_start("b", user(7)),
+        LocalLogStartUpdate(PARTITION, "a", NOW_MS, OffsetAndEpoch(5, 1)),
+        gap(10, 20),
+        gap(30, 40),
+        OperatorAcceptanceUpdate(PARTITION, "a", NOW_MS),
+    ]
+    topic.put(*records)
+    for started in list(DeleteState)[:-1]:
+        topic.put(RemotePartitionDeleteMetadata(PARTITION, 1, NOW_MS, started))
+    assert (len(state.gaps(PARTITION)), state.is_accepted(PARTITION)) == (2, True)
+    finished = RemotePartitionDeleteMetadata(PARTITION, 1, NOW_MS, DeleteState.DELETE_PARTITION_FINISHED)
+    buried = [decode_key(key) for key, value in records_of_deletion(state, finished) if value is None]
+    assert {*map(key_of, records)} <= {*buried}
+    topic.put(finished)
+    assert state.log_starts_by_writer(PARTITION) == {}
+    assert (state.local_log_start(PARTITION), state.gaps(PARTITION)) == (None, [])
+    assert not state.is_accepted(PARTITION)
+    topic.bury(*buried)
+    assert state.partitions() == []
 
 
 def test_a_deleted_partition_leaves_its_neighbours(state: RemoteLogMetadataStateWriter) -> None:
     topic = Topic(state)
     mine, other = segment(1, 0, 99), segment(2, 0, 99, partition=NEIGHBOUR)
     topic.put(mine, other, to(mine, State.COPY_SEGMENT_FINISHED), to(other, State.COPY_SEGMENT_FINISHED))
-    topic.put(LogStartOffsetUpdate(PARTITION, "a", 0, 5))
+    topic.put(log_start("a", user(5)))
     for deletion in DeleteState:
         topic.put(RemotePartitionDeleteMetadata(PARTITION, 1, NOW_MS, deletion))
         assert state.remote_partition_delete_state(PARTITION) is deletion
@@ -235,7 +385,9 @@ steps = st.lists(
     st.one_of(
         st.tuples(st.just("add"), ranges, st.integers(0, 2)),
         st.tuples(st.just("move"), st.integers(0, 11), st.sampled_from(list(State)[1:])),
-        st.tuples(st.just("start"), st.integers(0, 30), st.sampled_from(["a", "b"])),
+        st.tuples(
+            st.just("start"), st.tuples(st.integers(0, 30), st.integers(0, 3)), st.sampled_from(list(LogStartReason))
+        ),
         st.tuples(st.just("clamp"), st.integers(0, 40), st.none()),
     ),
     max_size=24,
@@ -270,9 +422,11 @@ async def _compare_with_model(steps: list[tuple[str, object, object]]) -> None:
                 case ("clamp", int(end), None):
                     await model.put_remote_log_clamp(clamp(end))
                     topic.put(clamp(end))
-                case ("start", int(offset), str(writer)):
-                    await model.raise_log_start_offset(PARTITION, offset)
-                    topic.put(LogStartOffsetUpdate(PARTITION, writer, NOW_MS, offset))
+                case ("start", (int(offset), int(epoch)), LogStartReason() as reason):
+                    recorded = LogStart(offset, epoch, reason)
+                    await model.put_log_start(PARTITION, recorded)
+                    if not is_log_start_known(state, PARTITION, recorded, ()):
+                        topic.put(log_start(f"writer-{topic.next_offset}", recorded))
         try:
             for offset in range(45):
                 for wanted in (None, 0, 1, 2):
@@ -287,7 +441,8 @@ async def _compare_with_model(steps: list[tuple[str, object, object]]) -> None:
             assert state.earliest_offset(PARTITION) == model.earliest_offset(PARTITION)
             assert state.remote_end_offset(PARTITION) == model.remote_end_offset(PARTITION)
             assert state.log_start_offset(PARTITION) == model.log_start_offset(PARTITION)
-            assert state.recorded_log_start_offset(PARTITION) == model.recorded_log_start_offset(PARTITION)
+            assert state.log_starts(PARTITION) == model.log_starts(PARTITION)
+            assert state.is_known(PARTITION) == model.is_known(PARTITION)
             assert state.partitions() == model.partitions()
             assert state.is_tiered(TOPIC_ID) == model.is_tiered(TOPIC_ID)
         finally:

@@ -10,8 +10,11 @@ import pytest
 
 from tests.tiers.metadata.test_state import IDENTITY, NOW_MS, PARTITION, Topic, open_state, segment, to
 from tiers.errors import RemoteLogMetadataError
+from tiers.metadata.serde import key_of
 from tiers.metadata.state_layout import STATE_FILE, StateIdentity
+from tiers.metadata.state_replay import MetadataEvent, PartitionRead
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
+from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
 
@@ -121,3 +124,53 @@ def test_a_state_that_was_read_in_the_future_is_of_unknown_age(tmp_path: Path, r
     again = open_state(tmp_path, max_age_ms=86_400_000)
     assert len(again.partitions()) == kept
     again.close()
+
+
+def test_how_far_a_topic_was_read_is_kept_with_its_leader_epoch(tmp_path: Path) -> None:
+    def read(end: int, leader_epoch: int) -> PartitionRead:
+        one = segment(end, 0, 9)
+        return PartitionRead(3, [MetadataEvent(end - 1, NOW_MS, key_of(one), one)], end, leader_epoch)
+
+    state = open_state(tmp_path)
+    assert state.consumed(3) == OffsetAndEpoch(0, -1)
+    for end, leader_epoch, expected in ((5, 2, 2), (8, 4, 4), (9, -1, 4)):
+        state.apply([read(end, leader_epoch)])
+        assert state.consumed(3) == OffsetAndEpoch(end, expected)
+    state.start_over("it is old")
+    assert (state.consumed(3), state.reached(3)) == (OffsetAndEpoch(0, -1), OffsetAndEpoch(9, 4))
+    state.apply([read(7, 2)])
+    state.start_over("it is old again")
+    assert state.reached(3) == OffsetAndEpoch(9, 4)
+    state.close()
+
+
+@pytest.mark.parametrize("other_schema", [False, True])
+def test_that_a_topic_diverged_is_kept_for_that_topic(
+    tmp_path: Path, other_schema: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path)
+    state = open_state(tmp_path)
+    state.mark_diverged(3, "it lost records")
+    state.start_over("it contradicts itself")
+    Topic(state).put(segment(1, 0, 9))
+    state.close()
+    if other_schema:
+        monkeypatch.setattr("tiers.metadata.state_layout.SCHEMA_VERSION", 999)
+    state = open_state(tmp_path)
+    assert (state.diverged(), state.reached(0).offset) == ({3: "it lost records"}, 2)
+    assert state.next_offset(0) == (0 if other_schema else 1)
+    state.close()
+    state = open_state(tmp_path, replace(IDENTITY, topic_id=UUID(int=98)))
+    assert state.diverged() == {}
+    state.close()
+
+
+def test_a_state_whose_topic_diverged_is_kept_however_old_it_is(tmp_path: Path) -> None:
+    """What it holds cannot be read again."""
+    fill(tmp_path)
+    state = open_state(tmp_path)
+    state.mark_diverged(3, "it lost records")
+    state.close()
+    state = open_state(tmp_path, max_age_ms=1)
+    assert state.remote_end_offset(PARTITION) == 99
+    state.close()

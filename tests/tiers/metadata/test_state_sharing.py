@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.tiers.metadata.test_state import IDENTITY, NOW_MS, Topic, open_state, segment, to
+from tests.tiers.metadata.test_state import IDENTITY, NOW_MS, Topic, open_state, segment, to, user
 from tests.tiers.metadata.test_state_files import fill
 from tiers.broker.client import BrokerClient
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
@@ -150,6 +150,6 @@ async def test_a_log_start_is_waited_for_as_long_as_its_caller_would(
     )
     await worker.open()
     with pytest.raises(RemoteLogMetadataNotReadyError, match=f"was not read in ({waited}) ms"):
-        await worker.raise_log_start_offset(segment(1, 0, 9).topic_id_partition, 5, timeout_ms)
+        await worker.put_log_start(segment(1, 0, 9).topic_id_partition, user(5), timeout_ms)
     await worker.close()
     await client.close()

@@ -1,0 +1,133 @@
+"""`MetadataLineage`: finds out which leaders' logs continue the log that was read of the metadata partitions.
+
+A new leader is believed when it has answered two questions. The first asks how far its log is committed, since its
+first high watermarks may lie below the end that an earlier leader committed (`MetadataLeadership`). The second asks
+where its log ends the leader epoch of the last batch that was ever read. The leader is asked again after every sign of
+a loss, since a log that lacks records may grow past their offsets. `LostRecords` judges which records are lost. The
+state keeps which metadata partitions have diverged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+import lmdb
+
+from tiers.broker.client import Leader
+from tiers.log.log_source import EpochEndOffset
+from tiers.metadata.leadership import LATEST_TIMESTAMP, MetadataLeadership
+from tiers.metadata.lost_records import LostRecords
+from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
+from tiers.model.log_start import OffsetAndEpoch
+
+log = logging.getLogger(__name__)
+
+
+class MetadataLineage:
+    """Asks the leaders of all metadata partitions, and remembers which of them are believed.
+
+    `in_state_thread` runs a function that writes to the state. `on_loss` is called with the number of a metadata
+    partition at every sign that the partition lacks records."""
+
+    def __init__(
+        self,
+        leadership: MetadataLeadership,
+        state: RemoteLogMetadataStateWriter,
+        partition_count: int,
+        position: Callable[[int], OffsetAndEpoch],
+        in_state_thread: Callable[[Callable[[], None]], Awaitable[None]],
+        on_loss: Callable[[int], object],
+    ) -> None:
+        self._leadership = leadership
+        self._state = state
+        self._position = position
+        self._in_state_thread = in_state_thread
+        self._on_loss = on_loss
+        self._believed: dict[int, Leader] = {}
+        kept = state.diverged()
+        self._kept = set(kept)
+        self._lost = LostRecords({number: state.reached(number) for number in range(partition_count)}, kept)
+
+    @property
+    def reason(self) -> str | None:
+        """Returns which records are lost, as a text for an operator; None: no record is known to be lost."""
+        return self._lost.reason
+
+    def divergence(self, number: int) -> str | None:
+        """Returns why the follower reads nothing more from the partition until an operator decides; None: it reads."""
+        return self._lost.diverged.get(number)
+
+    def remember(self, number: int) -> None:
+        """Remembers the position of the partition as the highest one, since the caller is about to set it back."""
+        self._lost.read_to(number, self._position(number))
+
+    def is_believed(self, number: int, leader: Leader) -> bool:
+        return self._believed.get(number) == leader
+
+    async def ask(self, leaders: Mapping[int, Leader], timeout_ms: int) -> None:
+        """Asks the leaders that are not believed yet. All partitions in `leaders` have the same leader node.
+
+        Raises `BrokerError`."""
+        await self._keep_divergences()
+        new = {number: leader for number, leader in leaders.items() if not self.is_believed(number, leader)}
+        if not new:
+            return
+        ends = await self._leadership.offsets(new, LATEST_TIMESTAMP, timeout_ms)
+        # A partition without a leader epoch was never read.
+        read = {number: at for number in ends if (at := self._reached(number)).leader_epoch >= 0}
+        asked = {number: (new[number], at.leader_epoch) for number, at in read.items()}
+        answered = await self._leadership.epoch_ends(asked, timeout_ms) if asked else {}
+        for number, end in ends.items():
+            if number in read:
+                answer = answered.get(number)
+                if answer is None or not await self.continues(number, read[number], answer, end):
+                    continue
+            self._believed[number] = new[number]
+
+    def _reached(self, number: int) -> OffsetAndEpoch:
+        return max(self._position(number), self._lost.reached(number))
+
+    async def continues(self, number: int, read: OffsetAndEpoch, answered: EpochEndOffset, high_watermark: int) -> bool:
+        """Whether the leader's log continues the log that was read up to `read`.
+
+        `answered` says where the leader's log ends the leader epoch of `read`."""
+        is_lost = self._lost.check_lineage(number, read, answered, high_watermark)
+        if is_lost:
+            self._doubt(number)
+            await self._keep_divergences()
+        return not is_lost
+
+    def is_within(self, number: int, position: int, log_start: int, end: int) -> bool:
+        """Whether the log of a believed leader has, by its offsets, all records that were read."""
+        is_lost = self._lost.check(number, position, log_start, end)
+        if is_lost:
+            self._doubt(number)
+        return not is_lost
+
+    def out_of_range(self, number: int, position: int, log_start: int, end: int) -> None:
+        """Takes an OFFSET_OUT_OF_RANGE of the leader, and has the leader asked again.
+
+        A leader also answers so when it does not know the leader epoch of the position."""
+        self._lost.check(number, position, log_start, end, is_continued=False)
+        self._doubt(number)
+
+    def _doubt(self, number: int) -> None:
+        self._believed.pop(number, None)
+        self._on_loss(number)
+
+    async def _keep_divergences(self) -> None:
+        for number, reason in list(self._lost.diverged.items()):
+            if number in self._kept:
+                continue
+
+            def keep(number: int = number, reason: str = reason) -> None:
+                self._state.mark_diverged(number, reason)
+
+            try:
+                await self._in_state_thread(keep)
+            except (lmdb.Error, OSError) as error:
+                # This process remembers the divergence and tries again. A restarted process has to find it again.
+                log.warning("that the metadata topic lost records cannot be saved", extra={"error": str(error)})
+            else:
+                self._kept.add(number)

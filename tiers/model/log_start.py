@@ -1,0 +1,57 @@
+"""Log starts and gaps: offsets that are remembered, log starts together with their leader epoch.
+
+A log start says nothing without its leader epoch. A broker that was emptied or restored, or an out-of-date replica that
+was elected, has another history at the same offsets. `tiers/log/log_history.py` says whether a leader's log continues
+the history in which an offset was seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class OffsetAndEpoch(NamedTuple):
+    """A next offset that a log had reached, and the epoch of the leader that told it."""
+
+    offset: int
+    leader_epoch: int
+
+
+class LogStartReason(IntEnum):
+    """Why a log starts at its log start. Only `USER` and `RETENTION` delete the records below."""
+
+    USER = 0
+    """A client's DeleteRecords, or an operator's deletion."""
+    RETENTION = 1
+    """The topic's own retention, applied to segments that the metadata knows."""
+    SEEN = 2
+    """The first owner saw this log start. Its record says that the partition is tiered, and deletes nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogStart:
+    """A log start: clients see no record below `offset` in the history that the leader of `leader_epoch` had."""
+
+    offset: int
+    leader_epoch: int
+    reason: LogStartReason
+
+    @property
+    def position(self) -> OffsetAndEpoch:
+        return OffsetAndEpoch(self.offset, self.leader_epoch)
+
+    @property
+    def deletes(self) -> bool:
+        return self.reason is not LogStartReason.SEEN
+
+
+class LogGap(NamedTuple):
+    """A gap: the broker removed the offsets [`first_offset`, `next_offset`) before they were copied."""
+
+    first_offset: int
+    next_offset: int
+
+    def holds(self, offset: int) -> bool:
+        return self.first_offset <= offset < self.next_offset
