@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -69,6 +69,7 @@ def job_services(tier: OpenTier, spool_folder: Path) -> Iterator[TaskServices]:
         spool_dir=spool_folder,
         visible_after_ms=remote_log.visible_after_ms,
         topic_deletion_delay_ms=remote_log.topic_deletion_delay_ms,
+        topic_deletion_unproved_delay_ms=remote_log.topic_deletion_unproved_delay_ms,
         custom_metadata_max_bytes=remote_log.custom_metadata_max_bytes,
         request_timeout_ms=timeout_ms,
         expire_max_bytes_per_run=sys.maxsize,
@@ -151,7 +152,9 @@ async def write_manifest(services: TaskServices, partition: TopicIdPartition) ->
     task = PartitionManifestTask(services, partition)
     for _ in range(_MANIFEST_ATTEMPTS):
         await until_owned(services, partition)
-        await task.run()
-        if not task.is_failing:
+        with suppress(OwnershipLostError):
+            await task.check(0)
+            await task.run()
+        if task.is_written:
             return
     raise RemoteLogError(f"{partition}: its manifest cannot be written")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tomllib
@@ -12,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
-MAX_LINES = 400
+MAX_LINES = 500
 LOCKS = ["requirements.txt", "requirements-dev.txt"]
 DOCUMENTS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"]
 
@@ -63,6 +64,13 @@ def test_nothing_names_a_folder_of_one_machine() -> None:
     home = re.compile(r"(?<![\w$}.])/(?:home|root|Users|work)/\w")
     texts = tracked("*.py", "*.md", "*.toml", "*.txt", "*.xml", "*.yml", "Makefile", "Dockerfile", ".ci/*")
     assert {str(path.relative_to(ROOT)) for path in texts if home.search(path.read_text())} == set()
+
+
+def test_locks_of_npm_pin_every_package_by_hash_and_name_no_registry() -> None:
+    locks = [json.loads(path.read_text()) for path in tracked("*package-lock.json")]
+    packages = [one for lock in locks for name, one in lock["packages"].items() if name]
+    assert packages
+    assert [one for one in packages if "resolved" in one or "integrity" not in one] == []
 
 
 def test_poms_name_no_registry() -> None:

@@ -144,7 +144,19 @@ class RemoteLogConfig(Section):
         300_000,
         alias="remote.log.topic.deletion.delay.ms",
         gt=0,
-        description="How long no broker must have known a topic any more, before its segments are deleted.",
+        description=(
+            "How long no broker must have known a topic any more, before its segments are deleted. That it was deleted"
+            " must be proved: by its DeleteTopics request, if that came through a proxy, or by an operator's word."
+        ),
+    )
+    topic_deletion_unproved_delay_ms: DurationMs = Field(
+        7 * 86_400_000,
+        alias="remote.log.topic.deletion.unproved.delay.ms",
+        gt=0,
+        description=(
+            "The same for a topic whose deletion is not proved. Of several that are missing since about the same time"
+            " nothing is deleted without an operator: see 'Topics that are missing' in docs/operations.md."
+        ),
     )
     reader_threads: int = Field(
         10, alias="remote.log.reader.threads", gt=0, description="Downloads from the remote tier at the same time."

@@ -1,7 +1,7 @@
 """`rebuild` as every program does it: a plan, made of the store by whoever has the means, judged and written here.
 
 What cannot be decided is refused, and then nothing is written unless those partitions are left out. Topics that the
-cluster does not have are refused too: once there is metadata, their owners take them for deleted ones.
+cluster does not have are refused too: when metadata names such a topic, its owner treats it as a missing topic.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def judge_unknown_topics(plans: Iterable[PartitionPlan], unknown: Set[UUID], are
             said = plan.notes if are_meant else plan.refused
             said.append(
                 f"the cluster has no topic with the id {plan.topic_id_partition.topic_id}: once its metadata is there, "
-                "its owner takes it for deleted, and deletes its objects"
+                "it is a missing topic, and its owner deletes its objects after some days or when an operator says so"
             )
 
 
@@ -147,7 +147,9 @@ def _check_written(metadata: TopicBasedRemoteLogMetadataManager, plans: Sequence
                 wanted.clamped_to,
             ):
                 raise RemoteTierError(f"{partition} does not read back as it was written")
-        if known or (plan.log_start_offset or 0) > (metadata.log_start_offset(partition) or 0):
+        written_starts = {start.offset for start in metadata.log_starts(partition)}
+        is_start_written = plan.log_start is None or plan.log_start.offset in written_starts
+        if known or not is_start_written or metadata.gaps(partition) != sorted(plan.gaps):
             raise RemoteTierError(f"{partition} does not read back as it was written")
 
 
@@ -191,7 +193,8 @@ def _as_json(plan: PartitionPlan) -> dict[str, object]:
         "not_in_manifest": len(plan.unnamed),
         "start_offset": min((each.start_offset for each in plan.segments), default=None),
         "end_offset": max((each.valid_end_offset for each in plan.segments), default=None),
-        "log_start_offset": plan.log_start_offset,
+        "log_start_offset": None if plan.log_start is None else plan.log_start.offset,
+        "gaps": [gap._asdict() for gap in sorted(plan.gaps)],
         "dropped": plan.dropped,
         "notes": plan.notes,
         "refused": plan.refused,

@@ -26,17 +26,21 @@ class Overlap(NamedTuple):
     other: RemoteLogSegmentMetadata
 
 
-def gaps(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> Iterator[OffsetRun]:
-    """Runs of offsets between the log start and the remote end that no readable segment has."""
+def holes(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> Iterator[OffsetRun]:
+    """Runs of offsets between the log start and the remote end that no readable segment and no recorded gap has."""
     end, offset = metadata.remote_end_offset(partition), metadata.log_start_offset(partition)
-    if end is None or offset is None:
+    earliest = metadata.earliest_offset(partition)
+    if end is None or offset is None or earliest is None:
         return
+    offset = max(offset, earliest)
     for segment in metadata.answering_segments(partition, offset):
         if offset > end:
             return
+        while (gap := metadata.gap_at(partition, offset)) is not None:
+            offset = gap.next_offset
         if segment.start_offset > offset:
             yield OffsetRun(offset, segment.start_offset - 1)
-        offset = segment.valid_end_offset + 1
+        offset = max(offset, segment.valid_end_offset + 1)
 
 
 def overlaps(readable: Iterable[StoredSegment], log_start: int) -> Iterator[Overlap]:

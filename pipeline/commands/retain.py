@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ from pipeline.jobs.retain import PartitionRetention, Retention, plan_retention
 from pipeline.jobs.retain import retain as retain_job
 from pipeline.task_runner import SparkRunner
 from tiers.console import say, show_json, show_table
+from tiers.model.ids import TopicIdPartition
 
 
 def retain(
@@ -25,7 +27,7 @@ def retain(
         ),
     ] = None,
     deleted_topics: Annotated[
-        bool, typer.Option("--deleted-topics", help="Topics that no broker knows any more, instead.")
+        bool, typer.Option("--deleted-topics", help="Topics that were deleted, instead.")
     ] = False,
     delay: Annotated[
         int | None,
@@ -54,7 +56,8 @@ def retain(
         done = asyncio.run(plan_retention(settings, topics or "", deleted_topics=deleted_topics))
     if as_json:
         partitions = [_line(each) for each in done.partitions]
-        show_json({"applied": done.is_applied, "partitions": partitions, "doubtful": _doubtful(done)})
+        topics_left = {"doubtful": _topics(done.doubtful), "unproved": _topics(done.unproved)}
+        show_json({"applied": done.is_applied, "partitions": partitions, **topics_left})
     else:
         _print(done)
     findings(done.has_findings)
@@ -75,8 +78,8 @@ def _line(one: PartitionRetention) -> dict[str, object]:
     }
 
 
-def _doubtful(done: Retention) -> list[str]:
-    return sorted({f"{each.topic} ({each.topic_id})" for each in done.doubtful})
+def _topics(partitions: Iterable[TopicIdPartition]) -> list[str]:
+    return sorted({f"{each.topic} ({each.topic_id})" for each in partitions})
 
 
 def _print(done: Retention) -> None:
@@ -85,8 +88,13 @@ def _print(done: Retention) -> None:
     for one in done.partitions:
         for segment, error in one.purge.failed if one.purge is not None else ():
             typer.echo(f"segment {segment.segment_id.id} is not deleted yet: {error}")
-    for topic in _doubtful(done):
+    for topic in _topics(done.doubtful):
         say(f"topic {topic}: brokers do not agree whether it exists, or may not say: nothing of it is deleted")
+    for topic in _topics(done.unproved):
+        say(
+            f"topic {topic}: no broker knows it, and its deletion is not proved: nothing of it is deleted here, see"
+            " `tidegate tier missing-topics`"
+        )
     if not done.is_applied:
         count = sum(len(each.segments) for each in done.partitions)
         say(f"{count} segments would be deleted. Nothing was. With --apply it is.")

@@ -4,7 +4,9 @@
   it does otherwise. A partition whose log diverged is left alone.
 * `retention.bytes` is over both tiers, but how much is local alone nobody tells who has not read it. It counts as
   nothing: at most what expiration would delete goes, and the proxies, who read it to copy it, delete the rest.
-* Of deleted topics: all, once no broker has known them for the delay that the proxies wait too.
+* Of deleted topics: all segments, if the deletion is proved and no broker has known the topic for the delay that the
+  proxies wait too. The job leaves topics that are only missing to the proxies, which know for how long, and to an
+  operator.
 
 The job owns the metadata partitions meanwhile, and does again what an earlier one did not end.
 """
@@ -26,6 +28,7 @@ from pipeline.tiered_policies import tiered_policies
 from tiers.console import progress_count
 from tiers.each_of import each_of
 from tiers.errors import RemoteLogError
+from tiers.log.log_history import LogStartConfirmation
 from tiers.manager.expiration_task import RLMExpirationTask
 from tiers.manager.lineage import check_remote_lineage
 from tiers.manager.task_services import TaskServices
@@ -66,6 +69,8 @@ class Retention:
     is_applied: bool = False
     doubtful: set[TopicIdPartition] = field(default_factory=set)
     """Of topics of which the brokers do not agree whether they exist: nothing is deleted."""
+    unproved: set[TopicIdPartition] = field(default_factory=set)
+    """Partitions of topics that no broker knows and whose deletion is not proved. The job deletes nothing of them."""
 
     @property
     def has_findings(self) -> bool:
@@ -77,20 +82,23 @@ async def plan_retention(config: PipelineConfig, topics: str, *, deleted_topics:
     async with open_tier(config, progress_count) as tier:
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder, job_services(tier, Path(folder)) as services:
             if deleted_topics:
-                gone, doubtful = await _gone(tier, ClusterTopicExistence(tier.client))
+                found = await _missing(tier, ClusterTopicExistence(tier.client))
                 return Retention(
                     [
                         PartitionRetention(each, None, list(tier.metadata.list_remote_log_segments(each)))
                         for each in tier.metadata.partitions()
-                        if each in gone
+                        if each in found.deleted
                     ],
-                    doubtful=doubtful,
+                    doubtful=found.doubtful,
+                    unproved=found.unproved,
                 )
             planned = []
             policies = await _policies(tier, topics)
             with making_many():
                 for partition, policy in policies.items():
-                    log_start, segments = RLMExpirationTask(services, partition).expired(policy)
+                    log_start, segments = RLMExpirationTask(services, partition).expired(
+                        policy, services.metadata.log_start_offset(partition)
+                    )
                     planned.append(PartitionRetention(partition, log_start, segments))
             return Retention([each for each in planned if each.segments])
 
@@ -107,7 +115,7 @@ async def retain(
     """`delay_ms`: how long no broker must have known a deleted topic; None: as configured. Raises `RemoteTierError`,
     `JobError`."""
     gone: set[TopicIdPartition] = set()
-    doubtful: set[TopicIdPartition] = set()
+    done = Retention(is_applied=True)
     policies: dict[TopicIdPartition, TopicPolicy] = {}
 
     async def choose(tier: OpenTier) -> Iterable[TopicIdPartition]:
@@ -115,17 +123,16 @@ async def retain(
             policies.update(await _policies(tier, topics))
             return policies
         existence = ClusterTopicExistence(tier.client)
-        missing, unsure = await _gone(tier, existence)
-        if missing:
+        found = await _missing(tier, existence)
+        if found.deleted:
             await sleep((config.remote_log.topic_deletion_delay_ms if delay_ms is None else delay_ms) / 1000)
-            still, unsure = await _gone(tier, existence)
-            gone.update(missing & still)
-        doubtful.update(unsure)
+            before, found = found, await _missing(tier, existence)
+            gone.update(before.deleted & found.deleted)
+        done.doubtful, done.unproved = found.doubtful, found.unproved
         return gone
 
     async with owned_tier(config, choose, watch=progress_count) as tier:
         await tier.refresh()
-        done = Retention(is_applied=True, doubtful=doubtful)
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder, job_services(tier, Path(folder)) as services:
             if deleted_topics:
                 done.partitions = await delete_partitions(services, config, runner, sorted(gone, key=_by_name))
@@ -145,22 +152,30 @@ async def expire_partitions(
     policies: Mapping[TopicIdPartition, TopicPolicy],
 ) -> list[PartitionRetention]:
     """Of partitions that are owned. All log starts move first, then one purge has the segments of all."""
+    log_starts = LogStartConfirmation(services.source, services.metadata)
 
     async def expire(partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
         timeout_ms = services.settings.request_timeout_ms
-        await check_remote_lineage(services.source, services.metadata, partition, timeout_ms)
+        bounds = await services.source.bounds(partition, timeout_ms)
+        confirmed = await log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        await check_remote_lineage(
+            services.source, services.metadata, partition, bounds.log_start_offset, confirmed.offset, timeout_ms
+        )
         task = RLMExpirationTask(services, partition)
-        log_start, _ = task.expired(policies[partition])
-        segments = await task.expire(policies[partition])
-        if (services.metadata.log_start_offset(partition) or 0) < log_start:
+        log_start, _ = task.expired(policies[partition], confirmed.offset)
+        expired, segments = await task.expire(policies[partition], bounds.leader_epoch, confirmed)
+        if (expired.offset or 0) < log_start:
             raise RemoteLogError(f"{partition}: nothing expires while this machine's clock and the brokers' differ")
         return segments
 
     async def apply(partition: TopicIdPartition) -> None:
         timeout_ms = services.settings.request_timeout_ms
         bounds = await services.source.bounds(partition, timeout_ms)
-        await check_remote_lineage(services.source, services.metadata, partition, timeout_ms)
-        await RLMExpirationTask(services, partition).apply_log_start(bounds)
+        confirmed = await log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        await check_remote_lineage(
+            services.source, services.metadata, partition, bounds.log_start_offset, confirmed.offset, timeout_ms
+        )
+        await RLMExpirationTask(services, partition).apply_log_start(bounds, confirmed.offset)
 
     return await _purged(services, config, runner, list(policies), expire, apply)
 
@@ -214,14 +229,22 @@ async def _purged(
     return done
 
 
-async def _gone(
-    tier: OpenTier, existence: ClusterTopicExistence
-) -> tuple[set[TopicIdPartition], set[TopicIdPartition]]:
-    """What is remote of topics that no broker knows, and of those of which the brokers do not agree."""
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    """The remote partitions of topics that some broker does not know, by what is known of their deletion."""
+
+    deleted: set[TopicIdPartition]
+    unproved: set[TopicIdPartition]
+    doubtful: set[TopicIdPartition]
+
+
+async def _missing(tier: OpenTier, existence: ClusterTopicExistence) -> _Missing:
     known = tier.metadata.partitions()
     timeout_ms = tier.config.upstream.request_timeout_ms
-    missing, doubtful = await existence.gone_and_doubtful({each.topic_id for each in known}, timeout_ms)
-    return {each for each in known if each.topic_id in missing}, {each for each in known if each.topic_id in doubtful}
+    gone, doubtful = await existence.gone_and_doubtful({each.topic_id for each in known}, timeout_ms)
+    missing = {each for each in known if each.topic_id in gone}
+    deleted = {each for each in missing if tier.metadata.is_topic_deleted(each.topic_id)}
+    return _Missing(deleted, missing - deleted, {each for each in known if each.topic_id in doubtful})
 
 
 async def _policies(tier: OpenTier, topics: str) -> dict[TopicIdPartition, TopicPolicy]:

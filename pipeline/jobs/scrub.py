@@ -52,7 +52,7 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.open_tier import OpenTier, open_tier, readable_segments
 from tiers.orphans import ORPHAN, UPLOAD, OrphanReport, delete_orphans, judge_orphans
 from tiers.resume_notes import note_segment, noted_segments
-from tiers.segment_tiling import OffsetRun, Overlap, gaps, overlaps
+from tiers.segment_tiling import OffsetRun, Overlap, holes, overlaps
 from tiers.storage.object_key import INDEXES_SUFFIX, parse_partition_manifest_key, parse_segment_key
 
 _DEPTHS = {ScrubLevel.META: 0, ScrubLevel.BATCH: 1, ScrubLevel.DEEP: 2}
@@ -106,7 +106,7 @@ async def scrub_tier(tier: OpenTier, config: PipelineConfig, runner: TaskRunner,
     findings += await _of_listing(
         tier, [misfit for part in listed for misfit in part.misfits if misfit.segment_id not in judged], report
     )
-    findings += [of_gap(each.topic, each.partition, run) for each in partitions for run in gaps(tier.metadata, each)]
+    findings += [of_gap(each.topic, each.partition, run) for each in partitions for run in holes(tier.metadata, each)]
     findings += [of_overlap(one) for one in _overlaps(tier, set(overlapping.values())) if _both(one) in overlapping]
     report.objects = sum(part.objects for part in listed)
     report.stored_bytes = sum(part.stored_bytes for part in listed)

@@ -30,10 +30,11 @@ from tiers.errors import (
     RemoteLogMetadataError,
     RemoteStorageError,
 )
+from tiers.log.log_history import LogStartConfirmation
 from tiers.manager.clamp_task import RLMClampTask
 from tiers.manager.copy_attempts import check_last_attempt
-from tiers.manager.copy_task import RLMCopyTask
 from tiers.manager.lineage import check_lineage
+from tiers.manager.log_gap_task import LogGapTask
 from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.segment_continuation import SegmentContinuation, continuation_at
 from tiers.manager.segment_deletion import collect_leftovers, delete_segment, write_state
@@ -46,8 +47,8 @@ from tiers.model.segment_state import RemoteLogSegmentState
 
 ATTEMPTS = 3
 """Of a task in one wave: the first, one after an executor died, and one beside a slow one."""
-_HOLE_SEEN_AGAIN_MS = 1_000
-"""How often is looked whether what is missing was recorded as deleted meanwhile."""
+_GAP_SEEN_AGAIN_MS = 1_000
+"""How often the job looks whether the metadata says meanwhile that a user deleted the records of a gap."""
 _OWNED_STILL_MS = 5_000
 """Less than a session: who was not heard for longer is no member any more."""
 _AT_ONCE = 16
@@ -64,8 +65,9 @@ class PartitionOffload:
     partition: TopicIdPartition
     policy: TopicPolicy
     clamp: RLMClampTask
-    copy: RLMCopyTask
     manifest: PartitionManifestTask
+    gaps: LogGapTask
+    log_starts: LogStartConfirmation
     first_offset: int = -1
     """Where the run began; -1: it did not yet."""
     next_offset: int = -1
@@ -107,12 +109,14 @@ class OffloadCommitter:
 
     def of(self, partition: TopicIdPartition, policy: TopicPolicy) -> PartitionOffload:
         services = self.services
+        manifest = PartitionManifestTask(services, partition)
         return PartitionOffload(
             partition,
             policy,
             RLMClampTask(services, partition),
-            RLMCopyTask(services, partition),
-            PartitionManifestTask(services, partition),
+            manifest,
+            LogGapTask(services, partition, manifest),
+            LogStartConfirmation(services.source, services.metadata),
         )
 
     async def prepare(self, one: PartitionOffload) -> SegmentContinuation:
@@ -122,15 +126,19 @@ class OffloadCommitter:
         await self._owned(partition)
         await services.metadata.ensure_fresh(partition, 0, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
-        if await one.clamp.run(bounds.log_start_offset):
+        await one.manifest.check(bounds.log_start_offset)
+        log_start = await one.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        if await one.clamp.run(bounds.log_start_offset, log_start.offset):
             bounds = await services.source.bounds(partition, timeout_ms)
         await collect_leftovers(services, partition)
-        await one.manifest.check()
-        start = await one.copy.start_offset(bounds)
-        while start is None:  # for as long as it takes to be a hole
-            await self.sleep(_HOLE_SEEN_AGAIN_MS / 1000)
+        while (start := await one.gaps.copy_start(bounds, log_start.offset)) is None:
+            await self.sleep(_GAP_SEEN_AGAIN_MS / 1000)
             bounds = await services.source.bounds(partition, timeout_ms)
-            start = await one.copy.start_offset(bounds)
+            log_start = await one.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        if services.metadata.gaps(partition):
+            await one.manifest.run()
+            if not one.manifest.is_written:
+                raise RemoteLogError(f"{partition}: its manifest cannot be written")
         check_last_attempt(services, partition)
         one.next_offset, one.remote_end = start, services.metadata.remote_end_offset(partition)
         one.first_offset = start if one.first_offset < 0 else one.first_offset

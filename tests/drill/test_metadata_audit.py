@@ -19,6 +19,7 @@ from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
 from tiers.errors import BrokerError
 from tiers.metadata.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_metadata import LocalLogStartUpdate
 
 SEGMENTS = "segments"
@@ -56,7 +57,7 @@ def written(key: bytes, value: bytes | None) -> bytes:
 
 def commit(broker: ScriptedBroker) -> None:
     """A transaction of the metadata, whole."""
-    update = LocalLogStartUpdate(TopicIdPartition(uuid4(), 0, "orders"), "w", 0, 10)
+    update = LocalLogStartUpdate(TopicIdPartition(uuid4(), 0, "orders"), "w", 0, OffsetAndEpoch(10, 0))
     broker.logs[SEGMENTS, 0].batches += [written(*key_and_value(update)), end()]
 
 

@@ -15,6 +15,7 @@ from tests.drill.test_tier_model import PARTITION, PLACE, segment, take, to
 from tests.drill.tier_audit import TierAudit
 from tests.drill.violations import CHOICE, LOG_START, OBJECTS, SEGMENT, TRIM, TRIM_OWNER, Violations
 from tests.fakes.record_batches import batch_of
+from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_metadata import LocalLogStartUpdate, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState as State
 from tiers.storage.object_key import INDEXES_SUFFIX, LOG_SUFFIX, indexes_key, log_key
@@ -48,7 +49,7 @@ def finish(audit: TierAudit, one: RemoteLogSegmentMetadata) -> None:
 
 def test_a_trim_must_be_announced_and_visible(audit: TierAudit, violations: Violations) -> None:
     finish(audit, segment(1, 0, 9))
-    take(audit.model, LocalLogStartUpdate(PARTITION, "w", 0, 10))
+    take(audit.model, LocalLogStartUpdate(PARTITION, "w", 0, OffsetAndEpoch(10, 0)))
     audit._check_trim(PLACE, 10, FINISHED_AT_MS + VISIBLE_AFTER_MS)
     assert violations.total == 0
     audit._check_trim(PLACE, 11, FINISHED_AT_MS + VISIBLE_AFTER_MS)
@@ -57,7 +58,7 @@ def test_a_trim_must_be_announced_and_visible(audit: TierAudit, violations: Viol
 
 def test_a_trim_too_early_and_one_that_went_back_are_noticed(audit: TierAudit, violations: Violations) -> None:
     finish(audit, segment(1, 0, 9))
-    take(audit.model, LocalLogStartUpdate(PARTITION, "w", 0, 10))
+    take(audit.model, LocalLogStartUpdate(PARTITION, "w", 0, OffsetAndEpoch(10, 0)))
     audit._check_trim(PLACE, 10, FINISHED_AT_MS + VISIBLE_AFTER_MS - 1)
     assert violations.count == {TRIM: 1}
     audit._check_trim(PLACE, 9, FINISHED_AT_MS + VISIBLE_AFTER_MS)

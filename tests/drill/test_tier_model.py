@@ -9,6 +9,7 @@ import pytest
 from tests.drill.oracle import Oracle
 from tests.drill.tier_model import TierModel
 from tests.drill.violations import EXPIRY, STATES, Violations
+from tests.fakes.log_starts import user_log_start
 from tiers.metadata.serde import MetadataRecord, key_of
 from tiers.metadata.state_replay import MetadataEvent
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
@@ -71,7 +72,7 @@ def test_what_is_visible_ends_at_a_gap_and_at_what_was_finished_later(model: Tie
 )
 def test_a_state_out_of_order_is_noticed(model: TierModel, violations: Violations, states: tuple[State, State]) -> None:
     one = segment(1, 0, 9)
-    take(model, LogStartOffsetUpdate(PARTITION, "w", 0, 0), one, *(to(one, state) for state in states))
+    take(model, LogStartOffsetUpdate(PARTITION, "w", 0, user_log_start(0)), one, *(to(one, state) for state in states))
     assert violations.count == {STATES: 1}
 
 
@@ -85,13 +86,13 @@ def test_retention_may_take_what_is_too_much_and_no_more(model: TierModel, viola
     segments = [segment(number, number * 10, number * 10 + 9) for number in range(4)]
     for one in segments:
         take(model, one, to(one, State.COPY_SEGMENT_FINISHED))
-    take(model, LogStartOffsetUpdate(PARTITION, "w", 0, 20))
+    take(model, LogStartOffsetUpdate(PARTITION, "w", 0, user_log_start(20)))
     assert violations.total == 0
-    take(model, LogStartOffsetUpdate(PARTITION, "w", 0, 30))
+    take(model, LogStartOffsetUpdate(PARTITION, "w", 0, user_log_start(30)))
     assert violations.count == {EXPIRY: 1}
 
 
 def test_what_clients_asked_for_may_go(model: TierModel, violations: Violations) -> None:
     model._oracle[PLACE].ask_to_delete(30)
-    take(model, LogStartOffsetUpdate(PARTITION, "w", 0, 30))
+    take(model, LogStartOffsetUpdate(PARTITION, "w", 0, user_log_start(30)))
     assert violations.total == 0

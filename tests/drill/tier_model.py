@@ -87,9 +87,9 @@ class TierModel:
                 case LocalLogStartUpdate() as announced:
                     place = announced.topic_id_partition.topic, announced.topic_id_partition.partition
                     model = self.partitions[place]
-                    if announced.local_log_start < model.announced_start:
+                    if announced.local_log_start.offset < model.announced_start:
                         self._violations.add(STATES, f"{place}: a trim was announced below an earlier one")
-                    model.announced_start = max(model.announced_start, announced.local_log_start)
+                    model.announced_start = max(model.announced_start, announced.local_log_start.offset)
                 case _:
                     continue
 
@@ -123,7 +123,7 @@ class TierModel:
 
     def _raise_log_start(self, raised: LogStartOffsetUpdate) -> None:
         place = raised.topic_id_partition.topic, raised.topic_id_partition.partition
-        model, offset = self.partitions[place], raised.log_start_offset
+        model, offset = self.partitions[place], raised.log_start.offset
         if offset > max(model.log_start, self._oracle[place].asked_start):
             retained = self._retained_bytes(place)
             left = sum(

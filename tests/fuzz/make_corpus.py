@@ -18,13 +18,15 @@ from uuid import UUID
 from protocol.addresses import ADDRESS_FIELDS, carries_addresses
 from protocol.api_keys import ApiKey
 from protocol.message_schema import message_name
+from tests.fakes.log_starts import user_log_start
 from tests.fakes.message_oracle import UNKNOWN_TAGS, Schema, Value, encode, is_flexible, message_schema, versions_of
 from tests.fakes.record_batches import batch_of, build_batch, control_batch, legacy_message, legacy_wrapper, record
 from tests.fakes.segments import PARTITION, build_segment, metadata_of
 from tests.fuzz.local_index_targets import stored_files
 from tests.fuzz.targets import TARGETS
 from tiers.metadata.serde import encode_value
-from tiers.model.segment_metadata import LogStartOffsetUpdate, RemoteLogSegmentMetadataUpdate
+from tiers.model.log_start import LogGap
+from tiers.model.segment_metadata import LogGapUpdate, LogStartOffsetUpdate, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_metadata import RemotePartitionDeleteMetadata as PartitionDelete
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 
@@ -235,8 +237,10 @@ def _stored(folder: Path) -> Iterator[tuple[str, str, bytes]]:
     for deletion in RemotePartitionDeleteState:
         record_of_it = PartitionDelete(PARTITION, 1, 1_700_000_000_000, deletion)
         yield "metadata_record", deletion.name.lower(), encode_value(record_of_it)
-    log_start = LogStartOffsetUpdate(PARTITION, "writer", 1_700_000_000_000, 77)
+    log_start = LogStartOffsetUpdate(PARTITION, "writer", 1_700_000_000_000, user_log_start(77))
     yield "metadata_record", "log-start", encode_value(log_start)
+    gap = LogGapUpdate(PARTITION, "writer", 1_700_000_000_000, LogGap(77, 99), 3)
+    yield "metadata_record", "log-gap", encode_value(gap)
 
 
 def main() -> None:

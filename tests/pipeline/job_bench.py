@@ -18,6 +18,7 @@ from tests.fakes.in_memory_log import InMemoryLog
 from tests.fakes.metadata_log import FollowingMetadataManager, MetadataLog
 from tests.fakes.segments import metadata_of
 from tests.tiers.manager.workbench import FakeFailedDeletionLog, FakeShareGroups
+from tiers.log.log_history import LogStartConfirmation
 from tiers.manager.expiration_task import RLMExpirationTask
 from tiers.manager.failed_deletions import FailedDeletions
 from tiers.manager.metrics import RemoteLogManagerMetrics
@@ -153,5 +154,7 @@ class JobBench:
         self.now_ms += 60_000
         await collect_leftovers(self.services, self.partition)
         bounds = await self.broker.bounds(self.partition, 1000)
-        await RLMExpirationTask(self.services, self.partition).run(policy, bounds, 0)
+        log_starts = LogStartConfirmation(self.broker, self.metadata)
+        log_start = await log_starts.confirmed(self.partition, bounds.leader_epoch, 1000)
+        await RLMExpirationTask(self.services, self.partition).run(policy, bounds, log_start, 0)
         await self.write_manifest()

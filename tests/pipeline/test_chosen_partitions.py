@@ -55,6 +55,14 @@ class Doubtful:
         return set(), topic_ids & {self.topic_id}
 
 
+class Gone:
+    def __init__(self, topic_id: UUID) -> None:
+        self.topic_id = topic_id
+
+    async def gone_and_doubtful(self, topic_ids: set[UUID], timeout_ms: int) -> tuple[set[UUID], set[UUID]]:
+        return topic_ids & {self.topic_id}, set()
+
+
 async def test_patterns_are_for_whole_names_and_refused_where_they_match_nothing(bench: JobBench) -> None:
     assert chosen_partitions(bench.metadata, None) == [bench.partition]
     assert chosen_partitions(bench.metadata, "ord.*") == [bench.partition]
@@ -90,4 +98,21 @@ async def test_a_topic_of_which_brokers_do_not_agree_is_named_and_nothing_of_it_
     assert f"topic {named}: brokers do not agree whether it exists" in capsys.readouterr().err
     assert await asyncio.to_thread(cli.run, [*arguments, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer == {"applied": False, "partitions": [], "doubtful": [named]}
+    assert answer == {"applied": False, "partitions": [], "doubtful": [named], "unproved": []}
+
+
+async def test_a_topic_is_deleted_by_proof_alone(
+    bench: JobBench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic_id = bench.partition.topic_id
+    monkeypatch.setattr("pipeline.jobs.retain.ClusterTopicExistence", lambda client: Gone(topic_id))
+    arguments = ["retain", "--config", "tidegate.toml", "--deleted-topics"]
+    assert await asyncio.to_thread(cli.run, arguments) == 0
+    assert f"topic orders ({topic_id}): no broker knows it, and its deletion is not proved" in capsys.readouterr().err
+    assert await asyncio.to_thread(cli.run, [*arguments, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["partitions"], answer["unproved"]) == ([], [f"orders ({topic_id})"])
+    await bench.metadata.put_topic_deletion(topic_id, "orders")
+    assert await asyncio.to_thread(cli.run, [*arguments, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert ([each["topic"] for each in answer["partitions"]], answer["unproved"]) == (["orders"], [])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.config import parse_pipeline_config
 from pipeline.repair.merge_plan import MergeLimits, merged_segment, plan_merges
+from tests.fakes.log_starts import user_log_start
 from tests.pipeline.job_bench import FINISHED
 from tests.pipeline.merge_bench import DATA, LIMITS, bench_of, log_bytes, merged
 from tests.tiers.manager.workbench import POLICY
@@ -132,7 +133,7 @@ async def test_clamped_lone_large_newest_and_doubled_segments_are_left_alone(roo
         sizes = [each.segment_size_bytes for each in bench.segments]
         assert planned(MergeLimits(10_000, sizes[0] + sizes[1])) == [places[:2]]
         assert planned(MergeLimits(1, 10_000)) == []
-        await bench.metadata.raise_log_start_offset(bench.partition, places[1][0])
+        await bench.metadata.put_log_start(bench.partition, user_log_start(places[1][0]))
         assert planned() == [places[1:3]]
         [twice] = copied(bench.folder / "copied", log, [4], 2)
         await bench.store(twice)

@@ -19,6 +19,7 @@ from tiers.errors import RemoteLogMetadataError
 from tiers.manager.segment_deletion import write_state
 from tiers.metadata.partition_manifest import decode_partition_manifest
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogStart
 from tiers.model.segment_metadata import RemoteLogClampUpdate, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 from tiers.storage.object_key import partition_manifest_key
@@ -140,14 +141,14 @@ async def test_of_a_partition_whose_deletions_cannot_be_recorded_one_is_waited_f
 async def test_a_log_start_whose_record_had_no_answer_is_recorded_again(
     bench: JobBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raise_log_start = bench.metadata.raise_log_start_offset
+    put_log_start = bench.metadata.put_log_start
 
-    async def unanswered(partition: TopicIdPartition, offset: int, timeout_ms: int | None = None) -> None:
+    async def unanswered(partition: TopicIdPartition, start: LogStart, **named: object) -> None:
         monkeypatch.undo()
-        await raise_log_start(partition, offset, timeout_ms)
+        await put_log_start(partition, start)
         raise RemoteLogMetadataError("timed out")
 
-    monkeypatch.setattr(bench.metadata, "raise_log_start_offset", unanswered)
+    monkeypatch.setattr(bench.metadata, "put_log_start", unanswered)
     policy = replace(POLICY, retention_ms=985)
     [done] = await expire_partitions(bench.services, bench.config, InlineRunner(), {bench.partition: policy})
     assert (done.error, done.log_start_offset, len(done.segments)) == (None, 10, 1)

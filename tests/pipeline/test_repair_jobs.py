@@ -240,9 +240,21 @@ def test_what_retention_and_deleted_topics_no_longer_cover_goes(tiered: Tiered) 
         found = asyncio.run(plan_retention(tiered.config, "", deleted_topics=True)).partitions
         return [len(each.segments) for each in found]
 
-    assert of_deleted_topics() == []
+    def unproved() -> set[str]:
+        found = asyncio.run(plan_retention(tiered.config, "", deleted_topics=True)).unproved
+        return {each.topic for each in found}
+
+    async def prove(topic_id: uuid.UUID) -> None:
+        async with open_tier(tiered.config) as tier:
+            await tier.metadata.put_topic_deletion(topic_id, tiered.topic)
+
+    assert (of_deleted_topics(), unproved()) == ([], set())
     delete_topics(tiered.kafka.bootstrap_servers, tiered.topic)
-    until(lambda: of_deleted_topics() == [len(before) - len(done.segments)])
+    until(lambda: unproved() == {tiered.topic})
+    asyncio.run(retain(tiered.config, InlineRunner(), "", deleted_topics=True, delay_ms=100))
+    assert tiered.segments() == before[len(done.segments) :]
+    asyncio.run(prove(before[0].topic_id_partition.topic_id))
+    assert (of_deleted_topics(), unproved()) == ([len(before) - len(done.segments)], set())
     asyncio.run(retain(tiered.config, InlineRunner(), "", deleted_topics=True, delay_ms=100))
     assert of_deleted_topics() == []
     assert [each for each in tiered.store.rglob("*") if each.suffix in (".log", ".indexes", ".json")] == []

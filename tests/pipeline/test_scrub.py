@@ -14,6 +14,7 @@ from pipeline.job import JobError
 from pipeline.jobs.scrub import ScrubOptions, packed, scrub_tier
 from pipeline.repair.scrub_report import FindingKind, ScrubLevel, ScrubReport
 from protocol.records.record_batch import crc32c
+from tests.fakes.log_starts import user_log_start
 from tests.fakes.record_batches import batch_of, build_batch, record
 from tests.fakes.segments import PARTITION
 from tests.pipeline.scrub_bench import ScrubBench, scrub_bench
@@ -125,7 +126,7 @@ async def test_gaps_and_overlaps_between_segments_are_found(bench: ScrubBench) -
             (FindingKind.GAP, None, 10, 14),
             (FindingKind.OVERLAP, name(other), 20, 24),
         ]
-    await bench.rlmm.raise_log_start_offset(PARTITION, 25)
+    await bench.rlmm.put_log_start(PARTITION, user_log_start(25))
     assert found(await scrubbed(bench)) == []
 
 

@@ -127,6 +127,7 @@ async def run(options: CopierOptions) -> None:
         settings=settings,
         metrics=metrics,
         spool=Spool(settings.spool_dir, settings.spool_max_bytes, settings.spool_threads),
+        cluster_id="cluster",
         checkpoint=killer(options),
     )
     manager = RemoteLogManager(services, TieredTopics(client, [rule], metrics))

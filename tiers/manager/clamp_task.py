@@ -20,41 +20,39 @@ class RLMClampTask:
     def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
         self._services = services
         self._partition = topic_id_partition
-        self._local_log_start: int | None = None
 
-    async def run(self, local_log_start: int) -> bool:
-        """True when the tier was clamped: what tasks remember of it is void. `local_log_start` was read just before.
+    async def run(self, local_log_start: int, log_start: int | None) -> bool:
+        """Clamps the tier if the leader's log ends earlier. Returns True when the tier was clamped.
+
+        After a clamp, the caller must discard what its tasks remember of the tier. The caller has just read
+        `local_log_start`. `log_start` is the recorded one that the leader confirms.
 
         Raises `LogDivergedError` when the partition must stop."""
         services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
         is_clamped = False
         try:
-            await check_remote_lineage(services.source, services.metadata, partition, timeout_ms)
+            await check_remote_lineage(
+                services.source, services.metadata, partition, local_log_start, log_start, timeout_ms
+            )
         except LogDivergedError:
-            await self._clamp()
+            await self._clamp(log_start)
             # Once more against what is remote now: nobody knows whom the leader changed to meanwhile.
-            await check_remote_lineage(services.source, services.metadata, partition, timeout_ms)
+            await check_remote_lineage(
+                services.source, services.metadata, partition, local_log_start, log_start, timeout_ms
+            )
             is_clamped = True
-        self._local_log_start = local_log_start
         return is_clamped
 
-    def trimmed(self, local_log_start: int) -> None:
-        """The leader confirmed that its log starts there."""
-        self._local_log_start = local_log_start
-
-    def _confirmed_start(self) -> int | None:
-        """Where the local log started at least: as seen by this task, or recorded by whoever trimmed before it."""
-        recorded = self._services.metadata.local_log_start_offset(self._partition)
-        return max((one for one in (self._local_log_start, recorded) if one is not None), default=None)
-
-    async def _clamp(self) -> None:
+    async def _clamp(self, log_start: int | None) -> None:
         services, partition = self._services, self._partition
         remote_end = services.metadata.remote_end_offset(partition)
+        trimmed_to = services.metadata.local_log_start(partition)
         common = await find_common_end(
             services.source,
             services.metadata,
             partition,
-            self._confirmed_start(),
+            None if trimmed_to is None else trimmed_to.offset,
+            log_start,
             services.settings.request_timeout_ms,
         )
         if not services.metadata.owns(partition):

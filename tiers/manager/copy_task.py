@@ -47,24 +47,20 @@ class RLMCopyTask:
         self._read_bytes = 0
         self._read_offsets = 0
         self._behind_since_ms: int | None = None
-        self._unexplained: tuple[int, int] | None = None
-        """A log start that nobody has recorded, and when it was first seen."""
+        self._log_start: int | None = None
         self.throttled_ms = 0
         """After a run: how long the quota lets nothing be copied; 0: it did not stop this run."""
         self.progress_at_ms = services.clock_ms()
         """When something was last read or written for the first time, or there was nothing to copy."""
         self._furthest = -1, 0
 
-    async def run(self, policy: TopicPolicy, bounds: LocalLogBounds) -> bool:
-        """Copies what is ready, at most `segments_per_run` segments; True when more may be ready. Raises
-        `RetriableRemoteStorageError` while the store keeps what the last attempt left.
+    async def run(self, policy: TopicPolicy, bounds: LocalLogBounds, start: int, log_start: int | None = None) -> bool:
+        """Copies what is ready from `start` on, at most `segments_per_run` segments. True when more may be ready.
 
-        The remote lineage was checked and leftovers were collected right before."""
+        `log_start` is the recorded one that the leader confirms. The caller has just checked the remote lineage and
+        collected leftovers. Raises `RetriableRemoteStorageError` while the store keeps objects of the last attempt."""
         services = self._services
-        self.throttled_ms = 0
-        start = await self.start_offset(bounds)
-        if start is None:
-            return False
+        self._log_start, self.throttled_ms = log_start, 0
         check_last_attempt(services, self._partition)
         for _ in range(services.settings.segments_per_run):
             if not await self._fill(policy, start, bounds):
@@ -72,47 +68,26 @@ class RLMCopyTask:
             start = await self._roll()
         return True
 
-    async def start_offset(self, bounds: LocalLogBounds) -> int | None:
-        """Where the next segment begins; moves the tier's log start past what exists nowhere (safety rule 5).
+    async def finish_removed(self, bounds: LocalLogBounds) -> None:
+        """Copies the open segment at once when the broker has removed any of its records.
 
-        None while records have been missing for less than `hole_alarm_ms`: a DeleteRecords is the broker's first, and
-        may be recorded by then."""
-        metadata, partition = self._services.metadata, self._partition
-        remote_end, earliest = metadata.remote_end_offset(partition), metadata.earliest_offset(partition)
-        recorded = metadata.log_start_offset(partition)
-        start = max(bounds.log_start_offset, recorded or 0)
-        hole_from, log_start = recorded or 0, start
-        if remote_end is not None and earliest is not None:
-            if bounds.log_start_offset <= remote_end + 1:
-                # The tiers meet; but what came first may be gone from the store when the metadata was rebuilt.
-                start = max(remote_end + 1, recorded or 0)
-                log_start = max(recorded or 0, min(earliest, bounds.log_start_offset))
-                if recorded == log_start:
-                    return start
-            else:
-                hole_from = max(hole_from, remote_end + 1)
-        if not metadata.owns(partition):
-            # Behind the present owner, what it copied and trimmed looks like what exists nowhere.
-            raise OwnershipLostError(f"{partition} is owned by another member")
-        if recorded == log_start:
-            return start
-        if recorded is not None:
-            now_ms = self._services.clock_ms()
-            if self._unexplained is None or recorded >= self._unexplained[0]:
-                self._unexplained = log_start, now_ms
-            if now_ms - self._unexplained[1] < self._services.settings.hole_alarm_ms:
-                return None
-            self._alarm_hole(hole_from, log_start)
-        self._unexplained = None
-        await metadata.raise_log_start_offset(partition, log_start)
-        return start
+        The records that this task has read are then the last copy. Raises the errors of `run`."""
+        builder = self._builder
+        if builder is not None and builder.base_offset < bounds.log_start_offset and self._continues_the_remote_log:
+            check_last_attempt(self._services, self._partition)
+            await self._roll()
 
-    def _alarm_hole(self, first: int, next_offset: int) -> None:
-        self._services.metrics.alarms.labels(self._partition.topic, "hole").inc()
-        _LOG.error(
-            "records were removed before they were copied; the log now starts after them",
-            extra={"partition": str(self._partition), "first_offset": first, "next_offset": next_offset},
-        )
+    @property
+    def _continues_the_remote_log(self) -> bool:
+        """Whether the open segment begins right behind the remote end, or behind a recorded gap at the remote end.
+
+        False before the first copy: records before it are no part of the log."""
+        builder, metadata = self._builder, self._services.metadata
+        remote_end = metadata.remote_end_offset(self._partition)
+        if builder is None or builder.size_bytes == 0 or remote_end is None:
+            return False
+        gap = metadata.gap_at(self._partition, remote_end + 1)
+        return builder.base_offset == (remote_end + 1 if gap is None else gap.next_offset)
 
     async def _fill(self, policy: TopicPolicy, start: int, bounds: LocalLogBounds) -> bool:
         """Reads until the open segment is to be rolled (True), or the LSO or the quota is reached (False)."""
@@ -136,7 +111,10 @@ class RLMCopyTask:
                         services.settings.request_timeout_ms,
                     )
                     portion.used_bytes = len(read.records)
-            except OffsetGapError:  # deleted meanwhile; the next round begins behind it
+            except OffsetGapError:
+                # The broker removed the next records. The records that were read already have no other copy.
+                if self._continues_the_remote_log:
+                    return True
                 self.discard()
                 return False
             except LogDivergedError:
@@ -189,7 +167,9 @@ class RLMCopyTask:
             await self._check_open_segment(builder)
         else:
             timeout_ms = services.settings.request_timeout_ms
-            await check_remote_lineage(services.source, services.metadata, self._partition, timeout_ms)
+            await check_remote_lineage(
+                services.source, services.metadata, self._partition, None, self._log_start, timeout_ms
+            )
         self._read_epoch = leader_epoch
 
     async def _check_open_segment(self, builder: SegmentBuilder) -> None:

@@ -4,17 +4,20 @@
 * What a clamp cut off is in quarantine: it is deleted only when an operator asked for it.
 * Time is the brokers' (LogAppendTime of our own metadata records): too much skew stops every expiry (safety rule 6).
 * Of two copies of a range, the one that answers for nothing goes too, without moving the log start (KAFKA-16511).
-* A broker whose log start went back (unclean stop) is told again what was deleted (safety rule 5). Only a recorded log
-  start says so: that the remote tier begins somewhere is no reason to delete what a broker has before it.
+* A broker whose log start went back (unclean stop) is told again what was deleted (safety rule 5), if its leader
+  confirms the recorded log start. The task never trims another history by the offsets of an old one. The start of the
+  remote tier alone is no reason to delete records that a broker has below it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 from tiers.errors import OwnershipLostError
+from tiers.log.log_history import ConfirmedLogStart
 from tiers.log.log_source import LocalLogBounds
 from tiers.manager.segment_deletion import try_to_delete
 from tiers.manager.task_services import TaskServices
@@ -22,6 +25,7 @@ from tiers.manager.topic_policy import TopicPolicy
 from tiers.manager.trim_task import segment_timestamp_ms
 from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 
@@ -38,29 +42,37 @@ class RLMExpirationTask:
         self._services = services
         self._partition = topic_id_partition
 
-    async def run(self, policy: TopicPolicy, bounds: LocalLogBounds, local_only_bytes: int) -> int:
+    async def run(
+        self, policy: TopicPolicy, bounds: LocalLogBounds, log_start: ConfirmedLogStart, local_only_bytes: int
+    ) -> int:
         """Returns how many segments were deleted. The remote lineage was checked right before."""
-        deleted = await self._delete(await self.expire(policy, local_only_bytes))
-        await self.apply_log_start(bounds)
+        log_start, segments = await self.expire(policy, bounds.leader_epoch, log_start, local_only_bytes)
+        deleted = await self._delete(segments)
+        await self.apply_log_start(bounds, log_start.offset)
         return deleted
 
-    def expired(self, policy: TopicPolicy, local_only_bytes: int = 0) -> tuple[int, list[RemoteLogSegmentMetadata]]:
-        """The log start that retention asks for, and what would be deleted then. Nothing is changed."""
-        log_start = self._services.metadata.log_start_offset(self._partition) or 0
-        expired_to = self._expired_to(policy, log_start, local_only_bytes)
+    def expired(self, policy: TopicPolicy, log_start: int | None) -> tuple[int, list[RemoteLogSegmentMetadata]]:
+        """Returns the log start that retention asks for, at least `log_start`, and the segments to delete after it."""
+        log_start = log_start or 0
+        expired_to = self._expired_to(policy, log_start, 0)
         return expired_to, self._deletable(expired_to, self._readable())
 
-    async def expire(self, policy: TopicPolicy, local_only_bytes: int = 0) -> list[RemoteLogSegmentMetadata]:
-        """Moves the log start, and returns what is to be deleted now."""
+    async def expire(
+        self, policy: TopicPolicy, leader_epoch: int, log_start: ConfirmedLogStart, local_only_bytes: int = 0
+    ) -> tuple[ConfirmedLogStart, list[RemoteLogSegmentMetadata]]:
+        """Moves the log start. Returns the new one and the segments to delete now.
+
+        `log_start` is the answer of the leader of `leader_epoch`."""
         services, partition = self._services, self._partition
-        log_start = services.metadata.log_start_offset(partition) or 0
-        expired_to = self._expired_to(policy, log_start, local_only_bytes)
-        if expired_to > log_start and await self._clock_is_trusted(self._readable()):
+        start = log_start.offset or 0
+        expired_to = self._expired_to(policy, start, local_only_bytes)
+        if expired_to > start and await self._clock_is_trusted(self._readable()):
             self._check_ownership()
-            await services.metadata.raise_log_start_offset(partition, expired_to)
+            expired = LogStart(expired_to, leader_epoch, LogStartReason.RETENTION)
+            await services.metadata.put_log_start(partition, expired, denied=log_start.denied)
             services.checkpoint("log-start-raised")
-            log_start = expired_to
-        return self._deletable(log_start, self._readable())  # as of now: an owner between may have clamped
+            log_start, start = replace(log_start, offset=expired_to), expired_to
+        return log_start, self._deletable(start, self._readable())  # read again: another owner may have clamped
 
     def _readable(self) -> list[RemoteLogSegmentMetadata]:
         return [
@@ -155,9 +167,10 @@ class RLMExpirationTask:
         asked = self._services.metadata.is_quarantine_deletion_asked(segment.segment_id)
         return asked and is_in_quarantine(segment, log_start)
 
-    async def apply_log_start(self, bounds: LocalLogBounds) -> None:
-        """Tells the broker what is deleted, if it still has any of it. The remote lineage was checked right before."""
-        log_start = self._services.metadata.recorded_log_start_offset(self._partition)
+    async def apply_log_start(self, bounds: LocalLogBounds, log_start: int | None) -> None:
+        """Tells the broker to delete the records below `log_start`, if it still has any of them.
+
+        The leader of `bounds` confirms `log_start`."""
         if log_start is None or not bounds.log_start_offset < log_start <= bounds.last_stable_offset:
             return
         self._check_ownership()

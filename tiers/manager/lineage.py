@@ -48,16 +48,29 @@ async def check_lineage(
 
 
 async def check_remote_lineage(
-    source: LogSource, metadata: RemoteLogMetadataReader, partition: TopicIdPartition, timeout_ms: int
+    source: LogSource,
+    metadata: RemoteLogMetadataReader,
+    partition: TopicIdPartition,
+    local_log_start: int | None,
+    log_start: int | None,
+    timeout_ms: int,
 ) -> None:
-    """The same for the last offset that is remote; nothing remote diverges from nothing, and what lies below the log
-    start is nothing: it is only still to be deleted."""
+    """Runs the check of `check_lineage` for the last remote offset. A tier without segments cannot diverge.
+
+    `log_start` is the one that the leader confirms. The check ignores remote records below it: they are only still to
+    be deleted. The log behind a gap says nothing of the records before that gap. So the check also asks for the last
+    offset before each gap that the local log has. `local_log_start` None: the caller removes nothing."""
     remote_end = metadata.remote_end_offset(partition)
-    if remote_end is None or remote_end < (metadata.log_start_offset(partition) or 0):
+    if remote_end is None or remote_end < (log_start or 0):
         return
-    last = metadata.remote_log_segment_metadata(partition, remote_end)
-    if last is not None:
-        await check_lineage(source, partition, leader_epoch_at(last, remote_end), remote_end + 1, timeout_ms)
+    ends = [remote_end]
+    if local_log_start is not None:
+        before_gaps = [gap.first_offset - 1 for gap in metadata.gaps(partition)]
+        ends += [end for end in before_gaps if max(local_log_start, log_start or 0) <= end < remote_end]
+    for end in ends:
+        last = metadata.remote_log_segment_metadata(partition, end)
+        if last is not None:
+            await check_lineage(source, partition, leader_epoch_at(last, end), end + 1, timeout_ms)
 
 
 async def find_common_end(
@@ -65,17 +78,18 @@ async def find_common_end(
     metadata: RemoteLogMetadataReader,
     partition: TopicIdPartition,
     local_log_start: int | None,
+    log_start: int | None,
     timeout_ms: int,
 ) -> CommonEnd:
     """Asks for the tier's leader epochs from the newest down until the leader's answer confirms an offset.
 
-    `local_log_start` is the last one that was confirmed, if any was. An answer below it, below the tier's log start, or
-    that leaves nothing at all, is no unclean election's (`LogDivergedError`). The epoch is -1 where the offset lies
-    before all that is remote."""
-    ranges = _answering_epochs(metadata, partition)
+    `local_log_start` and `log_start` are the last ones that a leader confirmed; None: no leader did. An unclean
+    election cannot lead to an offset below them, or to one that leaves no remote record: the function then raises
+    `LogDivergedError`. The epoch is -1 if the offset lies before all remote records."""
+    ranges = _answering_epochs(metadata, partition, log_start)
     if not ranges:
         raise LogDivergedError(f"{partition}: there is nothing remote to compare")
-    lowest_end = max(1, local_log_start or 0, metadata.log_start_offset(partition) or 0)
+    lowest_end = max(1, local_log_start or 0, log_start or 0)
     offset = ranges[-1].last_offset
     while True:
         place = bisect_right(ranges, offset, key=lambda one: one.first_offset) - 1
@@ -105,10 +119,12 @@ def leader_epoch_at(segment: RemoteLogSegmentMetadata, offset: int) -> int:
     return epochs[max(0, bisect_right(epochs, offset, key=lambda entry: entry.start_offset) - 1)].epoch
 
 
-def _answering_epochs(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> list[_EpochRange]:
+def _answering_epochs(
+    metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int | None
+) -> list[_EpochRange]:
     """Of what clients may read, ascending."""
     ranges: list[_EpochRange] = []
-    offset = metadata.log_start_offset(partition) or 0
+    offset = log_start or 0
     while (segment := metadata.next_segment(partition, offset)) is not None:
         offset = max(offset, segment.start_offset)
         epochs = segment.segment_leader_epochs

@@ -48,6 +48,8 @@ class RemoteLogManagerMetrics:
         self.copy_stopped = gauge("remote_copy_stopped", "1: nothing is copied until a restart; the log says why")
         self.delete_lag_bytes = gauge("remote_delete_lag_bytes", "Bytes of segments being deleted")
         self.delete_lag_segments = gauge("remote_delete_lag_segments", "Segments being deleted")
+        self.log_gaps = gauge("remote_log_gaps", "Gaps: runs of offsets that brokers removed before they were copied")
+        self.log_gap_offsets = gauge("remote_log_gap_offsets", "Offsets in gaps")
         self.log_size_bytes = gauge("remote_log_size_bytes", "Bytes of readable remote segments")
         self.metadata_count = gauge("remote_log_metadata_count", "Remote segments with metadata")
         self.owned_partitions = Gauge("tidegate_owned_partitions", "Partitions this process copies", registry=registry)

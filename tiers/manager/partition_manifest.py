@@ -1,26 +1,26 @@
-"""`PartitionManifestTask`: rewrites one partition's manifest after a round that changed what it says.
+"""`PartitionManifestTask`: keeps one partition's manifest, and checks the metadata against it.
 
-It is the last step of a round, when no copy of the partition is under way: whatever is not finished by then never will
-be. A store that fails is an alarm and holds up nothing; the next round tries again. What is written already is read
-once per ownership, so that a restart costs a GET and no PUT.
+The owner rewrites the manifest after every change of its content, and before every trim. If the store fails, the task
+raises an alarm and the next round tries again. Until then the owner trims nothing. A restart costs one GET and no PUT.
 
-A manifest may know more than the metadata: then the metadata was lost, and the manifest is what `rebuild` needs. It is
-left as it is, and a partition of which no metadata is left is not copied anew beside its own segments.
+The manifest is also a witness (DESIGN, safety rule 5). The metadata lost records when the manifest accepts a segment
+that the metadata does not know, or names a position that the metadata topic does not reach any more. Then the owner
+stops the partition. It does not rewrite the manifest, since `rebuild` needs it.
 """
 
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from dataclasses import replace
 
 from tiers.errors import (
-    LogDivergedError,
+    MetadataLostError,
     OwnershipLostError,
     RemoteLogMetadataError,
     RemoteResourceNotFoundError,
     RemoteStorageError,
 )
+from tiers.manager.copy_attempts import unfinished_segments
 from tiers.manager.task_services import TaskServices
 from tiers.metadata.partition_manifest import (
     ManifestSegment,
@@ -28,21 +28,27 @@ from tiers.metadata.partition_manifest import (
     decode_partition_manifest,
     encode_partition_manifest,
 )
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import partition_manifest_key
 
 _LOG = logging.getLogger(__name__)
+_WAY_BACK = (
+    "`tidegate tier rebuild` restores the metadata from the store; `tidegate tier accept` goes on without it"
+    " (docs/operations.md, 'A partition stops')"
+)
 
 
-def manifest_of(metadata: RemoteLogMetadataReader, cluster_id: str, partition: TopicIdPartition) -> PartitionManifest:
+def manifest_of(metadata: RemoteLogMetadataManager, cluster_id: str, partition: TopicIdPartition) -> PartitionManifest:
     segments = list(metadata.list_remote_log_segments(partition))
     return PartitionManifest(
         cluster_id=cluster_id,
         topic_id_partition=partition,
-        log_start_offset=metadata.recorded_log_start_offset(partition),
-        local_log_start_offset=metadata.local_log_start_offset(partition),
+        log_start=next(iter(metadata.log_starts(partition)), None),
+        local_log_start=metadata.local_log_start(partition),
+        position=metadata.position(partition),
+        gaps=tuple(metadata.gaps(partition)),
         segments=tuple(
             ManifestSegment(
                 id=each.segment_id.id,
@@ -66,8 +72,6 @@ def manifest_of(metadata: RemoteLogMetadataReader, cluster_id: str, partition: T
 async def bury_manifest(services: TaskServices, partition: TopicIdPartition) -> None:
     """Of a partition whose whole remote log goes: rewrites it, if segments are left, so that it accepts none. Raises
     what the store raises."""
-    if not services.cluster_id:
-        return
     manifest = manifest_of(services.metadata, services.cluster_id, partition)
     if manifest.segments:
         dead = (*(each.id for each in manifest.segments), *manifest.dead)
@@ -77,100 +81,148 @@ async def bury_manifest(services: TaskServices, partition: TopicIdPartition) -> 
 
 async def delete_manifest(services: TaskServices, partition: TopicIdPartition) -> None:
     """Of a deleted topic's partition, of which nothing else is left."""
-    if services.cluster_id:
-        await services.storage.delete_object(partition_manifest_key(services.cluster_id, partition))
+    await services.storage.delete_object(partition_manifest_key(services.cluster_id, partition))
 
 
 class PartitionManifestTask:
-    """Lives as long as the ownership: somebody else's manifest is never taken for this one's."""
+    """Keeps the manifest of one partition for as long as this process owns it.
+
+    Every ownership has a task of its own, so a task never takes another owner's manifest for its own."""
 
     def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
         self._services = services
         self._partition = topic_id_partition
-        self._written: int | None = None
-        """The hash of what the store has."""
-        self._wanted: int | None = None
-        """Of what the last `run` found that it should have."""
-        self._failing = False
-        self._checked = False
+        self._stored: PartitionManifest | None = None
+        """The manifest in the store; None: the store has no manifest that can be read."""
+        self._is_unreadable = False
+        self._is_checked = False
+        self._local_log_start = 0
+        """The start of the local log when the task checked the manifest."""
+        self._is_failing = False
+        self._is_written = False
 
     @property
-    def is_failing(self) -> bool:
-        """Whether the last `run` did not write what it had to: the store failed, or it was not the owner's."""
-        return self._wanted != self._written
+    def is_written(self) -> bool:
+        """Whether the store's manifest has the metadata as of the last `run`. Only then may the owner trim."""
+        return self._is_written
 
-    async def check(self) -> None:
-        """Before a copy. Raises `LogDivergedError` when the partition's metadata was lost; what the store raises."""
-        services = self._services
-        if self._checked or not services.cluster_id or services.metadata.remote_end_offset(self._partition) is not None:
+    async def check(self, local_log_start: int) -> None:
+        """Checks the metadata against the manifest, once per ownership, before the owner processes the partition.
+
+        Raises `MetadataLostError` when the metadata lost records, and the errors of the store and the brokers."""
+        if self._is_checked:
             return
-        data = await self._stored()
-        if data is not None:
-            try:
-                manifest = decode_partition_manifest(data)
-            except RemoteLogMetadataError as error:
-                raise LogDivergedError(f"{self._partition} has no metadata, and {error}") from error
-            await self._refuse_to_forget(manifest)
-        self._checked = True
+        try:
+            self._stored = await self._read()
+        except RemoteLogMetadataError as error:
+            self._is_unreadable = True
+            if self._services.metadata.remote_end_offset(self._partition) is None and not self._is_accepted():
+                raise MetadataLostError(f"{self._partition} has no metadata, and {error}: {_WAY_BACK}") from error
+            _LOG.error(
+                "a partition manifest cannot be read: it is no witness, and is replaced",
+                extra={"partition": str(self._partition), "error": str(error)},
+            )
+        if not (self._stored or self._is_unreadable or self._services.metadata.is_known(self._partition)):
+            # The manifest comes before the first record, so metadata without a manifest means a lost manifest.
+            await self._put(manifest_of(self._services.metadata, self._services.cluster_id, self._partition))
+        if not self._is_accepted():
+            if self._stored is not None:
+                await self._refuse_to_forget(self._stored)
+                await self._check_position(self._stored)
+            self._check_leftovers(local_log_start)
+        self._local_log_start, self._is_checked = local_log_start, True
+
+    async def check_gap(self) -> None:
+        """Asks the manifest and the metadata topic before the owner records a gap.
+
+        Raises `MetadataLostError` unless both agree that no other record was ever copied."""
+        if self._stored is None:
+            raise MetadataLostError(
+                f"records of {self._partition} are in neither tier, and no manifest says whether they were copied:"
+                f" {_WAY_BACK}"
+            )
+        await self._refuse_to_forget(self._stored)
+        metadata, timeout_ms = self._services.metadata, self._services.settings.request_timeout_ms
+        if not await metadata.confirms(self._partition, self._stored.position, timeout_ms):
+            raise MetadataLostError(
+                f"records of {self._partition} are in neither tier, and the metadata topic is not the one, or does not"
+                f" reach so far, as when its manifest was written: {_WAY_BACK}"
+            )
 
     async def run(self) -> None:
-        """Never raises what the store raises."""
+        """Writes the manifest if its content changed. Does not raise the store's errors: see `is_written`."""
         services = self._services
-        if not services.cluster_id:
-            return
+        self._is_written = False
         manifest = manifest_of(services.metadata, services.cluster_id, self._partition)
-        known = hash((manifest.log_start_offset, manifest.local_log_start_offset, manifest.segments, manifest.dead))
-        known ^= hash(tuple(sorted(manifest.tier_config.items())))
-        if self._written is None and not manifest.segments and not manifest.dead:
+        if self._stored is None and not (manifest.segments or manifest.dead):
             return  # nothing was ever tiered: there is nothing to rebuild
-        self._wanted = known
-        if known == self._written:
+        if self._stored is None and not self._do_tiers_meet():
+            return  # a manifest made of the metadata alone is no witness for that metadata
+        if self._says_the_same(manifest):
+            self._is_failing, self._is_written = False, True
             return
-        key = partition_manifest_key(services.cluster_id, self._partition)
         try:
-            await self._put(key, encode_partition_manifest(manifest), known)
-        except (RemoteStorageError, LogDivergedError) as error:
-            if not self._failing:
+            await self._put(manifest)
+        except RemoteStorageError as error:
+            if not self._is_failing:
                 services.metrics.alarms.labels(self._partition.topic, "manifest").inc()
                 _LOG.error(
-                    "a partition manifest cannot be written: `rebuild` would not know what happened since",
+                    "a partition manifest cannot be written: nothing is trimmed, and `rebuild` would miss changes",
                     extra={"partition": str(self._partition), "error": str(error)},
                 )
-            self._failing = True
+            self._is_failing = True
         else:
-            self._failing = False
+            self._is_failing, self._is_written = False, True
 
-    async def _put(self, key: str, content: bytes, known: int) -> None:
-        if self._written is None:
-            stored = await self._stored()
-            if stored == content:
-                self._written = known
-                return
-            if stored is not None:
-                # One that cannot be read tells `rebuild` nothing either.
-                with suppress(RemoteLogMetadataError):
-                    await self._refuse_to_forget(decode_partition_manifest(stored))
-        if self._services.metadata.owns(self._partition):
-            await self._services.storage.put_object(key, content)
-            self._written = known
-            self._services.checkpoint("manifest-written")
+    def _do_tiers_meet(self) -> bool:
+        """Whether the tiers met when this ownership began, or a recorded gap has the offsets between them."""
+        metadata, partition = self._services.metadata, self._partition
+        remote_end = metadata.remote_end_offset(partition)
+        if remote_end is None or self._local_log_start <= remote_end + 1 or self._is_accepted():
+            return True
+        return metadata.gap_at(partition, remote_end + 1) is not None
 
-    async def _stored(self) -> bytes | None:
+    def _says_the_same(self, manifest: PartitionManifest) -> bool:
+        """Whether `manifest` equals the stored one in all but the position.
+
+        The position changes with every record of other partitions."""
+        stored = self._stored
+        return (
+            stored is not None
+            and stored.position.topic_id == manifest.position.topic_id
+            and replace(stored, position=manifest.position) == manifest
+        )
+
+    async def _put(self, manifest: PartitionManifest) -> None:
+        services = self._services
+        if not services.metadata.owns(self._partition):
+            raise OwnershipLostError(f"{self._partition} is owned by another member")
+        key = partition_manifest_key(services.cluster_id, self._partition)
+        await services.storage.put_object(key, encode_partition_manifest(manifest))
+        self._stored = manifest
+        services.checkpoint("manifest-written")
+
+    async def _read(self) -> PartitionManifest | None:
+        """Reads the manifest; None: the store has none. Raises `RemoteLogMetadataError` for an unreadable one."""
+        key = partition_manifest_key(self._services.cluster_id, self._partition)
         try:
-            key = partition_manifest_key(self._services.cluster_id, self._partition)
-            return await self._services.storage.get_object(key)
+            manifest = decode_partition_manifest(await self._services.storage.get_object(key))
         except RemoteResourceNotFoundError:
             return None
+        if (manifest.cluster_id, manifest.topic_id_partition) != (self._services.cluster_id, self._partition):
+            raise RemoteLogMetadataError("the manifest is of another partition or cluster")
+        return manifest
+
+    def _is_accepted(self) -> bool:
+        return self._services.metadata.is_accepted(self._partition)
 
     async def _refuse_to_forget(self, manifest: PartitionManifest) -> None:
-        """Raises `LogDivergedError` when it accepts what the metadata does not know, and the store still has."""
+        """Raises `MetadataLostError` when the manifest accepts a segment that the metadata does not know as finished,
+        and the store still has that segment."""
         metadata, partition = self._services.metadata, self._partition
         log_start = metadata.log_start_offset(partition) or 0
         unknown = [
-            each
-            for each in manifest.segments
-            if each.end_offset >= log_start
-            and metadata.remote_log_segment_metadata_by_id(RemoteLogSegmentId(partition, each.id)) is None
+            each for each in manifest.segments if each.end_offset >= log_start and not self._is_known_as_finished(each)
         ]
         if not unknown:
             return
@@ -181,7 +233,49 @@ class PartitionManifestTask:
             return  # deleted as it should be: the manifest is an old one
         if not metadata.owns(partition):
             raise OwnershipLostError(f"{partition} is owned by another member, who knows more")
-        raise LogDivergedError(
+        raise MetadataLostError(
             f"the store has {len(unknown)} accepted segments of {partition} that the metadata does not know:"
-            " it was lost, and `tidegate tier rebuild` restores it"
+            f" it was lost: {_WAY_BACK}"
         )
+
+    def _is_known_as_finished(self, segment: ManifestSegment) -> bool:
+        """Whether the metadata knows the segment as finished, or its deletion has begun.
+
+        The deletion may be newer than the manifest."""
+        known = self._services.metadata.remote_log_segment_metadata_by_id(
+            RemoteLogSegmentId(self._partition, segment.id)
+        )
+        return known is not None and known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED
+
+    async def _check_position(self, manifest: PartitionManifest) -> None:
+        """Raises `MetadataLostError` when the metadata topic does not reach the position of the manifest any more.
+
+        The position of another metadata topic says nothing: `rebuild` made the present topic."""
+        metadata, timeout_ms = self._services.metadata, self._services.settings.request_timeout_ms
+        if manifest.position.topic_id != metadata.position(self._partition).topic_id:
+            return
+        if not await metadata.confirms(self._partition, manifest.position, timeout_ms):
+            raise MetadataLostError(
+                f"the metadata of {self._partition} had {manifest.position.next_offset} records when its manifest was"
+                f" written, and lost some of them since: {_WAY_BACK}"
+            )
+
+    def _check_leftovers(self, local_log_start: int) -> None:
+        """Raises `MetadataLostError` when a copy that looks unfinished may be the only copy of its records.
+
+        The owner deletes unfinished copies next. A finished copy whose last metadata record was lost looks the same.
+        Only a readable manifest tells them apart."""
+        metadata, partition = self._services.metadata, self._partition
+        if self._stored is not None:
+            return
+        log_start = metadata.log_start_offset(partition) or 0
+        for leftover in unfinished_segments(metadata, partition, log_start):
+            if (
+                leftover.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
+                and leftover.start_offset < local_log_start
+                and metadata.remote_log_segment_metadata(partition, leftover.start_offset) is None
+            ):
+                raise MetadataLostError(
+                    f"{partition}: the broker has removed records of segment {leftover.segment_id.id}, whose copy did"
+                    f" not end, and no manifest says whether it did: {_WAY_BACK}"
+                )

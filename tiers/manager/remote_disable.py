@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from tiers.errors import OwnershipLostError, RemoteLogError
+from tiers.log.log_history import LogStartConfirmation
 from tiers.manager.lineage import check_remote_lineage
 from tiers.manager.partition_manifest import bury_manifest
 from tiers.manager.segment_deletion import delete_all, end_copy_plans
@@ -19,6 +20,7 @@ from tiers.manager.settings import TopicRule
 from tiers.manager.task_services import TaskServices
 from tiers.manager.topic_tier_config import DELETE_ON_DISABLE, is_enabled
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogStart, LogStartReason
 
 _LOG = logging.getLogger(__name__)
 
@@ -29,6 +31,7 @@ class RemoteDisableTask:
     def __init__(self, services: TaskServices, rules: Sequence[TopicRule]) -> None:
         self._services = services
         self._rules = tuple(rules)
+        self._log_starts = LogStartConfirmation(services.source, services.metadata)
 
     async def run(self, is_worked_on: Callable[[TopicIdPartition], bool]) -> int:
         """One round; returns how many segments were deleted. Raises the first trouble, after the rest."""
@@ -62,9 +65,15 @@ class RemoteDisableTask:
         timeout_ms = settings.request_timeout_ms
         await services.metadata.ensure_fresh(partition, settings.visible_after_ms // 2, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
-        await check_remote_lineage(services.source, services.metadata, partition, timeout_ms)
+        confirmed = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        await check_remote_lineage(
+            services.source, services.metadata, partition, bounds.log_start_offset, confirmed.offset, timeout_ms
+        )
         self._check(partition)
-        await services.metadata.raise_log_start_offset(partition, bounds.log_start_offset)
+        # A user asked for the deletion. From now on the log is the local log alone, so its start is the log start.
+        start = LogStart(bounds.log_start_offset, bounds.leader_epoch, LogStartReason.USER)
+        await services.metadata.put_log_start(partition, start, denied=confirmed.denied)
+        await services.metadata.put_local_log_start(partition, start.position)
         services.checkpoint("log-start-raised")
         await bury_manifest(services, partition)
         services.checkpoint("manifest-buried")

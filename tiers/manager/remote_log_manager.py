@@ -1,8 +1,8 @@
 """`RemoteLogManager`: the leader tasks of every user partition that this process owns (founding documents, RLM tasks).
 
-* Every partition has a scheduled processing time. One process step of a partition runs at a time: lineage, leftovers,
-  copy, trim, expiry. After it the next is due in `process_interval_ms`, at once when more is ready to be copied, or
-  in `retry_interval_ms` (doubling, up to the interval) after a failure.
+* Every partition has a scheduled processing time. One process step of a partition runs at a time: manifest, lineage,
+  leftovers, copy, manifest, trim, expiry. After it the next is due in `process_interval_ms`, at once when more is ready
+  to be copied, or in `retry_interval_ms` (doubling, up to the interval) after a failure.
 * A copy that has work and makes no progress, for whatever reason, is an alarm within a minute, and a log line that says
   since when and why.
 * At most `copier_tasks` partitions are processed at a time. One partition's failure leaves the others alone.
@@ -20,12 +20,20 @@ from datetime import UTC, datetime
 from typing import Protocol
 from uuid import UUID
 
-from tiers.errors import CustomMetadataTooLargeError, LogDivergedError, OwnershipLostError, RemoteLogError
+from tiers.errors import (
+    CustomMetadataTooLargeError,
+    LogDivergedError,
+    MetadataLostError,
+    OwnershipLostError,
+    RemoteLogError,
+)
+from tiers.log.log_history import LogStartConfirmation
 from tiers.log.log_source import LocalLogBounds
 from tiers.manager.bounds import violated_bounds
 from tiers.manager.clamp_task import RLMClampTask
 from tiers.manager.copy_task import RLMCopyTask
 from tiers.manager.expiration_task import RLMExpirationTask
+from tiers.manager.log_gap_task import LogGapTask
 from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.remote_disable import RemoteDisableTask
 from tiers.manager.segment_deletion import collect_leftovers
@@ -63,6 +71,7 @@ class _Managed:
     trim: TrimTask
     expiration: RLMExpirationTask
     manifest: PartitionManifestTask
+    gaps: LogGapTask
     due_ms: int = 0
     failures: int = 0
     copy_stopped: bool = False
@@ -92,6 +101,7 @@ class RemoteLogManager:
         self._topics = topics
         self._topic_deletion = topic_deletion
         self._remote_disable = remote_disable
+        self._log_starts = LogStartConfirmation(services.source, services.metadata)
         self._managed: dict[TopicIdPartition, _Managed] = {}
         self._steps: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
@@ -225,6 +235,7 @@ class RemoteLogManager:
             if _step_name(partition) in ending:
                 # Lost and won again: a copy that is still being cancelled must not be taken for a leftover.
                 continue
+            manifest = PartitionManifestTask(self._services, partition)
             self._managed[partition] = _Managed(
                 partition,
                 policy,
@@ -232,7 +243,8 @@ class RemoteLogManager:
                 RLMCopyTask(self._services, partition),
                 TrimTask(self._services, partition),
                 RLMExpirationTask(self._services, partition),
-                PartitionManifestTask(self._services, partition),
+                manifest,
+                LogGapTask(self._services, partition, manifest),
             )
         self._services.metrics.owned_partitions.set(len(self._managed))
 
@@ -307,7 +319,12 @@ class RemoteLogManager:
         topic = managed.partition.topic
         managed.last_error = str(error) or repr(error)
         fields = {"partition": str(managed.partition), "error": str(error)}
-        if isinstance(error, LogDivergedError):
+        if isinstance(error, MetadataLostError):
+            self._services.metrics.alarms.labels(topic, "metadata-lost").inc()
+            _LOG.error(
+                "the metadata of a partition was lost; nothing of it is copied, trimmed or expired", extra=fields
+            )
+        elif isinstance(error, LogDivergedError):
             self._services.metrics.alarms.labels(topic, "diverged").inc()
             _LOG.error("the log diverged from what was copied; nothing is copied, trimmed or expired", extra=fields)
         elif isinstance(error, CustomMetadataTooLargeError):
@@ -331,22 +348,45 @@ class RemoteLogManager:
         self._check_bounds(partition, bounds)
         self._watch(managed, bounds)
         managed.copy.observe(policy, bounds)
-        if await managed.clamp.run(bounds.log_start_offset):
+        await managed.manifest.check(bounds.log_start_offset)
+        log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        if await managed.clamp.run(bounds.log_start_offset, log_start.offset):
             managed.copy.start_over()
             bounds = await services.source.bounds(partition, timeout_ms)
+            log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         await collect_leftovers(services, partition)
         more = False
         if not (policy.copy_disable or managed.copy_stopped):
-            await managed.manifest.check()
-            more = await managed.copy.run(policy, bounds)
-        # As it is now: while something was copied, the retention may have been raised.
-        trimmed = await managed.trim.run(managed.policy, managed.copy.local_only_bytes)
-        if trimmed is not None:
-            managed.clamp.trimmed(trimmed)
-        await managed.expiration.run(managed.policy, bounds, managed.copy.local_only_bytes)
+            more = await self._copy(managed, bounds, log_start.offset)
+        else:
+            await managed.gaps.end_passed(bounds, log_start.offset)
+        # Bounds and policy may be old: during the copy the leader or the topic's retention may have changed.
+        bounds = await services.source.bounds(partition, timeout_ms)
+        log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        await managed.manifest.run()
+        if managed.manifest.is_written:
+            await managed.trim.run(managed.policy, managed.copy.local_only_bytes, log_start.offset)
+        await managed.expiration.run(managed.policy, bounds, log_start, managed.copy.local_only_bytes)
         self._measure(partition)
         await managed.manifest.run()
+        if services.metadata.is_accepted(partition) and managed.manifest.is_written:
+            await services.metadata.end_acceptance(partition)
         return more
+
+    async def _copy(self, managed: _Managed, bounds: LocalLogBounds, log_start: int | None) -> bool:
+        """Copies the segments that are ready. Returns True when more are ready.
+
+        The manifest has a new gap before the owner copies any record behind that gap."""
+        services = self._services
+        await managed.copy.finish_removed(bounds)
+        start = await managed.gaps.copy_start(bounds, log_start)
+        if start is None:
+            return False
+        if services.metadata.gaps(managed.partition):
+            await managed.manifest.run()
+            if not managed.manifest.is_written:
+                return False
+        return await managed.copy.run(managed.policy, bounds, start, log_start)
 
     def _check_bounds(self, partition: TopicIdPartition, bounds: LocalLogBounds) -> None:
         metadata = self._services.metadata
@@ -378,6 +418,11 @@ class RemoteLogManager:
         self._services.metrics.quarantined_segments.labels(*labels).set(len(cut_off))
         self._services.metrics.quarantined_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in cut_off))
         self._services.metrics.metadata_count.labels(*labels).set(len(segments))
+        gaps = self._services.metadata.gaps(partition)
+        self._services.metrics.log_gaps.labels(*labels).set(len(gaps))
+        self._services.metrics.log_gap_offsets.labels(*labels).set(
+            sum(gap.next_offset - gap.first_offset for gap in gaps)
+        )
         self._services.metrics.log_size_bytes.labels(*labels).set(sum(one.segment_size_bytes for one in finished))
 
 

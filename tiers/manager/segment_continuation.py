@@ -33,16 +33,23 @@ class SegmentContinuation:
 
 
 async def continuation_at(services: TaskServices, partition: TopicIdPartition, start: int) -> SegmentContinuation:
-    """What the last segment's stored indexes hand on: leader epochs, else known from the metadata, and the state of
-    producers and transactions, which is not known where a clamp cuts a segment."""
+    """Returns what the next segment needs from the stored indexes of the last one.
+
+    These are the leader epochs and the state of producers and transactions. If the indexes do not have the leader
+    epochs, the metadata has them. The state is not known where a clamp cuts a segment, or behind a gap. Leader epochs
+    are handed on over a gap, so the indexes of every segment have the epochs of the whole log before it."""
     metadata = services.metadata
-    previous = metadata.remote_log_segment_metadata(partition, start - 1)
+    end = start
+    for gap in reversed(metadata.gaps(partition)):
+        if gap.next_offset == end:
+            end = gap.first_offset
+    previous = metadata.remote_log_segment_metadata(partition, end - 1)
     if previous is None:
         return SegmentContinuation(start)
     try:
         stored = decode_indexes_object(await services.storage.fetch_indexes(previous), previous)
         # A segment that a clamp cuts also knows epochs of what was cut off.
-        kept = tuple(entry for entry in stored.indexes.leader_epochs if entry.start_offset < start)
+        kept = tuple(entry for entry in stored.indexes.leader_epochs if entry.start_offset < end)
         if previous.end_offset != start - 1:
             return SegmentContinuation(start, kept)
         producers = decode_producer_snapshot(stored.indexes.producer_snapshot)
@@ -53,7 +60,7 @@ async def continuation_at(services: TaskServices, partition: TopicIdPartition, s
             "the newest segment's indexes cannot be read",
             extra={"partition": str(partition), "segment": str(previous.segment_id.id), "error": str(error)},
         )
-        return SegmentContinuation(start, _known_epochs(metadata.list_remote_log_segments(partition), start))
+        return SegmentContinuation(start, _known_epochs(metadata.list_remote_log_segments(partition), end))
 
 
 def _open_transactions(producers: Iterable[ProducerStateEntry], history_from: int) -> OpenTransactions:

@@ -33,10 +33,11 @@ class RemoteLogManagerSettings:
     expire_max_bytes_per_run: int = 16 << 30
     max_clock_skew_ms: int = 60_000
     topic_deletion_delay_ms: int = 300_000
+    topic_deletion_unproved_delay_ms: int = 7 * 86_400_000
     stuck_lso_alarm_ms: int = 900_000
     copy_stall_alarm_ms: int = 45_000
     """A copy without progress is looked for every second: it is reported within a minute."""
-    hole_alarm_ms: int = 30_000
+    gap_alarm_ms: int = 30_000
     """For so long records that are in neither tier may be a DeleteRecords which is still being recorded."""
 
 

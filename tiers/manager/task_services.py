@@ -45,10 +45,10 @@ class TaskServices:
     settings: RemoteLogManagerSettings
     metrics: RemoteLogManagerMetrics
     spool: Spool
+    cluster_id: str
+    """The cluster id in the form that the keys of the store have."""
     key_ring: KeyRing = field(default_factory=KeyRing)
     """What new segments are encrypted with, if with anything."""
-    cluster_id: str = ""
-    """As the store's keys have it; empty: no partition manifests are kept."""
     failed_deletions: FailedDeletions = field(default_factory=FailedDeletions)
     copy_quota: RateQuota | None = None
     """Of all copying of this process; None: no limit."""

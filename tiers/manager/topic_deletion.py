@@ -2,6 +2,9 @@
 
 * A topic is gone when every broker of the cluster says UNKNOWN_TOPIC_ID for its id, again after the delay. A topic that
   is only missing from a listing may be one that we are no longer allowed to see.
+* A gone topic is deleted only if its deletion is proved, or if it was missing for days (`MissingTopics`).
+* The owners delete nothing when no broker knows the metadata topic by the id under which it was read. The metadata then
+  belongs to another cluster than the brokers, or to another time.
 * Tier settings that the topic was given are forgotten.
 * The manifest calls every segment dead before the first one goes, so that `rebuild` brings none back, and goes last: as
   long as the store refuses to delete anything, it stays.
@@ -11,7 +14,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 from uuid import UUID
@@ -20,7 +24,8 @@ from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
-from tiers.errors import OwnershipLostError, RemoteLogError
+from tiers.errors import BrokerError, OwnershipLostError, RemoteLogError, RemoteLogMetadataError
+from tiers.manager.missing_topics import MissingTopics
 from tiers.manager.partition_manifest import bury_manifest, delete_manifest
 from tiers.manager.segment_deletion import delete_all
 from tiers.manager.task_services import TaskServices
@@ -49,6 +54,8 @@ class ClusterTopicExistence:
     async def gone_and_doubtful(self, topic_ids: Iterable[UUID], timeout_ms: int) -> tuple[set[UUID], set[UUID]]:
         """Doubtful are those that one broker does not list and another one does not call unknown."""
         metadata = await self._client.metadata(0, timeout_ms)
+        if not metadata.brokers:
+            raise BrokerError("the cluster names no broker", retriable=True)
         missing = unlisted = set(topic_ids) - set(metadata.topics_by_id)
         for node_id in metadata.brokers:
             if not missing:
@@ -61,43 +68,68 @@ class ClusterTopicExistence:
         return missing, unlisted - missing
 
 
+@contextmanager
+def _put_off(troubles: list[RemoteLogError]) -> Iterator[None]:
+    """Collects the error of one topic, so that it does not stop the work on the others."""
+    try:
+        yield
+    except RemoteLogError as error:
+        troubles.append(error)
+
+
 class TopicDeletionTask:
     """For the partitions that this process owns. One round at a time."""
 
     def __init__(self, services: TaskServices, existence: TopicExistence) -> None:
         self._services = services
         self._existence = existence
-        self._missing_since_ms: dict[UUID, int] = {}
+        self._missing = MissingTopics(services)
 
     async def run(self) -> int:
         """One round; returns how many partitions were deleted to the end. Raises the first trouble, after the rest."""
-        services = self._services
-        owned = [each for each in services.metadata.partitions() if services.metadata.owns(each)]
-        configured = [each for each in services.metadata.topics_with_tier_config() if services.metadata.owns(each)]
-        topic_ids = {each.topic_id for each in (*owned, *configured)}
-        gone = await self._existence.gone(topic_ids, services.settings.request_timeout_ms)
-        now_ms = services.clock_ms()
-        self._missing_since_ms = {each: self._missing_since_ms.get(each, now_ms) for each in gone}
-        deleted = 0
+        metadata = self._services.metadata
+        partitions, configured = metadata.partitions(), metadata.topics_with_tier_config()
+        names = {each.topic_id: each.topic for each in (*configured, *partitions)}
+        recorded = metadata.missing_topics().keys() | metadata.deleted_topic_ids()
+        topics = self._owned(TopicIdPartition(each, 0, names.get(each, "")) for each in names.keys() | recorded)
+        partitions = self._owned(partitions)
+        if not topics and not partitions:
+            return 0
+        self._missing.see(await self._gone([*topics, *partitions]))
         troubles: list[RemoteLogError] = []
-        for partition in owned:
-            since_ms = self._missing_since_ms.get(partition.topic_id)
-            if since_ms is not None and now_ms - since_ms >= services.settings.topic_deletion_delay_ms:
-                try:
+        for topic in topics:
+            with _put_off(troubles):
+                await self._missing.record(topic, is_left=topic.topic_id in names)
+        self._missing.watch(topics, names)
+        deletable = self._missing.proved([*topics, *partitions])
+        with _put_off(troubles):
+            deletable |= await self._missing.missing_for_long([*topics, *partitions])
+        deleted = 0
+        for partition in partitions:
+            if partition.topic_id in deletable:
+                with _put_off(troubles):
                     deleted += await self._delete(partition)
-                except RemoteLogError as error:
-                    troubles.append(error)
-        for topic in configured:
-            since_ms = self._missing_since_ms.get(topic.topic_id)
-            if since_ms is not None and now_ms - since_ms >= services.settings.topic_deletion_delay_ms:
-                nothing = dict.fromkeys(services.metadata.topic_tier_config(topic.topic_id))
-                try:
-                    await services.metadata.change_topic_tier_config(topic.topic_id, topic.topic, nothing)
-                except RemoteLogError as error:
-                    troubles.append(error)
+        for topic in self._owned(configured):
+            if topic.topic_id in deletable:
+                with _put_off(troubles):
+                    nothing = dict.fromkeys(metadata.topic_tier_config(topic.topic_id))
+                    await metadata.change_topic_tier_config(topic.topic_id, topic.topic, nothing)
         if troubles:
             raise troubles[0]
         return deleted
+
+    def _owned(self, partitions: Iterable[TopicIdPartition]) -> list[TopicIdPartition]:
+        return [each for each in partitions if self._services.metadata.owns(each)]
+
+    async def _gone(self, partitions: Collection[TopicIdPartition]) -> set[UUID]:
+        """Returns the ids of the topics that no broker knows."""
+        services = self._services
+        metadata_topic_id = services.metadata.position(next(iter(partitions))).topic_id
+        topic_ids = {each.topic_id for each in partitions}
+        gone = await self._existence.gone(topic_ids | {metadata_topic_id}, services.settings.request_timeout_ms)
+        if metadata_topic_id in gone:
+            raise RemoteLogMetadataError(f"no broker knows the metadata topic by its id {metadata_topic_id}")
+        return gone
 
     async def _delete(self, partition: TopicIdPartition) -> bool:
         """False while segments remain that the store does not delete."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 
 from tiers.errors import OwnershipLostError
+from tiers.log.log_history import confirms
 from tiers.log.log_source import LocalLogBounds
 from tiers.manager.lineage import check_remote_lineage
 from tiers.manager.task_services import TaskServices
@@ -18,6 +19,7 @@ from tiers.manager.topic_policy import TopicPolicy
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
 _LOG = logging.getLogger(__name__)
@@ -28,15 +30,17 @@ class TrimTask:
         self._services = services
         self._partition = topic_id_partition
 
-    async def run(self, policy: TopicPolicy, local_only_bytes: int) -> int | None:
-        """The local log start after a trim, None when there was nothing to trim.
+    async def run(self, policy: TopicPolicy, local_only_bytes: int, log_start: int | None = None) -> int | None:
+        """Trims the local log. Returns the local log start after the trim, None when there was nothing to trim.
 
-        `local_only_bytes`: how much the local tier holds beyond what is remote; an underestimate keeps more local."""
+        The caller must have written the present metadata into the partition manifest before a trim. `log_start` is the
+        recorded one that the leader confirms. `local_only_bytes` is the size of the local records that are not remote
+        yet; an underestimate keeps more local."""
         if policy.local_retention_ms is None and policy.local_retention_bytes is None:
             return None
         services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
         bounds = await services.source.bounds(partition, timeout_ms)
-        target = self.target(policy, bounds, local_only_bytes)
+        target = self.target(policy, bounds, local_only_bytes, log_start)
         if target <= bounds.log_start_offset:
             return None
         share_start = await services.share_groups.lowest_start(partition, timeout_ms)
@@ -45,8 +49,10 @@ class TrimTask:
             target = share_start
             if target <= bounds.log_start_offset:
                 return None
-        await check_remote_lineage(services.source, services.metadata, partition, timeout_ms)
-        await services.metadata.raise_local_log_start_offset(partition, target)
+        await check_remote_lineage(
+            services.source, services.metadata, partition, bounds.log_start_offset, log_start, timeout_ms
+        )
+        await self._record(OffsetAndEpoch(target, bounds.leader_epoch))
         services.checkpoint("trim-decided")
         low_watermark = await services.source.delete_records(
             partition, target, bounds.leader_epoch, timeout_ms, self._check_ownership
@@ -56,14 +62,27 @@ class TrimTask:
         _LOG.info("the local tier was trimmed", extra={"partition": str(partition), "log_start_offset": low_watermark})
         return low_watermark
 
+    async def _record(self, target: OffsetAndEpoch) -> None:
+        """Records the end of the trim, unless a later trim of this history is recorded.
+
+        A later one can be recorded if a broker lost its log start."""
+        services, partition = self._services, self._partition
+        known = services.metadata.local_log_start(partition)
+        timeout_ms = services.settings.request_timeout_ms
+        is_known = known is not None and known.offset >= target.offset
+        if known is None or not is_known or not await confirms(services.source, partition, known, timeout_ms):
+            await services.metadata.put_local_log_start(partition, target)
+
     def _check_ownership(self) -> None:
         if not self._services.metadata.owns(self._partition):
             raise OwnershipLostError(f"{self._partition} is owned by another member")
 
-    def target(self, policy: TopicPolicy, bounds: LocalLogBounds, local_only_bytes: int) -> int:
+    def target(
+        self, policy: TopicPolicy, bounds: LocalLogBounds, local_only_bytes: int, log_start: int | None = None
+    ) -> int:
         """The offset to trim to; the local log start when nothing may go."""
         services = self._services
-        if (services.metadata.recorded_log_start_offset(self._partition) or 0) > bounds.log_start_offset:
+        if (log_start or 0) > bounds.log_start_offset:
             return bounds.log_start_offset  # expiry deletes that first; nobody checks the lineage of what it covers
         covering = covering_segments(services.metadata, self._partition, bounds.log_start_offset)
         local_bytes = local_only_bytes + sum(segment.retained_bytes for segment in covering)

@@ -190,15 +190,18 @@ class RemoteLogReader:
         deadline_ms: int,
         connection_id: int,
         client_id: str = "",
+        log_start_offset: int | None = None,
     ) -> RemoteRead:
         """Batches from the one that holds `offset` on; with `min_one_message` the first whatever its size (KIP-74).
-        Nothing, and no error, when a fetch quota is used up (KIP-956).
+        The result is empty, without an error, when a fetch quota is used up (KIP-956). A read never crosses a gap: the
+        gap may have lost the marker that ends a transaction.
 
-        `deadline_ms` is a time of the injected clock. Raises `OffsetBelowLogStartError`, `OffsetGapError` when no
-        segment holds the offset, `RemoteReadTimeoutError` at the deadline, and any `RemoteLogError` that will not pass.
+        `deadline_ms` is a time of the injected clock. `log_start_offset` is the one that the leader confirms; None: the
+        highest recorded one. Raises `OffsetBelowLogStartError`, `OffsetGapError` when no segment holds the offset,
+        `RemoteReadTimeoutError` at the deadline, and any `RemoteLogError` that will not pass.
         """
         while True:
-            segment = self.segment_for(partition, offset)
+            segment = self.segment_for(partition, offset, log_start_offset)
             portion = self.quotas.reserve(segment.topic_id_partition.topic, client_id, max(1, max_bytes))
             if portion is None:
                 return RemoteRead([], 0, offset, offset, () if isolation_level == READ_COMMITTED else None)
@@ -212,9 +215,12 @@ class RemoteLogReader:
             except SegmentDeletedError:
                 continue
 
-    def segment_for(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata:
+    def segment_for(
+        self, partition: TopicIdPartition, offset: int, log_start_offset: int | None = None
+    ) -> RemoteLogSegmentMetadata:
         """Raises `OffsetBelowLogStartError` or `OffsetGapError` when there is none."""
-        log_start_offset = self._rlmm.log_start_offset(partition)
+        if log_start_offset is None:
+            log_start_offset = self._rlmm.log_start_offset(partition)
         if log_start_offset is None or offset < log_start_offset:
             raise OffsetBelowLogStartError(f"offset {offset} of {partition} is below its start {log_start_offset}")
         segment = self._rlmm.remote_log_segment_metadata(partition, offset)

@@ -10,6 +10,7 @@ import pytest
 from pipeline.job_services import PAUSES_S
 from pipeline.offload.commit import ATTEMPTS, OffloadCommitter
 from pipeline.offload.task import OffloadResult, Stop, Stopped
+from tests.fakes.log_starts import user_log_start
 from tests.fakes.record_batches import batch_of
 from tests.pipeline.offload.one_offload import Offload
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
@@ -18,6 +19,7 @@ from tiers.log.log_source import LogRead
 from tiers.manager.segment_deletion import collect_leftovers, write_state
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
 
@@ -32,25 +34,24 @@ async def test_what_continues_the_tier_counts(bench: Workbench) -> None:
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-async def test_records_in_neither_tier_are_a_hole_only_if_nobody_records_their_deletion(
-    bench: Workbench, recorded: bool
-) -> None:
+async def test_removed_records_are_a_gap_unless_their_deletion_is_recorded(bench: Workbench, recorded: bool) -> None:
     offload = Offload(bench)
     await offload.commit(await offload.copied(100))
     bench.log.log_start_offset = 120
-    began_ms, hole_alarm_ms = bench.now_ms, bench.services.settings.hole_alarm_ms
+    began_ms, gap_alarm_ms = bench.now_ms, bench.services.settings.gap_alarm_ms
 
     async def pause(seconds: float) -> None:
         bench.now_ms += int(seconds * 1000)
-        if recorded and bench.now_ms == began_ms + hole_alarm_ms // 2:
-            await bench.metadata.raise_log_start_offset(PARTITION, 120)
+        if recorded and bench.now_ms == began_ms + gap_alarm_ms // 2:
+            await bench.metadata.put_log_start(PARTITION, user_log_start(120, 0))
 
     offload.committer = replace(offload.committer, sleep=pause)
     await offload.commit(await offload.copied(300))
     assert bench.finished == [(0, 99), (120, 299)]
-    assert bench.metadata.log_start_offset(PARTITION) == 120
-    assert bench.now_ms == began_ms + (hole_alarm_ms // 2 if recorded else hole_alarm_ms)
-    assert bench.metric("remote_log_alarms_total", topic="orders", reason="hole") == (not recorded)
+    assert bench.metadata.log_start_offset(PARTITION) == (120 if recorded else 0)
+    assert bench.metadata.gaps(PARTITION) == ([] if recorded else [LogGap(100, 120)])
+    assert bench.now_ms == began_ms + (gap_alarm_ms // 2 if recorded else gap_alarm_ms)
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="gap") == (not recorded)
 
 
 async def test_of_two_attempts_one_counts_and_the_other_is_deleted_by_the_name_that_the_plan_gave_it(
@@ -233,7 +234,7 @@ async def test_what_a_copier_copied_meanwhile_is_not_copied_twice(bench: Workben
     offload = Offload(bench)
     result = await offload.copied(100)
     bench.restart()
-    await bench.copy_task.run(POLICY, await bench.log.bounds(PARTITION, 1000))
+    await bench.copy_task.run(POLICY, await bench.log.bounds(PARTITION, 1000), 0)
     copied = bench.finished
     assert copied
     await offload.commit(result)

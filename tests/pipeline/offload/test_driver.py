@@ -72,7 +72,7 @@ async def test_a_store_that_does_not_answer_before_a_wave_is_asked_again_as_ofte
     await driver.survey()
     asked = 0
 
-    async def silent_at_first(manifest: PartitionManifestTask) -> None:
+    async def silent_at_first(manifest: PartitionManifestTask, local_log_start: int) -> None:
         nonlocal asked
         asked += 1
         if asked <= 2 * failures:

@@ -21,6 +21,7 @@ from protocol.errors import ErrorCode
 from tests.fakes.broker import list_offsets
 from tests.fakes.broker.cluster import LocalLog
 from tests.fakes.broker.scripted_broker import ScriptedBroker
+from tests.fakes.log_starts import user_log_start
 from tests.fakes.record_batches import batch_of
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.broker.client import BrokerClient
@@ -145,9 +146,9 @@ async def test_the_remote_tier_alone_never_goes_back(
     assert await remote() == LogBounds(30, 30, 30)
     await tier.add(ORDERS, [batch_of(30, 10), batch_of(40, 10)], 30)
     assert await remote() == LogBounds(30, 50, 50)
-    await tier.rlmm.raise_log_start_offset(ORDERS, 40)
+    await tier.rlmm.put_log_start(ORDERS, user_log_start(40))
     assert await remote() == LogBounds(40, 50, 50)
-    await tier.rlmm.raise_log_start_offset(ORDERS, 50)
+    await tier.rlmm.put_log_start(ORDERS, user_log_start(50))
     assert await remote() == LogBounds(50, 50, 50)
     for segment in list(tier.rlmm.list_remote_log_segments(ORDERS)):
         await tier.move(segment, segment.state.DELETE_SEGMENT_STARTED)

@@ -127,7 +127,7 @@ async def test_epochs_that_the_leader_never_saw_are_walked_over(bench: Workbench
     bench.log.elect_unclean(30)
     bench.log.leader_epoch = 7
     produce(bench, 9)
-    common = await find_common_end(bench.log, bench.metadata, PARTITION, 0, 1000)
+    common = await find_common_end(bench.log, bench.metadata, PARTITION, 0, None, 1000)
     assert common == (29, 0)
 
 
@@ -167,7 +167,7 @@ async def test_a_trim_is_remembered_over_a_restart_and_by_the_next_owner(bench: 
     bench.now_ms += 60_000
     start = await bench.trim(with_retention(local_retention_bytes=300))
     assert start is not None
-    assert bench.metadata.local_log_start_offset(PARTITION) == start
+    assert bench.metadata.local_log_start(PARTITION) == (start, 0)
     bench.log.log_start_offset = 0
     bench.log.elect_unclean(start - 10)
     bench.restart()
@@ -190,20 +190,29 @@ async def test_what_an_unclean_election_cut_above_the_last_trim_is_still_only_a_
 async def test_what_lies_below_the_log_start_diverges_from_nothing(bench: Workbench) -> None:
     await copied(bench, 10)
     produce(bench, 10)
-    await bench.metadata.raise_log_start_offset(PARTITION, 150)
-    bench.log.elect_unclean(50)
+    await bench.record_log_start(150)
+    bench.log.log_start_offset = 150
+    bench.log.elect_unclean(170)
     produce(bench, 5)
-    with pytest.raises(LogDivergedError, match="150 > 100"):
-        await bench.copy()
-    assert await bench.trim(with_retention(local_retention_bytes=0)) is None
-
-    produce(bench, 10)
     await bench.copy_all(AT_ONCE)
     await bench.expire(POLICY)
     assert answering(bench)[0][0] == 150
-    assert bench.metadata.remote_end_offset(PARTITION) == 199
-    assert bench.log.trims == [150]
     assert bench.metadata.clamps == []
+
+
+async def test_a_log_start_of_records_that_the_leader_never_had_deletes_nothing(bench: Workbench) -> None:
+    """Records 50 to 219 are the new leader's: no user deleted any of them."""
+    await copied(bench, 10)
+    produce(bench, 10)
+    await bench.record_log_start(150)
+    bench.log.elect_unclean(50)
+    produce(bench, 17)
+    await bench.copy_all(AT_ONCE)
+    await bench.expire(POLICY)
+    assert bench.log.trims == []
+    assert [clamp.valid_end_offset for _, clamp in bench.metadata.clamps] == [49]
+    assert bench.metadata.log_start_offset(PARTITION) == 0
+    assert bench.metadata.remote_end_offset(PARTITION) == 219
 
 
 async def test_who_lost_the_partition_does_not_clamp(bench: Workbench) -> None:

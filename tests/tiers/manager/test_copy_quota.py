@@ -50,10 +50,10 @@ async def test_copying_goes_on_where_the_quota_stopped_it(bench: Workbench, quot
 async def test_two_tasks_share_one_quota(bench: Workbench, quota: RateQuota) -> None:
     other = RLMCopyTask(bench.services, PARTITION)
     try:
-        await bench.copy_task.run(POLICY, await bench.log.bounds(PARTITION, 1000))
+        await bench.copy_task.run(POLICY, await bench.log.bounds(PARTITION, 1000), 0)
         assert bench.copy_task.throttled_ms > 0
         reads = len(bench.log.reads)
-        await other.run(POLICY, await bench.log.bounds(PARTITION, 1000))
+        await other.run(POLICY, await bench.log.bounds(PARTITION, 1000), 0)
         assert other.throttled_ms > 0
         assert len(bench.log.reads) == reads
     finally:
@@ -65,7 +65,7 @@ async def test_a_read_that_fails_uses_nothing_up(bench: Workbench, quota: RateQu
     bench.log.failure = BrokerError("no leader", retriable=True)
     for _ in range(10):
         with pytest.raises(BrokerError):
-            await bench.copy_task.run(POLICY, bounds)
+            await bench.copy_task.run(POLICY, bounds, 0)
     bench.log.failure = None
     assert quota.throttle_ms() == 0
 

@@ -24,7 +24,6 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes_object import decode_indexes_object, encode_indexes_object
 from tiers.segment.segment_builder import SegmentBuilder
 
-HOLE_ALARM_MS = 30_000
 COPY_STEPS = ["segment-built", "copy-started-written", "objects-written", "copy-verified", "copy-finished-written"]
 
 
@@ -68,89 +67,47 @@ async def test_nothing_at_or_above_the_last_stable_offset_is_copied(bench: Workb
     assert bench.finished[-1][1] == 39
 
 
-async def test_the_first_copy_records_where_the_log_starts(bench: Workbench) -> None:
+async def test_the_first_copy_begins_where_the_local_log_starts(bench: Workbench) -> None:
     bench.log.append(*batches(0, 10))
     bench.log.log_start_offset = 20
     await bench.copy_all()
+    assert bench.metadata.log_starts(PARTITION) == []
     assert bench.metadata.log_start_offset(PARTITION) == 20
     assert bench.finished[0][0] == 20
-    assert bench.metric("remote_log_alarms_total", topic="orders", reason="hole") == 0
+    assert bench.metadata.gaps(PARTITION) == []
 
 
-async def test_records_removed_before_they_were_copied_move_the_log_start_with_an_alarm(bench: Workbench) -> None:
-    bench.log.append(*batches(0, 10))
+async def test_records_that_are_deleted_while_they_are_read_leave_what_was_read(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 5))
     await bench.copy_all()
-    bench.log.append(*batches(100, 10))
-    bench.log.log_start_offset = 120
-    await bench.copy_all()
-    bench.now_ms += HOLE_ALARM_MS - 1
-    await bench.copy_all()
-    assert bench.metadata.log_start_offset(PARTITION) == 0
-    bench.now_ms += 1
-    await bench.copy_all()
-    assert bench.metadata.log_start_offset(PARTITION) == 120
-    assert bench.finished[3][0] == 120
-    assert bench.metric("remote_log_alarms_total", topic="orders", reason="hole") == 1
+    bounds = await bench.log.bounds(PARTITION, 1000)
+    bench.log.append(*batches(50, 10))
+    bench.log.log_start_offset = 80
+    assert await bench.copy_task.run(POLICY, bounds, 30) is False
+    assert bench.finished == [(0, 29), (30, 49)]
+    assert bench.spooled() == []
 
 
-@pytest.mark.parametrize(("local_start", "log_start"), [(0, 0), (20, 20), (80, 30)])
-async def test_a_front_that_is_in_neither_tier_moves_the_log_start_with_an_alarm(
-    bench: Workbench, local_start: int, log_start: int
-) -> None:
-    bench.log.append(*batches(0, 10))
-    await bench.copy_all()
-    del bench.metadata.segments[bench.segments[0].segment_id]
-    bench.log.log_start_offset = local_start
-    await bench.copy_all()
-    assert bench.metadata.log_start_offset(PARTITION) == 0
-    bench.now_ms += HOLE_ALARM_MS
-    await bench.copy_all()
-    assert bench.metadata.log_start_offset(PARTITION) == log_start
-    assert bench.finished[0][0] == 30
-    assert bench.metric("remote_log_alarms_total", topic="orders", reason="hole") == (log_start > 0)
-    assert bench.log.trims == []
-
-
-async def test_records_whose_deletion_is_recorded_a_while_after_the_broker_did_it_are_no_hole(
-    bench: Workbench,
-) -> None:
-    bench.log.append(*batches(0, 10))
-    await bench.copy_all()
-    for deleted in (120, 140):
-        bench.log.append(*batches(bench.log.end_offset, 10))
-        bench.log.log_start_offset = deleted
-        for _ in range(2):
-            assert await bench.copy() is False
-            bench.now_ms += HOLE_ALARM_MS - 1
-        await bench.metadata.raise_log_start_offset(PARTITION, deleted)
-    await bench.copy_all()
-    assert bench.finished[3][0] == 140
-    assert bench.metric("remote_log_alarms_total", topic="orders", reason="hole") == 0
-
-
-async def test_records_that_are_deleted_while_they_are_read_only_end_the_round(bench: Workbench) -> None:
+async def test_records_that_are_deleted_before_the_first_copy_are_not_copied(bench: Workbench) -> None:
     bench.log.append(*batches(0, 2))
     await bench.copy()
     bounds = await bench.log.bounds(PARTITION, 1000)
     bench.log.append(*batches(20, 10))
     bench.log.log_start_offset = 50
-    assert await bench.copy_task.run(POLICY, bounds) is False
-    assert bench.spooled() == []
-    await bench.metadata.raise_log_start_offset(PARTITION, 50)
+    assert await bench.copy_task.run(POLICY, bounds, 0) is False
     await bench.copy_all()
-    assert bench.finished[0][0] == 50
-    assert bench.metric("remote_log_alarms_total", topic="orders", reason="hole") == 0
+    assert bench.finished[0] == (50, 79)
 
 
-async def test_a_gap_below_the_log_start_is_no_hole(bench: Workbench) -> None:
-    bench.log.append(*batches(0, 10))
+async def test_an_open_segment_is_copied_before_the_broker_removes_more(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 5))
     await bench.copy_all()
-    bench.log.append(*batches(100, 10))
-    bench.log.log_start_offset = 120
-    await bench.metadata.raise_log_start_offset(PARTITION, 120)
-    await bench.copy_all()
-    assert bench.finished[3][0] == 120
-    assert bench.metric("remote_log_alarms_total", topic="orders", reason="hole") == 0
+    assert bench.copy_task.local_only_bytes > 0
+    bench.log.append(*batches(50, 2))
+    bench.log.log_start_offset = 40
+    await bench.copy()
+    assert bench.finished == [(0, 29), (30, 49)]
+    assert bench.metadata.gaps(PARTITION) == []
 
 
 async def test_every_copy_is_announced_before_its_objects_and_finished_after_the_read_back(bench: Workbench) -> None:

@@ -70,7 +70,7 @@ async def test_a_range_that_was_copied_twice_counts_once(copied: Workbench) -> N
 
 
 async def test_segments_below_the_log_start_go_and_one_that_straddles_it_stays(copied: Workbench) -> None:
-    await copied.metadata.raise_log_start_offset(PARTITION, 45)
+    await copied.record_log_start(45)
     assert await copied.expire(POLICY) == 1
     assert copied.finished == [(30, 59), (60, 89)]
 
@@ -111,13 +111,12 @@ async def test_records_without_a_timestamp_age_from_their_copy(bench: Workbench)
 
 async def test_a_broker_whose_log_start_went_back_is_told_again(copied: Workbench) -> None:
     copied.log.log_start_offset = 0
-    await copied.metadata.raise_log_start_offset(PARTITION, 45)
+    await copied.record_log_start(45)
     await copied.expire(POLICY)
     assert copied.log.trims == [45]
 
 
 async def test_where_the_remote_tier_begins_deletes_nothing_that_a_broker_has_before_it(copied: Workbench) -> None:
-    del copied.metadata.log_starts[PARTITION]
     del copied.metadata.segments[copied.segments[0].segment_id]
     assert copied.metadata.log_start_offset(PARTITION) == 30
     await copied.expire(POLICY)
@@ -125,7 +124,7 @@ async def test_where_the_remote_tier_begins_deletes_nothing_that_a_broker_has_be
 
 
 async def test_a_log_start_above_the_log_is_not_applied(copied: Workbench) -> None:
-    await copied.metadata.raise_log_start_offset(PARTITION, 500)
+    await copied.record_log_start(500)
     await copied.expire(POLICY)
     assert copied.log.trims == []
 

@@ -155,7 +155,7 @@ async def test_a_store_that_is_down_is_left_alone_after_three_failures(bench: Wo
     bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10, 20)])
     await bench.copy_all()
     assert len(bench.segments) > 4
-    await bench.metadata.raise_log_start_offset(PARTITION, bench.segments[-1].end_offset + 1)
+    await bench.record_log_start(bench.segments[-1].end_offset + 1)
     for segment in bench.segments:
         await write_state(bench.services, segment, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
     store.refused = set(range(1000))

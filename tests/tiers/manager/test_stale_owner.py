@@ -25,18 +25,14 @@ from tiers.model.segment_state import RemoteLogSegmentState
 KEEP_NOTHING = replace(POLICY, local_retention_bytes=0)
 
 
-@pytest.mark.parametrize("cluster_id", ["", "cluster"], ids=["without a manifest", "with a manifest"])
 @pytest.mark.parametrize("call", ["metadata.ensure_fresh", "broker.bounds"])
-async def test_what_another_owner_trimmed_is_no_hole(call: str, cluster_id: str, tmp_path: Path) -> None:
+async def test_what_another_owner_trimmed_is_no_gap(call: str, tmp_path: Path) -> None:
     """Nor is what it copied lost metadata, though the manifest names it."""
     (tmp_path / "remote").mkdir()
     clock, log, model = Clock(), InMemoryLog(), TierOracle()
     metadata_log = MetadataLog(lambda: clock.wall_ms, owner="a")
     topics = OneTopic(KEEP_NOTHING)
-    processes = {
-        name: TierProcess(name, tmp_path, log, metadata_log, topics, clock, cluster_id=cluster_id)
-        for name in ("a", "b")
-    }
+    processes = {name: TierProcess(name, tmp_path, log, metadata_log, topics, clock) for name in ("a", "b")}
     a, b = processes.values()
     try:
         for process in processes.values():

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
+from typing import cast
 from uuid import UUID
 
 import pytest
@@ -9,32 +9,26 @@ from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 
 from protocol.errors import ErrorCode
 from tests.fakes.broker.scripted_broker import ScriptedBroker
-from tests.fakes.record_batches import batch_of
+from tests.tiers.manager.topic_deletion_bench import Existence, put_segments
 from tests.tiers.manager.workbench import PARTITION, ProcessEnded, Workbench
 from tiers.broker.client import BrokerClient
-from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RetriableRemoteStorageError
+from tiers.broker.cluster_metadata import ClusterMetadata
+from tiers.errors import BrokerError, OwnershipLostError, RemoteLogMetadataError, RetriableRemoteStorageError
 from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 from tiers.metadata.bucket_scan import BucketScan
 from tiers.metadata.rebuild import PartitionPlan, plan_partition
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemotePartitionDeleteMetadata
 from tiers.model.segment_state import RemotePartitionDeleteState
 
 
-class Existence:
-    def __init__(self) -> None:
-        self.deleted: set[UUID] = set()
-
-    async def gone(self, topic_ids: Iterable[UUID], timeout_ms: int) -> set[UUID]:
-        return self.deleted & set(topic_ids)
-
-
 @pytest.fixture
 async def copied(bench: Workbench) -> Workbench:
-    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
-    await bench.copy_all()
-    bench.steps.clear()
+    """Three segments of a topic whose deletion is proved."""
+    await put_segments(bench)
+    await bench.metadata.put_topic_deletion(PARTITION.topic_id, PARTITION.topic)
     return bench
 
 
@@ -58,10 +52,9 @@ async def test_a_deleted_topic_leaves_nothing_after_the_delay(copied: Workbench)
 
 
 async def test_a_topic_that_is_seen_again_starts_the_delay_again(copied: Workbench) -> None:
-    existence = Existence()
+    existence = Existence(PARTITION.topic_id)
     task = TopicDeletionTask(copied.services, existence)
     delay_ms = copied.services.settings.topic_deletion_delay_ms
-    existence.deleted = {PARTITION.topic_id}
     await task.run()
     existence.deleted = set()
     copied.now_ms += delay_ms
@@ -72,13 +65,12 @@ async def test_a_topic_that_is_seen_again_starts_the_delay_again(copied: Workben
 
 
 async def test_what_is_recorded_after_the_deletion_ended_goes_too(copied: Workbench) -> None:
-    existence = Existence()
-    existence.deleted = {PARTITION.topic_id}
+    existence = Existence(PARTITION.topic_id)
     task = TopicDeletionTask(copied.services, existence)
     await task.run()
     copied.now_ms += copied.services.settings.topic_deletion_delay_ms
     assert await task.run() == 1
-    await copied.metadata.raise_log_start_offset(PARTITION, 50)
+    await copied.metadata.put_log_start(PARTITION, LogStart(50, 0, LogStartReason.USER))
     assert copied.metadata.partitions() == [PARTITION]
     assert await task.run() == 1
     assert copied.metadata.partitions() == []
@@ -96,8 +88,7 @@ async def told(copied: Workbench) -> Workbench:
 
 async def deleted_after_the_delay(bench: Workbench) -> TopicDeletionTask:
     """The next round deletes."""
-    existence = Existence()
-    existence.deleted = {PARTITION.topic_id}
+    existence = Existence(PARTITION.topic_id)
     task = TopicDeletionTask(bench.services, existence)
     await task.run()
     bench.now_ms += bench.services.settings.topic_deletion_delay_ms
@@ -148,8 +139,8 @@ async def test_while_anything_is_left_the_manifest_says_that_it_is_dead(
 async def test_a_store_that_fails_is_left_alone_until_the_next_round(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(20)])
-    await bench.copy_all()
+    await put_segments(bench, 6)
+    await bench.metadata.put_topic_deletion(PARTITION.topic_id, PARTITION.topic)
     asked: list[int] = []
 
     async def refuse(metadata: RemoteLogSegmentMetadata) -> bool:
@@ -178,8 +169,7 @@ async def test_a_deletion_that_ends_anywhere_brings_no_segment_back(told: Workbe
 
 
 async def test_only_the_owner_deletes(copied: Workbench) -> None:
-    existence = Existence()
-    existence.deleted = {PARTITION.topic_id}
+    existence = Existence(PARTITION.topic_id)
     task = TopicDeletionTask(copied.services, existence)
     await task.run()
     copied.now_ms += copied.services.settings.topic_deletion_delay_ms
@@ -192,8 +182,7 @@ async def test_only_the_owner_deletes(copied: Workbench) -> None:
     "step", ["partition-marked", "partition-deletion-started", "delete-started-written", "objects-deleted"]
 )
 async def test_a_deletion_that_ended_after_any_step_is_taken_up_again(copied: Workbench, step: str) -> None:
-    existence = Existence()
-    existence.deleted = {PARTITION.topic_id}
+    existence = Existence(PARTITION.topic_id)
     first, second = TopicDeletionTask(copied.services, existence), TopicDeletionTask(copied.services, existence)
     await first.run()
     await second.run()
@@ -208,8 +197,7 @@ async def test_a_deletion_that_ended_after_any_step_is_taken_up_again(copied: Wo
 
 
 async def test_losing_the_partition_ends_the_deletion(copied: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    existence = Existence()
-    existence.deleted = {PARTITION.topic_id}
+    existence = Existence(PARTITION.topic_id)
     task = TopicDeletionTask(copied.services, existence)
     await task.run()
     copied.now_ms += copied.services.settings.topic_deletion_delay_ms
@@ -223,16 +211,16 @@ async def test_losing_the_partition_ends_the_deletion(copied: Workbench, monkeyp
     monkeypatch.setattr(copied.store, "delete_log_segment_data", then_lose)
     with pytest.raises(OwnershipLostError):
         await task.run()
-    assert len(await copied.objects()) == 4
+    assert len(await copied.objects()) == 5  # the manifest goes last
 
 
 async def test_a_partition_that_cannot_be_deleted_leaves_the_others_alone(
     copied: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck = TopicIdPartition(UUID(int=0), 0, "stuck")
-    await copied.metadata.raise_log_start_offset(stuck, 1)
-    existence = Existence()
-    existence.deleted = {PARTITION.topic_id, stuck.topic_id}
+    await copied.metadata.put_log_start(stuck, LogStart(1, 0, LogStartReason.USER))
+    await copied.metadata.put_topic_deletion(stuck.topic_id, stuck.topic)
+    existence = Existence(PARTITION.topic_id, stuck.topic_id)
     task = TopicDeletionTask(copied.services, existence)
     await task.run()
     copied.now_ms += copied.services.settings.topic_deletion_delay_ms
@@ -271,6 +259,15 @@ async def test_a_topic_is_gone_when_every_broker_says_so_by_its_id(codes: tuple[
         await client.close()
     assert found == ({topic_id} if gone else set())
     assert told_apart == (found, {topic_id} - found)
+
+
+async def test_a_cluster_that_names_no_broker_says_nothing() -> None:
+    class Empty:
+        async def metadata(self, max_age_ms: int, timeout_ms: int) -> ClusterMetadata:
+            return ClusterMetadata("cluster", -1, {}, {}, 0)
+
+    with pytest.raises(BrokerError):
+        await ClusterTopicExistence(cast(BrokerClient, Empty())).gone([UUID(int=5)], 1_000)
 
 
 def answer_by_id(broker: ScriptedBroker, topic_id: UUID, code: int) -> None:

@@ -33,6 +33,7 @@ from tiers.log.log_source import LocalLogBounds
 from tiers.manager.bounds import violated_bounds
 from tiers.manager.topic_policy import TopicPolicy
 from tiers.metadata.partition_manifest import decode_partition_manifest
+from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import indexes_key, log_key, partition_manifest_key
@@ -66,8 +67,11 @@ class Tier(RuleBasedStateMachine):
         self.frozen: dict[str, asyncio.Task[None]] = {}
         self.deleted_to = 0
         """By users."""
-        self.broker_expired_to = 0
-        """What the broker's own retention removed, copied or not: it may be read or not."""
+        self.broker_removed_to = 0
+        """By the broker's retention, or by an administrator who asked the broker itself."""
+        self.removed: list[tuple[int, int]] = []
+        """Offsets, the second one exclusive, that the broker removed when they were not remote: they may be read or
+        not. All others from the log start on must be."""
         self.log_start = 0
         self.is_diverged = False
         """The leader's log ends otherwise than what was copied, and no round has seen it yet."""
@@ -151,11 +155,14 @@ class Tier(RuleBasedStateMachine):
     def elect_unclean(self, percent: int, batches: int) -> None:
         """Of what was trimmed every replica that may lead is sure: one that is not was emptied or restored. It takes
         records at once."""
-        trimmed = self.owner_metadata().local_log_start_offset(PARTITION) or 0
-        ends = self.model.cuts(max(1, self.log.log_start_offset, self.log_start, trimmed))
+        trimmed = self.owner_metadata().local_log_start(PARTITION)
+        trimmed_to = 0 if trimmed is None else trimmed.offset
+        ends = self.model.cuts(max(1, self.log.log_start_offset, self.log_start, trimmed_to))
         if not ends:
             return
-        self.model.cut(ends[(len(ends) - 1) * percent // 100])
+        cut = ends[(len(ends) - 1) * percent // 100]
+        self.removed = [(first, min(end, cut)) for first, end in self.removed if first < cut]
+        self.model.cut(cut)
         self.model.leader_epoch += 1
         self.log.elect_unclean(self.model.end_offset)
         self.appended(*(self.model.append(10, self.clock.wall_ms) for _ in range(batches)))
@@ -170,16 +177,36 @@ class Tier(RuleBasedStateMachine):
         self.deleted_to = max(self.deleted_to, offset)
         self.log.log_start_offset = max(self.log.log_start_offset, offset)
         proxy = next(each for name, each in self.processes.items() if name not in self.frozen)
-        self.run_until_done(proxy.metadata.raise_log_start_offset(PARTITION, offset))
+        start = LogStart(offset, self.log.leader_epoch, LogStartReason.USER)
+        self.run_until_done(proxy.metadata.put_log_start(PARTITION, start))
 
     @precondition(lambda self: self.topics.policy.retention_ms >= 0)
     @rule()
     def broker_expires(self) -> None:
         oldest_ms = self.clock.wall_ms - self.topics.policy.retention_ms
         expired = [each for each in self.model.batches if each.timestamp_ms < oldest_ms]
-        end = min(expired[-1].last_offset + 1 if expired else 0, self.log.lso)
-        if end > self.log.log_start_offset:
-            self.log.log_start_offset = self.broker_expired_to = end
+        self.broker_removes(expired[-1].last_offset + 1 if expired else 0)
+
+    @rule(percent=st.integers(0, 100))
+    def delete_records_behind_our_back(self, percent: int) -> None:
+        ends = [each.last_offset + 1 for each in self.model.batches if each.last_offset < self.log.lso]
+        if ends:
+            self.broker_removes(ends[(len(ends) - 1) * percent // 100])
+
+    def broker_removes(self, end: int) -> None:
+        end = min(end, self.log.lso)
+        if end <= self.log.log_start_offset:
+            return
+        remote_end = self.owner_metadata().remote_end_offset(PARTITION)
+        first = max(self.log.log_start_offset, -1 if remote_end is None else remote_end + 1)
+        if first < end:
+            self.removed.append((first, end))
+        self.log.log_start_offset = self.broker_removed_to = end
+        for name, process in self.processes.items():
+            if name not in self.frozen:
+                # A trim of ours waits until every proxy has seen the copy. Before it refuses an offset that the broker
+                # removed by itself, a proxy reads the metadata to its end.
+                process.metadata.follow()
 
     @rule(policy=policies)
     def change_settings(self, policy: TopicPolicy) -> None:
@@ -298,7 +325,7 @@ class Tier(RuleBasedStateMachine):
     def check_trim(self, before: int) -> None:
         """The newest segment always stays local, and nothing above the last stable offset goes."""
         if self.log.log_start_offset > max(
-            before, self.deleted_to, self.broker_expired_to, self.owner_metadata().log_start_offset(PARTITION) or 0
+            before, self.deleted_to, self.broker_removed_to, self.owner_metadata().log_start_offset(PARTITION) or 0
         ):
             end = self.owner_metadata().remote_end_offset(PARTITION)
             assert end is not None
@@ -328,16 +355,25 @@ class Tier(RuleBasedStateMachine):
             if is_owner and not self.is_diverged and remote_end is not None:
                 end = max(end, remote_end + 1)
             async with process.reader() as reader:
-                first = max(self.log_start, self.broker_expired_to)
-                await self.model.read_all(reader, first, max(end, first))
+                for first, last in self.kept(self.log_start, end):
+                    await self.model.read_all(reader, first, last)
                 if is_owner:
                     await self.model.find_nothing_outside(reader, metadata.log_start_offset(PARTITION), remote_end)
+
+    def kept(self, first: int, end: int) -> list[tuple[int, int]]:
+        """The runs of offsets in [first, end) that the broker did not remove before they were copied."""
+        runs = []
+        for removed_from, removed_to in sorted(self.removed):
+            if first < removed_from < end:
+                runs.append((first, removed_from))
+            first = max(first, removed_to)
+        return [*runs, (first, end)] if first < end else runs
 
     def check_log_start(self, recorded: int | None) -> None:
         policy = self.topics.policy
         start = self.log.log_start_offset if recorded is None else recorded
         assert start >= self.log_start, "the log start went back"
-        if start > max(self.log_start, self.deleted_to, self.broker_expired_to):
+        if start > max(self.log_start, self.deleted_to, self.broker_removed_to):
             expired = [b for b in self.model.batches if self.log_start <= b.last_offset < start]
             too_old = all(0 <= policy.retention_ms < self.clock.wall_ms - b.timestamp_ms for b in expired)
             too_much = 0 <= policy.retention_bytes <= self.model.size_bytes_from(start)
@@ -370,6 +406,7 @@ class Tier(RuleBasedStateMachine):
             key = partition_manifest_key("cluster", PARTITION)
             manifest = decode_partition_manifest((self.root / "remote" / key).read_bytes())
             assert {each.id for each in manifest.segments} == {one.segment_id.id for one in segments}
-            assert manifest.log_start_offset == self.log_start
+            assert manifest.log_start == next(iter(metadata.log_starts(PARTITION)), None)
+            assert manifest.gaps == tuple(metadata.gaps(PARTITION))
         assert stored == named or self.may_have_orphans
         assert self.follower.spooled() == []

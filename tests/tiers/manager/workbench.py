@@ -13,11 +13,14 @@ from prometheus_client import CollectorRegistry
 from tests.fakes.in_memory_log import InMemoryLog
 from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tiers.errors import RemoteLogError
+from tiers.log.log_history import ConfirmedLogStart, LogStartConfirmation
 from tiers.manager.clamp_task import RLMClampTask
 from tiers.manager.copy_task import RLMCopyTask
 from tiers.manager.expiration_task import RLMExpirationTask
 from tiers.manager.failed_deletions import FailedDeletions
+from tiers.manager.log_gap_task import LogGapTask
 from tiers.manager.metrics import RemoteLogManagerMetrics
+from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.segment_deletion import collect_leftovers
 from tiers.manager.settings import RemoteLogManagerSettings
 from tiers.manager.spool import Spool
@@ -26,6 +29,7 @@ from tiers.manager.topic_policy import TopicPolicy
 from tiers.manager.trim_task import TrimTask
 from tiers.metadata.failed_deletions_topic import FailedDeletion
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.local import LocalRemoteStorageManager
@@ -69,6 +73,7 @@ class Workbench:
             metrics=RemoteLogManagerMetrics(self.registry),
             spool=Spool(settings.spool_dir, settings.spool_max_bytes, 1),
             failed_deletions=FailedDeletions(self.failed_deletion_log),
+            cluster_id="cluster",
             clock_ms=lambda: self.now_ms,
             wall_clock_ms=lambda: self.wall_ms,
             checkpoint=self._checkpoint,
@@ -88,29 +93,51 @@ class Workbench:
     def _start(self) -> None:
         self.clamp_task = RLMClampTask(self.services, PARTITION)
         self.copy_task = RLMCopyTask(self.services, PARTITION)
+        self.manifest_task = PartitionManifestTask(self.services, PARTITION)
+        self.gap_task = LogGapTask(self.services, PARTITION, self.manifest_task)
+        self.log_starts = LogStartConfirmation(self.log, self.metadata)
         self.trim_task = TrimTask(self.services, PARTITION)
         self.expiration_task = RLMExpirationTask(self.services, PARTITION)
 
     async def copy(self, policy: TopicPolicy = POLICY) -> bool:
         """A round's lineage check, leftovers and copying."""
-        if await self.clamp_task.run((await self.log.bounds(PARTITION, 1000)).log_start_offset):
+        bounds = await self.log.bounds(PARTITION, 1000)
+        log_start = await self.log_start()
+        if await self.clamp_task.run(bounds.log_start_offset, log_start.offset):
             self.copy_task.start_over()
         await collect_leftovers(self.services, PARTITION)
-        return await self.copy_task.run(policy, await self.log.bounds(PARTITION, 1000))
+        bounds = await self.log.bounds(PARTITION, 1000)
+        await self.copy_task.finish_removed(bounds)
+        start = await self.gap_task.copy_start(bounds, log_start.offset)
+        if start is None:
+            return False
+        return await self.copy_task.run(policy, bounds, start, log_start.offset)
+
+    async def write_manifest(self) -> None:
+        """As a round does after copying."""
+        bounds = await self.log.bounds(PARTITION, 1000)
+        await self.manifest_task.check(bounds.log_start_offset)
+        await self.manifest_task.run()
+
+    async def log_start(self) -> ConfirmedLogStart:
+        bounds = await self.log.bounds(PARTITION, 1000)
+        return await self.log_starts.confirmed(PARTITION, bounds.leader_epoch, 1000)
+
+    async def record_log_start(
+        self, offset: int, leader_epoch: int = 0, reason: LogStartReason = LogStartReason.USER
+    ) -> None:
+        await self.metadata.put_log_start(PARTITION, LogStart(offset, leader_epoch, reason))
 
     async def copy_all(self, policy: TopicPolicy = POLICY) -> None:
         while await self.copy(policy):
             pass
 
     async def trim(self, policy: TopicPolicy) -> int | None:
-        trimmed = await self.trim_task.run(policy, self.copy_task.local_only_bytes)
-        if trimmed is not None:
-            self.clamp_task.trimmed(trimmed)
-        return trimmed
+        return await self.trim_task.run(policy, self.copy_task.local_only_bytes, (await self.log_start()).offset)
 
     async def expire(self, policy: TopicPolicy) -> int:
         bounds = await self.log.bounds(PARTITION, 1000)
-        return await self.expiration_task.run(policy, bounds, self.copy_task.local_only_bytes)
+        return await self.expiration_task.run(policy, bounds, await self.log_start(), self.copy_task.local_only_bytes)
 
     @property
     def segments(self) -> list[RemoteLogSegmentMetadata]:

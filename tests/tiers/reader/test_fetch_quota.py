@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.log_starts import user_log_start
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.errors import OffsetBelowLogStartError
 from tiers.model.ids import TopicIdPartition
@@ -54,7 +55,7 @@ async def test_above_a_quota_a_read_is_empty_until_the_window_has_passed(tmp_pat
 async def test_what_is_not_remote_is_said_above_the_quota_too(tmp_path: Path) -> None:
     tier = RemoteTier(tmp_path)
     await tier.fill(P0, segments=1, batches=20)
-    await tier.rlmm.raise_log_start_offset(P0, 50)
+    await tier.rlmm.put_log_start(P0, user_log_start(50))
     quotas = RemoteFetchQuotas(lambda: 0, bytes_per_second=1)
     assert quotas.reserve("orders", "a", 1 << 30) is not None
     async with RemoteLogReader(tier.rlmm, tier.storage, RemoteLogReaderSettings(), quotas=quotas) as reader:

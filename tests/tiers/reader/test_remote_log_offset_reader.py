@@ -13,6 +13,7 @@ from tests.fakes.record_batches import build_batch, record
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.errors import RemoteReadTimeoutError
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogGap
 from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader, TimestampOffset
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 
@@ -70,6 +71,18 @@ async def test_the_greatest_timestamp_is_not_one_below_the_log_start(
     await tier.add(P0, [build_batch(4, [record(4, 6)])], 4)
     found = await offsets.max_timestamp(P0, 1, 100, deadline_ms=monotonic_ms() + 10_000, connection_id=1)
     assert found == TimestampOffset(7, 2, 0)
+
+
+async def test_look_ups_go_on_behind_a_gap(tier: RemoteTier, offsets: RemoteLogOffsetReader) -> None:
+    await tier.add(P0, [build_batch(0, [record(0, 100), record(1, 300)])], 0)
+    await tier.rlmm.put_log_gap(P0, LogGap(2, 50), 3)
+    await tier.add(P0, [build_batch(50, [record(50, 200), record(51, 400)], leader_epoch=3)], 50)
+    assert await find(offsets, 150) == TimestampOffset(300, 1, 0)
+    assert await find(offsets, 150, from_offset=2) == TimestampOffset(200, 50, 3)
+    assert await find(offsets, 350) == TimestampOffset(400, 51, 3)
+    assert await find(offsets, 350, to_offset=50) is None
+    found = await offsets.max_timestamp(P0, 10, 100, deadline_ms=monotonic_ms() + 10_000, connection_id=1)
+    assert found == TimestampOffset(400, 51, 3)
 
 
 async def test_a_store_that_is_down_is_no_answer(tier: RemoteTier, offsets: RemoteLogOffsetReader) -> None:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protocol.records.record_batch import iterate_batches
+from tests.fakes.log_starts import user_log_start
 from tests.fakes.record_batches import batch_of, build_batch, record
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.errors import (
@@ -23,6 +24,7 @@ from tiers.errors import (
 )
 from tiers.log.log_source import AbortedTransaction
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, RemoteRead, monotonic_ms
@@ -194,7 +196,7 @@ async def test_a_segment_deleted_under_the_read_is_looked_up_again(tier: RemoteT
     async with asyncio.TaskGroup() as group:
         pending = group.create_task(_error_of(read(reader, 0)))
         await tier.storage.asked.wait()
-        await tier.rlmm.raise_log_start_offset(P0, 10)
+        await tier.rlmm.put_log_start(P0, user_log_start(10))
         await tier.move(segment, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
         tier.storage.gate.set()
     assert isinstance(pending.result(), OffsetBelowLogStartError)
@@ -253,12 +255,13 @@ async def test_a_damaged_chunk_leaves_its_neighbours_readable(tier: RemoteTier, 
 
 async def test_offsets_that_no_segment_holds(tier: RemoteTier, reader: RemoteLogReader) -> None:
     await tier.fill(P0, segments=1, batches=2)
-    await tier.rlmm.raise_log_start_offset(P0, 5)
+    await tier.rlmm.put_log_start(P0, user_log_start(5))
     with pytest.raises(OffsetBelowLogStartError):
         await read(reader, 4)
     assert (await read(reader, 5)).first_offset == 0
     with pytest.raises(OffsetGapError):
         await read(reader, 20)
+    assert reader.segment_for(P0, 4, log_start_offset=0).start_offset == 0  # the leader denies the recorded one
 
 
 async def test_sequential_reads_are_read_ahead_across_the_border(tmp_path: Path) -> None:
@@ -305,6 +308,28 @@ async def test_aborted_transactions_of_all_segments_read_sorted_and_once(tmp_pat
         assert (await read(reader, 7, isolation_level=1)).aborted_transactions == (first,)
         # Behind its marker a transaction poisons what its producer commits later.
         assert (await read(reader, 10, isolation_level=1)).aborted_transactions == ()
+
+
+async def test_no_read_spans_a_gap(tmp_path: Path) -> None:
+    """The marker that ends a transaction is lost in it: what the same producer committed behind it would be hidden."""
+    tier = RemoteTier(tmp_path, chunk_bytes=10)
+
+    def data(offset: int) -> bytes:
+        return build_batch(offset, [record(offset), record(offset + 1)], producer_id=7, transactional=True)
+
+    await tier.add(P0, [data(0), data(2)], 0, [AbortedTransaction(7, 2)])
+    await tier.rlmm.put_log_gap(P0, LogGap(4, 20), 0)
+    await tier.add(P0, [data(20)], 20, is_behind_gap=True)
+    async with RemoteLogReader(tier.rlmm, tier.storage, SETTINGS) as reader:
+        for _ in range(2):  # once from the store, once from memory
+            behind = await read(reader, 20, isolation_level=1)
+            assert (b"".join(behind.records), behind.aborted_transactions) == (data(20), ())
+            before = await read(reader, 0, isolation_level=1)
+            assert b"".join(before.records) == data(0) + data(2)
+            assert (before.next_offset, before.aborted_transactions) == (4, (AbortedTransaction(7, 2),))
+        for offset in (4, 19):
+            with pytest.raises(OffsetGapError):
+                await read(reader, offset)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
