@@ -38,7 +38,12 @@ class RemotePartitionRead:
         deadline_ms: int,
         connection_id: int,
         client_id: str,
+        log_start_offset: int | None = None,
     ) -> None:
+        """Begins the read, if the budget allows any bytes.
+
+        `log_start_offset` is the log start that the leader confirms, 0 if the leader confirms none. None: the leader
+        was not asked, and the highest recorded log start applies."""
         self.partition = partition
         self.offset = offset
         self.max_bytes = max_bytes
@@ -50,7 +55,9 @@ class RemotePartitionRead:
         self._lapse: asyncio.TimerHandle | None = None
         if max_bytes > 0 or min_one_message:
             self._task = spawn(
-                self._run(reader, min_one_message, isolation_level, deadline_ms, connection_id, client_id),
+                self._run(
+                    reader, min_one_message, isolation_level, deadline_ms, connection_id, client_id, log_start_offset
+                ),
             )
             self._task.add_done_callback(self._done)
 
@@ -101,6 +108,7 @@ class RemotePartitionRead:
         deadline_ms: int,
         connection_id: int,
         client_id: str,
+        log_start_offset: int | None,
     ) -> None:
         try:
             self.result = await reader.read(
@@ -112,6 +120,7 @@ class RemotePartitionRead:
                 deadline_ms=deadline_ms,
                 connection_id=connection_id,
                 client_id=client_id,
+                log_start_offset=log_start_offset,
             )
         except RemoteLogError as error:
             self.error = error

@@ -7,15 +7,16 @@ KAFKA_STORAGE_ERROR. It is never OFFSET_OUT_OF_RANGE, which makes consumers jump
 from __future__ import annotations
 
 from protocol.errors import ErrorCode
-from tiers.errors import OffsetBelowLogStartError, RemoteLogError, RemoteReadTimeoutError
+from tiers.errors import RemoteLogError, RemoteReadTimeoutError
 
 UNAVAILABLE = ErrorCode.REPLICA_NOT_AVAILABLE
 
 
 def fetch_error(error: RemoteLogError) -> ErrorCode:
-    """For a partition whose remote read failed. A healthy read that was only too slow is no error: empty, ask again."""
-    if isinstance(error, OffsetBelowLogStartError):
-        return ErrorCode.OFFSET_OUT_OF_RANGE
+    """Returns the error code for a partition whose remote read failed.
+
+    NONE for a healthy read that was only too slow: the client gets an empty partition and asks again. The function
+    never returns OFFSET_OUT_OF_RANGE: the proxy only relays that error, after it has asked the leader."""
     if isinstance(error, RemoteReadTimeoutError) and error.cause is None:
         return ErrorCode.NONE
     return UNAVAILABLE

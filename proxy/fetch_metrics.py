@@ -3,7 +3,7 @@
 tidegate_remote_fetch_pending                  requests that wait now
 tidegate_remote_fetch_completed_total          completion = satisfied | expired | cancelled
 tidegate_remote_fetch_held_bytes               reserved for held answers
-tidegate_remote_fetch_in_neither_tier_total    ALARM: asked for what lies above the log start and no tier has
+tidegate_remote_fetch_in_neither_tier_total    ALARM: a fetched offset above the log start is in no tier and no gap
 """
 
 from __future__ import annotations
@@ -32,6 +32,6 @@ class RemoteFetchMetrics(Collector):
         yield GaugeMetricFamily(f"{name}_held_bytes", "Reserved for held answers.", value=self._handler.held_bytes)
         yield CounterMetricFamily(
             f"{name}_in_neither_tier",
-            "Offsets above the log start that no tier has: alarm on any increase.",
+            "Offsets above the log start, in no recorded gap, that no tier has: alarm on any increase.",
             value=self._handler.in_neither_tier_count,
         )

@@ -166,6 +166,7 @@ def _task_services(
         copier_tasks=remote_log.copier_threads,
         visible_after_ms=remote_log.visible_after_ms,
         topic_deletion_delay_ms=remote_log.topic_deletion_delay_ms,
+        topic_deletion_unproved_delay_ms=remote_log.topic_deletion_unproved_delay_ms,
         custom_metadata_max_bytes=remote_log.custom_metadata_max_bytes,
         request_timeout_ms=config.upstream.request_timeout_ms,
     )

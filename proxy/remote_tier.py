@@ -25,6 +25,7 @@ from proxy.fetch_metrics import RemoteFetchMetrics
 from proxy.handlers.alter_configs import AlterConfigsHandler
 from proxy.handlers.base import FetchSettings, HandlerTools, Spawn
 from proxy.handlers.delete_records import DeleteRecordsHandler
+from proxy.handlers.delete_topics import DeleteTopicsHandler
 from proxy.handlers.describe_configs import DescribeConfigsHandler
 from proxy.handlers.fetch import FetchHandler
 from proxy.handlers.list_offsets import ListOffsetsHandler
@@ -37,6 +38,7 @@ from proxy.topic_tier_configs import TopicTierConfigs
 from proxy.topology import Topology
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.log.broker_log import BrokerLogSource
+from tiers.log.log_history import LogStartConfirmation
 from tiers.manager.topic_policy import topic_rule
 from tiers.metadata.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 from tiers.metadata.shared_reader import SharedRemoteLogMetadataReader
@@ -130,10 +132,12 @@ async def _handlers(
             quotas=_fetch_quotas(proxy.config),
         )
     )
+    log_source = BrokerLogSource(proxy.client)
     tools = HandlerTools(
         topology=proxy.topology,
         tiered=TieredPartitions(metadata, settings.metadata_max_age_ms),
-        bounds=LocalLogBoundsCache(BrokerLogSource(proxy.client), monotonic_ms),
+        bounds=LocalLogBoundsCache(log_source, monotonic_ms),
+        log_starts=LogStartConfirmation(log_source, metadata),
         reader=reader,
         settings=settings,
         clock_ms=monotonic_ms,
@@ -152,7 +156,7 @@ async def _handlers(
         ApiKey.LIST_OFFSETS: ListOffsetsHandler(tools),
         ApiKey.OFFSET_FOR_LEADER_EPOCH: OffsetForLeaderEpochHandler(tools),
         ApiKey.DELETE_RECORDS: DeleteRecordsHandler(tools, metadata, own_topics),
-        ApiKey.DELETE_TOPICS: guard,
+        ApiKey.DELETE_TOPICS: DeleteTopicsHandler(guard, proxy.topology, metadata, proxy.spawn),
         ApiKey.CREATE_PARTITIONS: guard,
         ApiKey.CREATE_TOPICS: alter_configs,
         ApiKey.ALTER_CONFIGS: alter_configs,

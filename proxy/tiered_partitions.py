@@ -6,13 +6,32 @@ Nothing here asks a broker or a store. Whether an answer may be trusted is `ensu
 from __future__ import annotations
 
 from bisect import bisect_right
+from typing import NamedTuple
 
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
+from tiers.log.log_history import ConfirmedLogStart
 from tiers.metadata.earliest_readable import earliest_readable
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import OffsetAndEpoch
 
 NO_LEADER_EPOCH = -1
+
+
+class GapExit(NamedTuple):
+    """Where a log goes on behind a recorded gap."""
+
+    end: int
+    """The end (exclusive) of the gap, or of the last one of the gaps that follow without a record between them."""
+    segment_start: int | None
+    """The start offset of the first remote segment behind the requested offset; None: no segment is there."""
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the remote tier has the record that follows the gap.
+
+        The local log may have that record too, or an earlier one."""
+        return self.segment_start is not None and self.segment_start <= self.end
 
 
 class TieredPartitions:
@@ -39,39 +58,98 @@ class TieredPartitions:
     def is_known_for_good(self, partition: TopicIdPartition, offset: int) -> bool:
         """The metadata topic is gone, so that nothing is fresh; this offset was remote when it was there."""
         try:
-            return self.rlmm.is_final() and self.holds(partition, offset)
+            return self.rlmm.is_final() and self.remote_position(partition, offset) is not None
         except RemoteLogError:
             return False
 
-    def log_start(self, partition: TopicIdPartition) -> int | None:
-        """What was recorded: nothing below it exists for clients. None when the partition is not tiered.
+    def is_tiered(self, partition: TopicIdPartition) -> bool:
+        """Whether the metadata knows the partition. Raises `RemoteLogMetadataNotReadyError` when that is not known.
 
-        Another process may clear the state between a look at its freshness and this one, so None is checked again.
+        Another process may clear the state after the caller has checked its freshness. So this method checks the
+        freshness again before it says no.
         """
-        log_start = self.rlmm.log_start_offset(partition)
-        if log_start is None and not self.is_fresh(partition):
+        is_known = self.rlmm.is_known(partition)
+        if not is_known and not self.is_fresh(partition):
             raise RemoteLogMetadataNotReadyError(f"whether {partition} is tiered is not known")
-        return log_start
+        return is_known
 
-    def earliest_readable(self, partition: TopicIdPartition, local_log_start: int) -> int | None:
+    def recorded_log_start(self, partition: TopicIdPartition) -> int | None:
+        """The highest recorded log start. A leader may confirm a lower one or none, but never a higher one."""
+        recorded = self.rlmm.log_starts(partition)
+        return recorded[0].offset if recorded else None
+
+    def earliest_readable(
+        self, partition: TopicIdPartition, local_log_start: int, confirmed: ConfirmedLogStart | None = None
+    ) -> int | None:
         """The log start of both tiers together. None: not tiered."""
-        return earliest_readable(self.rlmm, partition, local_log_start)
+        return earliest_readable(self.rlmm, partition, local_log_start, confirmed)
 
     def holds(self, partition: TopicIdPartition, offset: int) -> bool:
-        """Whether a readable remote segment has the offset, and it is not below the log start, as far as is known."""
+        """Whether a readable remote segment has the offset, and no known recorded log start lies above the offset.
+
+        Then the caller need not ask the leader which log start it confirms."""
         try:
             log_start = self.rlmm.log_start_offset(partition)
             if log_start is None or offset < log_start:
                 return False
-            return self.rlmm.remote_log_segment_metadata(partition, offset) is not None
+            return self.has_segment(partition, offset)
         except RemoteLogError:
             return False
 
-    def end_offset(self, partition: TopicIdPartition) -> int | None:
+    def has_segment(self, partition: TopicIdPartition, offset: int) -> bool:
+        return self.rlmm.remote_log_segment_metadata(partition, offset) is not None
+
+    def gap_exit(self, partition: TopicIdPartition, offset: int) -> GapExit | None:
+        """Returns where the log goes on behind the recorded gap that holds the offset; None: no gap holds it."""
+        gap = self.rlmm.gap_at(partition, offset)
+        if gap is None:
+            return None
+        end, following = gap.next_offset, self.rlmm.gap_at(partition, gap.next_offset)
+        while following is not None:
+            end, following = following.next_offset, self.rlmm.gap_at(partition, following.next_offset)
+        segment = self.rlmm.next_segment(partition, offset)
+        return GapExit(end, None if segment is None else segment.start_offset)
+
+    def has_gap_behind(self, partition: TopicIdPartition) -> bool:
+        """Whether a recorded gap lies between the remote tier and the local log."""
+        end_offset = self.rlmm.remote_end_offset(partition)
+        return any(end_offset is None or gap.next_offset > end_offset for gap in self.rlmm.gaps(partition))
+
+    def remote_position(self, partition: TopicIdPartition, offset: int) -> int | None:
+        """Returns the offset at which a remote read begins: `offset`, or the next one behind the gap that holds it.
+
+        None: the remote tier is not known to have that offset, or a known recorded log start lies above `offset`."""
+        if self.holds(partition, offset):
+            return offset
+        try:
+            log_start, gap = self.rlmm.log_start_offset(partition), self.gap_exit(partition, offset)
+        except RemoteLogError:
+            return None
+        if log_start is None or offset < log_start or gap is None or not gap.is_remote:
+            return None
+        return gap.segment_start
+
+    def is_at_head(self, partition: TopicIdPartition, offset: int, log_start: int) -> bool:
+        """Whether no remote segment lies between `log_start`, which the leader confirms, and the offset.
+
+        An owner records no gap there: the log begins behind those offsets."""
+        segment = self.rlmm.next_segment(partition, log_start)
+        return segment is None or offset < segment.start_offset
+
+    def unexplained_trim(self, partition: TopicIdPartition, log_start: int) -> OffsetAndEpoch | None:
+        """Returns the recorded trim, if it ends above `log_start` and the metadata knows no segment above `log_start`.
+
+        `log_start` is the one that the leader confirms. If the leader confirms the trim too, then segments existed, and
+        the metadata has lost them. None: no such trim is recorded, or an operator has accepted the partition."""
+        trim = self.rlmm.local_log_start(partition)
+        if trim is None or trim.offset <= log_start or self.rlmm.next_segment(partition, log_start) is not None:
+            return None
+        return None if self.rlmm.is_accepted(partition) else trim
+
+    def end_offset(self, partition: TopicIdPartition, log_start: int | None = None) -> int | None:
         """Inclusive. Of a segment in quarantine a head may be left below the log start: that counts for nothing."""
         end_offset = self.rlmm.remote_end_offset(partition)
-        log_start = self.rlmm.log_start_offset(partition)
-        return None if end_offset is None or log_start is None or end_offset < log_start else end_offset
+        return None if end_offset is None or end_offset < (log_start or 0) else end_offset
 
     def leader_epoch_at(self, partition: TopicIdPartition, offset: int) -> int:
         """The leader epoch that wrote the offset, -1 when no remote segment has it."""
@@ -81,6 +159,16 @@ class TieredPartitions:
         epochs = segment.segment_leader_epochs
         place = bisect_right(epochs, offset, key=lambda entry: entry.start_offset) - 1
         return epochs[max(place, 0)].epoch
+
+    def leader_epoch_before_gap(self, partition: TopicIdPartition, offset: int) -> int:
+        """Returns the leader epoch of the last record before the recorded gap that holds the offset.
+
+        -1 when that record is not known to be remote."""
+        try:
+            gap = self.rlmm.gap_at(partition, offset)
+            return NO_LEADER_EPOCH if gap is None else self.leader_epoch_at(partition, gap.first_offset - 1)
+        except RemoteLogError:
+            return NO_LEADER_EPOCH
 
     def last_leader_epoch(self, partition: TopicIdPartition) -> int | None:
         """The newest epoch with a remote record."""

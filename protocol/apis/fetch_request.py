@@ -1,12 +1,13 @@
 """Fetch requests, versions 4 to 18, read by position and changed by bytes (semantics 2.1).
 
-The limits and the session fields stand at fixed places before the topics, so they are patched in place. A request for
-fewer partitions is rebuilt from the bytes of the entries that stay. Nothing is re-encoded.
+The limits and the session fields have fixed positions before the topics, so this module patches them in place. It
+builds a request for fewer partitions from the bytes of the entries that stay. It can patch the fetch offsets of those
+entries in place. It re-encodes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from struct import Struct
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from protocol.apis.topic_reference import TopicReference, read_topic_reference
 from protocol.errors import ProtocolError, TruncatedError
 from protocol.primitives import (
     INT32,
+    INT64,
     Buffer,
     read_array_length,
     read_int32,
@@ -29,6 +31,7 @@ MIN_VERSION = 4
 MAX_VERSION = 18
 
 CONSUMER_REPLICA_ID = -1
+NO_LEADER_EPOCH = -1
 NO_SESSION_ID = 0
 INITIAL_SESSION_EPOCH = 0
 """A full request that asks for a session."""
@@ -45,6 +48,9 @@ _ENTRY_V5 = Struct(">iqqi")
 _ENTRY_V9 = Struct(">iiqqi")
 _ENTRY_V12 = Struct(">iiqiqi")
 _ENTRY_V12_WITHOUT_TAGS = Struct(">iiqiqix")
+_FETCH_OFFSET_AT_V4 = 4
+_FETCH_OFFSET_AT_V9 = 8
+_LAST_FETCHED_EPOCH_AT = 16
 _LIMITS_V7 = Struct(">iiibii")
 _LIMITS_V4 = Struct(">iiib")
 
@@ -112,10 +118,13 @@ class FetchRequest(NamedTuple):
         """Names all partitions that the client wants, rather than changes to a session."""
         return self.session_epoch <= INITIAL_SESSION_EPOCH
 
-    def with_only(self, kept: Container[int]) -> bytearray:
-        """The request (header included) for the partitions with those indexes, entries verbatim, none forgotten.
+    def with_only(self, kept: Container[int], fetch_offsets: Mapping[int, int] | None = None) -> bytearray:
+        """Returns the request (header included) for the partitions with those indexes, without forgotten topics.
 
-        May be patched further by `patch_fetch_request`: everything before the topics keeps its place.
+        The entries are copied verbatim. When `fetch_offsets` is given, each entry asks for the offset that
+        `fetch_offsets` has for its index. The last fetched epoch belongs to the old offset, so it becomes -1.
+
+        `patch_fetch_request` may patch the result further: everything before the topics keeps its position.
         """
         compact = self.version >= FLEXIBLE_FROM
         view = memoryview(self.payload)
@@ -129,7 +138,8 @@ class FetchRequest(NamedTuple):
             body += view[topic.start : topic.partitions_position]
             body += write_array_length(len(entries), compact)
             for index in entries:
-                body += view[self.partitions[index].start : self.partitions[index].end]
+                entry = view[self.partitions[index].start : self.partitions[index].end]
+                body += entry if fetch_offsets is None else self._at_offset(entry, fetch_offsets[index])
             body += view[topic.tail_position : topic.end]
         out = bytearray(view[: self.topics_position])
         out += write_array_length(topic_count, compact)
@@ -138,6 +148,13 @@ class FetchRequest(NamedTuple):
             out += write_array_length(0, compact)
         out += view[self.forgotten_end :]
         return out
+
+    def _at_offset(self, entry: memoryview, fetch_offset: int) -> bytearray:
+        patched = bytearray(entry)
+        INT64.pack_into(patched, _FETCH_OFFSET_AT_V9 if self.version >= 9 else _FETCH_OFFSET_AT_V4, fetch_offset)
+        if self.version >= FLEXIBLE_FROM:
+            INT32.pack_into(patched, _LAST_FETCHED_EPOCH_AT, NO_LEADER_EPOCH)
+        return patched
 
 
 def parse_fetch_request(payload: Buffer, body_position: int, version: int) -> FetchRequest:

@@ -1,7 +1,7 @@
 """DeleteTopics, CreatePartitions and DeleteRecords: where a topic is named, to put another name in its place.
 
 Used to keep a request from one topic: it is asked for under a name that no topic can have, and the broker's answer for
-that name becomes ours. Everything else survives verbatim.
+that name becomes ours. Everything else survives verbatim. `deleted_topics` reads a response to DeleteTopics.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from typing import NamedTuple
 from uuid import UUID
 
 from protocol.api_keys import ApiKey
+from protocol.errors import ErrorCode
 from protocol.header import parse_request_header, response_body_position
 from protocol.primitives import (
     INT16,
     Buffer,
     read_array_length,
+    read_int16,
     read_string,
     read_string_bounds,
     read_uuid,
@@ -43,6 +45,15 @@ class NamedTopic(NamedTuple):
 
 class Replaced(NamedTuple):
     """What stood where the impossible name stands now."""
+
+    name: str | None
+    topic_id: UUID | None
+
+
+class DeletedTopic(NamedTuple):
+    """A topic that a response to DeleteTopics reports as deleted.
+
+    `topic_id` is None in versions without ids, and when the broker sent no id."""
 
     name: str | None
     topic_id: UUID | None
@@ -124,3 +135,18 @@ def with_refusals(
         if "ErrorMessage" in spans:
             splices.append(Splice(*spans["ErrorMessage"], write_string(message, compact)))
     return splice(payload, splices)
+
+
+def deleted_topics(payload: Buffer, version: int) -> list[DeletedTopic]:
+    """Returns the topics that a response to DeleteTopics reports without an error. Raises `ProtocolError`."""
+    plan = compile_message(ApiKey.DELETE_TOPICS, version, "Response")
+    pos, compact = response_body_position(ApiKey.DELETE_TOPICS, version, payload), plan.is_flexible
+    plan.skip(payload, pos)
+    names = ("Name", "TopicId", "ErrorCode") if version >= 6 else ("Name", "ErrorCode")
+    found = []
+    for name_at, *id_at, code_at in plan.selector(("Responses",), names)(payload, pos).structs:
+        if read_int16(payload, code_at.start)[0] == ErrorCode.NONE:
+            topic_id = read_uuid(payload, id_at[0].start)[0] if id_at else None
+            name = read_string(payload, name_at.start, compact)[0]
+            found.append(DeletedTopic(name, topic_id if topic_id and topic_id.int else None))
+    return found

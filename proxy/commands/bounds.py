@@ -1,7 +1,8 @@
 """`tidegate tier bounds`: what an operator asks about the two tiers. All is read from the cluster, nothing is changed.
 
 Bounds are the founding documents': Lz >= Ly >= Lx and Ly > Ry >= Rx. Ry is an inclusive end, the others are next
-offsets and starts; Lz is the high watermark, for a broker tells nobody else how far its log goes.
+offsets and starts. Lz is the high watermark, since a broker tells its log end to replicas alone. A gap is a run of
+offsets that the brokers removed before they were copied. Both sides of a gap stay readable (DESIGN, safety rule 5).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tiers.log.broker_log import BrokerLogSource
 from tiers.manager.bounds import violated_bounds
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogGap
 from tiers.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, tiered_cluster
 
 _PARTITIONS_AT_ONCE = 16
@@ -42,6 +44,7 @@ class PartitionBounds:
     local_log_start: int | None = None
     last_stable_offset: int | None = None
     high_watermark: int | None = None
+    gaps: tuple[LogGap, ...] = ()
     violated: tuple[str, ...] = ()
     trouble: str | None = None
 
@@ -66,18 +69,20 @@ def bounds(
     topic: Annotated[str | None, typer.Argument(help="All tiered topics without it.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prints where each tier begins and ends; exit code 1 when the bounds between them do not hold."""
+    """Prints where each tier begins and ends, and the gaps of the log; exit code 1 when the bounds do not hold."""
     settings = load_config(config)
     found = run_command(lambda: read_bounds(settings, topic))
     if as_json:
-        show_json([asdict(each) | {"holds": each.holds} for each in found])
+        show_json(
+            [asdict(each) | {"gaps": [gap._asdict() for gap in each.gaps], "holds": each.holds} for each in found]
+        )
     else:
-        _show(found)
+        show_bounds(found)
     if not all(each.holds for each in found):
         raise typer.Exit(FINDINGS)
 
 
-def _show(found: list[PartitionBounds]) -> None:
+def show_bounds(found: list[PartitionBounds]) -> None:
     headings = [heading for heading, _ in _COLUMNS]
     rows = [
         (
@@ -88,6 +93,12 @@ def _show(found: list[PartitionBounds]) -> None:
         for each in found
     ]
     show_table(["partition", *headings, "bounds"], rows, numbers=headings)
+    for each in found:
+        for gap in each.gaps:
+            typer.echo(
+                f"{each.topic}-{each.partition}: gap: the brokers removed the offsets {gap.first_offset} to"
+                f" {gap.next_offset - 1} before they were copied"
+            )
 
 
 async def read_bounds(config: TidegateConfig, topic: str | None) -> list[PartitionBounds]:
@@ -133,6 +144,9 @@ async def partition_bounds(
     remote_start, remote_end = metadata.earliest_offset(partition), metadata.remote_end_offset(partition)
     log_start_offset = metadata.log_start_offset(partition)
     pending_upload = None if remote_end is None else remote_end + 1
+    gaps = tuple(metadata.gaps(partition))
+    if gaps and gaps[-1].first_offset == pending_upload:
+        pending_upload = gaps[-1].next_offset
 
     def known(trouble: str) -> PartitionBounds:
         return PartitionBounds(
@@ -142,6 +156,7 @@ async def partition_bounds(
             remote_start,
             remote_end,
             pending_upload,
+            gaps=gaps,
             trouble=trouble,
         )
 
@@ -161,5 +176,6 @@ async def partition_bounds(
         local_log_start=local.log_start_offset,
         last_stable_offset=local.last_stable_offset,
         high_watermark=local.high_watermark,
+        gaps=gaps,
         violated=tuple(violated_bounds(local, remote_start, remote_end)),
     )

@@ -8,6 +8,7 @@ refused.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +24,7 @@ from tiers.metadata.metadata_producer import KeyAndValue
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.metadata.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import (
     LogStartOffsetUpdate,
     RemoteLogSegmentMetadata,
@@ -171,7 +173,8 @@ def records_of_file(
     for segment in file.segments:
         records += _records_of_segment(segment)
     if log_start is not None:
-        records.append(key_and_value(LogStartOffsetUpdate(partition, WRITER, now_ms, log_start)))
+        start = LogStart(log_start, _leader_epoch_at(file.segments, log_start), LogStartReason.USER)
+        records.append(key_and_value(LogStartOffsetUpdate(partition, WRITER, now_ms, start)))
     if file.deletion is not None:
         # One after the other: replay takes no skip back, and an owner goes on from the last.
         records += [
@@ -180,6 +183,13 @@ def records_of_file(
             if state <= file.deletion.state
         ]
     return records
+
+
+def _leader_epoch_at(segments: Sequence[RemoteLogSegmentMetadata], offset: int) -> int:
+    """Returns the leader epoch of the record at `offset`: a leader whose log has that record confirms the log start."""
+    epochs = sorted((entry.start_offset, entry.epoch) for each in segments for entry in each.segment_leader_epochs)
+    known = [epoch for start_offset, epoch in epochs if start_offset <= offset]
+    return known[-1] if known else min((epoch for _, epoch in epochs), default=_UNKNOWN_EPOCH)
 
 
 def _records_of_segment(segment: RemoteLogSegmentMetadata) -> list[KeyAndValue]:

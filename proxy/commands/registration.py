@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import typer
 
+from proxy.commands.accept import accept
 from proxy.commands.bounds import bounds
 from proxy.commands.failed_deletes import failed_deletes
 from proxy.commands.metadata import metadata
+from proxy.commands.missing_topics import missing_topics
 from proxy.commands.orphans import orphans
 from proxy.commands.quarantine import quarantine
 from proxy.commands.rebuild import rebuild
@@ -26,8 +28,9 @@ def _tier() -> None:
     """Looks at the two tiers."""
 
 
-for _command in (topics, segments, bounds, usage, verify, orphans, rebuild, rewrap):
+for _command in (topics, segments, bounds, usage, verify, orphans, rebuild, accept, rewrap):
     tier.command()(_command)
 tier.command("failed-deletes")(failed_deletes)
 tier.add_typer(quarantine)
+tier.add_typer(missing_topics)
 tier.add_typer(metadata)

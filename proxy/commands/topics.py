@@ -43,6 +43,8 @@ class TieredTopic:
     """The longest of its partitions; only what an attempt left in the metadata is known here."""
     settings: Mapping[str, Setting]
     exists: bool
+    """Whether a broker knows the topic. If not, `tidegate tier missing-topics` says more about it."""
+    deletion_proved: bool
 
 
 def topics(config: ConfigFile, as_json: AsJson = False) -> None:
@@ -60,7 +62,7 @@ def topics(config: ConfigFile, as_json: AsJson = False) -> None:
     headings = ("topic", "partitions", "segments", "bytes", "first ends", "last ends", "copying", "settings")
     rows = [
         (
-            each.topic if each.exists else f"{each.topic} (deleted)",
+            each.topic if each.exists else f"{each.topic} ({'deleted' if each.deletion_proved else 'missing'})",
             each.partitions,
             each.segments,
             each.size_bytes,
@@ -133,6 +135,7 @@ def _line(
         copy_fails_since_ms=min(failing, default=None),
         settings=settings,
         exists=known is not None,
+        deletion_proved=tier.metadata.is_topic_deleted(topic.topic_id),
     )
 
 

@@ -24,7 +24,7 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.open_tier import OpenTier, open_tier, readable_segments
 from tiers.resume_notes import note_segment, noted_segments
-from tiers.segment_tiling import gaps
+from tiers.segment_tiling import holes
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def verify(
 async def verify_tier(tier: OpenTier, target: str | None, at_once: int, resume: Path | None) -> Verification:
     partitions = partitions_of(tier, target)
     segments = [each for partition in partitions for each in readable_segments(tier, partition)]
-    done = Verification([each for partition in partitions for each in holes(tier.metadata, partition)])
+    done = Verification([each for partition in partitions for each in hole_findings(tier.metadata, partition)])
     ring = tier.key_ring if tier.key_ring.keys else None
     with ExitStack() as stack:
         whole = noted_segments(resume)
@@ -124,9 +124,9 @@ async def verify_tier(tier: OpenTier, target: str | None, at_once: int, resume: 
     return done
 
 
-def holes(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> Iterator[Finding]:
+def hole_findings(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> Iterator[Finding]:
     what = "no segment has these offsets"
-    for first, last in gaps(metadata, partition):
+    for first, last in holes(metadata, partition):
         yield Finding(partition.topic, partition.partition, None, first, last, None, what)
 
 

@@ -14,6 +14,7 @@ from protocol.header import parse_request_header
 from proxy.exchange import Request
 from proxy.local_log_bounds import LocalLogBoundsCache
 from proxy.tiered_partitions import TieredPartitions
+from tiers.log.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader
 
@@ -78,6 +79,7 @@ class HandlerTools:
     topology: Topology
     tiered: TieredPartitions
     bounds: LocalLogBoundsCache
+    log_starts: LogStartConfirmation
     reader: RemoteLogReader
     settings: FetchSettings
     clock_ms: Callable[[], int]

@@ -1,12 +1,19 @@
 """DeleteRecords: what the broker deleted is deleted in the remote tier before the client hears of it (semantics 9.1).
 
-The broker decides whether the client may; on its NONE the tier's log start is raised, and every proxy stops serving
-what lies below. The segments themselves are removed later, by their owner. An answer without an error means that
-nothing deleted can reappear: if the log start could not be recorded, the client is told to try again. A client that
-goes away meanwhile changes nothing: the broker has deleted already.
+The broker decides whether the client may delete. When the broker answers NONE, the proxy records the tier's log start,
+and every proxy stops serving the records below it. The owner removes the segments later. An answer without an error
+means that no deleted record can reappear. If the proxy cannot record the log start, it tells the client to try again. A
+client that goes away meanwhile changes nothing: the broker has deleted already.
 
 The request names topics, and a topic may be made again under its name meanwhile. So its id is asked for afterwards, and
 the leader, by that id, whether its log does begin where the broker said.
+
+The proxy records the log start with the leader epoch of the leader's answer. That leader's log begins at or above the
+offset, so the leader has no record below the offset that a deletion could lose. A later leader that continues this
+history has reached the offset by the end of that epoch, so it confirms the log start. A leader of another history does
+not confirm it. If an earlier leader deleted the records, then its successor has the deletion too. If the proxy knows a
+leader epoch from before the request, both epochs must be equal. Otherwise a leader of another history may have come in
+between, and the client must try again.
 """
 
 from __future__ import annotations
@@ -37,7 +44,9 @@ from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, Topology
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
+from tiers.log.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogStart, LogStartReason
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +61,12 @@ _MAX_TIMEOUT_MS = 60_000
 class LogStartRecorder(Protocol):
     """The one method of `RemoteLogMetadataManager` that needs no ownership."""
 
-    async def raise_log_start_offset(
-        self, partition: TopicIdPartition, offset: int, timeout_ms: int | None = None
+    async def put_log_start(
+        self,
+        partition: TopicIdPartition,
+        start: LogStart,
+        timeout_ms: int | None = None,
+        denied: Collection[LogStart] = (),
     ) -> None: ...
 
 
@@ -74,20 +87,32 @@ class DeleteRecordsHandler:
         frame, replaced = without_topics(
             request.frame, request.api_key, request.api_version, lambda topic: topic.name in self._own_topics
         )
-        return Forward(frame, hold_bytes=None), _State(self, parsed, replaced, exchange.node_id)
+        state = _State(self, parsed, replaced, exchange.node_id, self._known_leader_epochs(parsed))
+        return Forward(frame, hold_bytes=None), state
 
-    async def complete(
-        self, request: DeleteRecordsRequest, replaced: Mapping[str, Replaced], node_id: int | None, payload: memoryview
-    ) -> Buffers:
+    def _known_leader_epochs(self, request: DeleteRecordsRequest) -> dict[TopicIdPartition, int]:
+        known: dict[TopicIdPartition, int] = {}
+        for one in request.partitions:
+            topic_id = self._tools.topology.topic_id(one.topic)
+            if topic_id is not None:
+                partition = TopicIdPartition(topic_id, one.partition, one.topic)
+                verified = self._tools.bounds.verified(partition)
+                if verified is not None:
+                    known[partition] = verified.bounds.leader_epoch
+        return known
+
+    async def complete(self, state: _State, payload: memoryview) -> Buffers:
+        request, replaced = state.request, state.replaced
         body_position = response_body_position(ApiKey.DELETE_RECORDS, request.version, payload)
         response = parse_delete_records_response(payload, body_position, request.version)
         asked = {(one.topic, one.partition): one for one in request.partitions}
         timeout_ms = min(max(request.timeout_ms, _MIN_TIMEOUT_MS), _MAX_TIMEOUT_MS)
         answers: dict[int, DeleteRecordsAnswer] = {}
-        topics = _CurrentTopics(self._tools.topology, {one.topic for one in request.partitions}, node_id)
+        topics = _CurrentTopics(self._tools.topology, {one.topic for one in request.partitions}, state.node_id)
 
         async def answer(index: int, one: DeleteRecordsResponsePartition) -> None:
-            found = await self._answer(asked.get((one.topic, one.partition)), one, topics, timeout_ms)
+            asked_for = asked.get((one.topic, one.partition))
+            found = await self._answer(asked_for, one, topics, state.leader_epochs, timeout_ms)
             if found is not None:
                 answers[index] = found
 
@@ -113,6 +138,7 @@ class DeleteRecordsHandler:
         asked: DeleteRecordsPartition | None,
         broker: DeleteRecordsResponsePartition,
         topics: _CurrentTopics,
+        leader_epochs: Mapping[TopicIdPartition, int],
         timeout_ms: int,
     ) -> DeleteRecordsAnswer | None:
         """None relays the broker's answer."""
@@ -120,7 +146,7 @@ class DeleteRecordsHandler:
             return None
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                return await self._delete(asked, broker, topics, timeout_ms)
+                return await self._delete(asked, broker, topics, leader_epochs, timeout_ms)
         except (TimeoutError, RemoteLogError) as error:
             reason = str(error) or f"not in {timeout_ms} ms"
             logger.warning(_NOT_RECORDED, extra={"topic": asked.topic, "partition": asked.partition, "error": reason})
@@ -134,6 +160,7 @@ class DeleteRecordsHandler:
         asked: DeleteRecordsPartition,
         broker: DeleteRecordsResponsePartition,
         topics: _CurrentTopics,
+        leader_epochs: Mapping[TopicIdPartition, int],
         timeout_ms: int,
     ) -> DeleteRecordsAnswer | None:
         tools = self._tools
@@ -142,21 +169,27 @@ class DeleteRecordsHandler:
         if topic_id is None:
             raise RemoteLogMetadataNotReadyError(f"{asked.topic} is not there any more")
         partition = TopicIdPartition(topic_id, asked.partition, asked.topic)
-        if not await tools.tiered.ensure_fresh(partition, timeout_ms):
+        # The metadata is read to its present end: a copy that just begins must not bring back deleted records.
+        if not await tools.tiered.ensure_fresh(partition, timeout_ms, max_age_ms=0):
             raise RemoteLogMetadataNotReadyError(f"whether {asked.topic} is tiered is not known")
-        log_start = tools.tiered.log_start(partition)
-        if log_start is None:
+        if not tools.tiered.is_tiered(partition):
             return None
         offset = broker.low_watermark if asked.offset == HIGH_WATERMARK else asked.offset
-        if offset > log_start:
-            # Later, not as late: what was asked in the same millisecond may not have seen the deletion.
-            bounds = (await tools.bounds.ask(partition, tools.clock_ms() + 1, timeout_ms)).bounds
-            if bounds.log_start_offset < max(offset, broker.low_watermark):
-                raise RemoteLogMetadataNotReadyError(f"{asked.topic} is not the topic that records were deleted of")
-            # All that is left of the client's own patience: what is behind a dead owner's transaction waits long.
-            await self._recorder.raise_log_start_offset(partition, offset, deadline_ms - tools.clock_ms())
-            log_start = offset
-        return DeleteRecordsAnswer(log_start) if log_start < broker.low_watermark else None
+        # One millisecond later: an answer to a question of the same millisecond may be older than the deletion.
+        bounds = (await tools.bounds.ask(partition, tools.clock_ms() + 1, timeout_ms)).bounds
+        if bounds.log_start_offset < max(offset, broker.low_watermark):
+            raise RemoteLogMetadataNotReadyError(f"{asked.topic} is not the topic that records were deleted of")
+        if leader_epochs.get(partition, bounds.leader_epoch) != bounds.leader_epoch:
+            raise RemoteLogMetadataNotReadyError(f"another leader than before: {bounds.leader_epoch}")
+        confirmed = await tools.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        if offset > (confirmed.offset or 0):
+            start = LogStart(offset, bounds.leader_epoch, LogStartReason.USER)
+            # The write may take the rest of the client's timeout: a dead owner's open transaction holds it back long.
+            left_ms = deadline_ms - tools.clock_ms()
+            await self._recorder.put_log_start(partition, start, left_ms, confirmed.denied)
+            confirmed = ConfirmedLogStart(offset)
+        log_start = tools.tiered.earliest_readable(partition, broker.low_watermark, confirmed)
+        return DeleteRecordsAnswer(log_start) if log_start is not None and log_start < broker.low_watermark else None
 
 
 class _CurrentTopics:
@@ -187,9 +220,11 @@ class _State:
     request: DeleteRecordsRequest
     replaced: Mapping[str, Replaced]
     node_id: int | None
+    leader_epochs: Mapping[TopicIdPartition, int]
+    """The leader epochs that the proxy knew before the request left."""
 
     def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
-        return self.handler.complete(self.request, self.replaced, self.node_id, response)
+        return self.handler.complete(self, response)
 
     def on_abandoned(self) -> None:
         return

@@ -79,7 +79,7 @@ class FetchHandler:
             if remembered is not None:
                 return remembered
         state = _PassingFetch(self, exchange, body_position)
-        patches = StreamedPartitions(self._tools, self._judge, self._local, state.parsed, state.connection)
+        patches = StreamedPartitions(self._tools, self._judge, self._local, state.connection)
         patcher = StreamingFetchPatcher(version, patches, hide_node_endpoints=True)
         return Forward(request.frame, hold_bytes=self._tools.settings.hold_bytes, patcher=patcher), state
 
@@ -148,14 +148,15 @@ class FetchHandler:
         reads: dict[PartitionKey, RemotePartitionRead] = {}
         reserved_bytes = 0
         grant = self._reserve(exchange, parsed)
-        readable: dict[int, TopicIdPartition] = {}
+        readable: dict[int, tuple[TopicIdPartition, int]] = {}
         for index in predicted:
             asked = parsed.partitions[index]
             partition = self._judge.known_partition(asked.topic, asked.partition)
-            if partition is not None and tools.tiered.holds(partition, asked.fetch_offset):
-                readable[index] = partition
+            position = None if partition is None else tools.tiered.remote_position(partition, asked.fetch_offset)
+            if partition is not None and position is not None:
+                readable[index] = partition, position
         for index, budget in reserve(parsed.partitions, readable, grant.max_bytes).items():
-            asked, partition = parsed.partitions[index], readable[index]
+            asked, (partition, position) = parsed.partitions[index], readable[index]
             key = (asked.topic, asked.partition)
             if key in reads:
                 continue
@@ -163,14 +164,14 @@ class FetchHandler:
             left = connection.reads.pop(key, None)
             if left is not None:
                 left.take_over()
-                if left.answers(partition, asked.fetch_offset, *budget, parsed.isolation_level):
+                if left.answers(partition, position, *budget, parsed.isolation_level):
                     reads[key] = left
                     continue
             reads[key] = RemotePartitionRead(
                 tools.reader,
                 tools.spawn,
                 partition,
-                asked.fetch_offset,
+                position,
                 max_bytes=budget.max_bytes,
                 min_one_message=budget.min_one_message,
                 isolation_level=parsed.isolation_level,
@@ -238,22 +239,15 @@ def _may_be_from_follower(frame: bytes, body_position: int, version: int) -> boo
 class _PassingFetch:
     """A request that went upstream untouched."""
 
-    __slots__ = ("_body_position", "_exchange", "_handler", "_parsed")
+    __slots__ = ("_body_position", "_exchange", "_handler")
 
     def __init__(self, handler: FetchHandler, exchange: Exchange, body_position: int) -> None:
         self._handler = handler
         self._exchange = exchange
         self._body_position = body_position
-        self._parsed: FetchRequest | None = None
 
     def connection(self) -> FetchConnection:
         return self._handler.connection(self._exchange.connection_id)
-
-    def parsed(self) -> FetchRequest:
-        if self._parsed is None:
-            request = self._exchange.request
-            self._parsed = parse_fetch_request(request.frame, self._body_position, request.api_version)
-        return self._parsed
 
     def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
         return self._handler.relay_or_complete(self._exchange, self._body_position, response)

@@ -26,6 +26,7 @@ from protocol.primitives import INT64, Buffer
 from proxy.delayed_remote_fetch import DelayedRemoteFetch, RemotePartitionRead
 from proxy.error_map import UNAVAILABLE, fetch_error
 from proxy.handlers.base import HandlerTools, client_id_of
+from proxy.handlers.fetch_behind_gaps import BehindGaps
 from proxy.handlers.fetch_connections import FetchConnections, PartitionKey
 from proxy.handlers.fetch_judging import FetchJudging
 from proxy.handlers.fetch_local import LocalAnswers
@@ -64,6 +65,7 @@ class FetchCompleter:
     ) -> None:
         self._tools = tools
         self._judging = FetchJudging(tools, judge, local)
+        self._behind_gaps = BehindGaps(tools, local)
         self._local = local
         self._connections = connections
         self._purgatory = purgatory
@@ -86,14 +88,15 @@ class FetchCompleter:
         tiered = any(
             judgement.is_tiered and judgement.verdict is not Verdict.RELAY for judgement in judgements.values()
         )
-        reads = self._start_reads(held, response, judgements)
-        await self._wait(held, response, judgements, reads, local := _Local())
+        behind_gaps = await self._behind_gaps.ask(held, response, judgements)
+        reads = self._start_reads(held, response, judgements, behind_gaps)
+        await self._wait(held, response, judgements, behind_gaps, reads, local := _Local())
         outcomes = {
             index: outcome
             for index, judgement in judgements.items()
-            if (outcome := self._outcome(judgement, reads.get(index))) is not None
+            if (outcome := behind_gaps.get(index) or self._outcome(judgement, reads.get(index))) is not None
         }
-        if any(outcome.read is not None for outcome in outcomes.values()):
+        if any(read.result is not None for read in reads.values()):
             held.exchange.tier = "remote"
         if tiered:
             self._remember(held, response, judgements)
@@ -109,25 +112,28 @@ class FetchCompleter:
         )
 
     def _start_reads(
-        self, held: HeldFetch, response: FetchResponse, judgements: Mapping[int, Judgement]
+        self,
+        held: HeldFetch,
+        response: FetchResponse,
+        judgements: Mapping[int, Judgement],
+        behind_gaps: Mapping[int, RemoteOutcome],
     ) -> dict[int, RemotePartitionRead]:
         """By index in the response: those that run already, and those that nobody foresaw."""
         request = held.request
         place = {(entry.topic, entry.partition): n for n, entry in enumerate(request.partitions)}
         reads: dict[int, RemotePartitionRead] = {}
         unforeseen: dict[int, int] = {}
-        used_bytes = sum(entry.records_bytes for entry in response.partitions)
+        used_bytes = _local_bytes(response, behind_gaps)
         for index, judgement in judgements.items():
             entry = response.partitions[index]
             if judgement.verdict is not Verdict.REMOTE or judgement.partition is None:
                 continue
             number = place[entry.topic, entry.partition]
-            offset = request.partitions[number].fetch_offset
             running = held.reads.get((entry.topic, entry.partition))
             # A read that found no segment began before the metadata was known to be fresh.
             if (
                 running is not None
-                and (running.partition, running.offset) == (judgement.partition, offset)
+                and (running.partition, running.offset) == (judgement.partition, judgement.position)
                 and not isinstance(running.error, (OffsetBelowLogStartError, OffsetGapError))
             ):
                 reads[index] = running
@@ -140,20 +146,21 @@ class FetchCompleter:
         budgets = reserve(request.partitions, unforeseen, max(0, held.grant.max_bytes - used_bytes))
         for number, budget in budgets.items():
             index = unforeseen[number]
-            partition = judgements[index].partition
-            assert partition is not None
+            judgement = judgements[index]
+            assert judgement.partition is not None
             key = (response.partitions[index].topic, response.partitions[index].partition)
             reads[index] = held.reads[key] = RemotePartitionRead(
                 self._tools.reader,
                 self._tools.spawn,
-                partition,
-                request.partitions[number].fetch_offset,
+                judgement.partition,
+                judgement.position,
                 max_bytes=budget.max_bytes,
                 min_one_message=budget.min_one_message and not has_running,
                 isolation_level=request.isolation_level,
                 deadline_ms=held.deadline_ms,
                 connection_id=held.exchange.connection_id,
                 client_id=client_id_of(held.exchange.request),
+                log_start_offset=None if judgement.confirmed is None else judgement.confirmed.offset or 0,
             )
         return reads
 
@@ -162,6 +169,7 @@ class FetchCompleter:
         held: HeldFetch,
         response: FetchResponse,
         judgements: Mapping[int, Judgement],
+        behind_gaps: Mapping[int, RemoteOutcome],
         reads: Mapping[int, RemotePartitionRead],
         local: _Local,
     ) -> None:
@@ -178,6 +186,13 @@ class FetchCompleter:
                 if not entry.error_code and not entry.records_bytes and entry.preferred_read_replica < 0:
                     local.idle[entry.topic, entry.partition] = index
                 must_answer = must_answer or entry.preferred_read_replica >= 0
+            elif judgement.verdict is Verdict.LOCAL:
+                has_local = True
+                behind_gap = behind_gaps.get(index)
+                if behind_gap is not None and behind_gap.replacement is not None:
+                    must_answer = must_answer or not behind_gap.records_bytes
+                elif behind_gap is not None and behind_gap.error_code:
+                    has_unavailable = True
             elif judgement.verdict is Verdict.UNAVAILABLE:
                 has_unavailable = True
             elif judgement.verdict is not Verdict.REMOTE:
@@ -187,7 +202,7 @@ class FetchCompleter:
         operation = DelayedRemoteFetch(
             list(reads.values()),
             min_bytes=min(request.min_bytes, request.max_bytes),
-            local_bytes=sum(entry.records_bytes for entry in response.partitions),
+            local_bytes=_local_bytes(response, behind_gaps),
             must_answer=must_answer,
             has_unavailable=has_unavailable,
             max_wait_passed=lambda: clock_ms() >= max_wait_at_ms,
@@ -280,22 +295,19 @@ class FetchCompleter:
         if judgement.verdict is Verdict.UNAVAILABLE or partition is None:
             return RemoteOutcome(error_code=UNAVAILABLE)
         try:
-            log_start = self._tools.tiered.log_start(partition)
+            log_start = self._local.log_start(partition, judgement.confirmed)
             end_offset = self._tools.tiered.end_offset(partition)
         except RemoteLogError as error:
             return RemoteOutcome(error_code=fetch_error(error))
         outcome = RemoteOutcome(
             watermarks=self._tools.bounds.watermarks_above(partition, end_offset),
-            log_start_offset=-1 if log_start is None else log_start,
+            log_start_offset=log_start,
             diverging_epoch=judgement.diverging_epoch,
         )
         if read is None:
             return outcome
         if read.error is not None:
-            error_code = fetch_error(read.error)
-            if error_code == ErrorCode.OFFSET_OUT_OF_RANGE and (log_start is None or read.offset >= log_start):
-                error_code = UNAVAILABLE  # the read began before the metadata was known to be fresh
-            return replace(outcome, error_code=error_code)
+            return replace(outcome, error_code=fetch_error(read.error))
         return replace(outcome, read=read.result)
 
     def _remember(self, held: HeldFetch, response: FetchResponse, judgements: Mapping[int, Judgement]) -> None:
@@ -308,3 +320,10 @@ class FetchCompleter:
                     connection.just_seen.add((entry.topic, entry.partition))
         if response.session_id:
             connection.orphaned_session_id = response.session_id
+
+
+def _local_bytes(response: FetchResponse, behind_gaps: Mapping[int, RemoteOutcome]) -> int:
+    """Returns the bytes of the records that the broker returned in either answer."""
+    return sum(entry.records_bytes for entry in response.partitions) + sum(
+        outcome.records_bytes for outcome in behind_gaps.values()
+    )

@@ -15,13 +15,10 @@ from proxy.handlers.base import HandlerTools
 from proxy.handlers.fetch_connections import PartitionKey
 from proxy.handlers.fetch_local import LocalAnswers
 from proxy.handlers.fetch_verdict import FetchJudge, Judgement, Verdict
-from proxy.handlers.held_fetch import HeldFetch
+from proxy.handlers.held_fetch import HeldFetch, answer_by_ms
 from tiers.errors import RemoteLogError
 
 logger = logging.getLogger(__name__)
-
-_JUDGE_GRACE_MS = 250
-"""What finding out about a partition may cost an answer that has local data."""
 
 _JUDGE_MAX_MS = 5_000
 """What finding out may go on for without anybody who waits: a client chooses its own deadline."""
@@ -38,14 +35,7 @@ class FetchJudging:
         # Of a partition that is named twice, the broker answers the last entry.
         asked = {(entry.topic, entry.partition): entry for entry in held.request.partitions}
         indexes = out_of_range(response)
-        deadline_ms = held.deadline_ms
-        if len(indexes) < len(response.partitions):
-            # What the broker has is not kept from the client by doubts about what it has not.
-            local_bytes = sum(entry.records_bytes for entry in response.partitions)
-            has_enough = local_bytes >= max(1, held.request.min_bytes)
-            max_wait_at_ms = held.exchange.request.received_at_ms + held.request.max_wait_ms
-            soon_ms = self._tools.clock_ms() + _JUDGE_GRACE_MS
-            deadline_ms = min(deadline_ms, soon_ms if has_enough else max(soon_ms, max_wait_at_ms))
+        deadline_ms = answer_by_ms(held, response, self._tools.clock_ms())
         judgements = {index: self._judge_at_once(held, response.partitions[index], asked) for index in indexes}
         doubtful = [index for index, judgement in judgements.items() if judgement is None]
         found = await asyncio.gather(
@@ -61,7 +51,7 @@ class FetchJudging:
         running = held.reads.get(key)
         if running is not None and not running.has_budget:
             # Nothing would be released whatever is found out: a request for thousands of partitions asks about few.
-            return Judgement(Verdict.REMOTE, running.partition, is_tiered=True)
+            return Judgement(Verdict.REMOTE, running.partition, is_tiered=True, position=running.offset)
         return self._judge.judge_at_once(
             entry.topic, entry.partition, asked.get(key), received_at_ms=held.exchange.request.received_at_ms
         )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from protocol.addresses import address_splices
 from protocol.api_keys import ApiKey
-from protocol.apis.fetch_response import FetchResponse, rebuild_response
+from protocol.apis.fetch_response import UNKNOWN_OFFSET, FetchResponse, rebuild_response
 from protocol.apis.topic_reference import TopicReference
 from protocol.primitives import Buffer
 from protocol.splice import Splice
@@ -17,6 +17,8 @@ from proxy.handlers.base import HandlerTools
 from proxy.handlers.fetch_verdict import FetchJudge
 from proxy.local_log_bounds import Watermarks
 from tiers.errors import RemoteLogError
+from tiers.log.log_history import ConfirmedLogStart
+from tiers.model.ids import TopicIdPartition
 
 
 class LocalAnswers:
@@ -66,6 +68,14 @@ class LocalAnswers:
             return None
         self._tools.bounds.see(partition, local_log_start, watermarks)
         return None if local_log_start < 0 else log_start
+
+    def log_start(self, partition: TopicIdPartition, confirmed: ConfirmedLogStart | None = None) -> int:
+        """Returns the log start for an answer with remote data; -1 when it is unknown. Raises `RemoteLogError`."""
+        local_log_start = self._tools.bounds.expected_log_start(partition)
+        if local_log_start is None:
+            return UNKNOWN_OFFSET
+        log_start = self._tools.tiered.earliest_readable(partition, local_log_start, confirmed)
+        return UNKNOWN_OFFSET if log_start is None else log_start
 
     def address_splices(self, response: FetchResponse) -> Sequence[Splice]:
         if response.node_endpoints_bounds() is None:

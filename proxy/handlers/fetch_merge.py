@@ -38,6 +38,13 @@ class Budget(NamedTuple):
     min_one_message: bool
 
 
+class LocalReplacement(NamedTuple):
+    """A partition entry of a later answer of the broker to the same request."""
+
+    entry: Sequence[Buffer]
+    records_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class RemoteOutcome:
     """What replaces a partition entry that the broker answered OFFSET_OUT_OF_RANGE."""
@@ -47,13 +54,14 @@ class RemoteOutcome:
     log_start_offset: int = -1
     read: RemoteRead | None = None
     diverging_epoch: EpochEndOffset | None = None
+    replacement: LocalReplacement | None = None
+    """The broker's entry for the offsets behind the gap. If it finds no room, the other fields are the answer."""
 
-
-class LocalReplacement(NamedTuple):
-    """A partition entry of a later answer of the broker to the same request."""
-
-    entry: Sequence[Buffer]
-    records_bytes: int
+    @property
+    def records_bytes(self) -> int:
+        if self.replacement is not None:
+            return self.replacement.records_bytes
+        return 0 if self.read is None else self.read.size_bytes
 
 
 def reserve(partitions: Sequence[FetchPartition], remote: Iterable[int], max_bytes: int) -> dict[int, Budget]:
@@ -102,7 +110,10 @@ def merge(
 
 def _entry(
     version: int, partition: int, outcome: RemoteOutcome, is_read_committed: bool, room: int | None
-) -> tuple[list[Buffer], int]:
+) -> tuple[Sequence[Buffer], int]:
+    replacement = outcome.replacement
+    if replacement is not None and (room is None or replacement.records_bytes <= room):
+        return replacement.entry, replacement.records_bytes
     if outcome.error_code:
         return encode_partition(version, partition, error_code=outcome.error_code), 0
     read = outcome.read

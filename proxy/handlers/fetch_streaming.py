@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from protocol.apis.fetch_request import FetchRequest
 from protocol.apis.fetch_stream import PartitionHead, PartitionPatch
-from protocol.apis.topic_reference import TopicReference
 from protocol.errors import ErrorCode
 from proxy.error_map import UNAVAILABLE
 from proxy.handlers.base import HandlerTools
@@ -30,15 +28,12 @@ class StreamedPartitions:
         tools: HandlerTools,
         judge: FetchJudge,
         local: LocalAnswers,
-        request: Callable[[], FetchRequest],
         connection: Callable[[], FetchConnection],
     ) -> None:
         self._tools = tools
         self._judge = judge
         self._local = local
-        self._request = request
         self._connection = connection
-        self._offsets: dict[tuple[TopicReference, int], int] | None = None
 
     def partition(self, head: PartitionHead) -> PartitionPatch | None:
         if head.error_code == ErrorCode.NONE:
@@ -55,16 +50,13 @@ class StreamedPartitions:
         if partition is None or not tiered.is_fresh(partition):
             return PartitionPatch(error_code=UNAVAILABLE)
         try:
-            log_start = tiered.log_start(partition)
+            if not tiered.is_tiered(partition):
+                return None
             end_offset = tiered.end_offset(partition)
+            log_start = self._local.log_start(partition)
         except RemoteLogError:
             return PartitionPatch(error_code=UNAVAILABLE)
-        if log_start is None:
-            return None
-        if self._offsets is None:
-            self._offsets = {(one.topic, one.partition): one.fetch_offset for one in self._request().partitions}
-        if self._offsets.get((head.topic, head.partition), log_start) < log_start:
-            return None
+        # Only the leader can say whether it confirms a log start above the offset: the next request is held to ask it.
         connection = self._connection()
         connection.authorized_topics.add(head.topic)
         connection.just_seen.add((head.topic, head.partition))

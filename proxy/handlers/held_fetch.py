@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from protocol.apis.fetch_request import FetchRequest
+from protocol.apis.fetch_response import FetchResponse, out_of_range
 from proxy.delayed_remote_fetch import RemotePartitionRead
 from proxy.exchange import Exchange
 from proxy.handlers.fetch_connections import PartitionKey
 from proxy.hold_budget import Grant
+
+_GRACE_MS = 250
+"""How long an answer that has local data may wait for the judgement of other partitions."""
 
 
 @dataclass(slots=True)
@@ -22,3 +26,16 @@ class HeldFetch:
     reads: dict[PartitionKey, RemotePartitionRead]
     is_sessionless: bool
     """It went upstream without a session, and with MaxWait 0."""
+
+
+def answer_by_ms(held: HeldFetch, response: FetchResponse, now_ms: int) -> int:
+    """Returns the time (ms) until which the answer may wait for judgements of the partitions that the broker refused.
+
+    Doubts about those partitions must not keep the records of the other partitions from the client."""
+    if len(out_of_range(response)) == len(response.partitions):
+        return held.deadline_ms
+    local_bytes = sum(entry.records_bytes for entry in response.partitions)
+    has_enough = local_bytes >= max(1, held.request.min_bytes)
+    max_wait_at_ms = held.exchange.request.received_at_ms + held.request.max_wait_ms
+    soon_ms = now_ms + _GRACE_MS
+    return min(held.deadline_ms, soon_ms if has_enough else max(soon_ms, max_wait_at_ms))

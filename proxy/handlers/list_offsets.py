@@ -2,6 +2,7 @@
 
 EARLIEST is the tier's log start; LATEST and EARLIEST_LOCAL are the broker's to say; LATEST_TIERED and
 EARLIEST_PENDING_UPLOAD are the remote end; timestamps are looked up remotely for what lies before the broker's answer.
+A recorded log start that changes an answer counts only if the leader confirms it: the leader may have another history.
 A look-up that cannot be completed is an error that clients retry, never the local tier's later offset; so is any answer
 from metadata that is not fresh (DESIGN, safety rule 1). What a tiered topic's name stands for is asked of the broker
 once it has answered: a topic that was made again is not answered for by the old one's tier (9.3).
@@ -38,6 +39,7 @@ from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, current_partition
 from tiers.errors import RemoteLogError
+from tiers.log.log_history import ConfirmedLogStart
 from tiers.log.log_source import LocalLogBounds
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader, TimestampOffset
@@ -129,23 +131,22 @@ class ListOffsetsHandler:
         if partition is None or not await tools.tiered.ensure_fresh(partition, timeout_ms):
             return ListOffsetsAnswer(UNAVAILABLE)
         try:
-            log_start = tools.tiered.log_start(partition)
-            if log_start is None:
+            if not tools.tiered.is_tiered(partition):
                 return None
             if asked.timestamp == EARLIEST_TIMESTAMP:
-                return self._earliest(partition, broker.offset)
+                return await self._earliest(partition, broker.offset)
             if asked.timestamp == LATEST_TIERED_TIMESTAMP:
-                return self._latest_tiered(partition)
+                return await self._latest_tiered(partition)
             if asked.timestamp == EARLIEST_PENDING_UPLOAD_TIMESTAMP:
                 return await self._earliest_pending_upload(partition)
             if asked.timestamp == MAX_TIMESTAMP:
-                return await self._max_timestamp(partition, log_start, broker, deadline_ms, connection_id)
+                return await self._max_timestamp(partition, broker, deadline_ms, connection_id)
             if asked.timestamp < 0:
                 return None
             found = await self._offsets.offset_for_timestamp(
                 partition,
                 asked.timestamp,
-                log_start,
+                (await self._log_start(partition)).offset or 0,
                 broker.offset if broker.offset >= 0 else _BEYOND_ALL,
                 deadline_ms=deadline_ms,
                 connection_id=connection_id,
@@ -157,14 +158,43 @@ class ListOffsetsHandler:
             return ListOffsetsAnswer(UNAVAILABLE)
         return None if found is None else _of_record(found)
 
-    def _earliest(self, partition: TopicIdPartition, local_log_start: int) -> ListOffsetsAnswer | None:
-        offset = self._tools.tiered.earliest_readable(partition, local_log_start)
+    async def _log_start(self, partition: TopicIdPartition, local_log_start: int | None = None) -> ConfirmedLogStart:
+        """Returns the recorded log start that holds for the leader. Raises `BrokerError`.
+
+        The proxy asks the leader only if a recorded log start hides remote records, or local records at or above
+        `local_log_start`."""
+        tools = self._tools
+        recorded = tools.tiered.recorded_log_start(partition)
+        earliest = tools.tiered.rlmm.earliest_offset(partition)
+        lowest = min((each for each in (earliest, local_log_start) if each is not None), default=None)
+        if recorded is None or (lowest is not None and recorded <= lowest):
+            return ConfirmedLogStart(recorded)
+        timeout_ms = tools.settings.bounds_timeout_ms
+        # The question goes to the leader after the broker's answer.
+        verified = await tools.bounds.ask(partition, tools.clock_ms() + 1, timeout_ms)
+        return await tools.log_starts.confirmed(partition, verified.bounds.leader_epoch, timeout_ms)
+
+    async def _was_lost(self, partition: TopicIdPartition, log_start: int) -> bool:
+        """Whether the metadata knows no segment, though segments existed. Then the log start is unknown."""
+        tools = self._tools
+        trim = tools.tiered.unexplained_trim(partition, log_start)
+        if trim is None:
+            return False
+        timeout_ms = tools.settings.bounds_timeout_ms
+        verified = await tools.bounds.ask(partition, tools.clock_ms() + 1, timeout_ms)
+        return await tools.log_starts.holds(partition, trim, verified.bounds.leader_epoch, timeout_ms)
+
+    async def _earliest(self, partition: TopicIdPartition, local_log_start: int) -> ListOffsetsAnswer | None:
+        confirmed = await self._log_start(partition, local_log_start)
+        if await self._was_lost(partition, confirmed.offset or 0):
+            return ListOffsetsAnswer(UNAVAILABLE)
+        offset = self._tools.tiered.earliest_readable(partition, local_log_start, confirmed)
         if offset is None or offset == local_log_start:
             return None
         return ListOffsetsAnswer(offset=offset, leader_epoch=self._tools.tiered.leader_epoch_at(partition, offset))
 
-    def _latest_tiered(self, partition: TopicIdPartition) -> ListOffsetsAnswer | None:
-        end_offset = self._tools.tiered.end_offset(partition)
+    async def _latest_tiered(self, partition: TopicIdPartition) -> ListOffsetsAnswer | None:
+        end_offset = self._tools.tiered.end_offset(partition, (await self._log_start(partition)).offset)
         if end_offset is None:
             return None
         return ListOffsetsAnswer(
@@ -172,12 +202,12 @@ class ListOffsetsHandler:
         )
 
     async def _earliest_pending_upload(self, partition: TopicIdPartition) -> ListOffsetsAnswer:
-        end_offset = self._tools.tiered.end_offset(partition)
+        confirmed = await self._log_start(partition)
+        end_offset = self._tools.tiered.end_offset(partition, confirmed.offset)
         if end_offset is not None:
             return ListOffsetsAnswer(offset=end_offset + 1)
         local = await self._local_bounds(partition)
-        log_start = self._tools.tiered.log_start(partition)
-        return ListOffsetsAnswer(offset=max(local.log_start_offset, log_start or 0))
+        return ListOffsetsAnswer(offset=max(local.log_start_offset, confirmed.offset or 0))
 
     async def _local_bounds(self, partition: TopicIdPartition) -> LocalLogBounds:
         settings = self._tools.settings
@@ -187,7 +217,6 @@ class ListOffsetsHandler:
     async def _max_timestamp(
         self,
         partition: TopicIdPartition,
-        log_start: int,
         broker: ListOffsetsResponsePartition,
         deadline_ms: int,
         connection_id: int,
@@ -201,6 +230,7 @@ class ListOffsetsHandler:
             local = await self._local_bounds(partition)
             if local.log_start_offset < local.high_watermark:
                 return None
+        log_start = (await self._log_start(partition)).offset or 0
         found = await self._offsets.max_timestamp(
             partition, log_start, _BEYOND_ALL, deadline_ms=deadline_ms, connection_id=connection_id
         )

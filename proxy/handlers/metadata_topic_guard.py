@@ -15,7 +15,7 @@ from uuid import UUID
 
 from protocol.apis.named_topics import NamedTopic, Replaced, with_refusals, without_topics
 from protocol.errors import ErrorCode
-from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.exchange import Buffers, Exchange, Forward, HandlerState
 from proxy.handlers.addresses import check_version
 
 REFUSAL = "This topic is one of the remote log's own: it cannot be changed through the proxy."
@@ -34,7 +34,7 @@ class MetadataTopicGuard:
             name = self._topic_name(topic.topic_id)
         return name in self._own_topics
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Forward, HandlerState | None]:
         request = exchange.request
         check_version(request.api_key, request.api_version)
         frame, replaced = without_topics(request.frame, request.api_key, request.api_version, self.keeps_away)

@@ -2,6 +2,7 @@
 
 The broker's answer decides about access and fencing. Where the remote epochs cannot be had it is relayed: after a trim
 it says "old epoch, ends where the local log starts", which never makes a client believe that its data was truncated.
+A leader epoch that may have written the lost records of a gap ends where the gap ends, for the same reason.
 """
 
 from __future__ import annotations
@@ -78,9 +79,11 @@ class OffsetForLeaderEpochHandler:
                 return None
             epochs = await tools.reader.leader_epochs(partition, deadline_ms=deadline_ms, connection_id=connection_id)
             if asked.leader_epoch < last_remote_epoch:
-                found = end_offset_for(epochs, asked.leader_epoch)
+                found = end_offset_for(epochs, asked.leader_epoch, tools.tiered.rlmm.gaps(partition))
                 return None if found is None else EpochAnswer(0, found.epoch, found.end_offset)
             if broker.leader_epoch != asked.leader_epoch or contains(epochs, asked.leader_epoch):
+                return None
+            if tools.tiered.has_gap_behind(partition):
                 return None
             not_before_ms = tools.clock_ms() - tools.settings.bounds_max_age_ms
             verified = await tools.bounds.ask(partition, not_before_ms, tools.settings.bounds_timeout_ms)
@@ -88,7 +91,8 @@ class OffsetForLeaderEpochHandler:
             return None
         if broker.end_offset > verified.bounds.log_start_offset:
             return None
-        # An epoch older than all that the broker still knows, newer than all remote ones: it wrote nothing.
+        # The epoch is older than all that the broker still knows, and newer than all remote ones. No record is lost
+        # between them, so the epoch wrote no record.
         return EpochAnswer(0, last_remote_epoch, broker.end_offset)
 
 

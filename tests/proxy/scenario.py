@@ -50,6 +50,7 @@ from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
 from tiers.log.broker_log import BrokerLogSource
+from tiers.log.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader
 
@@ -181,6 +182,7 @@ async def scenario(root: Path, limits: ConnectionLimits | None = None) -> AsyncI
             topology=topology,
             tiered=TieredPartitions(tier.rlmm, settings.metadata_max_age_ms),
             bounds=LocalLogBoundsCache(BrokerLogSource(client), monotonic_ms),
+            log_starts=LogStartConfirmation(BrokerLogSource(client), tier.rlmm),
             reader=reader,
             settings=settings,
             clock_ms=monotonic_ms,

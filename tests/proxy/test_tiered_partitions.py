@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from proxy.tiered_partitions import TieredPartitions
+from tests.fakes.log_starts import user_log_start
 from tests.fakes.record_batches import batch_of
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.log.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 
@@ -27,15 +30,64 @@ async def test_the_first_offset_that_can_be_read(tier: RemoteTier) -> None:
     tiered = TieredPartitions(tier.rlmm, 1000)
     assert tiered.earliest_readable(TopicIdPartition(TOPIC_ID, 7), 30) is None
     assert tiered.earliest_readable(P0, 30) == 10
-    await tier.rlmm.raise_log_start_offset(P0, 3)
+    await tier.rlmm.put_log_start(P0, user_log_start(3))
     assert tiered.earliest_readable(P0, 30) == 10  # 3 to 9 are in neither tier
     assert tiered.earliest_readable(P0, 5) == 5
-    await tier.rlmm.raise_log_start_offset(P0, 15)
+    await tier.rlmm.put_log_start(P0, user_log_start(15))
     assert tiered.earliest_readable(P0, 30) == 15
     assert [tiered.holds(P0, offset) for offset in (14, 15, 29, 30)] == [False, True, True, False]
-    await tier.rlmm.raise_log_start_offset(P0, 30)
+    await tier.rlmm.put_log_start(P0, user_log_start(30))
     assert tiered.earliest_readable(P0, 40) == 40
-    assert tiered.earliest_readable(P0, 20) == 30  # what was deleted stays deleted
+    assert tiered.earliest_readable(P0, 20) == 20  # the leader may deny what is recorded
+    assert tiered.earliest_readable(P0, 20, ConfirmedLogStart(30)) == 30  # what was deleted stays deleted
+    assert tiered.earliest_readable(P0, 40, ConfirmedLogStart(None)) == 10
+    assert tiered.earliest_readable(P0, 40, ConfirmedLogStart(12)) == 12
+
+
+async def test_a_partition_of_which_nothing_was_copied_begins_where_the_local_log_does(tier: RemoteTier) -> None:
+    tiered = TieredPartitions(tier.rlmm, 1000)
+    seen = TopicIdPartition(TOPIC_ID, 3)
+    assert not tiered.is_tiered(seen)
+    await tier.rlmm.put_log_start(seen, LogStart(5, 5, LogStartReason.SEEN))
+    assert tiered.is_tiered(seen)
+    assert tiered.recorded_log_start(seen) is None
+    assert tiered.earliest_readable(seen, 30) == 30
+    assert tiered.is_at_head(seen, 7, 0)
+    assert tiered.unexplained_trim(seen, 0) is None
+
+
+async def test_a_trim_tells_that_there_were_segments(tier: RemoteTier) -> None:
+    tiered = TieredPartitions(tier.rlmm, 1000)
+    lost, trim = TopicIdPartition(TOPIC_ID, 3), OffsetAndEpoch(9, 5)
+    for partition in (P0, lost):
+        await tier.rlmm.put_local_log_start(partition, trim)
+    assert [tiered.unexplained_trim(lost, log_start) for log_start in (0, 8, 9)] == [trim, trim, None]
+    assert tiered.unexplained_trim(P0, 0) is None
+    assert [tiered.is_at_head(P0, offset, 0) for offset in (9, 10, 30)] == [True, False, False]
+    assert [tiered.is_at_head(P0, offset, 30) for offset in (30, 40)] == [True, True]
+    await tier.rlmm.accept(lost)
+    assert tiered.unexplained_trim(lost, 0) is None
+
+
+async def test_the_way_out_of_a_gap(tier: RemoteTier) -> None:
+    """Lost: 30 to 39, then 40 to 49, and 60 to 69."""
+    tiered = TieredPartitions(tier.rlmm, 1000)
+    assert not tiered.has_gap_behind(P0)
+    for gap in (LogGap(30, 40), LogGap(40, 50), LogGap(60, 70)):
+        await tier.rlmm.put_log_gap(P0, gap, 4)
+    assert tiered.gap_exit(P0, 29) is None
+    assert tiered.gap_exit(P0, 35) == tiered.gap_exit(P0, 49) == (50, None)
+    assert tiered.remote_position(P0, 35) is None
+    assert tiered.has_gap_behind(P0)
+    await tier.add(P0, [batch_of(50, 10, leader_epoch=6)], 50)
+    assert tiered.gap_exit(P0, 35) == (50, 50)
+    assert [tiered.remote_position(P0, offset) for offset in (9, 29, 30, 49, 50, 60)] == [None, 29, 50, 50, 50, None]
+    assert [tiered.leader_epoch_before_gap(P0, offset) for offset in (29, 30, 45, 65)] == [-1, 4, -1, 6]
+    await tier.rlmm.end_log_gap(P0, LogGap(40, 50))
+    exit_ = tiered.gap_exit(P0, 35)
+    assert exit_ is not None
+    assert not exit_.is_remote  # nobody recorded what became of 40 to 49
+    assert tiered.remote_position(P0, 35) is None
 
 
 async def test_the_epoch_that_wrote_an_offset(tier: RemoteTier) -> None:

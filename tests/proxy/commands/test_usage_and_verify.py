@@ -9,6 +9,7 @@ from proxy.commands.rewrap import rewrap_all
 from proxy.commands.segments import listed_segments
 from proxy.commands.tools import parse_target
 from proxy.commands.verify import verify_tier
+from tests.fakes.log_starts import user_log_start
 from tests.fakes.segments import PARTITION
 from tests.proxy.commands.command_bench import CommandBench
 from tiers.open_tier import RemoteTierError
@@ -61,7 +62,7 @@ async def test_offsets_that_no_segment_has_are_a_finding(bench: CommandBench) ->
     await bench.tiered(20)
     done = await verify_tier(bench.tier(), None, 2, None)
     assert [(each.segment, each.first_offset, each.last_offset) for each in done.findings] == [(None, 10, 19)]
-    await bench.rlmm.raise_log_start_offset(PARTITION, 20)
+    await bench.rlmm.put_log_start(PARTITION, user_log_start(20))
     assert (await verify_tier(bench.tier(), None, 2, None)).findings == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 
 import pytest
@@ -21,13 +21,17 @@ from proxy.local_log_bounds import LocalLogBoundsCache
 from proxy.tiered_partitions import TieredPartitions
 from tests.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.fakes.broker.exchange import FakeExchange
+from tests.fakes.log_starts import user_log_start
 from tests.fakes.record_batches import batch_of
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.errors import RemoteLogMetadataError
+from tiers.log.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogStart, LogStartReason
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
+P1 = TopicIdPartition(TOPIC_ID, 1, "orders")
 VERSIONS = (0, 1, 2)
 
 
@@ -39,15 +43,21 @@ class SlowRecorder:
         self.asked = asyncio.Event()
         self.done = asyncio.Event()
         self.timeouts_ms: list[int | None] = []
+        self.denied: list[Collection[LogStart]] = []
         self._inner = inner
 
-    async def raise_log_start_offset(
-        self, partition: TopicIdPartition, offset: int, timeout_ms: int | None = None
+    async def put_log_start(
+        self,
+        partition: TopicIdPartition,
+        start: LogStart,
+        timeout_ms: int | None = None,
+        denied: Collection[LogStart] = (),
     ) -> None:
         self.timeouts_ms.append(timeout_ms)
+        self.denied.append(denied)
         self.asked.set()
         await self.gate.wait()
-        await self._inner.raise_log_start_offset(partition, offset)
+        await self._inner.put_log_start(partition, start, denied=denied)
         self.done.set()
 
 
@@ -55,6 +65,7 @@ class Bench:
     def __init__(self, tier: RemoteTier, cluster: FakeCluster, tools: HandlerTools) -> None:
         self.tier = tier
         self.cluster = cluster
+        self.bounds = tools.bounds
         self.recorder = SlowRecorder(tier.rlmm)
         self.recorder.gate.set()
         self.handler = DeleteRecordsHandler(tools, self.recorder)
@@ -67,19 +78,20 @@ class Bench:
         error_code: int = 0,
         topic: str = "orders",
         timeout_ms: int = 1000,
+        partition: int = 0,
     ) -> tuple[int, int]:
         """`(error code, low watermark)`; the given ones are the broker's answer."""
         compact = version >= 2
         tags = b"\x00" if compact else b""
         head = write_array_length(1, compact) + write_string(topic, compact) + write_array_length(1, compact)
         frame = build_request_header(ApiKey.DELETE_RECORDS, version, 9, "test") + head
-        frame += INT32.pack(0) + INT64.pack(offset) + tags * 2 + INT32.pack(timeout_ms) + tags
+        frame += INT32.pack(partition) + INT64.pack(offset) + tags * 2 + INT32.pack(timeout_ms) + tags
         action, state = self.handler.on_request(FakeExchange(self.cluster, frame))
         assert isinstance(action, Forward)
         assert action.frame == frame
         assert state is not None
         payload = build_response_header(ApiKey.DELETE_RECORDS, version, 9) + INT32.pack(0) + head
-        payload += INT32.pack(0) + INT64.pack(low_watermark) + INT16.pack(error_code) + tags * 3
+        payload += INT32.pack(partition) + INT64.pack(low_watermark) + INT16.pack(error_code) + tags * 3
         answer = state.on_response(memoryview(payload))
         assert asyncio.iscoroutine(answer)
         payload = b"".join(await answer)
@@ -99,10 +111,11 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     async with RemoteLogReader(tier.rlmm, tier.storage) as reader, asyncio.TaskGroup() as group:
         tiered = TieredPartitions(tier.rlmm, settings.metadata_max_age_ms)
         bounds = LocalLogBoundsCache(cluster, monotonic_ms)
+        log_starts = LogStartConfirmation(cluster, tier.rlmm)
         yield Bench(
             tier,
             cluster,
-            HandlerTools(cluster, tiered, bounds, reader, settings, monotonic_ms, group.create_task),
+            HandlerTools(cluster, tiered, bounds, log_starts, reader, settings, monotonic_ms, group.create_task),
         )
 
 
@@ -163,6 +176,40 @@ async def test_a_log_that_does_not_begin_where_the_broker_said_is_another_topics
     assert bench.tier.rlmm.log_start_offset(P0) == 0
     del bench.cluster.topics["orders"]
     assert await bench.delete(2, 12, 30) == (ErrorCode.REQUEST_TIMED_OUT, -1)
+
+
+async def test_a_log_start_of_another_history_does_not_stand_in_for_a_deletion(bench: Bench) -> None:
+    """500 was deleted of a log that is gone; the one that took its place has less than that."""
+    before = user_log_start(500, leader_epoch=1)
+    await bench.tier.rlmm.put_log_start(P0, before)
+    assert await bench.delete(2, 12, 30) == (0, 12)
+    assert bench.tier.rlmm.log_starts(P0) == [user_log_start(12)]
+    assert bench.recorder.denied == [{before}]
+    assert bench.cluster.epochs_asked == [(P0, 1)]
+
+
+async def test_what_the_leader_confirms_is_not_recorded_again(bench: Bench) -> None:
+    await bench.tier.rlmm.put_log_start(P0, user_log_start(12, leader_epoch=1))
+    assert await bench.delete(2, 12, 30) == (0, 12)
+    assert await bench.delete(2, 7, 30) == (0, 12)
+    assert bench.recorder.timeouts_ms == []
+
+
+async def test_another_leader_than_before_the_request_may_have_another_history(bench: Bench) -> None:
+    await bench.bounds.ask(P0, 0, 1000)
+    bench.cluster.logs[P0].leader_epoch = 6
+    assert await bench.delete(2, 12, 30) == (ErrorCode.REQUEST_TIMED_OUT, -1)
+    assert bench.tier.rlmm.log_starts(P0) == []
+    assert await bench.delete(2, 12, 30) == (0, 12)
+    assert bench.tier.rlmm.log_starts(P0) == [user_log_start(12, leader_epoch=6)]
+
+
+async def test_a_deletion_ahead_of_the_first_copy_is_recorded(bench: Bench) -> None:
+    """The copy that is under way must not bring back what was deleted."""
+    await bench.tier.rlmm.put_log_start(P1, LogStart(0, 5, LogStartReason.SEEN))
+    bench.cluster.logs[P1] = LocalLog([], log_start_offset=7)
+    assert await bench.delete(2, 7, 7, partition=1) == (0, 7)
+    assert bench.tier.rlmm.log_starts(P1) == [user_log_start(7)]
 
 
 async def test_a_topic_that_is_not_tiered_is_the_brokers(bench: Bench) -> None:

@@ -29,6 +29,7 @@ from tests.fakes.fetch_bench import (
     parse,
     records,
 )
+from tests.fakes.log_starts import user_log_start
 from tests.fakes.record_batches import batch_of
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.model.ids import TopicIdPartition
@@ -212,7 +213,7 @@ async def test_damaged_bytes_are_an_error_never_an_answer(tmp_path: Path) -> Non
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_offsets_in_neither_tier_are_out_of_range(bench: Bench, version: int) -> None:
     assert codes(await bench.fetch(version, ask(version, 201))) == [1]
-    await bench.tier.rlmm.raise_log_start_offset(P0, 30)
+    await bench.tier.rlmm.put_log_start(P0, user_log_start(30))
     assert codes(await bench.fetch(version, ask(version, 29))) == [1]
     assert records(await bench.fetch(version, ask(version, 30))).startswith(bench.batches[3])
     bench.cluster.logs[LOCAL_0].log_start_offset = 5
@@ -235,7 +236,7 @@ async def test_what_is_known_is_read_on_when_the_metadata_topic_is_gone(tmp_path
         bench.tier.rlmm.final = True
         response = await bench.until_remote(version, ask(version, 30))
         assert records(response).startswith(bench.batches[3])
-        await bench.tier.rlmm.raise_log_start_offset(P0, 30)
+        await bench.tier.rlmm.put_log_start(P0, user_log_start(30))
         bench.cluster.logs[LOCAL_0].log_start_offset = 5
         for asked in (ask(version, 29), ask(version, 201), ask_local(version, 0)):
             assert codes(await bench.fetch(version, asked, max_wait_ms=1)) == [ErrorCode.REPLICA_NOT_AVAILABLE]

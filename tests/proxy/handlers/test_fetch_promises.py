@@ -18,6 +18,7 @@ from tests.fakes.broker.cluster import LocalLog
 from tests.fakes.broker.exchange import FakeExchange
 from tests.fakes.broker.fetch_frames import Ask, fetch_frame
 from tests.fakes.fetch_bench import LOCAL_0, P0, P1, Bench, ask, ask_local, bench_of, codes, parse, records
+from tests.fakes.log_starts import user_log_start
 from tests.fakes.record_batches import batch_of
 from tiers.errors import OffsetBelowLogStartError, OffsetGapError
 from tiers.log.log_source import LocalLogBounds
@@ -64,7 +65,7 @@ async def test_a_read_that_saw_no_log_start_never_makes_the_client_jump(
             while (told := codes(await bench.fetch(13, ask(13, 25)))) == [0]:
                 pass  # empty: not even begun in time
         assert told == [ErrorCode.REPLICA_NOT_AVAILABLE]
-        await bench.tier.rlmm.raise_log_start_offset(P0, 30)
+        await bench.tier.rlmm.put_log_start(P0, user_log_start(30))
         assert codes(await bench.fetch(13, ask(13, 25), max_wait_ms=60_000)) == [ErrorCode.OFFSET_OUT_OF_RANGE]
 
 
@@ -178,7 +179,7 @@ async def test_a_client_without_limits_gets_no_more_than_a_broker_would_give(
 
 async def test_a_partition_in_neither_tier_takes_no_budget_and_raises_the_alarm(bench: Bench) -> None:
     """It is foreseen to be out of range too, and stands first."""
-    bench.tier.rlmm.log_starts[P1] = 0
+    await bench.tier.add(P1, [batch_of(0, 3)], 0)
     bench.cluster.logs[P1] = LocalLog([batch_of(50, 10)], log_start_offset=50)
     await bench.fetch(13, ask(13, 55, partition=1), ask(13, 0))
     size = len(bench.batches[0])
@@ -188,9 +189,9 @@ async def test_a_partition_in_neither_tier_takes_no_budget_and_raises_the_alarm(
     assert bench.handler.in_neither_tier_count == 1
 
 
-async def test_a_streamed_answer_never_tells_a_client_to_jump_into_a_tier_without_segments(tmp_path: Path) -> None:
+async def test_a_streamed_answer_never_tells_a_client_to_jump_over_what_no_tier_has(tmp_path: Path) -> None:
     async with bench_of(tmp_path, FetchSettings(hold_bytes=200)) as bench:
-        bench.tier.rlmm.log_starts[P1] = 0
+        await bench.tier.add(P1, [batch_of(0, 3)], 0)
         bench.cluster.logs[P1] = LocalLog([batch_of(50, 10)], log_start_offset=50)
         bench.cluster.logs[LOCAL_0] = LocalLog([batch_of(0, 10, value_bytes=100)])
         response = await bench.fetch(13, ask(13, 5, partition=1), ask_local(13, 0))
@@ -252,10 +253,11 @@ async def test_a_state_that_is_cleared_while_it_is_looked_at_is_not_taken_for_al
 ) -> None:
     async with bench_of(tmp_path, FetchSettings(hold_bytes=hold_bytes)) as bench:
 
-        def cleared(partition: TopicIdPartition) -> None:
+        def cleared(partition: TopicIdPartition) -> bool:
             bench.tier.rlmm.fresh = False
+            return False
 
-        monkeypatch.setattr(bench.tier.rlmm, "log_start_offset", cleared)
+        monkeypatch.setattr(bench.tier.rlmm, "is_known", cleared)
         bench.cluster.logs[LOCAL_0] = LocalLog([batch_of(0, 10, value_bytes=100)])
         response = await bench.fetch(13, ask(13, 25), ask_local(13, 0))
         assert bench.streamed is (hold_bytes == 200)

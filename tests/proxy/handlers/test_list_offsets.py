@@ -23,9 +23,14 @@ from proxy.local_log_bounds import LocalLogBoundsCache
 from proxy.tiered_partitions import TieredPartitions
 from tests.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.fakes.broker.exchange import FakeExchange
+from tests.fakes.log_starts import user_log_start
 from tests.fakes.record_batches import build_batch, record
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.errors import BrokerError
+from tiers.log.log_history import LogStartConfirmation
+from tiers.log.log_source import EpochEndOffset
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogGap, OffsetAndEpoch
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
@@ -108,6 +113,7 @@ async def bench_of(root: Path, settings: FetchSettings) -> AsyncIterator[Bench]:
                 cluster,
                 TieredPartitions(tier.rlmm, settings.metadata_max_age_ms),
                 LocalLogBoundsCache(cluster, monotonic_ms),
+                LogStartConfirmation(cluster, tier.rlmm),
                 reader,
                 settings,
                 monotonic_ms,
@@ -145,15 +151,83 @@ async def test_a_name_that_has_another_id_by_now_is_not_answered_for_by_the_old_
 @pytest.mark.parametrize("version", range(1, 12))
 async def test_earliest_is_the_tiers_log_start_with_its_own_epoch(bench: Bench, version: int) -> None:
     assert found(await bench.ask(version, EARLIEST, offset=4)) == (0, -1, 0, 2 if version >= 4 else -1)
-    await bench.tier.rlmm.raise_log_start_offset(P0, 3)
+    await bench.tier.rlmm.put_log_start(P0, user_log_start(3))
     assert found(await bench.ask(version, EARLIEST, offset=4)) == (0, -1, 3, 3 if version >= 4 else -1)
-    await bench.tier.rlmm.raise_log_start_offset(P0, 4)
+    await bench.tier.rlmm.put_log_start(P0, user_log_start(4))
     assert found(await bench.ask(version, EARLIEST, offset=4)) == (0, -1, 4, 5 if version >= 4 else -1)
 
 
 async def test_what_was_deleted_stays_deleted_when_the_brokers_log_start_goes_back(bench: Bench) -> None:
-    await bench.tier.rlmm.raise_log_start_offset(P0, 5)
+    await bench.tier.rlmm.put_log_start(P0, user_log_start(5))
     assert found(await bench.ask(8, EARLIEST, offset=4)) == (0, -1, 5, -1)
+
+
+async def deny(bench: Bench, offset: int) -> None:
+    """Another history: its leader epoch 4 ended at 2."""
+    await bench.tier.rlmm.put_log_start(P0, user_log_start(offset, leader_epoch=4))
+    bench.cluster.logs[P0].epochs = [(2, 0), (5, 2)]
+
+
+@pytest.mark.parametrize("offset", [3, 4, 5])
+async def test_a_log_start_of_another_history_hides_nothing(bench: Bench, offset: int) -> None:
+    await deny(bench, offset)
+    assert found(await bench.ask(8, EARLIEST, offset=4)) == (0, -1, 0, 2)
+    assert found(await bench.ask(8, 240, offset=5, timestamp=260)) == (0, 300, 1, 2)
+    assert found(await bench.ask(8, MAX, offset=5, timestamp=260)) == (0, 300, 1, 2)
+    assert found(await bench.ask(9, LATEST_TIERED, offset=-1, epoch=-1)) == (0, -1, 3, 3)
+    assert found(await bench.ask(11, PENDING, offset=-1, epoch=-1)) == (0, -1, 4, -1)
+    assert bench.cluster.epochs_asked == [(P0, 4)]
+
+
+@pytest.mark.parametrize("asked", [EARLIEST, MAX, LATEST_TIERED, PENDING, 240])
+async def test_without_the_leaders_word_on_a_log_start_nothing_is_answered(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, asked: int
+) -> None:
+    async def silent(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
+        raise BrokerError("no answer", retriable=True)
+
+    await bench.tier.rlmm.put_log_start(P0, user_log_start(5))
+    monkeypatch.setattr(bench.cluster, "end_offset_for_epoch", silent)
+    assert (await bench.ask(11, asked, offset=4)).error_code == UNAVAILABLE
+
+
+async def test_a_log_start_that_hides_nothing_costs_no_question(bench: Bench) -> None:
+    await bench.tier.rlmm.put_log_start(P0, user_log_start(0))
+    assert found(await bench.ask(8, EARLIEST, offset=4)) == (0, -1, 0, 2)
+    assert (bench.cluster.bounds_asked, bench.cluster.epochs_asked) == (0, [])
+
+
+@pytest.mark.parametrize(("trim", "code"), [(OffsetAndEpoch(8, 5), UNAVAILABLE), (OffsetAndEpoch(9, 4), 0)])
+async def test_where_metadata_was_lost_nobody_is_told_where_the_log_begins(
+    bench: Bench, trim: OffsetAndEpoch, code: int
+) -> None:
+    """A trim, and not a segment: those were lost, if the leader confirms the trim."""
+    empty = TopicIdPartition(bench.cluster.topics.setdefault("empty", UUID(int=7)), 0)
+    bench.cluster.logs[empty] = LocalLog([build_batch(8, [record(8)])], 8)
+    await bench.tier.rlmm.put_local_log_start(empty, trim)
+    assert (await bench.ask(8, EARLIEST, offset=8, topic="empty")).error_code == code
+
+
+async def test_a_gap_at_the_head_is_passed_over(bench: Bench) -> None:
+    await bench.tier.rlmm.put_log_gap(P0, LogGap(4, 8), 5)
+    bench.cluster.logs[P0] = LocalLog([build_batch(8, [record(8, 500)])], 8)
+    assert found(await bench.ask(8, EARLIEST, offset=8)) == (0, -1, 0, 2)
+    for log_start in (4, 6):
+        await bench.tier.rlmm.put_log_start(P0, user_log_start(log_start))
+        assert found(await bench.ask(8, EARLIEST, offset=8)) == (0, -1, 8, 5)
+    await bench.tier.add(P0, [build_batch(8, [record(8, 500)], leader_epoch=5)], 8)
+    bench.cluster.logs[P0] = LocalLog([build_batch(9, [record(9, 600)])], 9)
+    assert found(await bench.ask(8, EARLIEST, offset=9)) == (0, -1, 8, 5)
+
+
+async def test_a_timestamp_is_looked_up_on_both_sides_of_a_gap(bench: Bench) -> None:
+    await bench.tier.rlmm.put_log_gap(P0, LogGap(4, 8), 5)
+    await bench.tier.add(P0, [build_batch(8, [record(8, 400)], leader_epoch=5)], 8)
+    bench.cluster.logs[P0] = LocalLog([build_batch(9, [record(9, 600)])], 9)
+    assert found(await bench.ask(8, 240, offset=9, timestamp=600)) == (0, 300, 1, 2)
+    assert found(await bench.ask(8, 350, offset=9, timestamp=600)) == (0, 400, 8, 5)
+    assert found(await bench.ask(8, 450, offset=9, timestamp=600)) == (0, 600, 9, 5)
+    assert found(await bench.ask(9, LATEST_TIERED, offset=-1, epoch=-1)) == (0, -1, 8, 5)
 
 
 @pytest.mark.parametrize("version", range(1, 12))
@@ -172,7 +246,7 @@ async def test_the_remote_end_and_what_comes_after_it(bench: Bench) -> None:
 async def test_pending_upload_is_the_earliest_offset_while_nothing_was_copied(bench: Bench) -> None:
     empty = TopicIdPartition(bench.cluster.topics.setdefault("empty", TOPIC_ID.__class__(int=7)), 0)
     bench.cluster.logs[empty] = LocalLog([build_batch(8, [record(8)])], 8)
-    await bench.tier.rlmm.raise_log_start_offset(empty, 2)
+    await bench.tier.rlmm.put_log_start(empty, user_log_start(2))
     assert found(await bench.ask(11, PENDING, offset=-1, epoch=-1, topic="empty")) == (0, -1, 8, -1)
     assert found(await bench.ask(9, LATEST_TIERED, offset=-1, epoch=-1, topic="empty")) == (0, -1, -1, -1)
 
@@ -183,7 +257,7 @@ async def test_a_timestamp_is_looked_up_remotely_first(bench: Bench, version: in
     assert found(await bench.ask(version, 240, offset=5, timestamp=260)) == (0, 300, 1, epoch)
     local = await bench.ask(version, 301, offset=-1, timestamp=-1, epoch=-1)
     assert found(local) == (0, -1, -1, -1)
-    await bench.tier.rlmm.raise_log_start_offset(P0, 2)
+    await bench.tier.rlmm.put_log_start(P0, user_log_start(2))
     assert found(await bench.ask(version, 240, offset=5, timestamp=260))[1:3] == (250, 3)
     assert found(await bench.ask(version, 255, offset=5, timestamp=260))[1:3] == (260, 5)
     assert found(await bench.ask(version, 140, offset=-1, timestamp=-1))[1:3] == (200, 2)

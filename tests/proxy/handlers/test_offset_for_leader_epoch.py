@@ -24,7 +24,9 @@ from tests.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.fakes.broker.exchange import FakeExchange
 from tests.fakes.record_batches import batch_of
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.log.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 
@@ -82,10 +84,11 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     async with RemoteLogReader(tier.rlmm, tier.storage) as reader, asyncio.TaskGroup() as group:
         tiered = TieredPartitions(tier.rlmm, settings.metadata_max_age_ms)
         bounds = LocalLogBoundsCache(cluster, monotonic_ms)
+        log_starts = LogStartConfirmation(cluster, tier.rlmm)
         yield Bench(
             tier,
             cluster,
-            HandlerTools(cluster, tiered, bounds, reader, settings, monotonic_ms, group.create_task),
+            HandlerTools(cluster, tiered, bounds, log_starts, reader, settings, monotonic_ms, group.create_task),
         )
 
 
@@ -105,6 +108,27 @@ async def test_from_the_last_remote_epoch_on_the_broker_knows(bench: Bench, vers
     # Newer than all remote ones, older than all local ones: it wrote nothing.
     assert await bench.ask(version, 7, (7, 30)) == (0, 6, 30)
     assert await bench.ask(version, 1, (-1, -1), error_code=74) == (74, -1, -1)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_between_the_tiers_what_wrote_lost_records_ends_with_the_gap(bench: Bench, version: int) -> None:
+    """The broker says so already."""
+    await bench.tier.rlmm.put_log_gap(P0, LogGap(30, 50), 8)
+    bench.cluster.logs[P0].log_start_offset = 50
+    for epoch in (6, 7):
+        assert await bench.ask(version, epoch, (epoch, 50)) == (0, epoch, 50)
+    assert await bench.ask(version, 4, (4, 50)) == (0, 3, 20)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_inside_the_remote_tier_what_wrote_lost_records_ends_with_the_gap(bench: Bench, version: int) -> None:
+    await bench.tier.rlmm.put_log_gap(P0, LogGap(30, 40), 8)
+    await bench.tier.add(P0, [batch_of(40, 10, leader_epoch=8)], 40)
+    bench.cluster.logs[P0] = LocalLog([batch_of(50, 10)], 50, leader_epoch=9)
+    for epoch in (6, 7):
+        assert await bench.ask(version, epoch, (epoch, 50)) == (0, epoch, 40)
+    assert await bench.ask(version, 5, (5, 50)) == (0, 3, 20)
+    assert await bench.ask(version, 8, (8, 50)) == (0, 8, 50)
 
 
 @pytest.mark.parametrize("version", [3, 4])
@@ -136,6 +160,26 @@ def test_the_end_of_an_epoch_is_where_the_next_known_one_begins(
     higher = next(entry for entry in entries if entry.epoch > asked)
     assert found.end_offset == higher.start_offset
     assert found.epoch == max((epoch for epoch in epochs if epoch <= asked), default=asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gap", "expected"),
+    [
+        (5, LogGap(20, 30), (5, 30)),
+        (3, LogGap(20, 30), (3, 30)),
+        (5, LogGap(20, 40), (5, 40)),  # the batch that holds the gap's end begins before it
+        (5, LogGap(12, 20), (3, 30)),  # followed by epoch 3 again
+        (5, LogGap(31, 40), (3, 30)),
+        (2, LogGap(20, 30), (1, 10)),
+        (0, LogGap(0, 9), (0, 9)),  # at the head
+        (7, LogGap(20, 30), None),
+    ],
+)
+def test_an_epoch_between_a_gaps_neighbours_ends_with_it(
+    asked: int, gap: LogGap, expected: tuple[int, int] | None
+) -> None:
+    epochs = [LeaderEpochEntry(1, 0), LeaderEpochEntry(3, 10), LeaderEpochEntry(7, 30)]
+    assert end_offset_for(epochs, asked, [gap, LogGap(90, 95)]) == expected
 
 
 async def test_a_partition_that_is_named_twice_is_left_to_the_broker(bench: Bench) -> None:

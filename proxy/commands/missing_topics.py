@@ -1,0 +1,189 @@
+"""`tidegate tier missing-topics`: lists tiered topics that no broker knows, and records which of them were deleted.
+
+The command itself deletes no data. It records that an operator says that a topic was deleted. The owners, which are
+running `tidegate serve` processes, then delete the topic's remote data. They wait for the same delay as after every
+other deletion.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+from uuid import UUID
+
+import typer
+
+from proxy.commands.tools import run_command
+from proxy.config import TidegateConfig, load_config
+from tiers.console import FINDINGS, AsJson, ConfigFile, progress_count, show_json, show_table, time_text
+from tiers.manager.missing_topics import vanished_together
+from tiers.manager.topic_deletion import ClusterTopicExistence
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.model.ids import TopicIdPartition
+from tiers.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, tiered_cluster
+
+_HELP = "Tiered topics that no broker knows any more."
+
+missing_topics = typer.Typer(
+    name="missing-topics", help=_HELP, invoke_without_command=True, add_completion=False, rich_markup_mode=None
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MissingTopic:
+    """One line of the answer: a tiered topic that no broker knows.
+
+    `missing_since_ms` is None when the owner has not recorded the time. The owner records no time for a topic whose
+    deletion is proved. `wants_operator` is true when the topic went missing at the same time as others and its deletion
+    is not proved. `deleted_from_ms` is the time at which the owners begin to delete an unproved topic, if no broker
+    knows the topic by then. `deleted_from_ms` is None when that time is not known or does not apply."""
+
+    topic: str
+    topic_id: str
+    partitions: int
+    segments: int
+    size_bytes: int
+    missing_since_ms: int | None
+    deletion_proved: bool
+    wants_operator: bool
+    deleted_from_ms: int | None
+
+
+@missing_topics.callback()
+def _missing_topics(
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Option("--config", help="The TOML file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Lists tiered topics that no broker knows any more; exit code 1 when one wants an operator's word."""
+    if context.invoked_subcommand is not None:
+        return
+    if config is None:
+        raise typer.BadParameter("is missing", param_hint="--config")
+    found = _run(load_config(config), ())
+    if as_json:
+        show_json(found)
+    else:
+        _print(found)
+    if any(each.wants_operator for each in found):
+        raise typer.Exit(FINDINGS)
+
+
+@missing_topics.command()
+def forget(
+    config: ConfigFile,
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC_ID|TOPIC...", help="As listed.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Without it nothing is written.")] = False,
+) -> None:
+    """Says that topics were deleted: the owners delete what is remote of them, and it is gone for ever then."""
+    settings = load_config(config)
+    found = _run(settings, ())
+    chosen: list[MissingTopic] = []
+    for topic in dict.fromkeys(topics):
+        named = [each for each in found if topic in (each.topic_id, each.topic)]
+        if len(named) != 1:
+            typer.echo(_not_one(topic, named), err=True)
+            raise typer.Exit(FINDINGS)
+        chosen += named
+    _print(chosen)
+    if not yes:
+        typer.echo("Nothing was written. With --yes the owners delete what is remote of these topics.")
+        return
+    _run(settings, [UUID(each.topic_id) for each in chosen])
+    typer.echo(
+        "Written down: the owners delete what is remote of these topics, once no broker has known them for"
+        " remote.log.topic.deletion.delay.ms."
+    )
+
+
+def _not_one(topic: str, named: Sequence[MissingTopic]) -> str:
+    if named:
+        return (
+            f"{topic} is the name of several missing topics, give the id: {', '.join(each.topic_id for each in named)}"
+        )
+    return f"{topic} is not missing: a broker knows it, or nothing of it is in the remote tier"
+
+
+def _run(settings: TidegateConfig, deleted: Collection[UUID]) -> list[MissingTopic]:
+    return run_command(lambda: read_missing_topics(settings, deleted))
+
+
+def _print(found: Sequence[MissingTopic]) -> None:
+    headings = ("topic", "id", "partitions", "segments", "bytes", "missing since", "deletion")
+    rows = [
+        (
+            each.topic,
+            each.topic_id,
+            each.partitions,
+            each.segments,
+            each.size_bytes,
+            time_text(each.missing_since_ms),
+            _deletion_text(each),
+        )
+        for each in found
+    ]
+    show_table(headings, rows, ("partitions", "segments", "bytes"))
+
+
+def _deletion_text(topic: MissingTopic) -> str:
+    if topic.deletion_proved:
+        return "proved"
+    if topic.wants_operator:
+        return "not proved, others vanished with it: wants an operator"
+    return f"not proved: from {time_text(topic.deleted_from_ms) or 'some days after it was missed'}"
+
+
+async def read_missing_topics(config: TidegateConfig, deleted: Collection[UUID]) -> list[MissingTopic]:
+    """Returns the missing topics, and first records those of `deleted` as deleted.
+
+    Raises `RemoteTierError` with a message of one line."""
+    async with tiered_cluster(config) as (client, _):
+        with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
+            async with metadata_to_now(config, client, Path(folder), watch=progress_count) as metadata:
+                known = {each.topic_id for each in (*metadata.partitions(), *metadata.topics_with_tier_config())}
+                gone = await ClusterTopicExistence(client).gone(known, TIMEOUT_MS) if known else set()
+                for topic_id in deleted:
+                    if topic_id not in gone:
+                        raise RemoteTierError(f"a broker knows the topic {topic_id}, or nothing of it is remote")
+                    name = next(each.topic for each in topics_of(metadata, {topic_id}))
+                    await metadata.put_topic_deletion(topic_id, name)
+                return missing_of(metadata, gone, config.remote_log.topic_deletion_unproved_delay_ms)
+
+
+def topics_of(metadata: RemoteLogMetadataReader, topic_ids: Collection[UUID]) -> list[TopicIdPartition]:
+    """Returns partition 0 of each of `topic_ids` that the metadata knows, sorted by name."""
+    known = (*metadata.topics_with_tier_config(), *metadata.partitions())
+    names = {each.topic_id: each.topic for each in known if each.topic_id in topic_ids}
+    found = [TopicIdPartition(topic_id, 0, name) for topic_id, name in names.items()]
+    return sorted(found, key=lambda each: (each.topic, str(each.topic_id)))
+
+
+def missing_of(metadata: RemoteLogMetadataReader, gone: Collection[UUID], unproved_delay_ms: int) -> list[MissingTopic]:
+    """Returns what the metadata says of the topics in `gone`, which no broker knows."""
+    missing = metadata.missing_topics()
+    together = vanished_together(missing)
+    partitions = metadata.partitions()
+    lines = []
+    for topic in topics_of(metadata, gone):
+        own = [each for each in partitions if each.topic_id == topic.topic_id]
+        segments = [segment for each in own for segment in metadata.list_remote_log_segments(each)]
+        is_proved, since_ms = metadata.is_topic_deleted(topic.topic_id), missing.get(topic.topic_id)
+        wants_operator = not is_proved and topic.topic_id in together
+        from_ms = None if is_proved or wants_operator or since_ms is None else since_ms + unproved_delay_ms
+        lines.append(
+            MissingTopic(
+                topic=topic.topic,
+                topic_id=str(topic.topic_id),
+                partitions=len(own),
+                segments=len(segments),
+                size_bytes=sum(each.segment_size_bytes for each in segments),
+                missing_since_ms=since_ms,
+                deletion_proved=is_proved,
+                wants_operator=wants_operator,
+                deleted_from_ms=from_ms,
+            )
+        )
+    return lines

@@ -1,0 +1,133 @@
+"""`tidegate tier missing-topics`: what it prints, and that nothing is written unless the operator says so twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import asdict, replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from typer.testing import CliRunner
+
+from proxy import cli
+from proxy.commands import missing_topics as command
+from proxy.commands.missing_topics import MissingTopic, missing_of
+from tests.contract.test_remote_log_metadata_manager import copied, segment
+from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tiers.manager.missing_topics import SAME_TIME_MS
+from tiers.model.ids import TopicIdPartition
+
+DAY_MS = 86_400_000
+SINCE_MS = 1_700_000_000_000
+ORDERS, PAYMENTS, AGAIN = (str(UUID(int=number)) for number in (1, 2, 3))
+ALONE = MissingTopic("orders", ORDERS, 1, 3, 3000, SINCE_MS, False, False, SINCE_MS + 7 * DAY_MS)
+PROVED = MissingTopic("payments", PAYMENTS, 2, 4, 4000, None, True, False, None)
+
+
+class Operator:
+    def __init__(self, config: Path) -> None:
+        self.config = config
+        self.found = [ALONE, PROVED]
+        self.deleted: list[UUID] = []
+
+    async def read(self, settings: object, deleted: Collection[UUID]) -> list[MissingTopic]:
+        self.deleted += deleted
+        return self.found
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(cli.app, ["tier", "missing-topics", *arguments, "--config", str(self.config)])
+        return done.exit_code, done.output
+
+
+@pytest.fixture
+def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Operator:
+    config = tmp_path / "tidegate.toml"
+    config.write_text('[upstream]\nbootstrap.servers = "127.0.0.1:1"\n')
+    made = Operator(config)
+    monkeypatch.setattr(command, "read_missing_topics", made.read)
+    return made
+
+
+def test_the_list_is_for_people_and_for_programs(operator: Operator) -> None:
+    code, out = operator.run("--json")
+    assert (code, json.loads(out)) == (0, [asdict(each) for each in operator.found])
+    code, out = operator.run()
+    assert code == 0
+    first, second = (line for line in out.splitlines() if "orders" in line or "payments" in line)
+    assert first.split()[:5] == ["orders", ORDERS, "1", "3", "3000"]
+    assert "2023-11-14T22:13:20" in first
+    assert "not proved: from 2023-11-21T22:13:20" in first
+    assert second.split() == ["payments", PAYMENTS, "2", "4", "4000", "-", "proved"]
+
+
+def test_what_wants_an_operator_is_a_finding(operator: Operator) -> None:
+    operator.found = [replace(ALONE, wants_operator=True, deleted_from_ms=None), PROVED]
+    code, out = operator.run()
+    assert (code, "wants an operator" in out) == (1, True)
+    assert operator.run("--json")[0] == 1
+
+
+@pytest.mark.parametrize("named", ["orders", ORDERS])
+def test_without_yes_nothing_is_written(operator: Operator, named: str) -> None:
+    code, out = operator.run("forget", named)
+    assert (code, "Nothing was written" in out, operator.deleted) == (0, True, [])
+    code, _ = operator.run("forget", named, "--yes")
+    assert (code, operator.deleted) == (0, [UUID(ORDERS)])
+
+
+def test_several_topics_are_named_at_once(operator: Operator) -> None:
+    code, _ = operator.run("forget", "orders", PAYMENTS, "orders", "--yes")
+    assert (code, operator.deleted) == (0, [UUID(ORDERS), UUID(PAYMENTS)])
+
+
+def test_what_is_not_missing_is_refused(operator: Operator) -> None:
+    code, out = operator.run("forget", "orders", AGAIN, "--yes")
+    assert (code, operator.deleted) == (1, [])
+    assert out == f"{AGAIN} is not missing: a broker knows it, or nothing of it is in the remote tier\n"
+
+
+def test_a_name_that_two_missing_topics_had_is_refused(operator: Operator) -> None:
+    operator.found = [ALONE, replace(ALONE, topic_id=AGAIN)]
+    code, out = operator.run("forget", "orders", "--yes")
+    assert (code, operator.deleted) == (1, [])
+    assert out == f"orders is the name of several missing topics, give the id: {ORDERS}, {AGAIN}\n"
+    assert operator.run("forget", AGAIN, "--yes")[0] == 0
+
+
+async def test_the_metadata_says_what_is_missing_of_which_topics() -> None:
+    metadata = InMemoryRemoteLogMetadataManager(wall_clock_ms=lambda: SINCE_MS)
+    orders, payments, again = (UUID(each) for each in (ORDERS, PAYMENTS, AGAIN))
+    for number in (0, 1):
+        await copied(metadata, segment(TopicIdPartition(orders, number, "orders"), 0, 9))
+    await copied(metadata, segment(TopicIdPartition(again, 3, "orders"), 0, 9))
+    settings = {"remote.storage.enable": "true"}
+    await metadata.change_topic_tier_config(payments, "payments", settings)
+
+    def seen(*gone: UUID) -> list[tuple[str, int, int, int | None, bool, bool, int | None]]:
+        return [
+            (
+                each.topic_id,
+                each.partitions,
+                each.size_bytes,
+                each.missing_since_ms,
+                each.deletion_proved,
+                each.wants_operator,
+                each.deleted_from_ms,
+            )
+            for each in missing_of(metadata, gone, DAY_MS)
+        ]
+
+    assert seen() == []
+    assert seen(orders) == [(ORDERS, 2, 2000, None, False, False, None)]
+    await metadata.put_topic_missing(orders, "orders", is_missing=True)
+    assert seen(orders) == [(ORDERS, 2, 2000, SINCE_MS, False, False, SINCE_MS + DAY_MS)]
+    metadata.missing[payments] = SINCE_MS + SAME_TIME_MS - 1
+    metadata.missing[again] = SINCE_MS + 2 * SAME_TIME_MS - 1
+    await metadata.put_topic_deletion(payments, "payments")
+    assert seen(again, payments, orders) == [
+        (ORDERS, 2, 2000, SINCE_MS, False, True, None),
+        (AGAIN, 1, 1000, SINCE_MS + 2 * SAME_TIME_MS - 1, False, False, SINCE_MS + 2 * SAME_TIME_MS - 1 + DAY_MS),
+        (PAYMENTS, 0, 0, SINCE_MS + SAME_TIME_MS - 1, True, False, None),
+    ]

@@ -1,0 +1,132 @@
+"""A recorded log start is one of a history: what the leader says of it decides what a Fetch is told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import ErrorCode
+from proxy.handlers.base import FetchSettings
+from tests.fakes.broker.cluster import LocalLog
+from tests.fakes.fetch_bench import LOCAL_0, P0, P1, Bench, ask, ask_local, bench_of, codes, records
+from tests.fakes.log_starts import user_log_start
+from tests.fakes.record_batches import batch_of
+from tiers.errors import BrokerError
+from tiers.log.log_source import EpochEndOffset
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
+
+VERSIONS = [4, 7, 12, 13, 18]
+UNAVAILABLE = ErrorCode.REPLICA_NOT_AVAILABLE
+OLD = user_log_start(150, leader_epoch=3)
+"""Of a history in which leader epoch 3 went on to 150 at least."""
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    async with bench_of(tmp_path) as made:
+        made.cluster.logs[P0].epochs = [(0, 0), (3, 90), (5, 120)]
+        yield made
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_one_that_the_leader_denies_is_neither_answered_nor_relayed(bench: Bench, version: int) -> None:
+    await bench.tier.rlmm.put_log_start(P0, OLD)
+    for offset in (25, 60):  # unforeseen, then predicted
+        response = await bench.fetch(version, ask(version, offset), max_wait_ms=60_000)
+        assert codes(response) == [0]
+        assert records(response).startswith(bench.batches[offset // 10])
+        assert response.partitions[0].log_start_offset == (0 if version >= 5 else -1)
+    response = await bench.fetch(version, ask(version, 160), max_wait_ms=60_000)
+    assert response.partitions[0].log_start_offset == (100 if version >= 5 else -1)
+    assert bench.cluster.epochs_asked == [(P0, 3)]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_the_next_lower_one_that_the_leader_confirms_counts(bench: Bench, version: int) -> None:
+    bench.tier.rlmm.recorded_log_starts[P0] = [user_log_start(50), OLD]
+    assert codes(await bench.fetch(version, ask(version, 25))) == [ErrorCode.OFFSET_OUT_OF_RANGE]
+    response = await bench.fetch(version, ask(version, 60))
+    assert records(response).startswith(bench.batches[6])
+    assert response.partitions[0].log_start_offset == (50 if version >= 5 else -1)
+    assert bench.cluster.epochs_asked == [(P0, 3), (P0, 5)]
+
+
+async def test_what_one_leader_denies_another_may_confirm(bench: Bench) -> None:
+    await bench.tier.rlmm.put_log_start(P0, OLD)
+    assert records(await bench.fetch(13, ask(13, 25, leader_epoch=5)))
+    log = bench.cluster.logs[P0]
+    log.leader_epoch, log.epochs = 6, [(0, 0), (3, 90), (6, 180)]
+    response = await bench.fetch(13, ask(13, 25, leader_epoch=6))
+    assert codes(response) == [ErrorCode.OFFSET_OUT_OF_RANGE]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_leader_that_does_not_say_makes_no_client_jump(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
+    async def silent(partition: TopicIdPartition, leader_epoch: int, timeout_ms: int) -> EpochEndOffset:
+        raise BrokerError("no answer", retriable=True)
+
+    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=10)) as bench:
+        await bench.tier.rlmm.put_log_start(P0, OLD)
+        monkeypatch.setattr(bench.cluster, "end_offset_for_epoch", silent)
+        response = await bench.fetch(version, ask(version, 25), ask_local(version, 0), max_wait_ms=1)
+        assert codes(response) == [UNAVAILABLE, 0]
+        assert records(response, 1)
+
+
+async def test_a_streamed_answer_leaves_it_to_the_next_request(tmp_path: Path) -> None:
+    """It cannot wait for the leader."""
+    async with bench_of(tmp_path, FetchSettings(hold_bytes=200)) as bench:
+        await bench.tier.rlmm.put_log_start(P0, user_log_start(50))
+        bench.cluster.logs[LOCAL_0] = LocalLog([batch_of(0, 10, value_bytes=100)])
+        response = await bench.fetch(13, ask(13, 25), ask_local(13, 0))
+        assert bench.streamed
+        assert (codes(response), records(response, 0)) == ([0, 0], b"")
+        response = await bench.fetch(13, ask(13, 25), ask_local(13, 0), max_wait_ms=60_000)
+        assert codes(response) == [ErrorCode.OFFSET_OUT_OF_RANGE, 0]
+
+
+async def test_before_all_that_was_copied_there_is_nothing(bench: Bench) -> None:
+    """Nothing is recorded for a gap at the head; a log start that was only seen deletes nothing, and hides nothing."""
+    await bench.tier.rlmm.put_log_start(P1, LogStart(0, 5, LogStartReason.SEEN))
+    log = bench.cluster.logs[P1] = LocalLog([batch_of(50, 10)], log_start_offset=50)
+    assert codes(await bench.fetch(13, ask(13, 5, partition=1))) == [ErrorCode.OFFSET_OUT_OF_RANGE]
+    await bench.tier.add(P1, [batch_of(50, 10)], 50)
+    log.batches, log.log_start_offset = [batch_of(60, 10)], 60
+    assert codes(await bench.fetch(13, ask(13, 5, partition=1))) == [ErrorCode.OFFSET_OUT_OF_RANGE]
+    assert records(await bench.fetch(13, ask(13, 50, partition=1), max_wait_ms=60_000))
+    assert bench.handler.in_neither_tier_count == 0
+
+
+@pytest.mark.parametrize("is_copied_on", [True, False])
+async def test_behind_all_that_was_deleted_a_gap_is_one_at_the_head(bench: Bench, is_copied_on: bool) -> None:
+    """What the broker removed there before it was copied is not recorded: the log begins behind it."""
+    await bench.tier.add(P1, [batch_of(0, 20)], 0)
+    await bench.tier.rlmm.put_log_start(P1, user_log_start(20))
+    log = bench.cluster.logs[P1] = LocalLog([batch_of(50, 10)], log_start_offset=50)
+    if is_copied_on:
+        await bench.tier.add(P1, [batch_of(50, 10)], 50)
+        log.batches, log.log_start_offset = [batch_of(60, 10)], 60
+    for offset in (10, 20, 49):
+        response = await bench.fetch(13, ask(13, offset, partition=1), max_wait_ms=60_000)
+        assert codes(response) == [ErrorCode.OFFSET_OUT_OF_RANGE]
+    response = await bench.fetch(13, ask(13, 60, partition=1))
+    assert response.partitions[0].log_start_offset == 50
+    assert bench.handler.in_neither_tier_count == 0
+
+
+@pytest.mark.parametrize(("trim", "told"), [(OffsetAndEpoch(50, 5), UNAVAILABLE), (OffsetAndEpoch(51, 3), 1)])
+async def test_a_trim_without_a_segment_says_that_metadata_was_lost(
+    tmp_path: Path, trim: OffsetAndEpoch, told: int
+) -> None:
+    """If it was one of this history."""
+    async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=10)) as bench:
+        await bench.tier.rlmm.put_local_log_start(P1, trim)
+        bench.cluster.logs[P1] = LocalLog([batch_of(50, 10)], log_start_offset=50)
+        response = await bench.fetch(13, ask(13, 5, partition=1), max_wait_ms=1)
+        assert codes(response) == [told]
+        assert bench.handler.in_neither_tier_count == (told == UNAVAILABLE)
