@@ -22,7 +22,7 @@ _PASSING = {KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._RES
 
 @contextmanager
 def consumer_at(
-    bootstrap: str, topic: str, offset: int, partition: int = 0, settings: Mapping[str, int] | None = None
+    bootstrap: str, topic: str, offset: int, partition: int = 0, settings: Mapping[str, str | int] | None = None
 ) -> Iterator[Consumer]:
     """Unmodified, and told to fail rather than to jump."""
     consumer = Consumer(

@@ -91,7 +91,7 @@ class Tiers:
         segments = await self.segments()
         assert {one.state for one in segments} == {RemoteLogSegmentState.COPY_SEGMENT_FINISHED}
         objects = [path for path in self.options.remote_folder.rglob("*") if path.is_file()]
-        assert len(objects) == 2 * len(segments)
+        assert len(objects) == 2 * len(segments) + 1  # and the manifest
         assert list(self.options.spool_folder.iterdir()) == []
 
     async def is_settled(self) -> bool:

@@ -14,16 +14,20 @@ from confluent_kafka.admin import AdminClient
 from prometheus_client import CollectorRegistry
 
 from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.fakes.log_starts import user_log_start
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic, delete_topic, produce, random_values, topic_id_partition
 from tests.tiers.manager.workbench import POLICY, FakeShareGroups
 from tiers.broker.client import BrokerClient
 from tiers.errors import BrokerError, RetriableRemoteStorageError
 from tiers.log.broker_log import BrokerLogSource
+from tiers.log.log_history import ConfirmedLogStart, LogStartConfirmation
 from tiers.log.log_source import LocalLogBounds
 from tiers.manager.copy_task import RLMCopyTask
 from tiers.manager.expiration_task import RLMExpirationTask
+from tiers.manager.log_gap_task import LogGapTask
 from tiers.manager.metrics import RemoteLogManagerMetrics
+from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.segment_deletion import collect_leftovers
 from tiers.manager.settings import RemoteLogManagerSettings
 from tiers.manager.spool import Spool
@@ -55,6 +59,8 @@ class Tasks:
             segment_ms=0,
         )
         self.copying = RLMCopyTask(self.services, self.partition)
+        self.manifest = PartitionManifestTask(self.services, self.partition)
+        self.gaps = LogGapTask(self.services, self.partition, self.manifest)
 
     async def bounds(self) -> LocalLogBounds:
         return await self.services.source.bounds(self.partition, TIMEOUT_MS)
@@ -62,16 +68,27 @@ class Tasks:
     async def copy(self) -> None:
         """Rounds until nothing more is ready."""
         while True:
+            await self.manifest.check((await self.bounds()).log_start_offset)
             await collect_leftovers(self.services, self.partition)
-            if not await self.copying.run(self.policy, await self.bounds()):
+            bounds, log_start = await self.bounds(), await self.log_start()
+            await self.copying.finish_removed(bounds)
+            start = await self.gaps.copy_start(bounds, log_start.offset)
+            more = start is not None and await self.copying.run(self.policy, bounds, start, log_start.offset)
+            await self.manifest.run()
+            if not more:
                 return
 
+    async def log_start(self) -> ConfirmedLogStart:
+        confirmation = LogStartConfirmation(self.services.source, self.services.metadata)
+        return await confirmation.confirmed(self.partition, (await self.bounds()).leader_epoch, TIMEOUT_MS)
+
     async def trim(self) -> int | None:
-        return await TrimTask(self.services, self.partition).run(self.policy, self.copying.local_only_bytes)
+        log_start = (await self.log_start()).offset
+        return await TrimTask(self.services, self.partition).run(self.policy, self.copying.local_only_bytes, log_start)
 
     async def expire(self) -> None:
         task = RLMExpirationTask(self.services, self.partition)
-        await task.run(self.policy, await self.bounds(), self.copying.local_only_bytes)
+        await task.run(self.policy, await self.bounds(), await self.log_start(), self.copying.local_only_bytes)
 
     async def until_start(self, holds: Callable[[int], bool]) -> int:
         async with asyncio.timeout(120):
@@ -100,7 +117,7 @@ async def tasks_on(
         await store.open()
         stack.push_async_callback(store.close)
         settings = RemoteLogManagerSettings(
-            spool_dir=folder / "spool", visible_after_ms=0, fetch_bytes=100_000, hole_alarm_ms=1_000
+            spool_dir=folder / "spool", visible_after_ms=0, fetch_bytes=100_000, gap_alarm_ms=1_000
         )
         registry = CollectorRegistry()
         services = TaskServices(
@@ -111,6 +128,7 @@ async def tasks_on(
             settings=settings,
             metrics=RemoteLogManagerMetrics(registry),
             spool=Spool(settings.spool_dir, settings.spool_max_bytes, 1),
+            cluster_id="cluster",
             checkpoint=checkpoint,
         )
         await services.spool.open()
@@ -120,7 +138,7 @@ async def tasks_on(
         yield tasks
 
 
-async def test_the_broker_expires_what_a_store_that_is_down_did_not_take_and_the_log_goes_on_after_it(
+async def test_the_broker_expires_what_a_store_that_is_down_did_not_take_and_the_log_has_a_gap(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Local files go once they are older than the total retention, remote or not (founding documents)."""
@@ -147,11 +165,14 @@ async def test_the_broker_expires_what_a_store_that_is_down_did_not_take_and_the
         async with asyncio.timeout(120):
             while tasks.remote_end != 5199:
                 await tasks.copy()
-        start = tasks.services.metadata.log_start_offset(tasks.partition)
-        assert start is not None
-        assert 200 < start <= (await tasks.bounds()).log_start_offset
-        assert tasks.alarms("hole") > 0
-        assert tasks.services.metadata.remote_log_segment_metadata(tasks.partition, start) is not None
+        metadata = tasks.services.metadata
+        [gap] = metadata.gaps(tasks.partition)
+        assert gap.first_offset == 200
+        assert 200 < gap.next_offset <= (await tasks.bounds()).log_start_offset
+        assert tasks.alarms("gap") == 1
+        assert metadata.log_start_offset(tasks.partition) == 0
+        for offset in (0, 199, gap.next_offset):
+            assert metadata.remote_log_segment_metadata(tasks.partition, offset) is not None
 
 
 async def test_a_broker_that_forgot_a_deletion_in_a_crash_is_told_again(
@@ -163,13 +184,14 @@ async def test_a_broker_that_forgot_a_deletion_in_a_crash_is_told_again(
     async with tasks_on(cluster, topic_name, tmp_path) as tasks:
         await asyncio.to_thread(produce, cluster.bootstrap_servers, topic_name, random_values(900))
         await tasks.copy()
-        await tasks.services.metadata.raise_log_start_offset(tasks.partition, 123)
+        leader_epoch = (await tasks.bounds()).leader_epoch
+        await tasks.services.metadata.put_log_start(tasks.partition, user_log_start(123, leader_epoch))
         await tasks.expire()
         assert (await tasks.bounds()).log_start_offset == 123
         trimmed = await tasks.trim()
         assert trimmed is not None
         assert 123 < trimmed < 900
-        assert tasks.services.metadata.local_log_start_offset(tasks.partition) == trimmed
+        assert tasks.services.metadata.local_log_start(tasks.partition) == (trimmed, leader_epoch)
 
         listed = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(topic_name, 300)
         (node_id,) = listed.topics[topic_name].partitions[0].replicas
@@ -182,7 +204,7 @@ async def test_a_broker_that_forgot_a_deletion_in_a_crash_is_told_again(
         assert await tasks.trim() == trimmed
         await tasks.copy()
         assert tasks.remote_end == 899
-        assert tasks.alarms("hole") == 0
+        assert tasks.alarms("gap") == 0
 
 
 async def test_a_topic_made_again_under_its_name_between_plan_and_trim_is_left_alone(

@@ -78,6 +78,7 @@ async def copying(kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path)
             settings=settings,
             metrics=metrics,
             spool=Spool(settings.spool_dir, settings.spool_max_bytes, 2),
+            cluster_id="cluster",
         )
         rule = TopicRule(topic_name, segment_bytes=50_000, segment_ms=500)
         manager = RemoteLogManager(services, TieredTopics(client, [rule], metrics))

@@ -92,6 +92,7 @@ async def process(kafka: KafkaCluster, topic_name: str, tmp_path: Path) -> Async
             settings=settings,
             metrics=metrics,
             spool=Spool(settings.spool_dir, settings.spool_max_bytes, 2),
+            cluster_id="cluster",
         )
         rule = TopicRule(topic_name, local_retention_bytes=0, segment_bytes=30_000, segment_ms=300)
         manager = RemoteLogManager(
@@ -127,10 +128,21 @@ async def test_copy_trim_and_delete_with_metadata_in_the_cluster(
     segments = list(process.metadata.list_remote_log_segments(partition))
     assert [one.start_offset for one in segments] == [0, *(one.end_offset + 1 for one in segments[:-1])]
     assert process.metadata.log_start_offset(partition) == 0
-    assert len(process.objects()) == 2 * len(segments)
+    assert len(process.objects()) == 2 * len(segments) + 1  # and the manifest
 
+    async def is_missing() -> bool:
+        return partition.topic_id in process.metadata.missing_topics()
+
+    async def nothing_is_recorded() -> bool:
+        return not process.metadata.missing_topics() and not process.metadata.deleted_topic_ids()
+
+    objects = process.objects()
     delete_topic(kafka.bootstrap_servers, topic_name)
+    await eventually(is_missing)
+    assert process.objects() == objects
+    await process.metadata.put_topic_deletion(partition.topic_id, topic_name)
     await eventually(nothing_is_left)
+    await eventually(nothing_is_recorded)
 
 
 async def test_the_users_retention_holds_over_both_tiers(
@@ -150,4 +162,4 @@ async def test_the_users_retention_holds_over_both_tiers(
     segments = list(process.metadata.list_remote_log_segments(partition))
     assert sum(one.segment_size_bytes for one in segments) >= 50_000
     assert process.metadata.log_start_offset(partition) == segments[0].start_offset
-    assert len(process.objects()) == 2 * len(segments)
+    assert len(process.objects()) == 2 * len(segments) + 1  # and the manifest

@@ -21,6 +21,7 @@ from tiers.metadata.serde import encode_key, encode_value, key_of
 from tiers.metadata.tier_config_writer import tier_config_transactional_id
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import TopicTierConfigUpdate
 
 pytestmark = pytest.mark.integration
@@ -121,11 +122,11 @@ async def test_a_log_start_is_recorded_behind_it_for_whoever_has_the_patience(
     async with cluster.manager("reader", is_member=False) as reader, cluster.client() as client:
         dead = await dies_in_a_transaction(client, reader, partition, f"dead-{topic_name}")
         with pytest.raises(RemoteLogMetadataNotReadyError):
-            await reader.raise_log_start_offset(partition, 5, 100)
+            await reader.put_log_start(partition, LogStart(5, 0, LogStartReason.USER), 100)
         async with asyncio.TaskGroup() as group:
-            patient = group.create_task(reader.raise_log_start_offset(partition, 5, 300_000))
+            patient = group.create_task(reader.put_log_start(partition, LogStart(5, 0, LogStartReason.USER), 300_000))
             with pytest.raises(RemoteLogMetadataNotReadyError):  # no longer than it wants to, behind whom it may be
-                await reader.raise_log_start_offset(partition, 6, 100)
+                await reader.put_log_start(partition, LogStart(6, 0, LogStartReason.USER), 100)
             assert not patient.done()
             await dead.initialize(TIMEOUT_MS)
         assert reader.log_start_offset(partition) == 5

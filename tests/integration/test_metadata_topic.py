@@ -31,6 +31,7 @@ from tiers.metadata.metadata_topic import MetadataTopicSettings, MetadataTopicUn
 from tiers.metadata.serde import encode_key, encode_value, key_of, segment_keys
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 
@@ -188,7 +189,7 @@ async def test_a_topic_that_is_grown_is_written_no_more_and_read_on(
         assert "has 5 partitions and 3 are configured" in str(manager.alarm)
         assert not manager.owns(partition)
         with pytest.raises(OwnershipLostError):
-            await manager.raise_local_log_start_offset(partition, 5)
+            await manager.put_local_log_start(partition, OffsetAndEpoch(5, 0))
         await manager.ensure_fresh(partition, 0, TIMEOUT_MS)
         assert manager.remote_end_offset(partition) == 9
         await manager.close()
@@ -228,7 +229,7 @@ async def test_a_topic_that_is_deleted_is_an_alarm_and_one_that_comes_in_its_pla
             with pytest.raises(RemoteLogMetadataNotReadyError):
                 await manager.ensure_fresh(partition, 60_000, 100)
             with pytest.raises(RemoteLogMetadataError):
-                await manager.raise_log_start_offset(partition, 5, 100)
+                await manager.put_log_start(partition, LogStart(5, 0, LogStartReason.USER), 100)
             if what_is_there == "is not the one":
                 await delete(client, topic_name)
                 await until_gone(client, topic_name)
@@ -269,7 +270,7 @@ async def test_records_of_strangers_harm_nothing(
         own["enable.idempotence"] = True  # what is sent again is not there twice
         producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, **own})
         for number in range(3):
-            for key, value in [*records, (b"?", bytes.fromhex("01cf0f00"))]:
+            for key, value in [*records, (b"?", bytes.fromhex("01b71700"))]:
                 producer.produce(topic_name, value, key, partition=number)
         assert producer.flush(TIMEOUT_MS / 1000) == 0
 

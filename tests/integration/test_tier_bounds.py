@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.contract.test_remote_log_metadata_manager import bear_standstills, copied, segment, until
+from tests.fakes.log_starts import user_log_start
 from tests.integration import tier_command
 from tests.integration.tier_command import Answer
 from tests.servers.kafka import KafkaCluster
@@ -18,6 +19,7 @@ from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.metadata_topic import MetadataTopicSettings
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.model.log_start import LogGap
 
 pytestmark = pytest.mark.integration
 TIMEOUT_MS = 60_000
@@ -66,7 +68,7 @@ async def test_the_bounds_of_both_tiers(
         assert (code, line["holds"], line["remote_end"], line["pending_upload"]) == (0, True, None, 0)
 
         await until(lambda: metadata.owns(partition))
-        await metadata.raise_log_start_offset(partition, 5)
+        await metadata.put_log_start(partition, user_log_start(5))
         await copied(metadata, segment(partition, 0, 59))
         source = BrokerLogSource(client)
         epoch = (await source.bounds(partition, TIMEOUT_MS)).leader_epoch
@@ -84,6 +86,7 @@ async def test_the_bounds_of_both_tiers(
                 "local_log_start": 40,
                 "last_stable_offset": 100,
                 "high_watermark": 100,
+                "gaps": [],
                 "violated": [],
                 "trouble": None,
                 "holds": True,
@@ -102,6 +105,12 @@ async def test_the_bounds_of_both_tiers(
             "100",
             "hold",
         ]
+
+        await metadata.put_log_gap(partition, LogGap(60, 70), epoch)
+        _, [line] = await operator.tier_bounds_as_json()
+        assert (line["gaps"], line["pending_upload"]) == ([{"first_offset": 60, "next_offset": 70}], 70)
+        _, out, _ = await operator.tier_bounds(topic_name)
+        assert "gap: the brokers removed the offsets 60 to 69 before they were copied" in out
 
         await copied(metadata, segment(partition, 60, 100))
         code, out, _ = await tier_command.as_process(operator.config, "bounds")

@@ -29,6 +29,7 @@ from tiers.metadata.shared_reader import SharedRemoteLogMetadataReader
 from tiers.metadata.state_layout import STATE_FILE
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings, wall_clock_ms
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
@@ -302,7 +303,7 @@ async def test_workers_read_the_owners_state(cluster: Cluster, monkeypatch: pyte
             follower.start()
             try:
                 await worker.ensure_fresh(partition, 1_000, TIMEOUT_MS)
-                await worker.raise_log_start_offset(partition, 42)
+                await worker.put_log_start(partition, LogStart(42, 0, LogStartReason.USER))
                 assert worker.log_start_offset(partition) == 42
                 assert worker.is_tiered(partition.topic_id)
                 await worker.change_topic_tier_config(partition.topic_id, "orders", {"local.retention.ms": "5"})

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
+from uuid import UUID
 
 import confluent_kafka
 import kafka as kafka_python
 import pytest
+from kafka.protocol.admin import DeleteTopicsRequest
 
+from proxy.config import load_config
 from proxy.handlers.base import FetchSettings
 from tests.clients.librdkafka import Librdkafka
+from tests.integration import tier_command
 from tests.integration.late_tier import listed
 from tests.integration.strict_consumer import consumer_at, read
 from tests.integration.two_tiers_rig import TwoTiers, two_tiers
+from tests.integration.waiting import until
 from tests.servers.kafka import KafkaCluster
-from tests.servers.peer import Peer
+from tests.servers.peer import Peer, topic_id_of
 from tests.servers.producing import add_partitions, create_topic, delete_topic, produce, random_values
+from tests.servers.tidegate import TidegateProcess, tidegate_over
+from tiers.open_tier import open_tier
+from tiers.storage.object_key import parse_segment_key
 
 pytestmark = pytest.mark.integration
 
@@ -178,3 +187,85 @@ async def test_new_partitions_of_a_topic_are_tiered_as_the_old_ones(
         for number, values in enumerate((first, second)):
             found = await asyncio.to_thread(read_partition, tiers.bootstrap, topic, number, 200)
             assert found == list(enumerate(values))
+
+
+def objects_of(folder: Path, topic_id: UUID) -> list[str]:
+    """Segments' objects that the store has of the topic."""
+    keys = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    return sorted(key for key in keys if (parsed := parse_segment_key(key)) and parsed.topic_id == topic_id)
+
+
+def delete_by_v6(address: tuple[str, int], name: str | None, topic_id: UUID) -> None:
+    """Without a name by the id. A proxy's bootstrap port leads to any broker."""
+    topic = DeleteTopicsRequest.DeleteTopicState(name=name, topic_id=topic_id if name is None else UUID(int=0))
+    with Peer(address) as peer:
+        (result,) = peer.ask(DeleteTopicsRequest(topics=[topic], timeout_ms=60_000), 6).responses
+    assert (result.error_code, result.topic_id) == (0, topic_id)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_topic_is_deleted_by_proof_and_not_for_its_absence(
+    kafka: KafkaCluster, tmp_path: Path, topic: str, workers: int
+) -> None:
+    """Deleted through a proxy, what is remote of it goes; deleted at the brokers, an operator must say so."""
+    settings: dict[str, str | int] = {
+        "workers": workers,
+        "remote.log.topic.deletion.delay.ms": 500,
+        "remote.log.manager.task.interval.ms": 200,
+        "remote.log.metadata.topic.name": f"__metadata-{topic}"[:200],
+    }
+    names = [f"{topic}-{number}" for number in range(6)]
+    by_name, by_name_in_v6, by_id, *directly = names
+    with tidegate_over(kafka, tmp_path, tiered=[f"{topic}-*"], segment_bytes=20_000, settings=settings) as proxy:
+
+        def command(*arguments: str) -> tuple[int, str]:
+            code, out, _ = asyncio.run(tier_command.run(proxy.config, "missing-topics", *arguments))
+            return code, out
+
+        def missing() -> dict[str, dict[str, object]]:
+            return {each["topic"]: each for each in json.loads(command("--json")[1])}
+
+        for name in names:
+            create_topic(proxy.bootstrap_servers, name)
+            produce(proxy.bootstrap_servers, name, random_values(50))
+        topic_ids = {name: topic_id_of(kafka.bootstrap_servers, name) for name in names}
+        store = tmp_path / "tier"
+        until(lambda: all(len(objects_of(store, each)) >= 4 for each in topic_ids.values()))
+        assert missing() == {}
+
+        for name in directly:
+            delete_topic(kafka.bootstrap_servers, name)
+        until(lambda: [each["wants_operator"] for each in missing().values()] == [True] * len(directly))
+        left = {name: objects_of(store, topic_ids[name]) for name in directly}
+        delete_topic(proxy.bootstrap_servers, by_name)
+        delete_by_v6(proxy.address, by_name_in_v6, topic_ids[by_name_in_v6])
+        delete_by_v6(proxy.address, None, topic_ids[by_id])
+        until(lambda: not any(objects_of(store, topic_ids[name]) for name in (by_name, by_name_in_v6, by_id)))
+        assert {name: objects_of(store, topic_ids[name]) for name in directly} == left
+        assert missing().keys() == set(directly)
+        assert proxy.metrics().count('reason="topics-missing"') >= len(directly)
+
+        code, out = command()
+        assert (code, out.count("wants an operator")) == (1, len(directly))
+        assert command("forget", directly[0])[0] == 0
+        assert not missing()[directly[0]]["deletion_proved"]
+        assert command("forget", directly[0], str(topic_ids[directly[1]]), "--yes")[0] == 0
+        assert command("forget", by_name, "--yes")[0] == 1
+        until(lambda: all(objects_of(store, topic_ids[name]) == [] for name in directly[:2]))
+        # The third one is not alone by that.
+        assert missing()[directly[2]]["wants_operator"]
+        assert objects_of(store, topic_ids[directly[2]]) == left[directly[2]]
+        assert command("forget", directly[2], "--yes")[0] == 0
+        until(lambda: objects_of(store, topic_ids[directly[2]]) == [])
+        assert command("--json") == (0, "[]\n")
+        until(lambda: records_of_missing_topics(proxy) == (set(), set()))
+
+
+def records_of_missing_topics(proxy: TidegateProcess) -> tuple[set[UUID], set[UUID]]:
+    """The ids of those that are missing, and of those that were deleted, as the metadata has them."""
+
+    async def read_them() -> tuple[set[UUID], set[UUID]]:
+        async with open_tier(load_config(proxy.config)) as tier:
+            return set(tier.metadata.missing_topics()), tier.metadata.deleted_topic_ids()
+
+    return asyncio.run(read_them())

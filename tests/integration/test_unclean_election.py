@@ -9,36 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from tests.integration import tier_command
+from tests.integration.replicated_topic import FOLLOWER, LEADER, create_replicated_topic, until_in_sync
 from tests.integration.strict_consumer import consumer_at, read, until_trimmed
-from tests.integration.waiting import TIMEOUT_S, until
 from tests.servers.kafka import KafkaCluster
-from tests.servers.peer import topic_id_of
 from tests.servers.producing import produce, random_values
 from tests.servers.tidegate import TidegateProcess, tidegate_over
 
 pytestmark = pytest.mark.integration
 
-LEADER, FOLLOWER = 1, 2
 SHARED, LOST, REPLACING = 5000, 1500, 6000
 LOCAL_BYTES = 3 << 20
-
-
-def create_replicated_topic(cluster: KafkaCluster, topic: str) -> None:
-    config = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
-    new = NewTopic(topic, num_partitions=1, replica_assignment=[[LEADER, FOLLOWER]], config=config)
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    admin.create_topics([new])[topic].result(TIMEOUT_S)
-    topic_id_of(cluster.bootstrap_servers, topic)
-
-
-def until_in_sync(cluster: KafkaCluster, topic: str) -> None:
-    """Both replicas: one that stood still is to have everything before the other is alone."""
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    until(lambda: {*admin.list_topics(topic, TIMEOUT_S).topics[topic].partitions[0].isrs} == {LEADER, FOLLOWER})
 
 
 async def quarantined(proxy: TidegateProcess) -> list[dict[str, Any]]:

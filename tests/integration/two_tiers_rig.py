@@ -6,10 +6,11 @@ Everything is what production runs but for the metadata, which stays in memory. 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from uuid import UUID
 
 from prometheus_client import CollectorRegistry
 
@@ -18,19 +19,22 @@ from proxy.app import Proxy
 from proxy.config import parse_config
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler
+from proxy.handlers.delete_topics import DeleteTopicsHandler
 from proxy.handlers.fetch import FetchHandler
 from proxy.handlers.list_offsets import ListOffsetsHandler
+from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from proxy.local_log_bounds import LocalLogBoundsCache
 from proxy.tiered_partitions import TieredPartitions
 from tests.fakes.faulty_storage import FaultyStorage
-from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.fakes.in_memory_rlmm import IN_MEMORY_TOPIC_ID, InMemoryRemoteLogMetadataManager
 from tests.servers.kafka import KafkaCluster
 from tests.servers.ports import consecutive_free_ports
 from tests.servers.producing import delete_topics, topic_id_partition
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.log.broker_log import BrokerLogSource
+from tiers.log.log_history import LogStartConfirmation
 from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.remote_log_manager import RemoteLogManager
 from tiers.manager.settings import RemoteLogManagerSettings, TopicRule
@@ -89,6 +93,13 @@ class TwoTiers:
                 await asyncio.sleep(0.1)
 
 
+class _TopicExistence(ClusterTopicExistence):
+    """The metadata is in memory: its topic is none that brokers know."""
+
+    async def gone(self, topic_ids: Iterable[UUID], timeout_ms: int) -> set[UUID]:
+        return await super().gone(set(topic_ids) - {IN_MEMORY_TOPIC_ID}, timeout_ms)
+
+
 @asynccontextmanager
 async def two_tiers(
     kafka: KafkaCluster,
@@ -130,6 +141,7 @@ base.port = {port}
             topology=proxy.topology,
             tiered=TieredPartitions(rlmm, settings.metadata_max_age_ms),
             bounds=LocalLogBoundsCache(source, monotonic_ms),
+            log_starts=LogStartConfirmation(source, rlmm),
             reader=reader,
             settings=settings,
             clock_ms=monotonic_ms,
@@ -140,6 +152,8 @@ base.port = {port}
         proxy.handlers[ApiKey.LIST_OFFSETS] = ListOffsetsHandler(tools)
         proxy.handlers[ApiKey.OFFSET_FOR_LEADER_EPOCH] = OffsetForLeaderEpochHandler(tools)
         proxy.handlers[ApiKey.DELETE_RECORDS] = DeleteRecordsHandler(tools, rlmm)
+        guard = MetadataTopicGuard([], proxy.topology.topic_name)
+        proxy.handlers[ApiKey.DELETE_TOPICS] = DeleteTopicsHandler(guard, proxy.topology, rlmm, proxy.server.spawn)
         proxy.listen(stack)
         await proxy.topology.refresh()
         manager = _manager(proxy.client, source, storage, rlmm, folder, tiered, topic_deletion_delay_ms)
@@ -180,6 +194,7 @@ def _manager(
         settings=settings,
         metrics=metrics,
         spool=Spool(settings.spool_dir, settings.spool_max_bytes, settings.spool_threads),
+        cluster_id="cluster",
     )
-    deletion = TopicDeletionTask(services, ClusterTopicExistence(client))
+    deletion = TopicDeletionTask(services, _TopicExistence(client))
     return RemoteLogManager(services, TieredTopics(client, [rule], metrics), deletion)

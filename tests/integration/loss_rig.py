@@ -1,0 +1,269 @@
+"""What tests of losses share: a topic with both its tiers, a watch that nothing of it goes, and a log that is cut."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Producer
+from prometheus_client.parser import text_string_to_metric_families
+
+from protocol.errors import ErrorCode
+from protocol.records.record_batch import RecordBatch, iterate_batches
+from protocol.records.record_reader import read_records
+from tests.integration import tier_command
+from tests.integration.strict_consumer import RECORD, consumer_at, local_log_start, read
+from tests.integration.tier_command import Answer
+from tests.integration.waiting import TIMEOUT_S, until
+from tests.servers.kafka import KafkaCluster
+from tests.servers.peer import Peer, topic_id_of
+from tests.servers.running_brokers import running_brokers
+from tests.servers.tidegate import TidegateProcess, tidegate_over
+
+EARLIEST = -2
+SEGMENT_BYTES = 100_000
+ASK_AGAIN = {
+    ErrorCode.LEADER_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.REPLICA_NOT_AVAILABLE,
+    ErrorCode.OFFSET_NOT_AVAILABLE,
+}
+"""What every client bears in silence."""
+
+
+class Site:
+    """A topic with both its tiers, and an operator's words about it. Each start is of a new process, over one state."""
+
+    def __init__(
+        self,
+        cluster: KafkaCluster,
+        home: Path,
+        topic: str,
+        *,
+        witness: str | None = None,
+        local_retention_bytes: int = 1,
+        copied_soon: bool = True,
+    ) -> None:
+        """`witness` is a second tiered topic: what is done with it shows that the tasks had their turns.
+
+        What is not `copied_soon` is not copied while a test runs."""
+        self.cluster, self.home, self.topic = cluster, home, topic
+        self.metadata_topic = f"__metadata-{topic}"[:200]
+        self._tiered = [topic] if witness is None else [topic, witness]
+        self._local_retention_bytes = local_retention_bytes
+        self._more = ""
+        if not copied_soon:
+            self._tiered.remove(topic)
+            self._more = f'[[topics]]\nname = "{topic}"\nsegment.bytes = "1GiB"\nsegment.ms = "7d"'
+
+    @property
+    def state(self) -> Path:
+        return self.home / "state"
+
+    def proxy(self) -> TidegateProcess:
+        """Not started yet."""
+        return tidegate_over(
+            self.cluster,
+            self.home,
+            tiered=self._tiered,
+            segment_bytes=SEGMENT_BYTES,
+            local_retention_bytes=self._local_retention_bytes,
+            settings={
+                "remote.log.metadata.topic.name": self.metadata_topic,
+                "remote.log.metadata.topic.num.partitions": 1,
+                "remote.log.visible.after.ms": 1000,
+                "remote.fetch.max.wait.ms": 500,
+            },
+            more=self._more,
+        )
+
+    @contextmanager
+    def alarmed_proxy(self) -> Iterator[TidegateProcess]:
+        """Started; it may say that it is not ready, for as long as it likes."""
+        proxy = self.proxy()
+        proxy.wait_until_ready = lambda timeout_s=TIMEOUT_S: until(lambda: answers(proxy), timeout_s)  # type: ignore[method-assign]
+        with proxy:
+            yield proxy
+
+    def tier(self, *arguments: str) -> Answer:
+        """`tidegate tier ...`, beside a running proxy or without one."""
+        config = self.home / "operator.toml"
+        proxy = self.proxy()
+        config.write_text(proxy.config.read_text())
+        proxy.stop()
+        return asyncio.run(tier_command.run(config, *arguments))
+
+    def bounds(self, topic: str | None = None) -> dict[str, Any]:
+        """Of partition 0."""
+        _, out, err = self.tier("bounds", "--json", topic or self.topic)
+        assert out, err
+        (found,) = json.loads(out)
+        return dict(found)
+
+    def is_remote_up_to(self, end_offset: int, topic: str | None = None) -> bool:
+        return bool(self.bounds(topic)["remote_end"] == end_offset)
+
+    def objects(self) -> set[Path]:
+        """What the store has of segments."""
+        return {path for path in (self.home / "tier").rglob("*") if path.suffix in (".log", ".indexes")}
+
+    def local_log_start(self) -> int:
+        """The broker's."""
+        return local_log_start(self.cluster, self.topic)
+
+    def fetch_error(self, address: tuple[str, int], offset: int) -> int:
+        """What a Fetch at `offset` is answered."""
+        topic_id = topic_id_of(self.cluster.bootstrap_servers, self.topic)
+        with Peer(address) as peer:
+            (found,) = peer.fetch(17, self.topic, topic_id, offset, max_bytes=1).partitions
+        return found.error_code
+
+    def earliest(self, address: tuple[str, int]) -> int | None:
+        """What ListOffsets is answered; None when it is to be asked again."""
+        with Peer(address) as peer:
+            ((_, error_code, _, offset, _),) = peer.list_offsets(9, self.topic, [(0, EARLIEST)])
+        assert error_code in {ErrorCode.NONE, *ASK_AGAIN}
+        return None if error_code else offset
+
+    def until_earliest(self, address: tuple[str, int]) -> int:
+        """The first answer that is one."""
+        found: list[int] = []
+
+        def is_answered() -> bool:
+            offset = self.earliest(address)
+            found.extend([] if offset is None else [offset])
+            return bool(found)
+
+        until(is_answered)
+        return found[0]
+
+
+class Watch:
+    """Nothing that the store has may go, the log begins where it began, and what can be read is not refused."""
+
+    def __init__(self, site: Site, proxy: TidegateProcess, readable: Collection[int], log_start: int = 0) -> None:
+        """`readable` are the offsets that are asked for on every look."""
+        self._site = site
+        self._proxy = proxy
+        self._readable = readable
+        self._log_start = log_start
+        self._objects = site.objects()
+
+    def check(self) -> None:
+        lost = self._objects - self._site.objects()
+        assert not lost, f"{len(lost)} of {len(self._objects)} objects were deleted from the store"
+        leader = leader_behind(self._proxy)
+        earliest = self._site.earliest(leader)
+        assert earliest in (None, self._log_start), f"the log begins at {earliest}, no longer at {self._log_start}"
+        errors = {offset: self._site.fetch_error(leader, offset) for offset in self._readable}
+        refused = {offset: error for offset, error in errors.items() if error not in {ErrorCode.NONE, *ASK_AGAIN}}
+        assert not refused, f"errors by offset: {refused}"
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Looks before each time that it asks, and once more when the condition holds."""
+
+        def holds() -> bool:
+            self.check()
+            return condition()
+
+        until(holds)
+        self.check()
+
+
+def leader_behind(proxy: TidegateProcess, node_id: int = 1) -> tuple[str, int]:
+    """Where clients of the proxy find a broker."""
+    return running_brokers(*proxy.address, timeout_s=TIMEOUT_S)[node_id]
+
+
+def records_from(
+    bootstrap: str, topic: str, offset: int, count: int, isolation_level: str = "read_committed"
+) -> list[RECORD]:
+    """By a consumer that fails rather than jumps."""
+    with consumer_at(bootstrap, topic, offset, settings={"isolation.level": isolation_level}) as consumer:
+        return read(consumer, count)
+
+
+def metric(proxy: TidegateProcess, name: str, **labels: str) -> float:
+    """The sum of all series with these labels; 0 without any."""
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(proxy.metrics())
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+def alarms(proxy: TidegateProcess, topic: str, *reasons: str) -> float:
+    """Of all reasons without any."""
+    name = "tidegate_remote_log_alarms_total"
+    return sum(metric(proxy, name, topic=topic, **({"reason": one} if one else {})) for one in reasons or ("",))
+
+
+def not_ready(proxy: TidegateProcess) -> str:
+    """What `/readyz` says; empty while it is ready, or says nothing yet."""
+    try:
+        with urllib.request.urlopen(f"http://{proxy.admin[0]}:{proxy.admin[1]}/readyz", timeout=TIMEOUT_S):
+            return ""
+    except urllib.error.HTTPError as error:
+        return error.read().decode()
+    except OSError:
+        return ""
+
+
+def answers(proxy: TidegateProcess) -> bool:
+    """Its admin port and its clients' port, whatever they say."""
+    try:
+        proxy.metrics()
+        return bool(running_brokers(*proxy.address, timeout_s=TIMEOUT_S))
+    except (OSError, struct.error):
+        return False
+
+
+def lines_about(proxy: TidegateProcess, *words: str) -> list[str]:
+    """What the proxy logged with all these words in one line."""
+    return [line for line in proxy.output.read_text().splitlines() if all(word in line for word in words)]
+
+
+def cut_log(folder: Path, last: int) -> tuple[int, int]:
+    """Loses a third of the metadata's log, as a machine does whose power fails before the disk has it.
+
+    The broker is stopped. What stays ends with a transaction, so that none is left open, and with one of a record of
+    the api key `last`. Returns the log's end before and after."""
+    (log,) = folder.glob("*.log")
+    content = log.read_bytes()
+    batches = list(iterate_batches(content))
+    longest = len(batches) * 2 // 3
+    pairs = enumerate(pairwise(batches[:longest]), 2)
+    ends = [count for count, (data, marker) in pairs if marker.is_control and _api_key(content, data) == last]
+    stays = batches[ends[-1] - 1]
+    log.write_bytes(content[: stays.end])
+    for stale in (*folder.glob("*.index"), *folder.glob("*.timeindex"), *folder.glob("*.snapshot")):
+        stale.unlink()
+    return batches[-1].next_offset, stays.next_offset
+
+
+def _api_key(content: bytes, batch: RecordBatch) -> int | None:
+    """Of the only record, which begins with the version of its frame."""
+    (record,) = read_records(content, batch)
+    return None if batch.is_control or record.value is None else record.value[1]
+
+
+def grow_log(bootstrap: str, topic: str, count: int) -> None:
+    """By records that mean nothing to anybody, each of a key of its own."""
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all"})
+    for number in range(count):
+        producer.produce(topic, b"nothing", key=f"nothing-{number}".encode(), partition=0)
+    assert producer.flush(TIMEOUT_S) == 0
+
+
+def numbered(values: Sequence[bytes], first: int = 0) -> list[RECORD]:
+    return list(enumerate(values, first))

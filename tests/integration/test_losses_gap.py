@@ -1,0 +1,140 @@
+"""Records go before they are copied, by an administrator or the broker's retention: that costs those and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.integration.loss_rig import (
+    SEGMENT_BYTES,
+    Site,
+    Watch,
+    alarms,
+    leader_behind,
+    metric,
+    numbered,
+    records_from,
+)
+from tests.integration.record_deletion import delete_records
+from tests.integration.strict_consumer import RECORD, until_trimmed
+from tests.integration.topic_config_client import alter
+from tests.integration.waiting import until
+from tests.servers.kafka import KafkaCluster
+from tests.servers.producing import create_topic, produce, random_values
+from tests.servers.tidegate import TidegateProcess
+
+pytestmark = pytest.mark.integration
+
+COPIED, AFTER = 600, 500
+MIB = 1 << 20
+
+
+def delete_ahead(cluster: KafkaCluster, topic: str) -> list[bytes]:
+    """An administrator who asks the broker. Returns what was produced meanwhile."""
+    values = random_values(400)
+    produce(cluster.bootstrap_servers, topic, values)
+    assert delete_records(cluster.bootstrap_servers, topic, COPIED + 300) == COPIED + 300
+    return values
+
+
+def expire_ahead(cluster: KafkaCluster, topic: str) -> list[bytes]:
+    """Nobody but the broker, whose retention was a short one for a while. Returns what was produced meanwhile."""
+    values = random_values(5000)
+    produce(cluster.bootstrap_servers, topic, values)
+    assert alter(cluster.bootstrap_servers, {topic: {"retention.bytes": str(2 * MIB)}}) == [0]
+    until_trimmed(cluster, topic, COPIED + 1)
+    assert alter(cluster.bootstrap_servers, {topic: {"retention.bytes": None}}) == [0]
+    return values
+
+
+def copied(site: Site) -> list[bytes]:
+    """What was produced, copied and trimmed; the proxy is stopped again."""
+    values = random_values(COPIED)
+    create_topic(site.cluster.bootstrap_servers, site.topic, config={"segment.bytes": str(MIB)})
+    with site.proxy() as proxy:
+        produce(proxy.bootstrap_servers, site.topic, values)
+        until(lambda: site.is_remote_up_to(COPIED - 1))
+        until_trimmed(site.cluster, site.topic, COPIED // 2)
+    return values
+
+
+@pytest.mark.parametrize("remove", [delete_ahead, expire_ahead], ids=["deleted", "expired"])
+def test_what_was_removed_before_it_was_copied_costs_nothing_else(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path, remove: Callable[[KafkaCluster, str], list[bytes]]
+) -> None:
+    site = Site(kafka, tmp_path, topic_name)
+    values = copied(site)
+    values += remove(kafka, topic_name)
+    gap_end = site.local_log_start()
+    assert COPIED < gap_end < len(values)
+
+    with site.proxy() as proxy:
+        watch = Watch(site, proxy, [0, COPIED // 2, COPIED - 1, COPIED, gap_end - 1, gap_end, len(values) - 1])
+        watch.until(lambda: alarms(proxy, topic_name, "gap") > 0)
+        check_both_sides(proxy, topic_name, values, gap_end)
+
+        more = random_values(AFTER)
+        produce(proxy.bootstrap_servers, topic_name, more)
+        values += more
+        watch.until(lambda: site.is_remote_up_to(len(values) - 1))
+        until_trimmed(kafka, topic_name, len(values) - AFTER // 2)
+        watch.check()
+        check_both_sides(proxy, topic_name, values, gap_end)
+        assert site.bounds()["gaps"] == [{"first_offset": COPIED, "next_offset": gap_end}]
+        assert gaps(proxy, topic_name) == 1
+        assert alarms(proxy, topic_name, "gap") == 1
+
+        # What is kept is less than what was copied behind the gap.
+        kept_bytes = (len(values) - gap_end) * 1000 - 2 * SEGMENT_BYTES
+        assert alter(kafka.bootstrap_servers, {topic_name: {"retention.bytes": str(kept_bytes)}}) == [0]
+        until(lambda: site.bounds()["gaps"] == [])
+        until(lambda: gaps(proxy, topic_name) == 0)
+        until(lambda: (site.earliest(leader_behind(proxy)) or 0) > gap_end)
+        start = site.until_earliest(leader_behind(proxy))
+        found = records_from(proxy.bootstrap_servers, topic_name, start, len(values) - start)
+        assert found == numbered(values)[start:]
+        assert alarms(proxy, topic_name, "gap") == 1
+
+
+def test_without_a_manifest_nobody_says_that_it_was_not_copied(
+    kafka: KafkaCluster, topic_name: str, tmp_path: Path
+) -> None:
+    """A manifest that is not there is no witness: the partition stops, and an operator is told."""
+    site = Site(kafka, tmp_path, topic_name)
+    values = copied(site)
+    values += delete_ahead(kafka, topic_name)
+    gap_end = site.local_log_start()
+    manifests = list((tmp_path / "tier").rglob("manifest.json"))
+    assert manifests
+    for manifest in manifests:
+        manifest.unlink()
+
+    with site.proxy() as proxy:
+        watch = Watch(site, proxy, [0, COPIED // 2, COPIED - 1, COPIED, gap_end - 1, gap_end, len(values) - 1])
+        watch.until(lambda: alarms(proxy, topic_name) > 0)
+        assert (alarms(proxy, topic_name, "gap"), gaps(proxy, topic_name)) == (0, 0)
+        assert site.bounds()["gaps"] == []
+        assert records_from(proxy.bootstrap_servers, topic_name, 0, COPIED) == numbered(values)[:COPIED]
+        behind = len(values) - gap_end
+        assert records_from(proxy.bootstrap_servers, topic_name, gap_end, behind) == numbered(values)[gap_end:]
+        watch.check()
+
+
+def gaps(proxy: TidegateProcess, topic: str) -> float:
+    return metric(proxy, "tidegate_remote_log_gaps", topic=topic, partition="0")
+
+
+def check_both_sides(proxy: TidegateProcess, topic: str, values: Sequence[bytes], gap_end: int) -> None:
+    """By consumers that fail rather than jump: across the gap, and from every place where one may stand in it."""
+    behind = numbered(values)[gap_end:]
+
+    def found(offset: int, count: int, isolation_level: str) -> list[RECORD]:
+        return records_from(proxy.bootstrap_servers, topic, offset, count, isolation_level)
+
+    for isolation_level in ("read_committed", "read_uncommitted"):
+        across = numbered(values)[:COPIED] + behind
+        assert found(0, len(across), isolation_level) == across
+        for offset in (COPIED, (COPIED + gap_end) // 2, gap_end - 1, gap_end):
+            assert found(offset, len(behind), isolation_level) == behind
