@@ -11,9 +11,7 @@ the leader, by that id, whether its log does begin where the broker said.
 The proxy records the log start with the leader epoch of the leader's answer. That leader's log begins at or above the
 offset, so the leader has no record below the offset that a deletion could lose. A later leader that continues this
 history has reached the offset by the end of that epoch, so it confirms the log start. A leader of another history does
-not confirm it. If an earlier leader deleted the records, then its successor has the deletion too. If the proxy knows a
-leader epoch from before the request, both epochs must be equal. Otherwise a leader of another history may have come in
-between, and the client must try again.
+not confirm it. If an earlier leader deleted the records, then its successor has the deletion too.
 """
 
 from __future__ import annotations
@@ -87,19 +85,8 @@ class DeleteRecordsHandler:
         frame, replaced = without_topics(
             request.frame, request.api_key, request.api_version, lambda topic: topic.name in self._own_topics
         )
-        state = _State(self, parsed, replaced, exchange.node_id, self._known_leader_epochs(parsed))
+        state = _State(self, parsed, replaced, exchange.node_id)
         return Forward(frame, hold_bytes=None), state
-
-    def _known_leader_epochs(self, request: DeleteRecordsRequest) -> dict[TopicIdPartition, int]:
-        known: dict[TopicIdPartition, int] = {}
-        for one in request.partitions:
-            topic_id = self._tools.topology.topic_id(one.topic)
-            if topic_id is not None:
-                partition = TopicIdPartition(topic_id, one.partition, one.topic)
-                verified = self._tools.bounds.verified(partition)
-                if verified is not None:
-                    known[partition] = verified.bounds.leader_epoch
-        return known
 
     async def complete(self, state: _State, payload: memoryview) -> Buffers:
         request, replaced = state.request, state.replaced
@@ -112,7 +99,7 @@ class DeleteRecordsHandler:
 
         async def answer(index: int, one: DeleteRecordsResponsePartition) -> None:
             asked_for = asked.get((one.topic, one.partition))
-            found = await self._answer(asked_for, one, topics, state.leader_epochs, timeout_ms)
+            found = await self._answer(asked_for, one, topics, timeout_ms)
             if found is not None:
                 answers[index] = found
 
@@ -138,7 +125,6 @@ class DeleteRecordsHandler:
         asked: DeleteRecordsPartition | None,
         broker: DeleteRecordsResponsePartition,
         topics: _CurrentTopics,
-        leader_epochs: Mapping[TopicIdPartition, int],
         timeout_ms: int,
     ) -> DeleteRecordsAnswer | None:
         """None relays the broker's answer."""
@@ -146,7 +132,7 @@ class DeleteRecordsHandler:
             return None
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                return await self._delete(asked, broker, topics, leader_epochs, timeout_ms)
+                return await self._delete(asked, broker, topics, timeout_ms)
         except (TimeoutError, RemoteLogError) as error:
             reason = str(error) or f"not in {timeout_ms} ms"
             logger.warning(_NOT_RECORDED, extra={"topic": asked.topic, "partition": asked.partition, "error": reason})
@@ -160,7 +146,6 @@ class DeleteRecordsHandler:
         asked: DeleteRecordsPartition,
         broker: DeleteRecordsResponsePartition,
         topics: _CurrentTopics,
-        leader_epochs: Mapping[TopicIdPartition, int],
         timeout_ms: int,
     ) -> DeleteRecordsAnswer | None:
         tools = self._tools
@@ -179,8 +164,6 @@ class DeleteRecordsHandler:
         bounds = (await tools.bounds.ask(partition, tools.clock_ms() + 1, timeout_ms)).bounds
         if bounds.log_start_offset < max(offset, broker.low_watermark):
             raise RemoteLogMetadataNotReadyError(f"{asked.topic} is not the topic that records were deleted of")
-        if leader_epochs.get(partition, bounds.leader_epoch) != bounds.leader_epoch:
-            raise RemoteLogMetadataNotReadyError(f"another leader than before: {bounds.leader_epoch}")
         confirmed = await tools.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         if offset > (confirmed.offset or 0):
             start = LogStart(offset, bounds.leader_epoch, LogStartReason.USER)
@@ -220,8 +203,6 @@ class _State:
     request: DeleteRecordsRequest
     replaced: Mapping[str, Replaced]
     node_id: int | None
-    leader_epochs: Mapping[TopicIdPartition, int]
-    """The leader epochs that the proxy knew before the request left."""
 
     def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
         return self.handler.complete(self, response)

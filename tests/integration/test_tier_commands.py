@@ -283,7 +283,7 @@ async def begin_without(site: Site) -> None:
     with site.proxy() as proxy:
 
         def is_refused(name: str) -> bool:
-            alarm = f'tidegate_remote_log_alarms_total{{reason="diverged",topic="{name}"}}'
+            alarm = f'tidegate_remote_log_alarms_total{{reason="metadata-lost",topic="{name}"}}'
             return any(line.startswith(alarm) for line in proxy.metrics().splitlines())
 
         for name in (site.plain, site.sealed):

@@ -254,6 +254,8 @@ class RemoteLogManager:
         if managed is None:
             return
         if managed.step is not None:
+            # A task that is cancelled before it began runs no line of it, the one that discards included.
+            managed.step.add_done_callback(lambda step: managed.copy.discard())
             managed.step.cancel()
         else:
             managed.copy.discard()

@@ -193,6 +193,17 @@ async def test_partitions_of_another_owner_are_given_up(running: Running) -> Non
         assert running.bench.metric("owned_partitions") == 0
 
 
+async def test_a_step_that_is_cancelled_before_it_began_leaves_no_open_segment(running: Running) -> None:
+    async with running.run():
+        await eventually(lambda: running.remote_end(PARTITION) == 89)
+        managed = running.manager._managed[PARTITION]
+        await eventually(lambda: managed.step is None and managed.copy.local_only_bytes > 0)
+        step = managed.step = asyncio.create_task(running.manager._step(managed))
+        running.manager._give_up(PARTITION)
+        await asyncio.wait([step])
+        assert managed.copy.local_only_bytes == 0
+
+
 async def test_deletions_that_failed_are_counted_by_whoever_owns_the_partition(running: Running) -> None:
     bench, failed = running.bench, running.bench.services.failed_deletions
     async with running.run():
