@@ -218,19 +218,20 @@ class PartitionManifestTask:
 
     async def _refuse_to_forget(self, manifest: PartitionManifest) -> None:
         """Raises `MetadataLostError` when the manifest accepts a segment that the metadata does not know as finished,
-        and the store still has that segment."""
+        and the store still has that segment. One missing object says nothing of the other segments."""
         metadata, partition = self._services.metadata, self._partition
         log_start = metadata.log_start_offset(partition) or 0
         unknown = [
             each for each in manifest.segments if each.end_offset >= log_start and not self._is_known_as_finished(each)
         ]
-        if not unknown:
+        for each in sorted(unknown, key=lambda segment: segment.end_offset, reverse=True):
+            try:
+                await self._services.storage.fetch_indexes(each.metadata(partition))
+                break
+            except RemoteResourceNotFoundError:
+                continue  # the segment was deleted after the manifest was written
+        else:
             return
-        newest = max(unknown, key=lambda each: each.end_offset)
-        try:
-            await self._services.storage.fetch_indexes(newest.metadata(partition))
-        except RemoteResourceNotFoundError:
-            return  # deleted as it should be: the manifest is an old one
         if not metadata.owns(partition):
             raise OwnershipLostError(f"{partition} is owned by another member, who knows more")
         raise MetadataLostError(

@@ -254,7 +254,7 @@ class RemoteLogManager:
         if managed is None:
             return
         if managed.step is not None:
-            # A task that is cancelled before it began runs no line of it, the one that discards included.
+            # A task that is cancelled before it starts runs none of its code, so `_step` does not discard.
             managed.step.add_done_callback(lambda step: managed.copy.discard())
             managed.step.cancel()
         else:

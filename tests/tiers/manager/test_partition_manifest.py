@@ -168,6 +168,17 @@ async def test_lost_metadata_is_not_begun_anew_beside_the_segments(manifests: Ma
     assert await manifests.stored() == known
 
 
+async def test_one_missing_object_explains_no_other_lost_segment(manifests: Manifests) -> None:
+    bench = manifests.bench
+    await copied(bench)
+    await manifests.round()
+    await manifests.storage.delete_log_segment_data(bench.segments[-1])
+    lose_metadata(bench)
+    manifests.new_owner()
+    with pytest.raises(MetadataLostError, match="accepted segments"):
+        await manifests.round()
+
+
 async def test_a_finished_copy_whose_last_record_was_lost_is_no_leftover(manifests: Manifests) -> None:
     bench = manifests.bench
     await copied(bench)
