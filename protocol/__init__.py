@@ -1,5 +1,5 @@
-"""The wire and the record formats: pure functions and state machines on bytes, no sockets, no clock.
+"""The wire protocol and the record formats: pure functions and state machines on bytes, without sockets or a clock.
 
-Read in this order: `primitives`, `frame`, `header`, `schema`, `splice`, then one module per API in `apis`,
-and `records` for what travels inside Fetch and Produce.
+Read the modules in this order: `primitives`, `frame`, `header`, `schema`, `splice`. Then read `apis`, which has one
+module per API, and `records`, which reads the record batches inside Fetch and Produce messages.
 """

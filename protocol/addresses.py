@@ -1,7 +1,8 @@
-"""Broker addresses in responses: which fields carry them, and how they are replaced (semantics 8).
+"""Finds the broker addresses in responses and replaces them (docs/semantics.md 8).
 
-Node ids, racks and everything else stay verbatim. A node id below 0 is an error entry without a broker and stays as it
-is; so do the controllers that DescribeCluster lists on request (endpoint type 2).
+Node ids, racks and all other fields stay verbatim. An entry with a negative node id reports an error and names no
+broker, so it stays unchanged. The controllers that DescribeCluster lists on request (endpoint type 2) stay unchanged
+as well.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ Address = tuple[str, int]
 """Host and port."""
 
 AddressOf = Callable[[int], Address | None]
-"""The address to advertise for a node id; None keeps the broker's own."""
+"""Returns the address to advertise for a node id; None keeps the address that the broker sent."""
 
 _LATEST = 32767
 _BROKER_ENDPOINTS = 1
 
 
 class AddressFields(NamedTuple):
-    """Where a range of versions keeps addresses: the path of a struct, and its node id; Host and Port follow that."""
+    """The structs with an address in a range of versions: their path, and the field with the node id.
+
+    The fields Host and Port follow the node id."""
 
     versions: VersionRange
     path: tuple[str, ...]
@@ -53,16 +56,20 @@ def carries_addresses(api_key: int, api_version: int) -> bool:
 
 
 def rewrite_addresses(api_key: int, api_version: int, payload: Buffer, address_of: AddressOf) -> Buffer:
-    """A response payload, header included, with the addresses replaced; `payload` itself when nothing changes.
+    """Returns the response payload, header included, with its addresses replaced.
 
-    Raises `ProtocolError` for a payload that cannot be read, or a version that has no schema.
+    Returns `payload` itself when nothing changes. Raises `ProtocolError` for a malformed payload and for a version that
+    has no schema.
     """
     splices = address_splices(api_key, api_version, payload, address_of)
     return splice(payload, splices) if splices else payload
 
 
 def address_splices(api_key: int, api_version: int, payload: Buffer, address_of: AddressOf) -> list[Splice]:
-    """What `rewrite_addresses` replaces, in ascending order, for those who patch more than addresses."""
+    """Returns the splices that `rewrite_addresses` applies, in ascending order.
+
+    A caller that also patches other fields merges its own splices with them.
+    """
     if not carries_addresses(api_key, api_version):
         return []
     selector, compact = _address_selector(api_key, api_version)
@@ -86,7 +93,7 @@ def address_splices(api_key: int, api_version: int, payload: Buffer, address_of:
     if not splices or not _lists_brokers(api_key, api_version, payload, body):
         return []
     if growth:
-        # All the endpoints lie in the one tagged field, so that what they grow by is what its size grows by.
+        # If any tagged field is on the path, all endpoints lie in that one, so its size grows by their total growth.
         splices[:0] = [Splice(tag.start, tag.end, write_uvarint(tag.value_end - tag.end + growth)) for tag in tag_sizes]
     return splices
 

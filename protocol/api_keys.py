@@ -1,7 +1,8 @@
-"""Every API of Kafka 4.4 by key: since which version it is flexible, which versions are decoded, which stay hidden.
+"""The APIs of Kafka 4.4 by key: their first flexible versions, the versions that are decoded, and the hidden APIs.
 
-The one source for both the ApiVersions answer and the router: what is advertised is what can be routed (semantics 1.3,
-8, Appendix A). An API that is neither decoded nor hidden travels as opaque bytes in whatever version both sides speak.
+The ApiVersions answer and the router both use these tables, so the proxy advertises exactly the versions that it can
+route (docs/semantics.md 1.3, 8, 14). An API that is neither decoded nor hidden passes as opaque bytes in any version
+that the client and the broker share.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from protocol.errors import ProtocolError
 
 
 class ApiKey(IntEnum):
-    """Kafka's API keys. 4 to 7 (inter-broker, gone in 4.0) are not client APIs and unknown here."""
+    """Kafka's API keys. Keys 4 to 7 are missing: they were inter-broker APIs, which Kafka 4.0 removed."""
 
     PRODUCE = 0
     FETCH = 1
@@ -111,7 +112,7 @@ class ApiKey(IntEnum):
 
 
 NEVER_FLEXIBLE = 32768
-"""Above every int16 version."""
+"""A version above every version that fits an int16."""
 
 _FLEXIBLE_FROM_AFTER_ZERO = {
     ApiKey.PRODUCE: 9,
@@ -163,11 +164,12 @@ _FLEXIBLE_FROM_AFTER_ZERO = {
 }
 
 FLEXIBLE_FROM: Mapping[int, int] = MappingProxyType({key: _FLEXIBLE_FROM_AFTER_ZERO.get(key, 0) for key in ApiKey})
-"""The first flexible version of every API (Appendix A); the others have no tagged fields and no compact types."""
+"""The first flexible version of every API (docs/semantics.md 14). Lower versions have no tagged fields and no compact
+types."""
 
 
 class VersionRange(NamedTuple):
-    """Both ends inclusive."""
+    """A range of versions; both ends are inclusive."""
 
     min_version: int
     max_version: int
@@ -201,7 +203,9 @@ DECODED_APIS: Mapping[int, VersionRange] = MappingProxyType(
         ApiKey.SHARE_ACKNOWLEDGE: VersionRange(1, 2),
     }
 )
-"""What is read or changed on its way. A version outside is not advertised, and refused when it comes all the same."""
+"""The APIs and versions that the proxy reads or changes.
+
+The proxy does not advertise other versions of these APIs, and refuses a request that uses one."""
 
 HIDDEN_APIS = frozenset(
     {
@@ -224,16 +228,17 @@ HIDDEN_APIS = frozenset(
         ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
     }
 )
-"""Never advertised: what brokers, controllers and share coordinators say to each other (semantics 8).
+"""The APIs that brokers, controllers and share coordinators use among themselves; never advertised
+(docs/semantics.md 8).
 
-They reach each other by their own addresses and never through a proxy. The first twelve are not even on a broker's
-client listener; the share group states are, for brokers alone (CLUSTER_ACTION). Keys that are unknown here are not
-advertised either.
+These processes reach each other by their own addresses and never through a proxy. A broker's client listener does not
+offer the first twelve. It offers the five share group state APIs, but only to brokers (CLUSTER_ACTION). The proxy does
+not advertise keys that this module does not know either.
 """
 
 
 def is_flexible(api_key: int, api_version: int) -> bool:
-    """Whether that version has compact types and tagged sections. Raises `ProtocolError` for an unknown key."""
+    """Returns whether that version has compact types and tagged sections. Raises `ProtocolError` for an unknown key."""
     try:
         return api_version >= FLEXIBLE_FROM[api_key]
     except KeyError:
@@ -241,9 +246,9 @@ def is_flexible(api_key: int, api_version: int) -> bool:
 
 
 def supported_versions(api_key: int) -> VersionRange | None:
-    """The versions that a client may use through the proxy; None when there is none.
+    """Returns the versions that a client may use through the proxy; None for a hidden or unknown API.
 
-    An opaque API has no bounds of ours: the broker's own apply.
+    The proxy does not limit the versions of an opaque API; only the broker's limits apply.
     """
     if api_key in HIDDEN_APIS or api_key not in FLEXIBLE_FROM:
         return None

@@ -1,4 +1,4 @@
-"""Kafka's error codes that the proxy speaks, and what may go wrong with bytes from a peer."""
+"""Kafka's error codes, and the exceptions for malformed bytes from a peer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ErrorCode(IntEnum):
-    """Kafka's numbers (`org.apache.kafka.common.protocol.Errors`), those that this project names."""
+    """The error codes of `org.apache.kafka.common.protocol.Errors` that this project uses."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -55,7 +55,7 @@ class ErrorCode(IntEnum):
 
 
 class ProtocolError(Exception):
-    """The bytes break the protocol; the connection that sent them cannot go on."""
+    """The peer's bytes break the protocol; the connection to that peer must close."""
 
 
 class TruncatedError(ProtocolError):
@@ -67,12 +67,12 @@ class FrameSizeError(ProtocolError):
 
 
 class TlsHandshakeError(FrameSizeError):
-    """The peer speaks TLS where plain text was expected: its first bytes are a TLS record's, not a frame's length."""
+    """The peer speaks TLS on a plaintext connection: its first bytes begin a TLS record, not a frame."""
 
 
 class LimitExceededError(ProtocolError):
-    """An array or a tagged section announces more entries than Kafka accepts, or than bytes remain for."""
+    """An array or a tagged section announces more entries than Kafka accepts."""
 
 
 class CorruptBatchError(ProtocolError):
-    """A record batch whose length, magic or CRC is wrong. Its bytes must not travel on."""
+    """A record batch or its content is malformed, or its CRC does not match. The bytes must not be forwarded."""

@@ -1,8 +1,8 @@
-"""Frames on a byte stream: an int32 length, then as many bytes of payload (semantics 1.1).
+"""Frames on a byte stream: an int32 length, then as many bytes of payload (docs/semantics.md 1.1).
 
-`FrameTracker` follows a stream without buffering bodies, so that opaque frames are cut through; all it ever keeps is
-the head of a frame that arrives in pieces. `FrameDecoder` collects whole payloads on top of it. Both take bytes in any
-split, and both are of no use after an error: the stream has lost its frame borders.
+`FrameTracker` follows a stream without buffering bodies, so that opaque frames can be forwarded as they arrive. It
+only keeps the head of a frame that arrives in pieces. `FrameDecoder` is built on it and collects whole payloads. Both
+accept bytes split at any position. After an error both are unusable, because the stream has lost its frame borders.
 """
 
 from __future__ import annotations
@@ -14,32 +14,35 @@ from protocol.primitives import INT32, Buffer
 
 LENGTH_BYTES = 4
 REQUEST_HEAD_BYTES = 8
-"""Of a request payload: api key, api version, correlation id."""
+"""The size of the API key, the API version and the correlation id, which begin a request payload."""
 RESPONSE_HEAD_BYTES = 4
-"""Of a response payload: the correlation id."""
+"""The size of the correlation id, which begins a response payload."""
 MAX_REQUEST_BYTES = 104_857_600
-"""Kafka's default of `socket.request.max.bytes`."""
+"""Kafka's default for `socket.request.max.bytes`."""
 MAX_INT32 = 0x7FFF_FFFF
 _TLS_RECORDS = (0x1603, 0x1503)
-"""How a TLS stream begins: a client's hello, or the alert with which a TLS listener answers plain text."""
+"""The first two bytes of a TLS stream: a client's hello, or the alert that a TLS listener sends on plain text."""
 
 
 class FramePart(NamedTuple):
     """Consecutive bytes of one frame, as on the wire."""
 
     data: memoryview
-    """Aliases what was fed, but for a head that came in pieces. The first part begins with the length prefix."""
+    """Aliases the buffer that was fed, except for a head that arrived in pieces.
+
+    The first part of a frame begins with the length prefix."""
     is_start: bool
     remaining: int
     """Payload bytes of this frame that come after this part; 0 when the frame ends here."""
     size: int
-    """Of the whole payload."""
+    """The size of the whole payload in bytes."""
 
 
 class FrameTracker:
     """Cuts a stream into parts of frames.
 
-    The first part of a frame holds the length and at least `head_bytes` of the payload, or all of a shorter one.
+    The first part of a frame holds the length prefix and at least `head_bytes` of the payload. If the payload is
+    shorter than `head_bytes`, the first part holds all of it.
     """
 
     __slots__ = ("_head_bytes", "_max_frame_bytes", "_pending", "_remaining", "_size", "_started")
@@ -54,13 +57,13 @@ class FrameTracker:
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether the stream may end here."""
+        """Whether the stream may end here without cutting a frame."""
         return not self._remaining and not self._pending
 
     def feed(self, data: Buffer) -> list[FramePart]:
-        """The parts in `data`, in order; without an empty one. Raises `FrameSizeError`.
+        """Returns the parts that `data` holds, in order; no part is empty. Raises `FrameSizeError`.
 
-        Frames before a bad length are lost with it: the connection closes.
+        When a length is bad, the caller also loses the frames before it in `data`: the connection must close anyway.
         """
         view = data if type(data) is memoryview else memoryview(data)
         available = len(view)
@@ -129,14 +132,14 @@ class FrameTracker:
             if size >> 16 in _TLS_RECORDS:
                 raise TlsHandshakeError("the peer speaks TLS where plain text was expected")
         if size < 0:
-            raise FrameSizeError(f"a frame of {size} bytes")
+            raise FrameSizeError(f"the frame length {size} is negative")
         if size > self._max_frame_bytes:
-            raise FrameSizeError(f"a frame of {size} bytes; the limit is {self._max_frame_bytes}")
+            raise FrameSizeError(f"a frame of {size} bytes exceeds the limit of {self._max_frame_bytes} bytes")
         return size
 
 
 class FrameDecoder:
-    """Collects whole payloads. Copies what it is fed; allocates only for bytes that have arrived."""
+    """Collects whole payloads. Copies the bytes that it is fed, and allocates only for bytes that have arrived."""
 
     __slots__ = ("_payload", "_tracker")
 
@@ -149,7 +152,7 @@ class FrameDecoder:
         return self._tracker.is_between_frames
 
     def feed(self, data: Buffer) -> list[bytes]:
-        """The payloads that `data` completes, in order. Raises `FrameSizeError`."""
+        """Returns the payloads that `data` completes, in order. Raises `FrameSizeError`."""
         payloads: list[bytes] = []
         for part in self._tracker.feed(data):
             body = part.data[LENGTH_BYTES:] if part.is_start else part.data
@@ -164,5 +167,5 @@ class FrameDecoder:
 
 
 def frame_length(*payload: Buffer) -> bytes:
-    """The length prefix of a frame whose payload is these buffers."""
+    """Returns the length prefix of a frame whose payload consists of these buffers."""
     return INT32.pack(sum(map(len, payload)))

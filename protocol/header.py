@@ -1,8 +1,8 @@
-"""Request and response headers of every API and version (semantics 1.1).
+"""Request and response headers of every API and version (docs/semantics.md 1.1).
 
-Only the first eight bytes of a request and the first four of a response are needed to pass a message on; the rest of
-the header is read when the body is. Client ids are never compact, and the ApiVersions response header is always version
-0, so that a client can read it whatever it asked for (KIP-511).
+The proxy forwards a message by the first eight bytes of a request or the first four of a response. It reads the rest of
+the header only when it reads the body. Client ids are never compact. The ApiVersions response header always has
+version 0, so a client can read it whatever version the client asked for (KIP-511).
 """
 
 from __future__ import annotations
@@ -42,19 +42,25 @@ class RequestHeader(NamedTuple):
 
 
 def parse_request_head(frame: Buffer) -> RequestHead:
-    """Raises `TruncatedError` for a payload shorter than eight bytes; says nothing about the key or the version."""
+    """Reads the first eight bytes of a request payload. Does not check the API key or the version.
+
+    Raises `TruncatedError` for a shorter payload.
+    """
     try:
         return RequestHead._make(_REQUEST_HEAD.unpack_from(frame))
     except struct.error as error:
-        raise TruncatedError(f"a request of {len(frame)} bytes") from error
+        raise TruncatedError(f"a request of {len(frame)} bytes is shorter than its header") from error
 
 
 def parse_request_header(frame: Buffer) -> RequestHeader:
-    """Raises `ProtocolError` for an unknown API key as well: where its header ends cannot be known."""
+    """Reads the whole request header.
+
+    Raises `ProtocolError` for an unknown API key as well, because the end of such a header is unknown.
+    """
     api_key, api_version, correlation_id = parse_request_head(frame)
     flexible = is_flexible(api_key, api_version)
     start, end = read_string_bounds(frame, _REQUEST_HEAD.size, compact=False)
-    # Brokers replace what is not UTF-8 as well: a client id is for logs and quotas.
+    # Brokers also replace bytes that are not UTF-8. The client id only serves logs and quotas.
     client_id = None if end < 0 else str(frame[start:end], "utf-8", "replace")
     pos = start if end < 0 else end
     if flexible:
@@ -74,14 +80,14 @@ def parse_response_correlation_id(payload: Buffer) -> int:
     try:
         correlation_id: int = INT32.unpack_from(payload)[0]
     except struct.error as error:
-        raise TruncatedError(f"a response of {len(payload)} bytes") from error
+        raise TruncatedError(f"a response of {len(payload)} bytes is shorter than its header") from error
     return correlation_id
 
 
 def response_body_position(api_key: int, api_version: int, payload: Buffer) -> int:
-    """Where the body begins in a response payload."""
+    """Returns the position of the body in a response payload."""
     if len(payload) < INT32.size:
-        raise TruncatedError(f"a response of {len(payload)} bytes")
+        raise TruncatedError(f"a response of {len(payload)} bytes is shorter than its header")
     if response_header_version(api_key, api_version) == 0:
         return INT32.size
     return skip_tagged_section(payload, INT32.size)
@@ -98,10 +104,10 @@ def build_response_header(api_key: int, api_version: int, correlation_id: int) -
 
 
 def set_request_correlation_id(frame: bytearray | memoryview, correlation_id: int) -> None:
-    """In place, in a request payload of at least eight bytes."""
+    """Sets the correlation id in place, in a request payload of at least eight bytes."""
     INT32.pack_into(frame, _REQUEST_CORRELATION_ID_POSITION, correlation_id)
 
 
 def set_response_correlation_id(payload: bytearray | memoryview, correlation_id: int) -> None:
-    """In place, in a response payload of at least four bytes."""
+    """Sets the correlation id in place, in a response payload of at least four bytes."""
     INT32.pack_into(payload, 0, correlation_id)

@@ -1,7 +1,8 @@
-"""Kafka's own JSON message schemas, read from the copies that kafka-python ships; only this module reads them.
+"""A reader of Kafka's own JSON message schemas; no other module reads them.
 
-`protocol/schemas` holds those that kafka-python lacks, in the same format. kafka-python's codec is not used: it drops
-unknown tags on encode (semantics 1.2).
+kafka-python ships copies of the schemas. `protocol/schemas` holds the schemas that kafka-python lacks, in the same
+format. The project does not use kafka-python's codec, because it drops unknown tags when it encodes
+(docs/semantics.md 1.2).
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ _COMMENT_LINE = re.compile(r"^\s*//.*$", re.MULTILINE)
 class FieldSchema:
     name: str
     type: str
-    """A primitive, the name of a struct, or either after `[]`."""
+    """The name of a primitive or of a struct; `[]` before the name makes it an array."""
     versions: VersionRange
     nullable_versions: VersionRange
     flexible_versions: VersionRange | None
-    """Overrides the message's; client ids alone use it."""
+    """Overrides the flexible versions of the message; only client ids use it."""
     tagged_versions: VersionRange
     tag: int | None
     fields: tuple[FieldSchema, ...]
-    """Of the struct, or of the array's elements; empty for primitives."""
+    """The fields of the struct or of the array's elements; empty for primitives."""
 
     @property
     def is_array(self) -> bool:
@@ -59,7 +60,7 @@ class MessageSchema:
 
 
 def message_name(api_key: int, kind: MessageKind) -> str:
-    """`FetchResponse` for key 1. Raises `ProtocolError` for an unknown key."""
+    """Returns the schema's name, such as `FetchResponse` for key 1. Raises `ProtocolError` for an unknown key."""
     try:
         key = ApiKey(api_key)
     except ValueError:
@@ -69,7 +70,7 @@ def message_name(api_key: int, kind: MessageKind) -> str:
 
 @cache
 def load_schema(name: str) -> MessageSchema:
-    """Raises `ProtocolError` when nobody has a schema of that name."""
+    """Returns the schema with that name. Raises `ProtocolError` when there is none."""
     for folder in _schema_folders():
         path = folder / f"{name}.json"
         if path.is_file():
@@ -78,17 +79,17 @@ def load_schema(name: str) -> MessageSchema:
 
 
 def _schema_folders() -> tuple[Traversable, ...]:
-    # Finding the package instead of importing the resources spares every process the import of a whole Kafka client.
+    # `find_spec` finds kafka-python without importing a whole Kafka client into every process.
     client = find_spec("kafka")
     if client is None or not client.submodule_search_locations:
-        raise ModuleNotFoundError("kafka-python, whose message schemas are read", name="kafka")
+        raise ModuleNotFoundError("kafka-python is not installed; install it for its message schemas", name="kafka")
     shipped = Path(client.submodule_search_locations[0]) / "protocol" / "schemas" / "resources"
-    # Ours may lie in a zip, as Spark ships code.
+    # The project's own schemas may lie in a zip, because Spark ships code as a zip.
     return files(__package__) / "schemas", shipped
 
 
 def parse_schema(text: str) -> MessageSchema:
-    """JSON in which whole lines may be comments."""
+    """Parses a schema: JSON in which whole lines may be comments."""
     schema = json.loads(_COMMENT_LINE.sub("", text))
     common = {struct["name"]: struct["fields"] for struct in schema.get("commonStructs", ())}
     return MessageSchema(
@@ -117,7 +118,7 @@ def _parse_fields(fields: list[Mapping[str, Any]], common: Mapping[str, Any]) ->
 
 
 def _parse_versions(text: str) -> VersionRange:
-    """`none`, `3`, `3-7` or `3+`."""
+    """Parses `none`, `3`, `3-7` or `3+`."""
     if text == "none":
         return _NO_VERSION
     if text.endswith("+"):

@@ -1,7 +1,7 @@
-"""Kafka's primitive types on a buffer: every reader takes `(buf, pos)` and returns `(value, new pos)`.
+"""Readers and writers of Kafka's primitive types: a reader takes `(buf, pos)` and returns `(value, new pos)`.
 
-Readers check bounds before they allocate (semantics 1.2) and raise `TruncatedError`; writers return `bytes`.
-"Compact" forms belong to flexible versions: an unsigned varint of length + 1, 0 for null.
+Readers check bounds before they allocate (docs/semantics.md 1.2) and raise `TruncatedError`. Writers return `bytes`.
+Flexible versions use the "compact" forms, whose length is an unsigned varint of length + 1; 0 means null.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from protocol.errors import LimitExceededError, ProtocolError, TruncatedError
 Buffer = bytes | bytearray | memoryview
 
 MAX_ARRAY_ELEMENTS = 1_000_000
-"""What Kafka 4.4 accepts in one array (semantics 1.2)."""
+"""The most elements that Kafka 4.4 accepts in one array (docs/semantics.md 1.2)."""
 MAX_TAGGED_FIELDS = 10_000
-"""What Kafka 4.4 accepts in one tagged section (semantics 1.2)."""
+"""The most fields that Kafka 4.4 accepts in one tagged section (docs/semantics.md 1.2)."""
 
 INT8 = struct.Struct(">b")
 INT16 = struct.Struct(">h")
@@ -30,32 +30,32 @@ def read_int8(buf: Buffer, pos: int) -> tuple[int, int]:
     try:
         return INT8.unpack_from(buf, pos)[0], pos + 1
     except struct.error as error:
-        raise TruncatedError(f"int8 at {pos} of {len(buf)} bytes") from error
+        raise TruncatedError(f"an int8 at {pos} exceeds the message of {len(buf)} bytes") from error
 
 
 def read_int16(buf: Buffer, pos: int) -> tuple[int, int]:
     try:
         return INT16.unpack_from(buf, pos)[0], pos + 2
     except struct.error as error:
-        raise TruncatedError(f"int16 at {pos} of {len(buf)} bytes") from error
+        raise TruncatedError(f"an int16 at {pos} exceeds the message of {len(buf)} bytes") from error
 
 
 def read_int32(buf: Buffer, pos: int) -> tuple[int, int]:
     try:
         return INT32.unpack_from(buf, pos)[0], pos + 4
     except struct.error as error:
-        raise TruncatedError(f"int32 at {pos} of {len(buf)} bytes") from error
+        raise TruncatedError(f"an int32 at {pos} exceeds the message of {len(buf)} bytes") from error
 
 
 def read_int64(buf: Buffer, pos: int) -> tuple[int, int]:
     try:
         return INT64.unpack_from(buf, pos)[0], pos + 8
     except struct.error as error:
-        raise TruncatedError(f"int64 at {pos} of {len(buf)} bytes") from error
+        raise TruncatedError(f"an int64 at {pos} exceeds the message of {len(buf)} bytes") from error
 
 
 def read_uvarint(buf: Buffer, pos: int) -> tuple[int, int]:
-    """An unsigned varint of at most five bytes, low seven bits first."""
+    """Reads an unsigned varint of at most five bytes, low seven bits first."""
     try:
         byte = buf[pos]
         if byte < 0x80:
@@ -70,35 +70,42 @@ def read_uvarint(buf: Buffer, pos: int) -> tuple[int, int]:
                     break
                 return value, pos + 1
     except IndexError as error:
-        raise TruncatedError(f"uvarint at {pos} of {len(buf)} bytes") from error
-    raise ProtocolError(f"uvarint that ends at {pos} does not fit 32 bits")
+        raise TruncatedError(f"a uvarint at {pos} exceeds the message of {len(buf)} bytes") from error
+    raise ProtocolError(f"the uvarint that ends at {pos} does not fit 32 bits")
 
 
 def read_uuid(buf: Buffer, pos: int) -> tuple[UUID, int]:
     end = pos + 16
     if end > len(buf):
-        raise TruncatedError(f"uuid at {pos} of {len(buf)} bytes")
+        raise TruncatedError(f"a uuid at {pos} exceeds the message of {len(buf)} bytes")
     return UUID(bytes=bytes(buf[pos:end])), end
 
 
 def read_array_length(buf: Buffer, pos: int, compact: bool) -> tuple[int, int]:
-    """The number of elements, -1 for null; checked against the limit and against the bytes that remain."""
+    """Reads the number of elements; -1 means null.
+
+    Raises `LimitExceededError` when the number exceeds the limit, and `TruncatedError` when it exceeds the number of
+    bytes that remain.
+    """
     if compact:
         length, pos = read_uvarint(buf, pos)
         length -= 1
     else:
         length, pos = read_int32(buf, pos)
         if length < -1:
-            raise ProtocolError(f"array length {length}")
+            raise ProtocolError(f"the array length {length} is invalid")
     if length > MAX_ARRAY_ELEMENTS:
-        raise LimitExceededError(f"an array of {length} elements; the limit is {MAX_ARRAY_ELEMENTS}")
+        raise LimitExceededError(f"an array of {length} elements exceeds the limit of {MAX_ARRAY_ELEMENTS}")
     if length > len(buf) - pos:
-        raise TruncatedError(f"an array of {length} elements in {len(buf) - pos} bytes")
+        raise TruncatedError(f"an array announces {length} elements, but only {len(buf) - pos} bytes remain")
     return length, pos
 
 
 def read_bytes_bounds(buf: Buffer, pos: int, compact: bool) -> tuple[int, int]:
-    """`(start, end)` of a bytes or records field's content; `(start, -1)` for null, where `start` is what follows."""
+    """Returns `(start, end)` of the content of a bytes or records field.
+
+    For null it returns `(start, -1)`, where `start` is the position after the field.
+    """
     if compact:
         length, pos = read_uvarint(buf, pos)
         length -= 1
@@ -108,7 +115,10 @@ def read_bytes_bounds(buf: Buffer, pos: int, compact: bool) -> tuple[int, int]:
 
 
 def read_string_bounds(buf: Buffer, pos: int, compact: bool) -> tuple[int, int]:
-    """`(start, end)` of a string's UTF-8 content; `(start, -1)` for null, where `start` is what follows."""
+    """Returns `(start, end)` of a string's UTF-8 content.
+
+    For null it returns `(start, -1)`, where `start` is the position after the field.
+    """
     if compact:
         length, pos = read_uvarint(buf, pos)
         length -= 1
@@ -121,10 +131,10 @@ def _bounds(buf: Buffer, pos: int, length: int) -> tuple[int, int]:
     if length == -1:
         return pos, -1
     if length < -1:
-        raise ProtocolError(f"length {length} at {pos}")
+        raise ProtocolError(f"the length {length} before {pos} is invalid")
     end = pos + length
     if end > len(buf):
-        raise TruncatedError(f"{length} bytes at {pos} of {len(buf)}")
+        raise TruncatedError(f"a field of {length} bytes at {pos} exceeds the message of {len(buf)} bytes")
     return pos, end
 
 
@@ -135,26 +145,26 @@ def read_string(buf: Buffer, pos: int, compact: bool) -> tuple[str | None, int]:
     try:
         return str(buf[start:end], "utf-8"), end
     except UnicodeDecodeError as error:
-        raise ProtocolError(f"a string at {start} is not UTF-8") from error
+        raise ProtocolError(f"the string at {start} is not UTF-8") from error
 
 
 def read_tag_count(buf: Buffer, pos: int) -> tuple[int, int]:
-    """How many tagged fields a section holds. Raises `LimitExceededError`."""
+    """Reads the number of fields in a tagged section. Raises `LimitExceededError`."""
     count, pos = read_uvarint(buf, pos)
     if count > MAX_TAGGED_FIELDS:
-        raise LimitExceededError(f"a tagged section of {count} fields; the limit is {MAX_TAGGED_FIELDS}")
+        raise LimitExceededError(f"a tagged section of {count} fields exceeds the limit of {MAX_TAGGED_FIELDS}")
     return count, pos
 
 
 def read_tag(buf: Buffer, pos: int) -> tuple[int, int, int, int]:
-    """`(tag, where its size is written, where the value starts, where it ends)`."""
+    """Returns `(tag, position of its size, start of its value, end of its value)`."""
     tag, size_at = read_uvarint(buf, pos)
     size, start = read_uvarint(buf, size_at)
     return tag, size_at, start, _bounds(buf, start, size)[1]
 
 
 def skip_tagged_section(buf: Buffer, pos: int) -> int:
-    """The position after a tagged section, unknown tags skipped by their size."""
+    """Returns the position after a tagged section. Skips every tagged field by its size."""
     if pos < len(buf) and buf[pos] == 0:
         return pos + 1
     count, pos = read_tag_count(buf, pos)
@@ -182,7 +192,7 @@ def write_string(value: str | None, compact: bool) -> bytes:
 
 
 def write_bytes_length(length: int, compact: bool) -> bytes:
-    """The prefix of a non-null bytes or records field of `length` bytes."""
+    """Returns the length prefix of a non-null bytes or records field of `length` bytes."""
     return write_uvarint(length + 1) if compact else INT32.pack(length)
 
 

@@ -1,9 +1,9 @@
-"""A walker over any message of any API and version, by Kafka's own schema: it yields where each field lies.
+"""A walker over messages of every API and version that finds the position of each field by Kafka's own schema.
 
-A field is then replaced by splicing bytes, so unknown tags and everything untouched survive verbatim. A schema and a
-version are compiled once; `MessagePlan.skip` runs over a message, `walk` reports every byte of it, and a `Selector`
-finds the fields of one struct path and stops as soon as it has passed the last. Malformed bytes raise `ProtocolError`
-alone.
+The caller replaces a field by splicing bytes, so unknown tags and all other fields survive verbatim. Each schema is
+compiled once per version. `MessagePlan.skip` returns the end of a message, and `walk` reports every byte of it. A
+`Selector` finds the fields of the structs at one path and stops after the last one. For malformed bytes all of them
+raise `ProtocolError` and no other exception.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Span(NamedTuple):
 
 
 class TagSize(NamedTuple):
-    """The uvarint size of a tagged field, at `[start, end)`, and where the value it measures ends."""
+    """The uvarint size of a tagged field, at `[start, end)`. The field's value is at `[end, value_end)`."""
 
     start: int
     end: int
@@ -51,12 +51,14 @@ class TagSize(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """What a `Selector` found, in wire order."""
+    """The fields that a `Selector` found, in wire order."""
 
     structs: list[tuple[Span, ...]]
-    """One entry per struct at the path: the spans of the named fields, in the order of the names, prefixes included."""
+    """One entry per struct at the path: the spans of the named fields in the order of the names.
+
+    A span includes the field's length prefix."""
     tag_sizes: list[TagSize]
-    """The sizes that change with the length of what was selected: those of tagged fields on the path."""
+    """The sizes of the tagged fields on the path. They change when the length of a selected field changes."""
 
 
 _Visit = Callable[[Buffer, int, Selection], int]
@@ -71,14 +73,17 @@ class Selector:
         self._visit = visit
 
     def __call__(self, buf: Buffer, pos: int) -> Selection:
-        """`pos`: where the message's body begins. Nothing after the last selected field is looked at."""
+        """Returns the selected fields of the message whose body begins at `pos`.
+
+        The bytes after the last selected field are not checked.
+        """
         selection = Selection([], [])
         checked_end(buf, self._visit(buf, pos, selection))
         return selection
 
 
 class MessagePlan:
-    """One message in one version."""
+    """The compiled schema of one message in one version."""
 
     __slots__ = ("_root", "schema", "version")
 
@@ -94,28 +99,32 @@ class MessagePlan:
         return self._root.flexible
 
     def skip(self, buf: Buffer, pos: int) -> int:
-        """Where the message that begins at `pos` ends. Known tagged fields are skipped by their size as well."""
+        """Returns the end of the message that begins at `pos`.
+
+        The content of tagged fields is not checked, not even of known ones: each is skipped by its size.
+        """
         return checked_end(buf, self._root.skip(buf, pos))
 
     def walk(self, buf: Buffer, pos: int) -> list[FieldSpan]:
-        """Every field of the message that begins at `pos`, in wire order; bytes after its end are not looked at.
+        """Returns the spans of the message that begins at `pos`, in wire order. Ignores bytes after its end.
 
-        The answer is many times larger than the message: for messages of known size, and for tests.
+        The spans take many times the memory of the message, so this is for messages of known size and for tests.
         """
         spans: list[FieldSpan] = []
         self._root.walk(buf, pos, (), spans)
         return spans
 
     def selector(self, path: tuple[str, ...], names: tuple[str, ...]) -> Selector:
-        """For fields `names` of the structs at `path`, arrays on it visited element by element; `()` is the message.
+        """Returns a selector for the fields `names` of every struct at `path`.
 
-        The names are given in wire order. Raises `ValueError` when this version has no such fields.
+        The path `()` is the message itself. The selector visits each element of an array on the path. `names` must be
+        in wire order. Raises `ValueError` when this version does not have all of these fields.
         """
         return Selector(_compile_visit(self._root, path, names, last=True))
 
 
 def _compile_visit(struct: Struct, path: tuple[str, ...], names: tuple[str, ...], *, last: bool) -> _Visit:
-    """`last`: nothing that follows the selection in this struct needs to be passed over."""
+    """When `last` is true, the visit may stop after the last selected field: the caller needs no end of the struct."""
     if not path:
         return _visit_leaf(struct, names, last=last)
     for position, (name, node) in enumerate(struct.fields):
@@ -150,13 +159,13 @@ def _visit_value(node: Shape, path: tuple[str, ...], names: tuple[str, ...], *, 
             return pos
 
         return visit_array
-    raise ValueError(f"{names} are asked of a primitive")
+    raise ValueError(f"cannot select {names} from a primitive")
 
 
 def _visit_leaf(struct: Struct, names: tuple[str, ...], *, last: bool) -> _Visit:
     present = [name for name, _ in struct.fields]
     if not names or [name for name in present if name in names] != list(names):
-        raise ValueError(f"fields {names} of a struct that has {present}")
+        raise ValueError(f"cannot select the fields {names} from a struct that has {present}")
     steps: list[tuple[int, Skip, bool]] = []
     size = 0
     for name, node in struct.fields:
@@ -179,7 +188,7 @@ def _visit_leaf(struct: Struct, names: tuple[str, ...], *, last: bool) -> _Visit
                 spans.append(Span(pos, end))
             pos = end
         pos += tail
-        # Checked here, so that an array of fixed-size structs cannot grow past the bytes there are.
+        # Each struct is checked here. Otherwise an array of fixed-size structs could yield more than the buffer holds.
         selection.structs.append(tuple(spans))
         return skip_tagged_section(buf, pos) if skip_tags else checked_end(buf, pos)
 
@@ -217,10 +226,10 @@ def _visit_tagged(struct: Struct, wanted: int, inner: _Visit) -> _Visit:
             tag, size_at, start, end = read_tag(buf, pos)
             if tag == wanted:
                 if selection.tag_sizes and selection.tag_sizes[-1].start >= first:
-                    raise ProtocolError(f"tag {tag} twice in one section")
+                    raise ProtocolError(f"tag {tag} occurs twice in one tagged section")
                 selection.tag_sizes.append(TagSize(size_at, start, end))
                 if inner(buf, start, selection) != end:
-                    raise ProtocolError(f"tagged field {tag} at {start} is not of the size that its tag says")
+                    raise ProtocolError(f"tagged field {tag} at {start} does not have the size that its tag announces")
             pos = end
         return pos
 
@@ -276,11 +285,14 @@ def _compile_value(field: FieldSchema, version: int, compact: bool, *, nullable:
 
 @cache
 def compile_schema(name: str, version: int) -> MessagePlan:
-    """By the schema's own name, for what is not an API message. Raises `ProtocolError` as `compile_message` does."""
+    """Returns the plan of the schema with that name, also for schemas that are no API message.
+
+    Raises `ProtocolError` when there is no such schema, or when the schema does not have that version.
+    """
     return MessagePlan(load_schema(name), version)
 
 
 @cache
 def compile_message(api_key: int, version: int, kind: MessageKind) -> MessagePlan:
-    """Compiled once. Raises `ProtocolError` for an API, or a version of it, that has no schema."""
+    """Returns the plan of an API message. Raises `ProtocolError` when that API or version has no schema."""
     return compile_schema(message_name(api_key, kind), version)

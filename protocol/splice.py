@@ -1,4 +1,4 @@
-"""Replacing byte ranges of a message: whatever a patch does not name survives verbatim, unknown tags included."""
+"""Replaces byte ranges of a message. All other bytes survive verbatim, unknown tags included."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from protocol.primitives import Buffer
 
 
 class Splice(NamedTuple):
-    """Replace `[start, end)` by `replacement`; an empty range inserts."""
+    """Replaces `[start, end)` by `replacement`; an empty range inserts `replacement` at `start`."""
 
     start: int
     end: int
@@ -17,13 +17,18 @@ class Splice(NamedTuple):
 
 
 def splice(buf: Buffer, splices: Iterable[Splice]) -> bytes:
-    """`buf` with every splice applied; they must be in ascending order and must not overlap."""
+    """Returns a copy of `buf` with every splice applied.
+
+    Raises `ValueError` unless the splices are in ascending order, do not overlap and lie within `buf`.
+    """
     view = memoryview(buf)
     parts: list[Buffer] = []
     pos = 0
     for start, end, replacement in splices:
         if start < pos or end < start or end > len(view):
-            raise ValueError(f"splice [{start}, {end}) overlaps what ends at {pos} or leaves {len(view)} bytes")
+            raise ValueError(
+                f"the splice [{start}, {end}) overlaps the one that ends at {pos} or exceeds {len(view)} bytes"
+            )
         parts.append(view[pos:start])
         parts.append(replacement)
         pos = end

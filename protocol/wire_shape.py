@@ -1,8 +1,8 @@
-"""The shapes that values have on the wire, one class each: what a schema compiles to.
+"""The shapes that values have on the wire, one class each. A schema compiles to a tree of shapes.
 
-`skip` runs over a value, `walk` reports every byte of it. Positions only grow, so the fixed-size shapes do not look at
-the buffer's end: whoever hands out positions checks the last one. All bounds and counts are checked before anything is
-allocated (semantics 1.2).
+`skip` returns the end of a value. `walk` reports every byte of it as spans. Positions only grow, so `skip` of a
+fixed-size shape does not check the end of the buffer: the caller checks the last position instead. The readers check
+all bounds and counts before they allocate anything (docs/semantics.md 1.2).
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from protocol.primitives import (
 Skip = Callable[[Buffer, int], int]
 
 Path = tuple[str | int, ...]
-"""Field names as in the schema, and the index after the name of an array: `("Brokers", 0, "Host")`."""
+"""Field names as in the schema. After the name of an array comes the element's index: `("Brokers", 0, "Host")`."""
 
 SpanKind = Literal["value", "length", "tag_count", "tag", "unknown_tag"]
 
 
 class FieldSpan(NamedTuple):
-    """`[start, end)` of one thing on the wire; the spans of a message touch each other and cover all of it.
+    """The bytes `[start, end)` of one item of a message. The spans of a message cover it without gaps or overlaps.
 
-    `value`: a primitive, the length prefix of a string, bytes or records included. `length`: the count of an array, or
-    the presence byte of a nullable struct. `tag_count`: the head of a tagged section; its path is that of the struct.
-    `tag`: the number and size before a known tagged field's value. `unknown_tag`: number, size and bytes of one that
-    the schema does not know; its path is that of the struct, then the number.
+    `value` is a primitive; for a string, bytes or records it includes the length prefix. `length` is the count of an
+    array, or the presence byte of a nullable struct. `tag_count` is the number of fields in a tagged section; its path
+    is the struct's path. `tag` is the number and size before the value of a known tagged field. `unknown_tag` is the
+    number, the size and the bytes of a tagged field that the schema does not know; its path is the struct's path and
+    then the tag's number.
     """
 
     path: Path
@@ -83,7 +84,7 @@ class LengthPrefixed(Shape):
         if end >= 0:
             return end
         if not self._nullable:
-            raise ProtocolError(f"null at {pos} in a field that cannot be")
+            raise ProtocolError(f"null at {pos} in a field that is not nullable")
         return start
 
     def walk(self, buf: Buffer, pos: int, path: Path, spans: list[FieldSpan]) -> int:
@@ -100,12 +101,12 @@ class Array(Shape):
         self._nullable = nullable
 
     def read_length(self, buf: Buffer, pos: int) -> tuple[int, int]:
-        """The number of elements, 0 for null, and where the first begins."""
+        """Returns the number of elements (0 for null) and the position of the first element."""
         length, pos = read_array_length(buf, pos, self._compact)
         if length >= 0:
             return length, pos
         if not self._nullable:
-            raise ProtocolError(f"null at {pos} in an array that cannot be")
+            raise ProtocolError(f"null at {pos} for an array that is not nullable")
         return 0, pos
 
     def skip(self, buf: Buffer, pos: int) -> int:
@@ -127,7 +128,7 @@ class Array(Shape):
 
 
 class NullableStruct(Shape):
-    """A struct after one byte that says whether it is there: negative for null (KIP-893)."""
+    """A struct that follows a presence byte; a negative presence byte means null (KIP-893)."""
 
     def __init__(self, struct: Struct) -> None:
         self.struct = struct
@@ -143,7 +144,7 @@ class NullableStruct(Shape):
 
 
 class Struct(Shape):
-    """Fields in wire order, then a tagged section in flexible versions."""
+    """Fields in wire order; in flexible versions a tagged section follows them."""
 
     def __init__(
         self, fields: Sequence[tuple[str, Shape]], tagged: Mapping[int, tuple[str, Shape]], flexible: bool
@@ -179,19 +180,22 @@ class Struct(Shape):
                 name, node = known
                 spans.append(FieldSpan((*path, name), "tag", pos, start))
                 if node.walk(buf, start, (*path, name), spans) != end:
-                    raise ProtocolError(f"tagged field {name} at {start} is not of the size that its tag says")
+                    raise ProtocolError(f"tagged field {name} at {start} does not have the size that its tag announces")
             pos = end
         return pos
 
 
 def checked_end(buf: Buffer, end: int) -> int:
     if end > len(buf):
-        raise TruncatedError(f"a field that ends at {end} of {len(buf)} bytes")
+        raise TruncatedError(f"a field ends at {end}, but the message has {len(buf)} bytes")
     return end
 
 
 def merge_fixed(nodes: Iterable[Shape]) -> tuple[tuple[tuple[int, Skip], ...], int]:
-    """Runs of fixed-size fields become one addition: `(bytes before, skip)` per field that varies; bytes after them."""
+    """Merges each run of fixed-size fields into one addition.
+
+    Returns one `(bytes before the field, skip)` per field of variable size, and the number of bytes after the last one.
+    """
     steps: list[tuple[int, Skip]] = []
     size = 0
     for node in nodes:

@@ -1,1 +1,1 @@
-"""One module per API that is read or changed on its way; all others travel as opaque bytes."""
+"""One module per API that the proxy reads or changes. Messages of all other APIs pass as opaque bytes."""

@@ -1,7 +1,10 @@
-"""ApiVersions (key 18): the broker's answer cut down to what passes through the proxy (semantics 1.3).
+"""ApiVersions (key 18): limits the broker's answer to the APIs and versions that the proxy supports.
 
-The response header is version 0 whatever the version, and a broker that does not know the version answers with a body
-of version 0. Entries are cut or capped in place: features, tags and all other entries stay verbatim.
+See docs/semantics.md 1.3.
+
+The response header has version 0 in every version of the API. A broker that does not know the requested version answers
+with a body of version 0. This module removes or narrows entries in place, so features, tags and all other entries stay
+verbatim.
 """
 
 from __future__ import annotations
@@ -26,10 +29,10 @@ _VERSION_0 = 0
 
 
 def intersect_api_versions(payload: Buffer, api_version: int) -> bytes:
-    """The broker's response payload with the APIs and versions that a client may use here.
+    """Returns the broker's response payload, limited to the APIs and versions that a client may use.
 
-    Never above what the broker offers. Hidden and unknown keys are left out. Produce keeps the minimum of 0 that
-    brokers advertise although they refuse it (KAFKA-18659).
+    The result offers no version that the broker does not offer, and omits hidden and unknown keys. Produce keeps the
+    minimum version 0, which brokers advertise although they refuse it (KAFKA-18659).
     """
     pos = response_body_position(ApiKey.API_VERSIONS, api_version, payload)
     error_code, array_at = read_int16(payload, pos)
@@ -39,14 +42,14 @@ def intersect_api_versions(payload: Buffer, api_version: int) -> bytes:
     flexible = plan.is_flexible
     count, pos = read_array_length(payload, array_at, flexible)
     if count < 0:
-        raise ProtocolError("ApiVersions without an array of keys")
+        raise ProtocolError("the ApiVersions response has null for its array of keys")
     entries_at = pos
     kept = 0
     splices: list[Splice] = []
     for _ in range(count):
         start = pos
         if start + _ENTRY.size > len(payload):
-            raise TruncatedError(f"an ApiVersions entry at {start} of {len(payload)} bytes")
+            raise TruncatedError(f"an ApiVersions entry at {start} exceeds the response of {len(payload)} bytes")
         api_key, min_version, max_version = _ENTRY.unpack_from(payload, start)
         pos = start + _ENTRY.size
         if flexible:
@@ -70,7 +73,10 @@ def _intersect(api_key: int, min_version: int, max_version: int) -> VersionRange
 
 
 def unsupported_version_response(correlation_id: int) -> bytes:
-    """The answer to an ApiVersions request of a version beyond ours, whose body is not to be read."""
+    """Returns the answer to an ApiVersions request of a version that the proxy does not support.
+
+    It does not need the body of that request, whose format is unknown.
+    """
     ours = DECODED_APIS[ApiKey.API_VERSIONS]
     return b"".join(
         (

@@ -1,7 +1,7 @@
-"""The four APIs that carry the configuration of topics: where the entries lie, and how they are exchanged.
+"""Reads and replaces the config entries in the four APIs that carry the configuration of topics.
 
-CreateTopics, DescribeConfigs, AlterConfigs and IncrementalAlterConfigs, every version that is decoded. An entry that is
-kept is kept with its bytes, unknown tags included.
+They are CreateTopics, DescribeConfigs, AlterConfigs and IncrementalAlterConfigs, in every version that the proxy
+decodes. An entry that the proxy keeps has the same bytes as before, unknown tags included.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _RESPONSES_PATH = {
 
 
 class ConfigChange(NamedTuple):
-    """One entry of a request; `operation` is SET where the API knows no other."""
+    """One entry of a request. `operation` is SET for the APIs that have no operations."""
 
     name: str
     operation: int
@@ -49,7 +49,7 @@ class ConfigChange(NamedTuple):
 
 
 class ConfigResource(NamedTuple):
-    """One resource of a request. CreateTopics names topics alone."""
+    """One resource of a request. The resources of CreateTopics are always topics."""
 
     resource_type: int
     name: str
@@ -66,7 +66,7 @@ class ConfigRequest(NamedTuple):
 
 
 def parse_config_request(frame: Buffer) -> ConfigRequest:
-    """Of CreateTopics, AlterConfigs or IncrementalAlterConfigs. Raises `ProtocolError`."""
+    """Parses a request of CreateTopics, AlterConfigs or IncrementalAlterConfigs. Raises `ProtocolError`."""
     header = parse_request_header(frame)
     api_key, version, pos = header.api_key, header.api_version, header.body_position
     plan = compile_message(api_key, version, "Request")
@@ -102,13 +102,13 @@ def _read_changes(buf: Buffer, pos: int, api_key: int, compact: bool) -> list[Co
 
 
 def replace_changes(request: ConfigRequest, resource: ConfigResource, kept: Iterable[ConfigChange]) -> Splice:
-    """The resource with only the changes `kept`."""
+    """Returns the splice that leaves the resource with only the changes in `kept`."""
     entries = [change.raw for change in kept]
     return Splice(*resource.configs_at, write_array_length(len(entries), request.is_flexible) + b"".join(entries))
 
 
 def setting(request: ConfigRequest, name: str, value: str) -> ConfigChange:
-    """A change of our own."""
+    """Returns a change, encoded for this request, that sets `name` to `value`."""
     compact = request.is_flexible
     raw = write_string(name, compact)
     if request.api_key == ApiKey.INCREMENTAL_ALTER_CONFIGS:
@@ -118,14 +118,16 @@ def setting(request: ConfigRequest, name: str, value: str) -> ConfigChange:
 
 
 class ConfigAnswer(NamedTuple):
-    """What one resource was answered. `configs_at`: the entries, None where the API or version has none."""
+    """The broker's answer for one resource.
+
+    `configs_at` is the position of its config entries; None when the API or version has none."""
 
     resource_type: int
     name: str
     topic_id_bytes: bytes | None
     error_code: int
     error_at: Span
-    """Error code and message, which follow each other; the code alone where the version has no message."""
+    """The error code and the error message, which follow each other."""
     configs_at: Span | None
 
 
@@ -137,7 +139,7 @@ class ConfigResponse(NamedTuple):
 
 
 def parse_config_response(api_key: int, version: int, payload: Buffer) -> ConfigResponse:
-    """Of any of the four. Raises `ProtocolError`."""
+    """Parses a response of any of the four APIs. Raises `ProtocolError`."""
     pos = response_body_position(api_key, version, payload)
     plan = compile_message(api_key, version, "Response")
     plan.skip(payload, pos)
@@ -188,7 +190,7 @@ class ConfigEntry(NamedTuple):
     raw: bytes
     source: int
     value_at: Span
-    """In `raw`, as all that follow."""
+    """A position in `raw`, like the positions below."""
     source_at: int
     synonyms_at: Span | None
     synonyms: list[Synonym]
@@ -243,7 +245,7 @@ def write_synonym(response: ConfigResponse, name: str, value: str, source: int) 
 
 
 def with_value(response: ConfigResponse, entry: ConfigEntry, value: str, source: int, synonyms: list[Synonym]) -> bytes:
-    """The entry's bytes with another value, source and, where there are any, synonyms."""
+    """Returns the entry's bytes with another value and source, and with other synonyms if the entry has synonyms."""
     compact, raw = response.is_flexible, entry.raw
     out = raw[: entry.value_at.start] + write_string(value, compact)
     out += raw[entry.value_at.end : entry.source_at] + INT8.pack(source)
@@ -255,7 +257,7 @@ def with_value(response: ConfigResponse, entry: ConfigEntry, value: str, source:
 
 
 def new_entry(response: ConfigResponse, name: str, value: str, source: int, config_type: int) -> bytes:
-    """An entry that the broker did not send."""
+    """Returns the bytes of an entry that the broker did not send."""
     compact = response.is_flexible
     out = write_string(name, compact) + write_string(value, compact) + b"\x00" + INT8.pack(source) + b"\x00"
     if response.api_key == ApiKey.DESCRIBE_CONFIGS:
@@ -274,11 +276,11 @@ class DescribedResource(NamedTuple):
     resource_type: int
     name: str
     keys: list[str] | None
-    """None or empty: all."""
+    """The requested keys; None or an empty list asks for all keys."""
 
 
 def parse_describe_configs_request(frame: Buffer) -> tuple[list[DescribedResource], bool]:
-    """What is asked for, and whether with synonyms. Raises `ProtocolError`."""
+    """Returns the requested resources and whether the client wants synonyms. Raises `ProtocolError`."""
     header = parse_request_header(frame)
     pos = header.body_position
     plan: MessagePlan = compile_message(header.api_key, header.api_version, "Request")

@@ -1,8 +1,8 @@
-"""DeleteRecords, versions 0 to 2: up to where a user deletes, low watermarks overwritten in place (semantics 9.1)."""
+"""DeleteRecords, versions 0 to 2: parses the messages and patches low watermarks in place (docs/semantics.md 9.1)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from struct import Struct
 from typing import NamedTuple
 
@@ -11,13 +11,16 @@ from protocol.errors import ProtocolError
 from protocol.primitives import Buffer, read_int32
 
 HIGH_WATERMARK = -1
-"""As an offset to delete up to: everything that consumers may see."""
+"""The requested offset that means the high watermark: the broker deletes all records that consumers may see."""
 UNKNOWN_LOW_WATERMARK = -1
 
 FLEXIBLE_FROM = 2
 MAX_VERSION = 2
 
+_REFUSED_OFFSET = -2
 _ASKED = Struct(">iq")
+_OFFSET = Struct(">q")
+_OFFSET_AT = 4
 _ANSWERED = Struct(">iqh")
 _ANSWER_AT = 4
 _ANSWER = Struct(">qh")
@@ -27,7 +30,9 @@ class DeleteRecordsPartition(NamedTuple):
     topic: str
     partition: int
     offset: int
-    """The new log start; `HIGH_WATERMARK` (-1) for all."""
+    """The new log start; `HIGH_WATERMARK` (-1) for all records."""
+    position: int = -1
+    """The position of the entry in the payload."""
 
 
 class DeleteRecordsRequest(NamedTuple):
@@ -42,11 +47,11 @@ class DeleteRecordsResponsePartition(NamedTuple):
     low_watermark: int
     error_code: int
     position: int
-    """Of the entry in the payload."""
+    """The position of the entry in the payload."""
 
 
 class DeleteRecordsResponse(NamedTuple):
-    """Positions are absolute in `payload`, which is referenced, not copied."""
+    """A parsed response. Positions are absolute in `payload`. The response references `payload`, without a copy."""
 
     payload: Buffer
     version: int
@@ -60,19 +65,32 @@ class DeleteRecordsAnswer(NamedTuple):
 
 
 def parse_delete_records_request(payload: Buffer, body_position: int, version: int) -> DeleteRecordsRequest:
-    """Raises `ProtocolError` for what is no request of that version, trailing bytes included."""
+    """Parses the payload. Raises `ProtocolError` if it is malformed for that version or has trailing bytes."""
     _check_version(version)
     compact = version >= FLEXIBLE_FROM
     walked, pos = walk_partitions(payload, body_position, _ASKED, compact)
     timeout_ms, pos = read_int32(payload, pos)
     check_end(payload, pos, compact)
     return DeleteRecordsRequest(
-        version, [DeleteRecordsPartition(topic, *fields) for topic, _, fields in walked], timeout_ms
+        version,
+        [DeleteRecordsPartition(topic, partition, offset, position) for topic, position, (partition, offset) in walked],
+        timeout_ms,
     )
 
 
+def with_refused_partitions(payload: Buffer, refused: Iterable[DeleteRecordsPartition]) -> bytes:
+    """Returns a copy of the request that deletes nothing of the partitions in `refused`.
+
+    It asks for an offset that no broker accepts. The broker still checks the client's rights and whether it leads the
+    partition, and only then answers OFFSET_OUT_OF_RANGE."""
+    out = bytearray(payload)
+    for one in refused:
+        _OFFSET.pack_into(out, one.position + _OFFSET_AT, _REFUSED_OFFSET)
+    return bytes(out)
+
+
 def parse_delete_records_response(payload: Buffer, body_position: int, version: int) -> DeleteRecordsResponse:
-    """Raises `ProtocolError` for what is no response of that version, trailing bytes included."""
+    """Parses the payload. Raises `ProtocolError` if it is malformed for that version or has trailing bytes."""
     _check_version(version)
     compact = version >= FLEXIBLE_FROM
     throttle_time_ms, pos = read_int32(payload, body_position)
@@ -88,7 +106,7 @@ def parse_delete_records_response(payload: Buffer, body_position: int, version: 
 def patch_delete_records_response(
     response: DeleteRecordsResponse, answers: Mapping[int, DeleteRecordsAnswer]
 ) -> bytearray:
-    """A copy of the payload with the answers of the partitions at those indexes overwritten."""
+    """Returns a copy of the payload in which `answers`, by index in `response.partitions`, replace the broker's."""
     out = bytearray(response.payload)
     for index, answer in answers.items():
         _ANSWER.pack_into(out, response.partitions[index].position + _ANSWER_AT, *answer)
@@ -97,4 +115,4 @@ def patch_delete_records_response(
 
 def _check_version(version: int) -> None:
     if not 0 <= version <= MAX_VERSION:
-        raise ProtocolError(f"DeleteRecords version {version}")
+        raise ProtocolError(f"the proxy does not decode DeleteRecords version {version}")

@@ -1,6 +1,6 @@
-"""Fetch answers of the proxy's own: entries for remote data, and the responses around them (semantics 2.2).
+"""Encodes the Fetch responses that the proxy itself builds, and their entries for remote data (docs/semantics.md 2.2).
 
-Records are never null, since librdkafka fails the whole response on null.
+Records are never null, because librdkafka fails the whole response on null records.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def encode_partition(
     records: Sequence[Buffer] = (),
     diverging_epoch: EpochEndOffset | None = None,
 ) -> list[Buffer]:
-    """One partition entry; `records` are handed on uncopied as the last buffers but for the tagged section.
+    """Returns the buffers of one partition entry. They include the buffers in `records`, which are not copied.
 
-    `aborted_transactions` is None under read_uncommitted, else sorted by first offset without duplicates (semantics 7):
-    that order is the caller's. A diverging epoch needs version 12.
+    Under read_uncommitted, `aborted_transactions` is None. Otherwise the caller must sort it by first offset and remove
+    duplicates (docs/semantics.md 7). Raises `ValueError` for a diverging epoch before version 12.
     """
     compact = version >= FLEXIBLE_FROM
     head = bytearray(_HEAD.pack(partition, error_code, high_watermark, last_stable_offset))
@@ -91,9 +91,10 @@ def encode_response(
     error_code: int = 0,
     session_id: int = 0,
 ) -> list[Buffer]:
-    """A payload, header included, of `(topic, [entry])` where an entry is what `encode_partition` made.
+    """Returns the buffers of a response payload, header included.
 
-    Versions before 7 have neither a top-level error nor a session.
+    `topics` holds `(topic, [entry])`, where `encode_partition` made each entry. Versions before 7 have no fields for
+    `error_code` and `session_id`.
     """
     compact = version >= FLEXIBLE_FROM
     head = bytearray(build_response_header(ApiKey.FETCH, version, correlation_id))

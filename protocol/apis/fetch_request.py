@@ -1,4 +1,4 @@
-"""Fetch requests, versions 4 to 18, read by position and changed by bytes (semantics 2.1).
+"""Parses Fetch requests of versions 4 to 18 and patches their bytes (docs/semantics.md 2.1).
 
 The limits and the session fields have fixed positions before the topics, so this module patches them in place. It
 builds a request for fewer partitions from the bytes of the entries that stay. It can patch the fetch offsets of those
@@ -34,9 +34,9 @@ CONSUMER_REPLICA_ID = -1
 NO_LEADER_EPOCH = -1
 NO_SESSION_ID = 0
 INITIAL_SESSION_EPOCH = 0
-"""A full request that asks for a session."""
+"""The session epoch of a full request that asks for a session."""
 FINAL_SESSION_EPOCH = -1
-"""A full request that wants no session, and closes the one that it names."""
+"""The session epoch of a full request that wants no session and closes the session that it names."""
 
 _SESSION_FROM = 7
 _RACK_FROM = 11
@@ -56,7 +56,7 @@ _LIMITS_V4 = Struct(">iiib")
 
 
 class FetchPartition(NamedTuple):
-    """One partition entry at `[start, end)` of the payload, its tagged section included."""
+    """One partition entry at `[start, end)` of the payload, including its tagged section."""
 
     topic: TopicReference
     partition: int
@@ -69,21 +69,23 @@ class FetchPartition(NamedTuple):
 
 
 class FetchTopic(NamedTuple):
-    """A topic entry at `[start, end)`; its partitions are `[first_partition, end_partition)` of the request's."""
+    """A topic entry at `[start, end)` of the payload.
+
+    The request's partitions with the indexes `[first_partition, end_partition)` belong to it."""
 
     topic: TopicReference
     start: int
     partitions_position: int
-    """Of the partition array's length."""
+    """The position of the partition array's length."""
     tail_position: int
-    """Where the last partition entry ends."""
+    """The end of the last partition entry."""
     end: int
     first_partition: int
     end_partition: int
 
 
 class FetchRequest(NamedTuple):
-    """A parsed request; positions are absolute in `payload`, which is referenced, not copied."""
+    """A parsed request. Positions are absolute in `payload`. The request references `payload` and does not copy it."""
 
     payload: Buffer
     version: int
@@ -101,7 +103,7 @@ class FetchRequest(NamedTuple):
     forgotten: list[tuple[TopicReference, tuple[int, ...]]]
     topics_position: int
     forgotten_position: int
-    """Of the forgotten topics array; equals `forgotten_end` before version 7, which has none."""
+    """The position of the array of forgotten topics. Equals `forgotten_end` before version 7, which has no array."""
     forgotten_end: int
 
     @property
@@ -110,12 +112,15 @@ class FetchRequest(NamedTuple):
 
     @property
     def is_from_follower(self) -> bool:
-        """Asked by a broker or for a future replica (semantics 2.1): never answered from the remote tier."""
+        """Whether a broker sent the request, or it is for a future replica (docs/semantics.md 2.1).
+
+        The remote tier never answers such a request.
+        """
         return self.replica_id >= 0 or self.replica_id == -3
 
     @property
     def is_full(self) -> bool:
-        """Names all partitions that the client wants, rather than changes to a session."""
+        """Whether the request names all partitions that the client wants, rather than changes to a session."""
         return self.session_epoch <= INITIAL_SESSION_EPOCH
 
     def with_only(self, kept: Container[int], fetch_offsets: Mapping[int, int] | None = None) -> bytearray:
@@ -158,7 +163,7 @@ class FetchRequest(NamedTuple):
 
 
 def parse_fetch_request(payload: Buffer, body_position: int, version: int) -> FetchRequest:
-    """Raises `ProtocolError` for what is no request of that version, trailing bytes included."""
+    """Parses the payload. Raises `ProtocolError` if it is malformed for that version or has trailing bytes."""
     _check_version(version)
     compact = version >= FLEXIBLE_FROM
     pos = body_position
@@ -169,7 +174,7 @@ def parse_fetch_request(payload: Buffer, body_position: int, version: int) -> Fe
         replica_id, pos = read_int32(payload, pos)
     limits = _LIMITS_V7 if version >= _SESSION_FROM else _LIMITS_V4
     if pos + limits.size > len(payload):
-        raise TruncatedError(f"a Fetch request of {len(payload)} bytes")
+        raise TruncatedError(f"a Fetch request of {len(payload)} bytes is shorter than its fixed fields")
     if version >= _SESSION_FROM:
         max_wait_ms, min_bytes, max_bytes, isolation_level, session_id, session_epoch = _LIMITS_V7.unpack_from(
             payload, pos
@@ -208,7 +213,7 @@ def parse_fetch_request(payload: Buffer, body_position: int, version: int) -> Fe
         if version >= _REPLICA_STATE_FROM:
             replica_id = tagged_replica_id
     if pos != len(payload):
-        raise ProtocolError(f"{len(payload) - pos} bytes after a Fetch request")
+        raise ProtocolError(f"{len(payload) - pos} bytes follow the end of a Fetch request")
     return FetchRequest(
         payload,
         version,
@@ -230,7 +235,10 @@ def parse_fetch_request(payload: Buffer, body_position: int, version: int) -> Fe
 
 
 def topics_of(payload: Buffer, body_position: int, version: int) -> list[TopicReference]:
-    """The topics that the request names, forgotten ones aside: what decides whether to parse it at all."""
+    """Returns the topics that the request names, without the forgotten ones.
+
+    The caller decides by them whether it must parse the request at all.
+    """
     _check_version(version)
     compact = version >= FLEXIBLE_FROM
     pos = topics_position(body_position, version)
@@ -251,12 +259,12 @@ def topics_of(payload: Buffer, body_position: int, version: int) -> list[TopicRe
             pos = end
         pos = skip_tagged_section(payload, pos)
     if pos > len(payload):
-        raise TruncatedError(f"a Fetch request of {len(payload)} bytes")
+        raise TruncatedError(f"the topics of a Fetch request exceed its {len(payload)} bytes")
     return topics
 
 
 def topics_position(body_position: int, version: int) -> int:
-    """Where the topics array begins: everything before it has a fixed size."""
+    """Returns the position of the topics array. All fields before it have a fixed size."""
     replica_id_size = 0 if version >= _REPLICA_STATE_FROM else INT32.size
     limits = _LIMITS_V7 if version >= _SESSION_FROM else _LIMITS_V4
     return body_position + replica_id_size + limits.size
@@ -273,7 +281,7 @@ def patch_fetch_request(
     session_id: int | None = None,
     session_epoch: int | None = None,
 ) -> None:
-    """Overwrites fields in place; None leaves one alone. Versions before 7 have no session fields to overwrite."""
+    """Overwrites fields in place; None keeps a field. Ignores the session fields before version 7, which has none."""
     start = body_position + (0 if version >= _REPLICA_STATE_FROM else INT32.size)
     fields = [(0, max_wait_ms), (4, min_bytes), (8, max_bytes)]
     if version >= _SESSION_FROM:
@@ -285,7 +293,7 @@ def patch_fetch_request(
 
 def _check_version(version: int) -> None:
     if not MIN_VERSION <= version <= MAX_VERSION:
-        raise ProtocolError(f"Fetch version {version}")
+        raise ProtocolError(f"the proxy does not decode Fetch version {version}")
 
 
 def _entry_struct(version: int) -> Struct:
@@ -297,7 +305,7 @@ def _entry_struct(version: int) -> Struct:
 
 
 def _end_of_untagged_entries(payload: Buffer, pos: int, count: int) -> int | None:
-    """Where `count` flexible entries end if none of them has tagged fields, as consumers send them."""
+    """Returns the end of `count` flexible entries if no entry has tagged fields, as consumers send them; else None."""
     size = _ENTRY_V12_WITHOUT_TAGS.size
     end = pos + max(count, 0) * size
     if end > len(payload):
@@ -315,7 +323,7 @@ def _read_partitions(
     entry = _entry_struct(version)
     size = entry.size
     if pos + count * size > len(payload):
-        raise TruncatedError(f"{count} partitions at {pos} of {len(payload)} bytes")
+        raise TruncatedError(f"{count} partitions at {pos} exceed the message of {len(payload)} bytes")
     append = partitions.append
     if compact:
         end_of_all = _end_of_untagged_entries(payload, pos, count)
@@ -332,7 +340,7 @@ def _read_partitions(
         for _ in range(count):
             start = pos
             if pos + size > len(payload):
-                raise TruncatedError(f"a partition at {pos} of {len(payload)} bytes")
+                raise TruncatedError(f"a partition at {pos} exceeds the message of {len(payload)} bytes")
             partition, leader_epoch, offset, fetched_epoch, _, max_bytes = entry.unpack_from(payload, pos)
             pos = skip_tagged_section(payload, pos + size)
             append(FetchPartition(topic, partition, leader_epoch, offset, fetched_epoch, max_bytes, start, pos))
@@ -360,14 +368,16 @@ def _read_forgotten(
         partition_count, pos = read_array_length(payload, pos, compact)
         end = pos + max(partition_count, 0) * INT32.size
         if end > len(payload):
-            raise TruncatedError(f"{partition_count} forgotten partitions at {pos} of {len(payload)} bytes")
+            raise TruncatedError(
+                f"{partition_count} forgotten partitions at {pos} exceed the message of {len(payload)} bytes"
+            )
         forgotten.append((topic, tuple(p for (p,) in INT32.iter_unpack(memoryview(payload)[pos:end]))))
         pos = skip_tagged_section(payload, end) if compact else end
     return pos
 
 
 def _read_tags(payload: Buffer, pos: int) -> tuple[int, int]:
-    """`(replica id, position after the section)` of the request's own tagged fields."""
+    """Reads the request's own tagged section. Returns `(replica id, position after the section)`."""
     replica_id = CONSUMER_REPLICA_ID
     count, pos = read_tag_count(payload, pos)
     for _ in range(count):

@@ -1,8 +1,8 @@
-"""Fetch responses, versions 4 to 18: walked by position, rebuilt around the broker's own bytes (semantics 2.2).
+"""Parses Fetch responses of versions 4 to 18 and rebuilds them around the broker's own bytes (docs/semantics.md 2.2).
 
-A walk decodes what decisions need and remembers where everything stands. A rebuild replaces whole partition entries and
-patches fixed fields; all else, unknown tags included, is handed on as slices of the payload. Record bytes are never
-copied: whoever holds the slices keeps the payload alive.
+`parse_fetch_response` decodes the fields that decisions need and notes their positions. `rebuild_response` replaces
+whole partition entries and patches fixed fields. All other bytes, unknown tags included, stay slices of the payload.
+Record bytes are never copied, so the slices keep the payload alive.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ERROR_CODE_AT = 4
 HIGH_WATERMARK_AT = 6
 LAST_STABLE_OFFSET_AT = 14
 LOG_START_OFFSET_AT = 22
-"""Where fields stand in a partition entry, in every version that has them."""
+"""The positions of fields in a partition entry, the same in every version that has the field."""
 
 LOG_START_OFFSET_FROM = 5
 SESSION_FROM = 7
@@ -52,7 +52,7 @@ _EPOCH_AND_END_OFFSET = Struct(">iq")
 _LEADER_ID_AND_EPOCH = Struct(">ii")
 _PRODUCER_ID_AND_FIRST_OFFSET = Struct(">qq")
 
-# A partition up to the length of its records, when its aborted transactions are null or empty.
+# The layouts of a partition up to the length of its records, if its aborted transactions are null or empty.
 _ENTRY_V4 = Struct(">ihqqii")
 _ENTRY_V5 = Struct(">ihqqqii")
 _ENTRY_V11 = Struct(">ihqqqiii")
@@ -77,9 +77,10 @@ class LeaderIdAndEpoch(NamedTuple):
 
 
 class FetchResponsePartition(NamedTuple):
-    """One partition entry at `[start, end)` of the payload, its tagged section included.
+    """One partition entry at `[start, end)` of the payload, including its tagged section.
 
-    `log_start_offset` is -1 in version 4, `preferred_read_replica` before 11. Null records count as empty.
+    `log_start_offset` is -1 in version 4. `preferred_read_replica` is -1 before version 11. Null records count as
+    empty.
     """
 
     topic: TopicReference
@@ -90,10 +91,10 @@ class FetchResponsePartition(NamedTuple):
     log_start_offset: int
     preferred_read_replica: int
     aborted_position: int
-    """Of the aborted transactions array's length."""
+    """The position of the length of the array of aborted transactions."""
     records_start: int
     records_end: int
-    """Where the tagged section begins, from version 12 on."""
+    """From version 12 on, the tagged section begins here."""
     start: int
     end: int
 
@@ -103,7 +104,7 @@ class FetchResponsePartition(NamedTuple):
 
 
 class FetchResponse(NamedTuple):
-    """A walked response; positions are absolute in `payload`, which is referenced, not copied."""
+    """A parsed response. Positions are absolute in `payload`. The response references `payload`, without a copy."""
 
     payload: memoryview
     version: int
@@ -114,13 +115,15 @@ class FetchResponse(NamedTuple):
     """0 in versions before 7."""
     partitions: list[FetchResponsePartition]
     tags_position: int
-    """Of the body's own tagged section, where NodeEndpoints is; equals the payload's length before version 12."""
+    """The position of the body's own tagged section, which holds NodeEndpoints.
+
+    Equals the payload's length before version 12."""
 
     def records(self, partition: FetchResponsePartition) -> memoryview:
         return self.payload[partition.records_start : partition.records_end]
 
     def aborted_transactions(self, partition: FetchResponsePartition) -> tuple[AbortedTransaction, ...] | None:
-        """None where the broker sent null, as it does under read_uncommitted."""
+        """Returns the aborted transactions; None when the broker sent null, as it does under read_uncommitted."""
         compact = self.version >= FLEXIBLE_FROM
         count, pos = read_array_length(self.payload, partition.aborted_position, compact)
         if count < 0:
@@ -142,7 +145,7 @@ class FetchResponse(NamedTuple):
         return None if value is None else LeaderIdAndEpoch._make(value)
 
     def node_endpoints_bounds(self) -> tuple[int, int] | None:
-        """Where the content of the NodeEndpoints tag is; None when the broker sent none."""
+        """Returns `(start, end)` of the content of NodeEndpoints; None when the broker did not send that field."""
         if self.version < NODE_ENDPOINTS_FROM:
             return None
         return find_tag(self.payload, self.tags_position, NODE_ENDPOINTS_TAG)
@@ -154,12 +157,12 @@ class FetchResponse(NamedTuple):
         if bounds is None:
             return None
         if bounds[1] - bounds[0] < layout.size:
-            raise TruncatedError(f"tag {tag} of {bounds[1] - bounds[0]} bytes")
+            raise TruncatedError(f"the content of tag {tag} of {bounds[1] - bounds[0]} bytes is too short")
         return layout.unpack_from(self.payload, bounds[0])
 
 
 def find_tag(buf: Buffer, pos: int, wanted: int) -> tuple[int, int] | None:
-    """`(start, end)` of a tagged field's content in the section at `pos`."""
+    """Returns `(start, end)` of a tagged field's content in the section at `pos`; None when it has no such field."""
     count, pos = read_tag_count(buf, pos)
     for _ in range(count):
         tag, _, start, pos = read_tag(buf, pos)
@@ -169,9 +172,9 @@ def find_tag(buf: Buffer, pos: int, wanted: int) -> tuple[int, int] | None:
 
 
 def parse_fetch_response(payload: Buffer, body_position: int, version: int) -> FetchResponse:
-    """Raises `ProtocolError` for what is no response of that version, trailing bytes included."""
+    """Parses the payload. Raises `ProtocolError` if it is malformed for that version or has trailing bytes."""
     if not MIN_VERSION <= version <= MAX_VERSION:
-        raise ProtocolError(f"Fetch version {version}")
+        raise ProtocolError(f"the proxy does not decode Fetch version {version}")
     view = memoryview(payload)
     compact = version >= FLEXIBLE_FROM
     error_code = session_id = 0
@@ -196,9 +199,9 @@ def parse_fetch_response(payload: Buffer, body_position: int, version: int) -> F
         if compact:
             pos = skip_tagged_section(view, pos)
     except (struct.error, IndexError) as error:
-        raise TruncatedError(f"a Fetch response of {len(view)} bytes") from error
+        raise TruncatedError(f"a field exceeds the Fetch response of {len(view)} bytes") from error
     if pos != len(view):
-        raise ProtocolError(f"{len(view) - pos} bytes after a Fetch response")
+        raise ProtocolError(f"{len(view) - pos} bytes follow the end of a Fetch response")
     return FetchResponse(
         view, version, body_position, throttle_time_ms, error_code, session_id, partitions, tags_position
     )
@@ -222,7 +225,7 @@ def _walk_flexible(
             records, pos = read_uvarint(view, pos - 1)
         records_end = pos + records - 1 if records else pos
         if records_end >= size:
-            raise TruncatedError(f"records of {records - 1} bytes at {pos} of {size}")
+            raise TruncatedError(f"records of {records - 1} bytes at {pos} exceed the response of {size} bytes")
         end = records_end + 1 if view[records_end] == 0 else skip_tagged_section(view, records_end)
         append(
             FetchResponsePartition(
@@ -279,10 +282,12 @@ def _walk_classic(
             (records,) = INT32.unpack_from(view, pos)
             pos += INT32.size
         if aborted < -1 or records < -1:
-            raise ProtocolError(f"a partition at {start}: {aborted} aborted transactions, {records} bytes of records")
+            raise ProtocolError(
+                f"the partition at {start} has {aborted} aborted transactions and {records} bytes of records"
+            )
         end = pos + max(records, 0)
         if end > len(view):
-            raise TruncatedError(f"records of {records} bytes at {pos} of {len(view)}")
+            raise TruncatedError(f"records of {records} bytes at {pos} exceed the response of {len(view)} bytes")
         partitions.append(
             FetchResponsePartition(
                 topic,
@@ -315,7 +320,7 @@ def _skip_aborted(view: memoryview, pos: int, compact: bool) -> int:
 def without_records(
     response: FetchResponse, partition: FetchResponsePartition, log_start_offset: int | None = None
 ) -> list[Buffer]:
-    """The entry as it is, but with no records and that log start offset; None leaves the broker's."""
+    """Returns the entry without its records and with `log_start_offset`; None keeps the broker's log start offset."""
     view = response.payload
     if response.version < FLEXIBLE_FROM:
         length_at, empty = partition.records_start - INT32.size, INT32.pack(0)
@@ -335,11 +340,12 @@ def rebuild_response(
     session_id: int | None = None,
     splices: Iterable[Splice] = (),
 ) -> list[Buffer]:
-    """The payload with whole entries replaced and log start offsets patched, both by index in `response.partitions`.
+    """Returns the payload with some entries replaced and some log start offsets patched.
 
-    A log start is not patched in an entry that is replaced, nor in version 4, which has none. `splices` are further
-    changes by position in the payload (node endpoints, say), none of them inside an entry. The buffers are slices of
-    the payload and of what was given.
+    The keys of `entries` and `log_start_offsets` are indexes in `response.partitions`. `log_start_offsets` has no
+    effect on an entry that `entries` replaces, nor in version 4, which has no such field. `splices` are further changes
+    by position in the payload, such as those of node endpoints; they must lie outside the entries. The result holds
+    slices of the payload and the buffers of the arguments, without a copy. Raises `ValueError` when changes overlap.
     """
     changes: list[tuple[int, int, Sequence[Buffer]]] = [(s.start, s.end, (s.replacement,)) for s in splices]
     if session_id is not None and response.version >= SESSION_FROM:
@@ -360,7 +366,9 @@ def rebuild_response(
     pos = 0
     for start, end, buffers in changes:
         if start < pos or end > len(view):
-            raise ValueError(f"a change of [{start}, {end}) overlaps what ends at {pos} or leaves {len(view)} bytes")
+            raise ValueError(
+                f"the change of [{start}, {end}) overlaps the one that ends at {pos} or exceeds {len(view)} bytes"
+            )
         if start > pos:
             out.append(view[pos:start])
         out.extend(buffer for buffer in buffers if len(buffer))
@@ -371,6 +379,6 @@ def rebuild_response(
 
 
 def out_of_range(response: FetchResponse) -> list[int]:
-    """The indexes of the partitions that the broker answered OFFSET_OUT_OF_RANGE."""
+    """Returns the indexes of the partitions that the broker answered with OFFSET_OUT_OF_RANGE."""
     wanted = ErrorCode.OFFSET_OUT_OF_RANGE.value
     return [index for index, partition in enumerate(response.partitions) if partition.error_code == wanted]

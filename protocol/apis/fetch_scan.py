@@ -1,7 +1,7 @@
-"""The fast exit of Fetch responses: most have no error in them, and then only their topics matter.
+"""A fast scan of Fetch responses. Most responses hold no error, and then the proxy needs only their topics.
 
-About four times as quick as a walk, since nothing is kept of a partition. In doubt, malformed bytes included, the
-answer is None and the walk decides.
+The scan is about four times as fast as a walk, because it keeps nothing of a partition. When the scan is in doubt, or
+the bytes are malformed, it returns None and the caller walks the response instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from protocol.errors import ProtocolError
 from protocol.primitives import INT32, Buffer, read_array_length, read_uvarint
 
 _TOP_V7 = Struct(">4xh4x")
-# Error code, number of aborted transactions, length of records; the flexible ones are one byte long when small.
+# The fields: error code, number of aborted transactions, length of records. In the flexible layout, the number and the
+# length are uvarints, which take one byte when the value is below 128.
 _ENTRY_V4 = Struct(">4xh16xii")
 _ENTRY_V5 = Struct(">4xh24xii")
 _ENTRY_V11 = Struct(">4xh24xi4xi")
@@ -24,9 +25,9 @@ _ENTRY_V12 = Struct(">4xh24xB4xB")
 
 
 def plain_topics(payload: Buffer, body_position: int, version: int) -> list[TopicReference] | None:
-    """The topics of a response in which no partition, nor the response, has an error, an aborted transaction or a tag.
+    """Returns the topics of a response without errors, aborted transactions and tagged fields.
 
-    None for any other response; it may still need no change.
+    Returns None for every other response, even if it needs no change.
     """
     try:
         return _scan(payload, body_position, version)

@@ -1,8 +1,9 @@
-"""A large Fetch response, patched by equal length while it streams through: record bytes are never held or copied.
+"""Patches a large Fetch response while it streams through, without holding or copying record bytes.
 
-The frame's length left before the first partition was seen, so every patch keeps its field's size: offsets and error
-codes in place, the session id (which precedes all partitions, so it is decided beforehand), and the NodeEndpoints tag,
-whose content would change its length, under a tag number that clients skip (semantics 2.2).
+The frame's length leaves the proxy before the first partition arrives, so every patch keeps the size of its field. The
+patcher overwrites offsets and error codes in place. It overwrites the session id as well; the caller must choose the
+id in advance, because it precedes all partitions. Other addresses in NodeEndpoints would change the length, so the
+patcher instead gives that field a tag number that clients skip (docs/semantics.md 2.2).
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from protocol.primitives import (
 )
 
 UNKNOWN_TAG = 127
-"""What NodeEndpoints becomes: the highest number of one byte."""
+"""The tag number that hides NodeEndpoints: the highest number of one byte."""
 
 MAX_GROUP_BYTES = 40_000
-"""Above the longest group, a topic's: a name has at most 32,767 bytes."""
+"""A limit above the longest group, which is that of a topic: its name has at most 32,767 bytes."""
 
 _HEAD_V4 = Struct(">ihqqi")
 _HEAD_V5 = Struct(">ihqqqi")
@@ -52,7 +53,7 @@ _ABORTED_TRANSACTION_BYTES = 16
 
 
 class PartitionHead(NamedTuple):
-    """What the broker answered for one partition, but for its records; the log start is -1 in version 4."""
+    """The broker's answer for one partition, without its records. In version 4, the log start offset is -1."""
 
     topic: TopicReference
     partition: int
@@ -63,7 +64,9 @@ class PartitionHead(NamedTuple):
 
 
 class PartitionPatch(NamedTuple):
-    """New values of fixed-size fields; None keeps the broker's. Version 4 has no log start offset to patch."""
+    """New values for fields of one partition; None keeps the broker's value.
+
+    `log_start_offset` has no effect in version 4, which has no such field."""
 
     error_code: int | None = None
     high_watermark: int | None = None
@@ -73,13 +76,17 @@ class PartitionPatch(NamedTuple):
 
 class PartitionPatches(Protocol):
     def partition(self, head: PartitionHead) -> PartitionPatch | None:
-        """Asked once per partition in wire order, before its records; None lets it pass."""
+        """Returns the patch for one partition; None leaves the partition unchanged.
+
+        The patcher calls this once per partition, in wire order, before the partition's records arrive.
+        """
 
 
 class StreamingFetchPatcher(StreamedResponse):
-    """One response; fed with its payload, response header included, in whatever chunks it arrives.
+    """Patches one response. The caller feeds its payload, response header included, in chunks of any size.
 
-    Any malformed byte raises `ProtocolError`: what was returned before has left, so the connection must close.
+    Malformed bytes raise `ProtocolError`. The caller must then close the connection, because the bytes returned before
+    have already left.
     """
 
     def __init__(
@@ -92,9 +99,9 @@ class StreamingFetchPatcher(StreamedResponse):
     ) -> None:
         super().__init__("Fetch", MAX_GROUP_BYTES)
         if not MIN_VERSION <= version <= MAX_VERSION:
-            raise ProtocolError(f"Fetch version {version}")
+            raise ProtocolError(f"the proxy does not decode Fetch version {version}")
         self.out_of_range: list[PartitionHead] = []
-        """The partitions that the broker answered OFFSET_OUT_OF_RANGE, whatever they were patched to."""
+        """The partitions that the broker answered with OFFSET_OUT_OF_RANGE, including those with a patch."""
         self._version = version
         self._compact = version >= FLEXIBLE_FROM
         self._patches = patches
@@ -133,7 +140,7 @@ class StreamingFetchPatcher(StreamedResponse):
     def _read_partition(self, buf: Buffer, start: int) -> int:
         pos = start + self._head.size
         if pos > len(buf):
-            raise TruncatedError(f"a partition at {start} of {len(buf)} bytes")
+            raise TruncatedError(f"a partition at {start} exceeds the {len(buf)} bytes that have arrived")
         if self._version >= LOG_START_OFFSET_FROM:
             index, error_code, high_watermark, last_stable, log_start, aborted = self._head.unpack_from(buf, start)
         else:
@@ -188,11 +195,11 @@ class StreamingFetchPatcher(StreamedResponse):
         else:
             length, pos = read_int32(buf, pos)
             if length < -1:
-                raise ProtocolError(f"records of {length} bytes")
+                raise ProtocolError(f"a partition has records of {length} bytes")
         self._partitions_left -= 1
         end = pos + max(length, 0)
         if self._compact and end < len(buf) and buf[end] == 0:
-            # All of it is there and nothing is tagged: one step instead of three.
+            # The rest of the partition has arrived and has no tagged fields, so one step replaces three.
             self._next_partition()
             return end + 1
         self._passing_bytes = end - pos
@@ -213,7 +220,7 @@ class StreamingFetchPatcher(StreamedResponse):
         size, pos = read_uvarint(buf, pos)
         in_body = self._after_tags == self._finish
         if in_body and tag == NODE_ENDPOINTS_TAG and self._hides_node_endpoints:
-            # Its first byte has the low seven bits, however many follow.
+            # The first byte of a uvarint has the low seven bits, however many bytes follow.
             self._edits.append((start, bytes((buf[start] | UNKNOWN_TAG,))))
         self._passing_bytes = size
         self._tags_left -= 1
@@ -246,7 +253,7 @@ class StreamingFetchPatcher(StreamedResponse):
             self._finish()
 
     def _read_count(self, buf: Buffer, pos: int) -> tuple[int, int]:
-        """Not held against the bytes that remain: they have not arrived yet."""
+        """Reads an array's length. Does not compare it with the bytes that remain, because more bytes will arrive."""
         if self._compact:
             count, pos = read_uvarint(buf, pos)
             count -= 1

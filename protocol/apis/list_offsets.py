@@ -1,7 +1,7 @@
-"""ListOffsets, versions 1 to 11: what is asked per partition, and answers overwritten in place (semantics 5).
+"""ListOffsets, versions 1 to 11: parses the messages and patches answers in place (docs/semantics.md 5).
 
-Topics have names in every version. Below version 4 an answer has no leader epoch; version 0, with its lists of
-old-style offsets, is not read.
+Topics have names in every version. Below version 4 an answer has no leader epoch. The proxy does not read version 0,
+which has lists of offsets.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ListOffsetsPartition(NamedTuple):
     current_leader_epoch: int
     """-1 before version 4."""
     timestamp: int
-    """Milliseconds, or one of the negative names above."""
+    """Milliseconds since the epoch, or one of the negative constants above."""
 
 
 class ListOffsetsRequest(NamedTuple):
@@ -57,9 +57,9 @@ class ListOffsetsRequest(NamedTuple):
     replica_id: int
     isolation_level: int
     partitions: list[ListOffsetsPartition]
-    """In wire order; one that stands twice is the broker's to refuse."""
+    """In wire order, duplicates included; the broker refuses duplicates."""
     timeout_ms: int
-    """0 when the version, or the client, has none."""
+    """0 when the version has no timeout or the client sent none."""
 
     @property
     def is_read_committed(self) -> bool:
@@ -74,11 +74,11 @@ class ListOffsetsResponsePartition(NamedTuple):
     offset: int
     leader_epoch: int
     position: int
-    """Of the entry in the payload."""
+    """The position of the entry in the payload."""
 
 
 class ListOffsetsResponse(NamedTuple):
-    """Positions are absolute in `payload`, which is referenced, not copied."""
+    """A parsed response. Positions are absolute in `payload`. The response references `payload`, without a copy."""
 
     payload: Buffer
     version: int
@@ -91,11 +91,13 @@ class ListOffsetsAnswer(NamedTuple):
     timestamp: int = UNKNOWN_TIMESTAMP
     offset: int = UNKNOWN_OFFSET
     leader_epoch: int = UNKNOWN_LEADER_EPOCH
-    """The true one of that offset or -1, never the current one for old data. Dropped before version 4."""
+    """The leader epoch in which the record at that offset was written, or -1; never the current one for old data.
+
+    Versions before 4 have no field for it."""
 
 
 def parse_list_offsets_request(payload: Buffer, body_position: int, version: int) -> ListOffsetsRequest:
-    """Raises `ProtocolError` for what is no request of that version, trailing bytes included."""
+    """Parses the payload. Raises `ProtocolError` if it is malformed for that version or has trailing bytes."""
     _check_version(version)
     compact = version >= FLEXIBLE_FROM
     isolation_level = timeout_ms = 0
@@ -118,7 +120,7 @@ def parse_list_offsets_request(payload: Buffer, body_position: int, version: int
 
 
 def parse_list_offsets_response(payload: Buffer, body_position: int, version: int) -> ListOffsetsResponse:
-    """Raises `ProtocolError` for what is no response of that version, trailing bytes included."""
+    """Parses the payload. Raises `ProtocolError` if it is malformed for that version or has trailing bytes."""
     _check_version(version)
     compact = version >= FLEXIBLE_FROM
     throttle_time_ms, pos = 0, body_position
@@ -137,7 +139,7 @@ def parse_list_offsets_response(payload: Buffer, body_position: int, version: in
 
 
 def patch_list_offsets_response(response: ListOffsetsResponse, answers: Mapping[int, ListOffsetsAnswer]) -> bytearray:
-    """A copy of the payload with the answers of the partitions at those indexes overwritten."""
+    """Returns a copy of the payload in which `answers`, by index in `response.partitions`, replace the broker's."""
     out = bytearray(response.payload)
     for index, answer in answers.items():
         position = response.partitions[index].position + _ANSWER_AT
@@ -150,4 +152,4 @@ def patch_list_offsets_response(response: ListOffsetsResponse, answers: Mapping[
 
 def _check_version(version: int) -> None:
     if not MIN_VERSION <= version <= MAX_VERSION:
-        raise ProtocolError(f"ListOffsets version {version}")
+        raise ProtocolError(f"the proxy does not decode ListOffsets version {version}")

@@ -1,7 +1,8 @@
-"""DeleteTopics, CreatePartitions and DeleteRecords: where a topic is named, to put another name in its place.
+"""Finds and replaces the topic names in DeleteTopics, CreatePartitions and DeleteRecords.
 
-Used to keep a request from one topic: it is asked for under a name that no topic can have, and the broker's answer for
-that name becomes ours. Everything else survives verbatim. `deleted_topics` reads a response to DeleteTopics.
+The proxy uses this to protect a topic from a request. It replaces the topic's name by a name that no topic can have,
+and turns the broker's answer for that name into the proxy's own refusal. All other bytes survive verbatim.
+`deleted_topics` reads a response to DeleteTopics.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from protocol.schema import MessagePlan, Span, compile_message
 from protocol.splice import Splice, splice
 
 _IMPOSSIBLE = "tidegate/refused/"
-"""A slash is in no topic's name."""
+"""The prefix of the replacement names. No topic's name may contain a slash."""
 _NO_ID = bytes(16)
 
 _ANSWERS = {ApiKey.DELETE_TOPICS: "Responses", ApiKey.CREATE_PARTITIONS: "Results", ApiKey.DELETE_RECORDS: "Topics"}
@@ -35,7 +36,9 @@ _MESSAGE_FROM = {ApiKey.DELETE_TOPICS: 5, ApiKey.CREATE_PARTITIONS: 0}
 
 
 class NamedTopic(NamedTuple):
-    """By name, or by id since DeleteTopics v6. `id_at` is None in versions without ids."""
+    """A topic in a request, named by its name or, since DeleteTopics v6, by its id.
+
+    `name_at` and `id_at` are positions in the request; `id_at` is None in versions without ids."""
 
     name: str | None
     topic_id: UUID | None
@@ -44,7 +47,7 @@ class NamedTopic(NamedTuple):
 
 
 class Replaced(NamedTuple):
-    """What stood where the impossible name stands now."""
+    """The original name and id of a topic that now has a replacement name."""
 
     name: str | None
     topic_id: UUID | None
@@ -60,7 +63,7 @@ class DeletedTopic(NamedTuple):
 
 
 def named_topics(frame: Buffer) -> list[NamedTopic]:
-    """Of a request. Raises `ProtocolError`."""
+    """Returns the topics that a request names, in wire order. Raises `ProtocolError`."""
     header = parse_request_header(frame)
     plan = compile_message(header.api_key, header.api_version, "Request")
     pos, compact = header.body_position, plan.is_flexible
@@ -92,7 +95,10 @@ def _plain_names(plan: MessagePlan, frame: Buffer, pos: int) -> list[NamedTopic]
 def without_topics(
     frame: bytes, api_key: int, version: int, is_kept_away: Callable[[NamedTopic], bool]
 ) -> tuple[bytes, dict[str, Replaced]]:
-    """The request with those topics under impossible names, and what they stand for."""
+    """Replaces the name of each topic for which `is_kept_away` is true by a name that no topic can have.
+
+    Returns the request, and the original topics by replacement name. Raises `ProtocolError`.
+    """
     compact = compile_message(api_key, version, "Request").is_flexible
     replaced: dict[str, Replaced] = {}
     splices = []
@@ -110,7 +116,10 @@ def without_topics(
 def with_refusals(
     payload: memoryview, api_key: int, version: int, replaced: Mapping[str, Replaced], code: int, message: str
 ) -> bytes:
-    """The response with those topics by their own names and with that error. Raises `ProtocolError`."""
+    """Returns the response with the original names restored, and with the given error for those topics.
+
+    A response to DeleteRecords keeps the broker's error codes. Raises `ProtocolError`.
+    """
     plan = compile_message(api_key, version, "Response")
     pos, compact = response_body_position(api_key, version, payload), plan.is_flexible
     plan.skip(payload, pos)

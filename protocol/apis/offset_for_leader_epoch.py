@@ -1,6 +1,6 @@
-"""OffsetForLeaderEpoch, versions 2 to 4: where an epoch ends, answered in place (semantics 6.1).
+"""OffsetForLeaderEpoch, versions 2 to 4: parses the messages and patches answers in place (docs/semantics.md 6.1).
 
-In a response the error code comes before the partition.
+The API asks for the end offset of a leader epoch. In a response the error code comes before the partition.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MIN_VERSION = 2
 MAX_VERSION = 4
 
 DEBUGGING_CONSUMER_REPLICA_ID = -2
-"""Kafka's default of the replica id, and what version 2, which has none, means."""
+"""Kafka's default for the replica id. It also stands for version 2, which has no replica id."""
 
 _REPLICA_ID_FROM = 3
 _ASKED = Struct(">iii")
@@ -36,7 +36,7 @@ class EpochPartition(NamedTuple):
     partition: int
     current_leader_epoch: int
     leader_epoch: int
-    """The epoch whose end is asked for."""
+    """The epoch whose end offset the client asks for."""
 
 
 class OffsetForLeaderEpochRequest(NamedTuple):
@@ -52,11 +52,11 @@ class EpochEndOffsetPartition(NamedTuple):
     leader_epoch: int
     end_offset: int
     position: int
-    """Of the entry in the payload."""
+    """The position of the entry in the payload."""
 
 
 class OffsetForLeaderEpochResponse(NamedTuple):
-    """Positions are absolute in `payload`, which is referenced, not copied."""
+    """A parsed response. Positions are absolute in `payload`. The response references `payload`, without a copy."""
 
     payload: Buffer
     version: int
@@ -73,7 +73,7 @@ class EpochAnswer(NamedTuple):
 def parse_offset_for_leader_epoch_request(
     payload: Buffer, body_position: int, version: int
 ) -> OffsetForLeaderEpochRequest:
-    """Raises `ProtocolError` for what is no request of that version, trailing bytes included."""
+    """Parses the payload. Raises `ProtocolError` if it is malformed for that version or has trailing bytes."""
     _check_version(version)
     compact = version >= FLEXIBLE_FROM
     replica_id, pos = DEBUGGING_CONSUMER_REPLICA_ID, body_position
@@ -89,7 +89,7 @@ def parse_offset_for_leader_epoch_request(
 def parse_offset_for_leader_epoch_response(
     payload: Buffer, body_position: int, version: int
 ) -> OffsetForLeaderEpochResponse:
-    """Raises `ProtocolError` for what is no response of that version, trailing bytes included."""
+    """Parses the payload. Raises `ProtocolError` if it is malformed for that version or has trailing bytes."""
     _check_version(version)
     compact = version >= FLEXIBLE_FROM
     throttle_time_ms, pos = read_int32(payload, body_position)
@@ -105,7 +105,7 @@ def parse_offset_for_leader_epoch_response(
 def patch_offset_for_leader_epoch_response(
     response: OffsetForLeaderEpochResponse, answers: Mapping[int, EpochAnswer]
 ) -> bytearray:
-    """A copy of the payload with the answers of the partitions at those indexes overwritten."""
+    """Returns a copy of the payload in which `answers`, by index in `response.partitions`, replace the broker's."""
     out = bytearray(response.payload)
     for index, answer in answers.items():
         position = response.partitions[index].position
@@ -116,4 +116,4 @@ def patch_offset_for_leader_epoch_response(
 
 def _check_version(version: int) -> None:
     if not MIN_VERSION <= version <= MAX_VERSION:
-        raise ProtocolError(f"OffsetForLeaderEpoch version {version}")
+        raise ProtocolError(f"the proxy does not decode OffsetForLeaderEpoch version {version}")

@@ -1,6 +1,6 @@
-"""The walk that ListOffsets, OffsetForLeaderEpoch and DeleteRecords share: topics by name, partitions of one size.
+"""The walk that ListOffsets, OffsetForLeaderEpoch and DeleteRecords share: topics by name, partitions of fixed size.
 
-A partition's fields never change their size, so an answer is patched in place and nothing else is touched.
+Since a partition's fields have a fixed size, an answer can be patched in place without touching any other byte.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from protocol.primitives import Buffer, read_array_length, skip_tagged_section
 class WalkedPartition(NamedTuple):
     topic: str
     position: int
-    """Of the partition's first field; the others follow as the layout says."""
+    """The position of the partition's first field. The other fields follow in the order of the layout."""
     fields: tuple[int, ...]
 
 
 def walk_partitions(buf: Buffer, pos: int, layout: Struct, compact: bool) -> tuple[list[WalkedPartition], int]:
-    """Every partition of the array of topics at `pos`, in wire order, and where the array ends."""
+    """Returns every partition in the array of topics at `pos`, in wire order, and the end of the array."""
     partitions: list[WalkedPartition] = []
     size = layout.size
     try:
@@ -38,13 +38,13 @@ def walk_partitions(buf: Buffer, pos: int, layout: Struct, compact: bool) -> tup
             if compact:
                 pos = skip_tagged_section(buf, pos)
     except struct.error as error:
-        raise TruncatedError(f"a partition at {pos} of {len(buf)} bytes") from error
+        raise TruncatedError(f"a partition at {pos} exceeds the message of {len(buf)} bytes") from error
     return partitions, pos
 
 
 def check_end(buf: Buffer, pos: int, compact: bool) -> None:
-    """After the last field only the message's own tagged section may follow. Raises `ProtocolError`."""
+    """Raises `ProtocolError` unless the message ends at `pos`, after its own tagged section in flexible versions."""
     if compact:
         pos = skip_tagged_section(buf, pos)
     if pos != len(buf):
-        raise ProtocolError(f"the message ends at {pos} of {len(buf)} bytes")
+        raise ProtocolError(f"the message ends at {pos}, but the payload has {len(buf)} bytes")

@@ -1,4 +1,7 @@
-"""Produce (key 0): a peek at acks, since a request with acks=0 gets no response (semantics 1.4)."""
+"""Reads the acks of a Produce request (key 0), because a request with acks=0 gets no response.
+
+See docs/semantics.md 1.4.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,15 @@ _FIRST_VERSION_WITH_TRANSACTIONAL_ID = 3
 
 
 def peek_acks(prefix: Buffer) -> int | None:
-    """The acks of a Produce request of which `prefix` is the beginning of the payload, header included.
+    """Returns the acks of a Produce request whose payload, header included, begins with `prefix`.
 
-    None when the prefix ends before they do: more bytes are needed, and a whole payload is malformed.
+    Returns None when `prefix` ends before the end of the acks. The caller then needs more bytes; if `prefix` is the
+    whole payload, the request is malformed. Raises `ProtocolError` for another API or malformed bytes.
     """
     try:
         api_key, api_version, _, _, pos = parse_request_header(prefix)
         if api_key != ApiKey.PRODUCE:
-            raise ProtocolError(f"API key {api_key} where Produce was expected")
+            raise ProtocolError(f"expected Produce, but the request has API key {api_key}")
         if api_version >= _FIRST_VERSION_WITH_TRANSACTIONAL_ID:
             start, end = read_string_bounds(prefix, pos, is_flexible(api_key, api_version))
             pos = max(start, end)

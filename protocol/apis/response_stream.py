@@ -1,7 +1,7 @@
-"""A response that passes while it arrives: bulk bytes are never held or copied, fields are patched by equal length.
+"""A walk over a response that forwards it while it arrives. A patch never changes the length of a field.
 
-The walk advances in steps, one group of fields each. A step reads a group that is wholly there, or raises
-`TruncatedError` and changes nothing: then the few bytes of that group wait for the next chunk.
+The walk never holds or copies record bytes. It advances in steps, and each step reads one group of fields. If the group
+is incomplete, the step raises `TruncatedError` and changes nothing; its few bytes then wait for the next chunk.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _GROWTH_BYTES = 64
 
 
 class StreamedResponse:
-    """One response; fed with its payload, response header included. A subclass brings the steps.
+    """The walk over one response. The caller feeds the payload, response header included; a subclass has the steps.
 
-    A step is set to `_step`; what it puts into `_edits`, as position and bytes, replaces as many bytes of its group.
-    `_passing_bytes` pass before the next step.
+    A subclass assigns its next step to `_step`. A step may append `(position, bytes)` to `_edits`: those bytes replace
+    as many bytes of its group. A step may set `_passing_bytes`: that many bytes pass unread before the next step.
     """
 
     def __init__(self, name: str, max_group_bytes: int) -> None:
@@ -32,11 +32,14 @@ class StreamedResponse:
 
     @property
     def is_complete(self) -> bool:
-        """The whole response was seen."""
+        """Whether the whole response has been fed."""
         return self._is_finished and not self._passing_bytes
 
     def feed(self, data: memoryview) -> Sequence[Buffer]:
-        """What may leave now; the buffers alias `data`. Everything leaves but an incomplete last group of fields."""
+        """Returns the buffers that the caller may forward now: all bytes except an incomplete last group of fields.
+
+        Most of the buffers alias `data`. Raises `ProtocolError` for malformed bytes and for bytes after the end.
+        """
         out: list[Buffer] = []
         pos = self._feed_held(data, out) if self._held else 0
         size = len(data)
@@ -49,7 +52,7 @@ class StreamedResponse:
                 pos += passing
                 continue
             if self._is_finished:
-                raise ProtocolError(f"{size - pos} bytes after a {self._name} response")
+                raise ProtocolError(f"{size - pos} bytes follow the end of a {self._name} response")
             try:
                 end = self._step(data, pos)
             except TruncatedError:
@@ -69,12 +72,12 @@ class StreamedResponse:
         return out
 
     def _feed_held(self, data: memoryview, out: list[Buffer]) -> int:
-        """Completes the held group from the head of `data`; returns how much of it was used."""
+        """Completes the held group from the head of `data`. Returns the number of bytes of `data` that it used."""
         held = self._held
         pos = 0
         while pos < len(data):
             before = len(held)
-            # In growing portions: few tries for a long group, few bytes of records copied with a short one.
+            # The portions grow. So a long group takes few attempts, and a short one copies few bytes of the records.
             held += data[pos : pos + max(_GROWTH_BYTES, before)]
             try:
                 end = self._step(held, 0)
@@ -93,7 +96,7 @@ class StreamedResponse:
     def _check_held(self) -> None:
         if len(self._held) > self._max_group_bytes:
             raise ProtocolError(
-                f"a group of fields of more than {self._max_group_bytes} bytes in a {self._name} response"
+                f"found a group of fields of more than {self._max_group_bytes} bytes in a {self._name} response"
             )
 
     def _finish(self) -> None:
@@ -102,7 +105,7 @@ class StreamedResponse:
 
 def checked_count(count: int) -> int:
     if count < -1:
-        raise ProtocolError(f"array length {count}")
+        raise ProtocolError(f"the array length {count} is invalid")
     if count > MAX_ARRAY_ELEMENTS:
-        raise LimitExceededError(f"an array of {count} elements; the limit is {MAX_ARRAY_ELEMENTS}")
+        raise LimitExceededError(f"an array of {count} elements exceeds the limit of {MAX_ARRAY_ELEMENTS}")
     return count

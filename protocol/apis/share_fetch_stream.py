@@ -1,8 +1,9 @@
-"""A large ShareFetch response (KIP-932), which streams through with its broker addresses taken out.
+"""Removes the broker addresses from a large ShareFetch response (KIP-932) while it streams through.
 
-NodeEndpoints is no tagged field here but the last array of the body, and the frame's length has left before it comes.
-So the array becomes empty, and an unknown tagged field, which clients skip, takes its bytes: the client then finds the
-leader as it does when a broker names none, by Metadata. Only what follows the records of the last partition is held.
+In ShareFetch, NodeEndpoints is not a tagged field but the last array of the body. The frame's length has left the proxy
+before that array arrives, so the response must keep its size. The patcher therefore empties the array and fills the
+freed bytes with an unknown tagged field, which clients skip. The client then finds the leader by Metadata, as it does
+when a broker sends no endpoints. The patcher holds only the bytes after the records of the last partition.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from protocol.primitives import (
 )
 
 MAX_GROUP_BYTES = 256 * 1024
-"""Above the endpoints of a thousand brokers, and above two error messages of 32,767 bytes."""
+"""A limit above the size of a thousand brokers' endpoints, and above two error messages of 32,767 bytes."""
 
 FILLER_TAGS = (127, 16_383)
-"""The highest numbers of one byte and of two. With one of them the filler takes exactly the bytes that are free."""
+"""The highest tag numbers of one and of two bytes. With one of them, the filler takes exactly the free bytes."""
 
 _UUID_BYTES = 16
 _ACQUIRED_RECORDS_BYTES = 2 * INT64.size + INT16.size
@@ -34,7 +35,11 @@ _NO_ELEMENTS = b"\x01"
 
 
 class StreamingShareFetchPatcher(StreamedResponse):
-    """Versions 1 and 2. Any malformed byte raises `ProtocolError`: what was returned before has left."""
+    """Patches one response of version 1 or 2.
+
+    Malformed bytes raise `ProtocolError`. The caller must then close the connection, because the bytes returned before
+    have already left.
+    """
 
     def __init__(self) -> None:
         super().__init__("ShareFetch", MAX_GROUP_BYTES)
@@ -97,7 +102,7 @@ class StreamingShareFetchPatcher(StreamedResponse):
         self._step = self._read_topic if self._topics_left else self._read_tail
 
     def _read_tail(self, buf: Buffer, start: int) -> int:
-        """The endpoints and the tagged fields of the body."""
+        """Reads the endpoints and the tagged fields of the body."""
         count, pos = read_array_length(buf, start, compact=True)
         for _ in range(count):
             pos = _skip_string(buf, pos + INT32.size)
@@ -111,7 +116,10 @@ class StreamingShareFetchPatcher(StreamedResponse):
 
 
 def _without_endpoints(buf: Buffer, start: int, tags_at: int, end: int) -> bytes:
-    """As long as `[start, end)`; `tags_at` is where the body's tagged section begins."""
+    """Returns a replacement for `[start, end)` of the same length, without endpoints.
+
+    `tags_at` is the position of the body's tagged section. Raises `ProtocolError` when no filler fits.
+    """
     tag_count, tags_start = read_tag_count(buf, tags_at)
     head = _NO_ELEMENTS + write_uvarint(tag_count + 1) + bytes(buf[tags_start:end])
     free = end - start - len(head)
@@ -121,7 +129,7 @@ def _without_endpoints(buf: Buffer, start: int, tags_at: int, end: int) -> bytes
             size = write_uvarint(max(room - size_bytes, 0))
             if len(size) == size_bytes and room >= size_bytes:
                 return head + write_uvarint(tag) + size + bytes(room - size_bytes)
-    raise ProtocolError(f"endpoints of {tags_at - start} bytes")
+    raise ProtocolError(f"cannot replace endpoints of {tags_at - start} bytes by a tagged field")
 
 
 def _skip_string(buf: Buffer, pos: int) -> int:
@@ -130,6 +138,6 @@ def _skip_string(buf: Buffer, pos: int) -> int:
 
 
 def _read_count(buf: Buffer, pos: int) -> tuple[int, int]:
-    """Not held against the bytes that remain: they have not arrived yet."""
+    """Reads an array's length. Does not compare it with the bytes that remain, because more bytes will arrive."""
     count, end = read_uvarint(buf, pos)
     return max(checked_count(count - 1), 0), end

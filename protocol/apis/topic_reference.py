@@ -1,4 +1,4 @@
-"""How Fetch names a topic: by name up to version 12, by topic id from 13 on (KIP-516)."""
+"""The reference to a topic in Fetch: the name up to version 12, the topic id from version 13 on (KIP-516)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from protocol.primitives import Buffer, read_string, write_string
 TopicReference = str | UUID
 
 TOPIC_ID_FROM = 13
-"""The first version of Fetch that has topic ids and no names."""
+"""The first version of Fetch that has topic ids instead of names."""
 
 
 @lru_cache(maxsize=4096)
@@ -20,11 +20,11 @@ def _uuid(raw: bytes) -> UUID:
 
 
 def read_topic_reference(buf: Buffer, pos: int, version: int) -> tuple[TopicReference, int]:
-    """As Fetch of that version has it, in requests and in responses alike."""
+    """Reads the topic as Fetch requests and responses of that version name it."""
     if version >= TOPIC_ID_FROM:
         end = pos + 16
         if end > len(buf):
-            raise TruncatedError(f"topic id at {pos} of {len(buf)} bytes")
+            raise TruncatedError(f"a topic id at {pos} exceeds the message of {len(buf)} bytes")
         return _uuid(bytes(buf[pos:end])), end
     return read_topic_name(buf, pos, version >= 12)
 
@@ -32,7 +32,7 @@ def read_topic_reference(buf: Buffer, pos: int, version: int) -> tuple[TopicRefe
 def read_topic_name(buf: Buffer, pos: int, compact: bool) -> tuple[str, int]:
     name, pos = read_string(buf, pos, compact)
     if name is None:
-        raise ProtocolError(f"a topic without a name at {pos}")
+        raise ProtocolError(f"the topic that ends at {pos} is without a name")
     return name, pos
 
 

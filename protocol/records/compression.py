@@ -1,9 +1,13 @@
-"""The codecs of record batches, and the framings that Kafka's clients wrap around two of them (semantics 4.1).
+"""The codecs of record batches, and the framings that Kafka's clients put around snappy and LZ4.
 
-Snappy comes in xerial's blocks (Java) or raw (others). LZ4 is the frame format, but magic 0 wrappers were written with
-a wrong header checksum (KAFKA-3160), so there the blocks are read one by one; so are those of the frames that Java and
-librdkafka write, since all that the frame adds to them is a copy. What follows the end mark of such a frame is not
-read, as in Java. Output is bounded: a batch is some producer's word, and a small one may expand without end.
+See docs/semantics.md 4.1.
+
+Java writes snappy in xerial's blocks; other clients write it raw. LZ4 uses the frame format. But wrappers of magic 0
+have a wrong header checksum (KAFKA-3160), so this module reads their blocks one by one. It also reads the blocks of the
+frames that Java and librdkafka write, because a decoder of frames would copy the output once more. Like Java, it
+ignores bytes after the end mark of such a frame.
+
+The output is bounded, because any producer can write a small batch that expands to a huge one.
 """
 
 from __future__ import annotations
@@ -28,7 +32,9 @@ _OUTPUT_FULL = "failed to write whole buffer"
 _LZ4_MAGIC = 0x184D2204
 _LZ4_FRAME_HEAD = Struct("<IBB")
 _LZ4_USUAL_HEAD = b"\x04\x22\x4d\x18\x60\x40\x82"
-"""Independent blocks of 64 KiB, no checksums, no content size; the last byte is the checksum of the two before."""
+"""A frame of independent 64 KiB blocks, without checksums or content size.
+
+The last byte is the checksum of the two bytes before it."""
 _LZ4_BLOCK_SIZE = Struct("<I")
 _LZ4_BLOCK_IS_RAW = 1 << 31
 _LZ4_INDEPENDENT_BLOCKS = 0x20
@@ -46,14 +52,14 @@ _DECOMPRESS_INTO: dict[int, _DecompressInto] = {
 
 
 def decompress(codec: int, data: Buffer, magic: int = 2, max_bytes: int = MAX_UNCOMPRESSED_BYTES) -> Buffer:
-    """`data` without its compression. Raises `CorruptBatchError`, also for output beyond `max_bytes`."""
+    """Returns the decompressed `data`. Raises `CorruptBatchError`, also when the output would exceed `max_bytes`."""
     return Decompressor().decompress(codec, data, magic, max_bytes)
 
 
 class Decompressor:
-    """For one batch after another: what it gives lies in memory that the next call writes to.
+    """Decompresses one batch after another into the same memory; each call overwrites the output of the one before.
 
-    Fresh memory for each batch costs more than most codecs do: it is mapped, zeroed and given back."""
+    Fresh memory for each batch would cost more time than most codecs: it is mapped, zeroed and released each time."""
 
     __slots__ = ("_kept",)
 
@@ -61,7 +67,10 @@ class Decompressor:
         self._kept = memoryview(bytearray())
 
     def decompress(self, codec: int, data: Buffer, magic: int = 2, max_bytes: int = MAX_UNCOMPRESSED_BYTES) -> Buffer:
-        """As the function of that name; `data` itself where it is not compressed."""
+        """Returns the decompressed `data`; `data` itself when the codec is `CODEC_NONE`.
+
+        The output is valid until the next call. Raises `CorruptBatchError`, also when it would exceed `max_bytes`.
+        """
         if codec == CODEC_NONE:
             return data
         raw = memoryview(data)
@@ -77,7 +86,7 @@ class Decompressor:
         raise CorruptBatchError(f"unknown codec {codec}")
 
     def _room(self, size: int) -> memoryview:
-        """At least `size` bytes; of what was given before nothing is left."""
+        """Returns a buffer of at least `size` bytes. It may share memory with the buffers returned before."""
         if size > _MAX_KEPT_BYTES:
             return memoryview(bytearray(size))
         if len(self._kept) < size or not self._kept:
@@ -85,7 +94,7 @@ class Decompressor:
         return self._kept
 
     def _bounded(self, decompress_into: _DecompressInto, raw: memoryview, max_bytes: int) -> Buffer:
-        # The size is not written anywhere that all codecs share: guess, and grow while the output is what failed.
+        # The codecs share no field with the output size. So this guesses, and grows while the output does not fit.
         size = len(self._kept) if len(self._kept) > len(raw) else 4 * len(raw)
         out = self._room(min(size, max_bytes))[:max_bytes]
         while True:
@@ -95,7 +104,7 @@ class Decompressor:
                 if _OUTPUT_FULL not in str(error):
                     raise
                 if len(out) >= max_bytes:
-                    raise CorruptBatchError(f"{len(raw)} bytes expand beyond {max_bytes}") from error
+                    raise CorruptBatchError(f"{len(raw)} compressed bytes expand beyond {max_bytes}") from error
             out = self._room(min(4 * len(out), max_bytes))[:max_bytes]
 
     def _snappy(self, raw: memoryview, max_bytes: int) -> Buffer:
@@ -104,11 +113,11 @@ class Decompressor:
         for block in blocks:
             size += cramjam.snappy.decompress_raw_len(block)
         if size > max_bytes:
-            raise CorruptBatchError(f"{len(raw)} bytes expand to {size}, beyond {max_bytes}")
+            raise CorruptBatchError(f"{len(raw)} compressed bytes expand to {size}, beyond {max_bytes}")
         out = self._room(size)
         written = 0
         for block in blocks:
-            # Each writes as much as it said, and no further than `size`.
+            # Each block writes as many bytes as its header announced, and never beyond `size`.
             written += cramjam.snappy.decompress_raw_into(block, out[written:size])
         return out[:written]
 
@@ -120,10 +129,10 @@ class Decompressor:
             (size,) = _LZ4_BLOCK_SIZE.unpack_from(raw, pos)
             pos += _LZ4_BLOCK_SIZE.size
             end = pos + (size & ~_LZ4_BLOCK_IS_RAW)
-            if end == pos:  # the end mark, to Java also where it says that it is not compressed
+            if end == pos:  # the end mark; like Java, this accepts it with and without the bit for a raw block
                 return out[:written]
             if end > len(raw) or end - pos > block_bytes:
-                raise CorruptBatchError(f"an lz4 block up to {end} of {len(raw)} bytes")
+                raise CorruptBatchError(f"an lz4 block up to {end} is too large or exceeds {len(raw)} bytes")
             if written + block_bytes > len(out):
                 before = out[:written]
                 out = self._room(min(2 * written, max_bytes) + block_bytes)
@@ -132,13 +141,13 @@ class Decompressor:
                 out[written : written + end - pos] = raw[pos:end]
                 written += end - pos
             else:
-                # It writes to all that it is given, and no further: `output_len` does not bound it.
+                # The decoder may write to the whole slice, because `output_len` does not limit it. The slice does.
                 block = out[written : written + block_bytes]
                 written += cramjam.lz4.decompress_block_into(raw[pos:end], block, output_len=block_bytes)
             if written > max_bytes:
-                raise CorruptBatchError(f"{len(raw)} bytes expand beyond {max_bytes}")
+                raise CorruptBatchError(f"{len(raw)} compressed bytes expand beyond {max_bytes}")
             pos = end + checksum_bytes
-        raise CorruptBatchError("an lz4 frame without its end mark")
+        raise CorruptBatchError("an lz4 frame has no end mark")
 
 
 def _xerial_blocks(raw: memoryview) -> list[memoryview]:
@@ -147,24 +156,26 @@ def _xerial_blocks(raw: memoryview) -> list[memoryview]:
     end = len(raw)
     while pos < end:
         if pos + INT32.size > end:
-            raise CorruptBatchError("a snappy block without its length")
+            raise CorruptBatchError("a snappy block has no length")
         (length,) = INT32.unpack_from(raw, pos)
         pos += INT32.size
         if length < 0 or pos + length > end:
-            raise CorruptBatchError(f"a snappy block of {length} bytes at {pos} of {end}")
+            raise CorruptBatchError(f"a snappy block of {length} bytes at {pos} exceeds the {end} bytes present")
         blocks.append(raw[pos : pos + length])
         pos += length
     return blocks
 
 
 def _lz4_first_block(raw: memoryview) -> tuple[int, int, int]:
-    """Where it is, how large a block is at most, and how many bytes of checksum follow each."""
+    """Returns the position of the first block, the maximum size of a block, and the size of a block's checksum."""
     if len(raw) < _LZ4_FRAME_HEAD.size:
-        raise CorruptBatchError(f"an lz4 frame of {len(raw)} bytes")
+        raise CorruptBatchError(f"an lz4 frame of {len(raw)} bytes is shorter than its header")
     magic, flags, descriptor = _LZ4_FRAME_HEAD.unpack_from(raw)
     block_bytes = _LZ4_MAX_BLOCK_BYTES.get(descriptor >> 4 & 7)
     if magic != _LZ4_MAGIC or block_bytes is None or not flags & _LZ4_INDEPENDENT_BLOCKS:
-        raise CorruptBatchError(f"an lz4 frame with magic {magic:#x}, flags {flags:#x}, descriptor {descriptor:#x}")
+        raise CorruptBatchError(
+            f"cannot read an lz4 frame with magic {magic:#x}, flags {flags:#x}, descriptor {descriptor:#x}"
+        )
     pos = _LZ4_FRAME_HEAD.size + 1
     pos += 8 if flags & _LZ4_CONTENT_SIZE else 0
     pos += 4 if flags & _LZ4_DICTIONARY else 0

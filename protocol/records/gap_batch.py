@@ -1,18 +1,18 @@
 """The batch that takes a consumer across offsets that no tier has, when no record follows them yet.
 
-After compaction, a batch without records takes a consumer across. Two clients do not get past such a batch when it
-comes alone: kafka-go goes back to offset 1 and reads everything again, and kafkajs asks for the same offset for ever.
+After compaction, a batch without records takes a consumer across. Two clients do not get past such a batch when an
+answer holds nothing else: kafka-go restarts at offset 1, and kafkajs asks for the same offset forever.
 So this module builds a control batch. Its marker has no producer, so it ends no transaction. Clients that know control
 batches do not show the marker. The marker can have one of two offsets:
 
-* The marker has the gap's last offset, like a marker that a transaction left there. Every client goes on behind it.
+* The marker has the gap's last offset, like a marker that a transaction left there. Every client continues after it.
   But kafka-go does not know control batches and shows the marker as a message.
-* The marker lies just below the requested offset, in a batch that reaches to the gap's end. Every client goes on behind
-  the batch. No client shows a record below the requested offset, kafka-go included. But kafkajs advances by one offset
-  per request.
+* The marker lies just below the requested offset, in a batch that reaches to the gap's end. Every client continues
+  after the batch. No client shows a record below the requested offset, and neither does kafka-go. But kafkajs advances
+  by one offset per request.
 
-Up to Fetch version 10, the newest that kafka-go has, the marker lies below the requested offset. From version 11 on,
-which kafkajs has, the marker has the gap's last offset.
+Up to Fetch version 10, the newest that kafka-go supports, the marker lies below the requested offset. From version 11
+on, which kafkajs supports, the marker has the gap's last offset.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def gap_batch(fetch_version: int, fetch_offset: int, next_offset: int, leader_ep
     `fetch_offset` is above 0. Raises `ValueError` for other offsets.
     """
     if not 0 < fetch_offset < next_offset:
-        raise ValueError(f"[{fetch_offset}, {next_offset}) is no gap behind a record")
+        raise ValueError(f"the offsets [{fetch_offset}, {next_offset}) are no gap after a record")
     if fetch_version >= _MARKER_LAST_FROM:
         return _marker(next_offset - 1, next_offset, leader_epoch)
     return _marker(fetch_offset - 1, min(next_offset, fetch_offset + MAX_OFFSETS), leader_epoch)

@@ -1,8 +1,9 @@
-"""Record batches as they lie in a log: found, judged, cut and skipped by their headers alone (semantics 4).
+"""Finds, verifies, cuts and skips record batches by their headers alone (docs/semantics.md 4).
 
-Batches are never decompressed, split or changed here. Positions are absolute in the buffer that was given. A batch that
-runs past the end is no error: brokers may cut the last one of an answer short. Message sets of magic 0 and 1 are walked
-too: magic is byte 16 in every format; their CRC-32 begins at byte 16, a v2 batch's CRC-32C at byte 21.
+This module never decompresses, splits or changes a batch. Positions are absolute in the caller's buffer. A batch that
+exceeds the buffer is no error, because a broker may cut the last batch of an answer short. The module also reads
+message sets of magic 0 and 1: the magic is byte 16 in every format. The CRC-32 of magic 0 and 1 covers the bytes from
+16 on; the CRC-32C of magic 2 covers the bytes from 21 on.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from protocol.errors import CorruptBatchError
 from protocol.primitives import INT32, Buffer
 
 LOG_OVERHEAD_BYTES = 12
-"""Base offset and length: what the length field does not count."""
+"""The size of base offset and length, which the length field does not count."""
 BATCH_HEADER_BYTES = 61
 
 CODEC_NONE, CODEC_GZIP, CODEC_SNAPPY, CODEC_LZ4, CODEC_ZSTD = range(5)
@@ -47,8 +48,9 @@ _CRC_COVERS_FROM = _CRC_AT + 4
 class RecordBatch(NamedTuple):
     """One whole batch at `[start, end)` of its buffer.
 
-    A legacy entry has `leader_epoch`, `producer_id`, `producer_epoch`, `base_sequence` and `records_count` -1, and
-    timestamps -1 in magic 0. A legacy compressed wrapper names only its last offset: `base_offset` equals it.
+    For magic 0 and 1, `leader_epoch`, `producer_id`, `producer_epoch`, `base_sequence` and `records_count` are -1; for
+    magic 0 the timestamps are -1 as well. A compressed wrapper of magic 0 or 1 names only its last offset, so its
+    `base_offset` equals its `last_offset`.
     """
 
     start: int
@@ -80,7 +82,7 @@ class RecordBatch(NamedTuple):
 
     @property
     def is_log_append_time(self) -> bool:
-        """Every record's timestamp is `max_timestamp`."""
+        """Whether `max_timestamp` is the timestamp of every record."""
         return self.attributes & _LOG_APPEND_TIME != 0
 
     @property
@@ -93,9 +95,9 @@ class RecordBatch(NamedTuple):
 
 
 def iterate_batches(buf: Buffer, start: int = 0, end: int | None = None) -> Iterator[RecordBatch]:
-    """The whole batches in `[start, end)`; stops at the first that is not complete.
+    """Yields the whole batches in `[start, end)`; stops at the first incomplete batch.
 
-    Raises `CorruptBatchError` for a length or a magic that cannot be. Checks no CRC.
+    Raises `CorruptBatchError` for an invalid length or magic. Checks no CRC.
     """
     limit = len(buf) if end is None else end
     unpack_v2 = _V2_HEADER.unpack_from
@@ -133,7 +135,7 @@ def iterate_batches(buf: Buffer, start: int = 0, end: int | None = None) -> Iter
         batch_end = pos + LOG_OVERHEAD_BYTES + length
         if batch_end > limit:
             return
-        # As `RecordBatch(...)`, which takes three times as long.
+        # `RecordBatch(...)` does the same, but takes three times as long.
         yield tuple.__new__(
             RecordBatch,
             (
@@ -187,7 +189,7 @@ def _read_legacy(buf: Buffer, pos: int, limit: int) -> RecordBatch | None:
 
 
 def _check_tail(buf: Buffer, pos: int, limit: int) -> None:
-    """Judges as much of a batch's first bytes as is there."""
+    """Checks the first bytes of a batch as far as they are present. Raises `CorruptBatchError`."""
     if limit - pos < LOG_OVERHEAD_BYTES:
         return
     length = INT32.unpack_from(buf, pos + 8)[0]
@@ -202,14 +204,14 @@ def _check_tail(buf: Buffer, pos: int, limit: int) -> None:
 
 
 def crc_matches(buf: Buffer, batch: RecordBatch) -> bool:
-    """Whether the batch's bytes are the ones that its CRC was made of. Any compatible buffer; nothing is kept."""
+    """Returns whether the batch's CRC matches its bytes. Keeps no reference to `buf`."""
     if batch.magic == 2:
         return crc32.iscsi(memoryview(buf)[batch.start + _CRC_COVERS_FROM : batch.end]) == batch.crc
     return zlib.crc32(memoryview(buf)[batch.start + _MAGIC_AT : batch.end]) == batch.crc
 
 
 def crc32c(buf: Buffer, start: int, end: int, before: int = 0) -> int:
-    """CRC-32C of `[start, end)`, after bytes whose CRC is `before`."""
+    """Returns the CRC-32C of `[start, end)`, continued from preceding bytes whose CRC is `before`."""
     return crc32.iscsi(memoryview(buf)[start:end], before)
 
 
@@ -224,10 +226,11 @@ def verify_crc(buf: Buffer, batch: RecordBatch) -> None:
 def verify_batches(
     buf: Buffer, expected_next_offset: int | None = None, start: int = 0, end: int | None = None
 ) -> list[RecordBatch]:
-    """The whole batches, each CRC-checked, offsets ascending without overlap, leader epochs never falling.
+    """Returns the whole batches in `[start, end)` after verifying their CRCs, offsets and leader epochs.
 
-    The first batch must hold `expected_next_offset` or follow it (a gap is the caller's to judge). An incomplete last
-    batch is left out: `[-1].end` tells where the good bytes end. Raises `CorruptBatchError`.
+    The offsets must ascend without overlap, and the leader epochs must not decrease. The first batch must hold
+    `expected_next_offset` or follow it; the caller decides whether a gap before it is acceptable. The result omits an
+    incomplete last batch, so `[-1].end` is the end of the verified bytes. Raises `CorruptBatchError`.
     """
     batches: list[RecordBatch] = []
     last_offset = -1 if expected_next_offset is None else expected_next_offset - 1
@@ -248,9 +251,9 @@ def verify_batches(
 
 
 def cut_at_batches(buf: Buffer, max_bytes: int, min_one: bool, start: int = 0, end: int | None = None) -> int:
-    """The position after the last whole batch that fits `max_bytes` from `start` on; `start` when none does.
+    """Returns the end of the last whole batch within `max_bytes` from `start`; `start` when no batch fits.
 
-    With `min_one` the first batch is taken whatever its size (KIP-74), if it is complete.
+    With `min_one`, the first batch counts whatever its size (KIP-74), provided it is complete.
     """
     limit = len(buf) if end is None else end
     budget_end = min(limit, start + max_bytes)
@@ -268,9 +271,10 @@ def cut_at_batches(buf: Buffer, max_bytes: int, min_one: bool, start: int = 0, e
 
 
 def skip_to_offset(buf: Buffer, offset: int, start: int = 0, end: int | None = None) -> int:
-    """The position of the first whole batch whose last offset is `offset` or higher; if none, where whole batches end.
+    """Returns the position of the first whole batch whose last offset is `offset` or higher.
 
-    That is the batch which holds `offset`, or the first one after it when `offset` lies in a gap.
+    This is the batch that holds `offset`, or the first batch after it when `offset` lies in a gap. When there is no
+    such batch, returns the end of the last whole batch.
     """
     limit = len(buf) if end is None else end
     unpack = _OFFSET_AND_LENGTH.unpack_from

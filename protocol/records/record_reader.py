@@ -1,8 +1,9 @@
-"""The records inside a batch: for timestamp look-ups and for readers of records, never on the path of a fetch.
+"""Reads the records inside a batch, for timestamp look-ups and for readers of records. A Fetch never uses it.
 
-The only place that decompresses. Under LogAppendTime every record has its batch's max timestamp; records of control
-batches count like any other (semantics 5.2). A legacy wrapper's records are numbered from its own offset: absolute in
-magic 0, relative in magic 1, where the wrapper has the last one's (semantics 4.2). CRCs are not checked here.
+In the proxy, only this module decompresses. Under LogAppendTime every record has the max timestamp of its batch.
+Records of control batches count like any other record (docs/semantics.md 5.2). In a compressed wrapper of magic 0 the
+inner offsets are absolute. In a wrapper of magic 1 they are relative, and the wrapper has the offset of its last record
+(docs/semantics.md 4.2). This module checks no CRCs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from protocol.records.compression import decompress
 from protocol.records.record_batch import BATCH_HEADER_BYTES, CODEC_NONE, RecordBatch, iterate_batches
 
 _LEGACY_KEY_AT = (18, 26)
-"""Where the key's length stands in magic 0 and 1."""
+"""The position of the key's length in a message of magic 0 and of magic 1."""
 
 
 class Header(NamedTuple):
@@ -39,7 +40,10 @@ class TimestampAndOffset(NamedTuple):
 
 
 def read_records(buf: Buffer, batch: RecordBatch) -> Iterator[Record]:
-    """The batch's records in offset order. Raises `CorruptBatchError`; records before the bad one were yielded."""
+    """Yields the batch's records in offset order.
+
+    Raises `CorruptBatchError` at the first malformed record, after it has yielded the records before that one.
+    """
     if batch.magic < 2:
         yield from _read_legacy(buf, batch)
         return
@@ -60,7 +64,10 @@ def read_records(buf: Buffer, batch: RecordBatch) -> Iterator[Record]:
 def first_record_at_or_after(
     buf: Buffer, batch: RecordBatch, timestamp: int, min_offset: int = 0
 ) -> TimestampAndOffset | None:
-    """The first record in offset order with that timestamp or a later one and an offset of at least `min_offset`."""
+    """Returns the first record, in offset order, that has at least that timestamp and at least that offset.
+
+    Returns None when the batch has no such record. Raises `CorruptBatchError`.
+    """
     if batch.max_timestamp < timestamp or batch.last_offset < min_offset:
         return None
     if batch.magic == 2:
@@ -75,7 +82,7 @@ def first_record_at_or_after(
 
 
 def _locate_records(buf: Buffer, batch: RecordBatch) -> Iterator[tuple[memoryview, int, int, int, int]]:
-    """`(data, position of the key, end, timestamp, offset)` of each record of a v2 batch."""
+    """Yields `(data, position of the key, end, timestamp, offset)` for each record of a batch of magic 2."""
     body = memoryview(buf)[batch.start + BATCH_HEADER_BYTES : batch.end]
     data = memoryview(decompress(batch.codec, body))
     append_time = batch.max_timestamp if batch.is_log_append_time else None
@@ -86,18 +93,18 @@ def _locate_records(buf: Buffer, batch: RecordBatch) -> Iterator[tuple[memoryvie
         length, pos = _read_varint(data, pos)
         end = pos + length
         if length < 0 or end > len(data):
-            raise CorruptBatchError(f"a record of {length} bytes at {pos} of {len(data)}")
+            raise CorruptBatchError(f"a record of {length} bytes at {pos} exceeds its batch of {len(data)} bytes")
         timestamp_delta, pos = _read_varint(data, pos + 1)
         offset_delta, pos = _read_varint(data, pos)
         if pos > end:
-            raise CorruptBatchError(f"a record that ends at {end} before its key at {pos}")
+            raise CorruptBatchError(f"a record ends at {end}, before its key at {pos}")
         timestamp = base_timestamp + timestamp_delta if append_time is None else append_time
         yield data, pos, end, timestamp, base_offset + offset_delta
         pos = end
 
 
 def _read_varint(data: memoryview, pos: int) -> tuple[int, int]:
-    """A zig-zag varint of up to ten bytes."""
+    """Reads a zig-zag varint of up to ten bytes."""
     try:
         byte = data[pos]
         pos += 1
@@ -107,13 +114,13 @@ def _read_varint(data: memoryview, pos: int) -> tuple[int, int]:
         shift = 7
         while byte >= 0x80:
             if shift > 63:
-                raise CorruptBatchError(f"a varint that ends after {pos} does not fit 64 bits")
+                raise CorruptBatchError(f"the varint that ends after {pos} does not fit 64 bits")
             byte = data[pos]
             pos += 1
             value |= (byte & 0x7F) << shift
             shift += 7
     except IndexError as error:
-        raise CorruptBatchError(f"a varint beyond {len(data)} bytes") from error
+        raise CorruptBatchError(f"a varint exceeds its batch of {len(data)} bytes") from error
     return value >> 1 ^ -(value & 1), pos
 
 
@@ -123,7 +130,7 @@ def _read_bytes(data: memoryview, pos: int, limit: int) -> tuple[bytes | None, i
         return None, pos
     end = pos + length
     if end > limit:
-        raise CorruptBatchError(f"{length} bytes at {pos} of a record that ends at {limit}")
+        raise CorruptBatchError(f"a field of {length} bytes at {pos} exceeds its record, which ends at {limit}")
     return bytes(data[pos:end]), end
 
 
@@ -155,12 +162,12 @@ def _read_legacy_key_and_value(buf: Buffer, message: RecordBatch) -> tuple[bytes
 
 def _read_legacy_bytes(buf: Buffer, pos: int, limit: int) -> tuple[bytes | None, int]:
     if pos + INT32.size > limit:
-        raise CorruptBatchError(f"a length at {pos} of a message that ends at {limit}")
+        raise CorruptBatchError(f"a length at {pos} exceeds its message, which ends at {limit}")
     (length,) = INT32.unpack_from(buf, pos)
     pos += INT32.size
     if length < 0:
         return None, pos
     end = pos + length
     if end > limit:
-        raise CorruptBatchError(f"{length} bytes at {pos} of a message that ends at {limit}")
+        raise CorruptBatchError(f"a field of {length} bytes at {pos} exceeds its message, which ends at {limit}")
     return bytes(buf[pos:end]), end

@@ -1,1 +1,1 @@
-"""Messages that kafka-python has no schema of, in Kafka's own JSON."""
+"""Schemas of the messages for which kafka-python has none, in Kafka's own JSON format."""
