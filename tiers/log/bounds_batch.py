@@ -1,9 +1,9 @@
-"""`BoundsBatch`: where the logs of a leader's partitions begin and end, in one Fetch that brings no record.
+"""`BoundsBatch` reads the start and end of many logs on one leader, in one Fetch that returns no records.
 
-A fetch far beyond the end, by a client that claims to have read the leader's newest epoch, has diverged: Kafka answers
-with the bounds, the log's end beside them and no record (semantics 6.3; verified on 4.3, for logs that are empty or
-trimmed to their end as well). A partition whose log keeps no leader epochs, as those of old message formats on brokers
-below 4.0, is answered OFFSET_OUT_OF_RANGE.
+The Fetch asks for an offset far beyond the end and claims that the client has read the leader's newest epoch. For Kafka
+this is a divergence: it answers with the log's bounds and without records (docs/semantics.md 6.3). This was verified on
+Kafka 4.3, also for logs that are empty or trimmed to their end. If a log keeps no leader epochs, the leader answers
+OFFSET_OUT_OF_RANGE instead. This happens for old message formats on brokers below 4.0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Questions = dict[_Question, asyncio.Future[FetchedPartition]]
 
 
 class BoundsBatch:
-    """What is asked of one leader at once goes in one request. Whoever asked first sends it."""
+    """Batches concurrent questions to the same leader into one request. The caller that asks first sends it."""
 
     def __init__(self, client: BrokerClient, lane: str) -> None:
         self._client = client
@@ -29,7 +29,7 @@ class BoundsBatch:
         self._open: dict[int, _Questions] = {}
 
     async def ask(self, partition: TopicIdPartition, leader: Leader, timeout_ms: int) -> FetchedPartition:
-        """The leader's answer to a request that left after this call. Raises `BrokerError`."""
+        """Returns the leader's answer to a request that is sent after this call. Raises `BrokerError`."""
         question = (partition, leader.leader_epoch)
         questions = self._open.get(leader.node_id)
         if questions is not None:
@@ -65,7 +65,10 @@ class BoundsBatch:
 
 
 def _end(questions: _Questions) -> None:
-    """Whoever was left without an answer asks again: the broker throttles, or who asked for all has gone."""
+    """Fails the unanswered questions with a retriable error.
+
+    The broker throttles, or the caller that sent the request failed or was cancelled.
+    """
     for (partition, _), answer in questions.items():
         if not answer.done():
             answer.set_exception(BrokerError(f"{partition}: the broker gave no answer", retriable=True))

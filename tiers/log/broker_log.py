@@ -1,9 +1,12 @@
-"""`BrokerLogSource`: the log as its leader holds it, by Fetch v13+ and the few requests beside it (semantics 13).
+"""`BrokerLogSource` reads and trims the log on its leader, by Fetch v13+ and a few other requests.
 
-* Fetch and its errors are by topic id; ListOffsets, OffsetForLeaderEpoch and DeleteRecords take names: the name is what
-  the cluster calls the id now, and a Fetch by id on the same connection stands beside each of them.
-* Every request names the leader epoch of the metadata that found the leader, so a deposed one refuses it.
-* Whatever a moved leader answers is retried with fresh metadata until the deadline; the rest is the caller's.
+See docs/semantics.md 13.
+
+* Fetch uses the topic id. ListOffsets, OffsetForLeaderEpoch and DeleteRecords take the topic's name, for which the
+  source uses the current name of the topic id. Before it trims, a Fetch by id on the same connection checks the id.
+* Fetch, ListOffsets and OffsetForLeaderEpoch name the leader epoch of the metadata that found the leader, so that a
+  deposed leader refuses them.
+* It retries errors of a moved leader with fresh metadata until the deadline. The caller handles all other errors.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ Answer = TypeVar("Answer")
 
 
 class BrokerLogSource:
-    """`LogSource` on a `BrokerClient` that somebody else opens and closes."""
+    """A `LogSource` on a `BrokerClient`, which the caller opens and closes."""
 
     def __init__(
         self,
@@ -101,7 +104,7 @@ class BrokerLogSource:
         if offset < bounds.log_start_offset:
             raise OffsetGapError(f"{partition}: offset {offset} is below the log start {bounds.log_start_offset}")
         if offset > bounds.high_watermark:
-            raise LogDivergedError(f"{partition}: offset {offset} is above the log's end {bounds.high_watermark}")
+            raise LogDivergedError(f"{partition}: offset {offset} is above the high watermark {bounds.high_watermark}")
         raise BrokerError(f"{partition}: offset {offset} was out of range a moment ago", retriable=True)
 
     async def end_offset_for_epoch(
@@ -141,18 +144,18 @@ class BrokerLogSource:
         async def ask(leader: Leader, remaining_ms: int) -> int:
             if leader.leader_epoch != leader_epoch:
                 raise _ForGood(
-                    f"{partition} is led in epoch {leader.leader_epoch}, not {leader_epoch}",
+                    f"the leader epoch of {partition} is {leader.leader_epoch}, not {leader_epoch}",
                     ErrorCode.FENCED_LEADER_EPOCH,
                 )
-            # The Fetch is what checks topic id, leader epoch and end offset where the trim will happen.
+            # This Fetch checks the topic id, the leader epoch and the end offset on the broker that will trim.
             fetched = await self._fetch(partition, leader, offset, 1, remaining_ms)
             if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
                 return await self._start_if_below(partition, offset, leader, remaining_ms)
             if fetched.error in (ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH):
-                raise _ForGood(f"{partition} is not led in epoch {leader_epoch} any more", fetched.error)
+                raise _ForGood(f"the leader epoch of {partition} is no longer {leader_epoch}", fetched.error)
             _raise_for(fetched.error, partition)
             if offset > fetched.last_stable_offset:
-                raise _ForGood(f"{partition}: {offset} lies above the LSO {fetched.last_stable_offset}")
+                raise _ForGood(f"{partition}: offset {offset} is above the LSO {fetched.last_stable_offset}")
             topic = request.DeleteRecordsTopic(
                 name=self._name(partition),
                 partitions=[
@@ -174,12 +177,12 @@ class BrokerLogSource:
         fetched = await self._end(partition, leader, timeout_ms)
         if fetched.log_start_offset >= offset:
             return fetched.log_start_offset
-        raise _ForGood(f"{partition}: {offset} lies above the log's end", ErrorCode.OFFSET_OUT_OF_RANGE)
+        raise _ForGood(f"{partition}: offset {offset} is above the log's end", ErrorCode.OFFSET_OUT_OF_RANGE)
 
     async def _end(self, partition: TopicIdPartition, leader: Leader, timeout_ms: int) -> FetchedPartition:
         fetched = await self._bounds_batch.ask(partition, leader, timeout_ms)
         if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
-            # The log keeps no epochs. A fetch at its end carries no records either, or the one batch that just came.
+            # The log keeps no leader epochs. A Fetch at its end returns no records, or one batch that has just arrived.
             end = await self._last_stable_offset(partition, leader, timeout_ms)
             fetched = await self._fetch(partition, leader, end, 1, timeout_ms)
         _raise_for(fetched.error, partition)
@@ -215,13 +218,13 @@ class BrokerLogSource:
         for fetched in answer:
             if fetched.topic_id == partition.topic_id and fetched.partition == partition.partition:
                 return fetched
-        raise BrokerError(f"{partition}: the broker throttles", retriable=True)
+        raise BrokerError(f"{partition}: the broker throttles the proxy's user", retriable=True)
 
     def _name(self, partition: TopicIdPartition) -> str:
         metadata = self._client.cached_metadata
         topic = None if metadata is None else metadata.topics_by_id.get(partition.topic_id)
         if topic is None:
-            raise BrokerError(f"no topic has the id of {partition}", ErrorCode.UNKNOWN_TOPIC_ID)
+            raise BrokerError(f"no topic has the topic id of {partition}", ErrorCode.UNKNOWN_TOPIC_ID)
         return topic.name
 
     async def _with_leader(
@@ -248,12 +251,14 @@ class BrokerLogSource:
 
 
 class _ForGood(BrokerError):
-    """Not to be retried, whatever its code."""
+    """An error that must not be retried, whatever its code."""
 
 
 def _raise_for(code: int, partition: TopicIdPartition) -> None:
     if code != ErrorCode.NONE:
-        raise BrokerError(f"{partition}: the leader answered {code}", code, retriable=code in _LEADER_MAY_HAVE_MOVED)
+        raise BrokerError(
+            f"{partition}: the leader answered with error {code}", code, retriable=code in _LEADER_MAY_HAVE_MOVED
+        )
 
 
 def _only_partition(topics: Any, partition: TopicIdPartition) -> Any:
@@ -262,11 +267,11 @@ def _only_partition(topics: Any, partition: TopicIdPartition) -> Any:
             index = answer.partition if hasattr(answer, "partition") else answer.partition_index
             if index == partition.partition:
                 return answer
-    raise BrokerError(f"{partition}: the broker's answer leaves it out", retriable=True)
+    raise BrokerError(f"{partition}: the broker's answer lacks the partition", retriable=True)
 
 
 def _verified(records: Buffer, offset: int, last_stable_offset: int, partition: TopicIdPartition) -> bytes:
-    """The whole, verified batches below the last stable offset."""
+    """Returns the whole, verified batches below the last stable offset. Raises `BrokerError`."""
     try:
         batches = verify_batches(records, offset)
     except CorruptBatchError as error:

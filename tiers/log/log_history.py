@@ -1,8 +1,10 @@
-"""Whether a leader's log continues the history in which an offset was seen (DESIGN, safety rule 5; semantics 6.1).
+"""Checks whether a leader's log continues the history in which an offset was seen.
 
-A leader confirms an offset and its leader epoch when the leader's log, up to the end of that leader epoch, reaches the
-offset. A leader that does not confirm them was emptied or restored, or was an out-of-date replica. It has other records
-at the same offsets, so no offset of the old history may be applied to its log.
+See docs/design.md, safety rule 5; docs/semantics.md 6.1.
+
+A leader confirms an offset and its leader epoch when the leader's log reaches the offset by the end of that leader
+epoch. A leader that does not confirm them was emptied or restored, or was an out-of-date replica. Its log has other
+records at the same offsets, so no offset of the old history may be applied to it.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ _MAX_PARTITIONS = 100_000
 
 
 async def confirms(source: LogSource, partition: TopicIdPartition, position: OffsetAndEpoch, timeout_ms: int) -> bool:
-    """Whether the leader's log had reached `position.offset` by the end of `position.leader_epoch`.
+    """Returns whether the leader's log had reached `position.offset` by the end of `position.leader_epoch`.
 
-    A leader whose log begins in a later epoch answers with the start of that log. Then the epoch ended there or before.
-    A log that starts at the offset or above has no record below the offset to lose. Raises `BrokerError`."""
+    A leader whose log begins in a later epoch answers with the start of that log. The epoch ended there or before. A
+    log that starts at or above the offset has no record below the offset to lose. Raises `BrokerError`."""
     answer = await source.end_offset_for_epoch(partition, position.leader_epoch, timeout_ms)
     return 0 <= answer.leader_epoch <= position.leader_epoch and answer.end_offset >= position.offset
 
@@ -59,7 +61,7 @@ class LogStartConfirmation:
     async def holds(
         self, partition: TopicIdPartition, position: OffsetAndEpoch, leader_epoch: int, timeout_ms: int
     ) -> bool:
-        """Whether the leader of `leader_epoch` confirms the position. Raises `BrokerError`."""
+        """Returns whether the leader of `leader_epoch` confirms the position. Raises `BrokerError`."""
         known_epoch, answers = self._answers.get(partition, (-1, {}))
         if known_epoch != leader_epoch:
             answers = {}

@@ -1,10 +1,10 @@
-"""`LogSource`: a partition's log as its leader holds it, in raw record batches (semantics 13).
+"""`LogSource`: a partition's log on its leader, in raw record batches (docs/semantics.md 13).
 
-* Offsets are next offsets unless a name says `end` (inclusive);
+* `high_watermark` and `last_stable_offset` are next offsets, and
   `high_watermark >= last_stable_offset >= log_start_offset`.
-* Only batches below the last stable offset are returned, whole, verbatim, CRC-checked, ascending and without overlap.
-* Every answer comes from the leader of the leader epoch it names. A moved leader is found again within the deadline;
-  after it, and for every other trouble, `BrokerError`.
+* It returns only batches below the last stable offset: whole, verbatim, CRC-checked, ascending and without overlap.
+* Every answer comes from the leader of the leader epoch that it names. If the leader moves, the source finds the new
+  one within the deadline. At the deadline and for every other error it raises `BrokerError`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tiers.model.ids import TopicIdPartition
 
 @dataclass(frozen=True, slots=True)
 class AbortedTransaction:
-    """As Fetch v4+ reports it under read_committed."""
+    """An aborted transaction, as Fetch v4+ reports it under read_committed."""
 
     producer_id: int
     first_offset: int
@@ -26,7 +26,7 @@ class AbortedTransaction:
 
 @dataclass(frozen=True, slots=True)
 class LocalLogBounds:
-    """Lx, LSO and HW of the local log, all next offsets but the start."""
+    """The log start offset (Lx), LSO and HW of the local log; LSO and HW are next offsets."""
 
     log_start_offset: int
     last_stable_offset: int
@@ -36,7 +36,7 @@ class LocalLogBounds:
 
 @dataclass(frozen=True, slots=True)
 class LogRead:
-    """One answer. `records` may be empty; `aborted_transactions` is complete for the offsets in it."""
+    """The result of a read. `records` may be empty. `aborted_transactions` is complete for the offsets in `records`."""
 
     records: bytes
     log_start_offset: int
@@ -48,7 +48,7 @@ class LogRead:
 
 @dataclass(frozen=True, slots=True)
 class EpochEndOffset:
-    """OffsetForLeaderEpoch's answer; (-1, -1) when the leader knows nothing of it."""
+    """The answer to OffsetForLeaderEpoch; (-1, -1) when the leader does not know the epoch."""
 
     leader_epoch: int
     end_offset: int
@@ -56,19 +56,19 @@ class EpochEndOffset:
 
 class LogSource(Protocol):
     async def bounds(self, partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
-        """Asked of the leader now, not from a cache."""
+        """Returns the bounds of the log. Asks the leader now, and never uses a cache."""
 
     async def read(self, partition: TopicIdPartition, offset: int, max_bytes: int, timeout_ms: int) -> LogRead:
-        """Batches from the one that holds `offset` on, at least one when any lies below the LSO.
+        """Returns batches from the one that holds `offset` on, at least one if any lies below the LSO.
 
-        Raises `OffsetGapError` when `offset` is below the leader's log start, `LogDivergedError` when it is above its
-        log end, `BrokerError` with code UNKNOWN_TOPIC_ID when the topic's id is not this one any more.
+        Raises `OffsetGapError` when `offset` is below the leader's log start, `LogDivergedError` when it is above the
+        leader's high watermark, and `BrokerError` with code UNKNOWN_TOPIC_ID when no topic has this id any more.
         """
 
     async def end_offset_for_epoch(
         self, partition: TopicIdPartition, leader_epoch: int, timeout_ms: int
     ) -> EpochEndOffset:
-        """Where `leader_epoch` ends in the leader's log."""
+        """Returns the end offset of `leader_epoch` in the leader's log."""
 
     async def delete_records(
         self,
@@ -78,9 +78,10 @@ class LogSource(Protocol):
         timeout_ms: int,
         check_ownership: Callable[[], None],
     ) -> int:
-        """Trims the log to start at `offset`; returns the low watermark.
+        """Trims the log so that it starts at `offset`. Returns the low watermark.
 
-        The topic id and `leader_epoch` are checked on the leader's own connection right before (safety rule 4);
-        a difference raises `BrokerError` and trims nothing. `check_ownership` is called last before every request that
-        trims, the repeated ones too: what it raises is raised.
+        Immediately before, it checks the topic id and `leader_epoch` on the leader's own connection
+        (docs/design.md, safety rule 4). If one differs, it raises `BrokerError` and trims nothing. It calls
+        `check_ownership` right before every request that trims, also before a retried one, and raises the errors of
+        `check_ownership`.
         """

@@ -1,13 +1,16 @@
-"""Who owns which metadata partition: decided by the group's leader, a pure function of the members.
+"""Assigns the metadata partitions to the members of the group.
 
-Partitions stay with their owner, counts differ by at most one, and all members agree, since only member ids and what
-the members say of themselves count. A member that claims partitions gets those and no others (an offload run, for as
-long as it lasts); of two claims on one partition the one that was granted before stays, else the lower member id's.
+The group's leader decides. The assignment is a pure function of the members' ids and subscriptions, so every member
+that became the leader would decide the same.
 
-The bytes are Kafka's consumer protocol, so that `kafka-consumer-groups.sh` shows owners; what is ours is in user data.
-A member declares the record types that it reads behind the user data of its subscription. Brokers read nothing there,
-nor do members of releases that declare no record types. The user data of each assignment has the record types that all
-members read (`record_types`).
+* A partition stays with its owner where possible, and the counts of two ordinary members differ by at most one.
+* A member that claims partitions (an offload run) gets those partitions and no others. If two members claim the same
+  partition, the member that already owns it keeps it. If neither owns it, the member with the lower id gets it.
+
+The bytes are Kafka's consumer protocol, so that `kafka-consumer-groups.sh` shows the owners. Tidegate's own fields are
+in the user data. A member declares the record types that it reads behind the user data of its subscription. Brokers do
+not read those bytes, and neither do members of releases that declare no record types. The user data of each assignment
+has the record types that all members read (`record_types`).
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ _VERSION = 0
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a member says of itself. `claims` None: an ordinary member, which takes its share."""
+    """The state and the wishes of a member. `claims` is None for an ordinary member, which takes its share."""
 
     owned: frozenset[int] = frozenset()
     claims: frozenset[int] | None = None
@@ -68,7 +71,7 @@ def encode_assignments(topic: str, partition_count: int, members: Mapping[str, S
 
 
 def assign(partition_count: int, members: Mapping[str, Subscription]) -> dict[str, list[int]]:
-    """Every partition once, as long as there is an ordinary member or a claim on it."""
+    """Assigns every partition once. A partition stays free if no member claims it and there is no ordinary member."""
     assignment: dict[str, list[int]] = {member_id: [] for member_id in members}
     free = set(range(partition_count))
     ordinary = sorted(name for name, member in members.items() if member.claims is None)
@@ -87,7 +90,7 @@ def _share(
     free: set[int], ordinary: list[str], members: Mapping[str, Subscription], assignment: dict[str, list[int]]
 ) -> None:
     least, members_with_one_more = divmod(len(free), len(ordinary))
-    # Who owns the most keeps the most; then nothing moves that need not.
+    # The member that owns the most partitions keeps the most, so that as few partitions as possible move.
     for member_id in sorted(ordinary, key=lambda name: (-len(members[name].owned & free), name)):
         kept = sorted(members[member_id].owned & free)
         quota = least

@@ -1,7 +1,8 @@
-"""`BucketScan`: everything that a store holds of one cluster's tier, by partition, as `rebuild` judges it.
+"""`BucketScan` collects the objects that a store holds of one cluster's tier, by partition, for `rebuild`.
 
-The store is listed once; then every `.indexes` object and every partition manifest is read, never a `.log`. Listing and
-reading may be anybody's: what was listed is given to `take`, what was read to `put_indexes` and `put_manifest`.
+The scan lists the store once. Then it reads every `.indexes` object and every partition manifest, but no `.log` object.
+A caller may also list and read by itself: it passes each listed object to `take`, and each object that it read to
+`put_indexes` or `put_manifest`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Persistently = Callable[[Callable[[], Awaitable[bytes]]], Awaitable[bytes]]
 
 
 class IndexesKey(NamedTuple):
-    """An `.indexes` object, and the custom metadata of the listing."""
+    """The key of an `.indexes` object, and the custom metadata that the listing shows for it."""
 
     key: SegmentObjectKey
     custom_metadata: bytes | None
@@ -44,11 +45,11 @@ class BucketScan:
         self.partitions: dict[tuple[UUID, int], FoundPartition] = {}
         self.other_clusters: set[str] = set()
         self.indexes: list[IndexesKey] = []
-        """To be read, and the manifests of `manifests`."""
+        """The `.indexes` objects to read. `manifests` has the partitions whose manifests are to be read."""
         self.manifests: list[TopicIdPartition] = []
 
     def take(self, stored: StoredObject) -> None:
-        """Every object of the listing."""
+        """Takes one object of the listing. The caller passes every object."""
         segment, manifest = parse_segment_key(stored.key), parse_partition_manifest_key(stored.key)
         named = segment or manifest
         if named is None:
@@ -75,7 +76,7 @@ class BucketScan:
         self.partitions[partition.topic_id, partition.partition].manifest = found
 
     async def list(self, storage: RemoteStorageManager, on_object: Callable[[int], None] = lambda count: None) -> int:
-        """How many objects are to be read."""
+        """Lists the store, and returns how many objects have to be read."""
         async for stored in storage.list_objects(""):
             on_object(1)
             self.take(stored)
@@ -88,8 +89,10 @@ class BucketScan:
         at_once: int,
         on_object: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """After `list`. `persistently` repeats a read whose failure may pass. Raises `RemoteStorageError` when the
-        store cannot be asked."""
+        """Reads the objects that `list` found, `at_once` at a time.
+
+        `persistently` repeats a read that may succeed later. Raises `RemoteStorageError` when the store does not
+        answer."""
 
         async def one(read: TopicIdPartition | IndexesKey) -> None:
             if isinstance(read, TopicIdPartition):
@@ -104,7 +107,9 @@ class BucketScan:
 async def read_manifest(
     storage: RemoteStorageManager, cluster_id: str, partition: TopicIdPartition, persistently: Persistently
 ) -> PartitionManifest | str:
-    """A sentence when it cannot be read. Raises `RemoteStorageError` when the store cannot be asked."""
+    """Returns the manifest, or an explanation when it is unreadable. Raises `RemoteStorageError`.
+
+    The error means that the store does not answer."""
     key = partition_manifest_key(cluster_id, partition)
     try:
         manifest = decode_partition_manifest(await persistently(lambda: storage.get_object(key)))
@@ -112,13 +117,15 @@ async def read_manifest(
         return str(error)
     if manifest.topic_id_partition == partition and manifest.cluster_id == cluster_id:
         return manifest
-    return "the manifest is of another partition or cluster"
+    return "the manifest belongs to another partition or cluster"
 
 
 async def read_indexes(
     storage: RemoteStorageManager, read: IndexesKey, persistently: Persistently
 ) -> FoundIndexes | str:
-    """A sentence when it cannot be read. Raises `RemoteStorageError` when the store cannot be asked."""
+    """Returns the indexes, or an explanation when they are unreadable. Raises `RemoteStorageError`.
+
+    The error means that the store does not answer."""
     named = segment_of_key(read.key, read.custom_metadata)
     try:
         decoded = decode_indexes_object(await persistently(lambda: storage.fetch_indexes(named)), named)

@@ -1,4 +1,4 @@
-"""`earliest_readable`: where the log of both tiers starts, which the metadata alone does not say."""
+"""`earliest_readable` computes where the log of both tiers starts, from the metadata and the local log start."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ def earliest_readable(
     local_log_start: int,
     confirmed: ConfirmedLogStart | None = None,
 ) -> int | None:
-    """The log start of both tiers together: the first offset that a fetch can be answered for. None: not tiered.
+    """Returns the log start of both tiers together: the first offset that a fetch can read. None: not tiered.
 
     `confirmed` is the leader's answer about the recorded log starts. Without it, a recorded log start above the local
-    one does not count, for the leader may deny it. The result lies behind a gap at the head, recorded or not.
+    one does not count, since the leader may deny it. The result lies after a gap at the head of the log, recorded or
+    not.
     """
     if confirmed is None:
         log_start = metadata.log_start_offset(partition)

@@ -1,8 +1,10 @@
-"""`__delete_failed_remote_log_segments` (founding documents): segments whose objects could not be deleted.
+"""`__delete_failed_remote_log_segments`: the segments whose objects could not be deleted.
 
-A topic of one partition, compact. The key is the segment's uuid in text, the value JSON, so that any consumer can read
-it; a deletion that succeeds later writes a tombstone. It is made when the first record needs it. Nothing is decided by
-it: what is to be deleted, the remote log metadata says.
+See docs/founding.md, "Failed deletions".
+
+The topic has one partition and is compacted. The key is the segment's uuid as text and the value is JSON, so that any
+consumer can read it. If a later deletion succeeds, a tombstone removes the record. The topic is created with the first
+record. It only informs operators: the remote log metadata decides which segments are deleted.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ _LOOK_AGAIN_MS = 5_000
 
 @dataclass(frozen=True, slots=True)
 class FailedDeletion:
-    """`attempts` are those of the process that wrote it. Times are its wall clock's. Offsets are inclusive."""
+    """A deletion that failed. `attempts` counts the attempts of the process that wrote the record.
+
+    The times are the wall clock of that process. The offsets are inclusive."""
 
     topic: str
     topic_id: str
@@ -76,16 +80,16 @@ class FailedDeletionsTopic:
         self._opening = asyncio.Lock()
 
     async def publish(self, failed: FailedDeletion) -> None:
-        """Makes the topic when it is missing. Raises `RemoteLogError`."""
+        """Writes a failed deletion, and creates the topic if it is missing. Raises `RemoteLogError`."""
         await self._write(failed.segment, failed.encode())
 
     async def retract(self, segment: UUID) -> None:
-        """Nothing when there is no such topic. Raises `RemoteLogError`."""
+        """Writes the tombstone of a segment, if the topic exists. Raises `RemoteLogError`."""
         metadata = await self._client.metadata(timeout_ms=self._timeout_ms)
         now_ms = self._clock_ms()
         if self._settings.name not in metadata.topics and now_ms >= self._look_again_at_ms:
-            # What is known may be older than what another owner of the segment published. Most tiers never have the
-            # topic, and every segment that expires comes by here: so not each time.
+            # The cached metadata may be older than a record of the segment's earlier owner. But most tiers never have
+            # the topic, and every expired segment passes here, so the broker is asked only from time to time.
             metadata = await self._client.metadata_naming(self._settings.name, self._timeout_ms)
             self._look_again_at_ms = now_ms + _LOOK_AGAIN_MS
         if self._settings.name in metadata.topics:
@@ -99,14 +103,16 @@ class FailedDeletionsTopic:
         try:
             await producer.send(0, [(segment.encode(), value)], self._timeout_ms)
         except RemoteLogMetadataError:
-            self._topic = None  # it may have been deleted since
+            self._topic = None  # the topic may have been deleted since
             raise
 
 
 async def read_failed_deletions(
     client: BrokerClient, timeout_ms: int, name: str = FAILED_DELETIONS_TOPIC
 ) -> list[FailedDeletion]:
-    """What is in the topic now, by topic, partition and offset; empty without the topic. Raises `RemoteLogError`."""
+    """Returns the current records, sorted by topic, partition and offset. Raises `RemoteLogError`.
+
+    The list is empty if the topic does not exist."""
     topic = (await client.metadata_naming(name, timeout_ms)).topics.get(name)
     if topic is None:
         return []

@@ -1,12 +1,12 @@
-"""The founding flat file (semantics 11.3): one user partition's metadata in one file, for export and import.
+"""The founding flat file (docs/semantics.md 11.3): one user partition's metadata in one file, for export and import.
 
     int16 magic 0, uuid topic id, int64 offset of the metadata partition up to which it was read,
-    then entries: uvarint length of what follows, uvarint type, uvarint version, data
+    then entries: uvarint length of the rest of the entry, uvarint type, uvarint version, data
 
-Schemas are not flexible. Type 0, a segment: version 1 adds the custom metadata (KIP-917) to version 0. Type 1, the
-state of the partition's deletion. Broker id, partition number and topic name have no place in it. A file that ends
-inside an entry is torn: nothing of it is used. One that lost whole entries looks complete, which is why it is only ever
-replaced as a whole.
+The schemas are not flexible. Type 0 is a segment; its version 1 adds the custom metadata (KIP-917) to version 0. Type 1
+is the state of the partition's deletion. The format has no field for the broker id, the partition number and the topic
+name. A file that ends inside an entry is torn, and no entry of it is used. A file that lost whole entries looks
+complete. Therefore a file is always replaced as a whole.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def encode_flat_file(file: FlatFile) -> bytes:
 
 
 def decode_flat_file(buf: Buffer, partition: TopicIdPartition) -> FlatFile:
-    """`partition` is what the file's place says it is of. `RemoteLogMetadataError`: torn, or of another topic."""
+    """Decodes a file. `partition` is the partition to which the file belongs by its place.
+
+    Raises `RemoteLogMetadataError` when the file is torn or belongs to another topic."""
     segments: list[RemoteLogSegmentMetadata] = []
     deletion: PartitionDeleteEntry | None = None
     try:
@@ -81,12 +83,14 @@ def decode_flat_file(buf: Buffer, partition: TopicIdPartition) -> FlatFile:
         topic_id, pos = read_uuid(buf, pos)
         metadata_offset, pos = read_int64(buf, pos)
         if magic != MAGIC or topic_id != partition.topic_id:
-            raise RemoteLogMetadataError(f"a file of magic {magic} and topic id {topic_id}, not of {partition}")
+            raise RemoteLogMetadataError(
+                f"the metadata file has magic {magic} and topic id {topic_id}: it does not belong to {partition}"
+            )
         while pos < len(buf):
             length, pos = read_uvarint(buf, pos)
             end = pos + length
             if end > len(buf):
-                raise TruncatedError(f"an entry up to {end} of {len(buf)} bytes")
+                raise TruncatedError(f"an entry ends at byte {end}, and the file has {len(buf)} bytes")
             entry = memoryview(buf)[pos:end]
             kind, at = read_uvarint(entry, 0)
             version, at = read_uvarint(entry, at)
@@ -95,7 +99,7 @@ def decode_flat_file(buf: Buffer, partition: TopicIdPartition) -> FlatFile:
             elif kind == _DELETE_STATE and version == 0:
                 deletion = _read_deletion(entry, at)
             else:
-                raise RemoteLogMetadataError(f"an entry of type {kind}, version {version}")
+                raise RemoteLogMetadataError(f"the file has an unknown entry of type {kind}, version {version}")
             pos = end
     except (ProtocolError, ValueError, struct.error) as error:
         raise RemoteLogMetadataError(f"the metadata file of {partition} cannot be read: {error}") from error
@@ -103,7 +107,7 @@ def decode_flat_file(buf: Buffer, partition: TopicIdPartition) -> FlatFile:
 
 
 def write_flat_file(path: Path, file: FlatFile) -> None:
-    """Replaces `path` at once or not at all, and durably."""
+    """Replaces `path` atomically and durably."""
     temporary = path.with_name(f"{path.name}.tmp")
     with temporary.open("wb") as stream:
         stream.write(encode_flat_file(file))
@@ -183,4 +187,4 @@ def _read_deletion(entry: memoryview, pos: int) -> PartitionDeleteEntry:
 
 def _check_end(entry: memoryview, pos: int) -> None:
     if pos != len(entry):
-        raise RemoteLogMetadataError(f"{len(entry) - pos} bytes behind an entry")
+        raise RemoteLogMetadataError(f"an entry of the metadata file has {len(entry) - pos} unknown bytes at its end")

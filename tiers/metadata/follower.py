@@ -1,16 +1,18 @@
-"""`MetadataFollower`: reads every metadata partition, read_committed, and keeps the materialised state.
+"""`MetadataFollower` reads every metadata partition, read_committed, and keeps the materialised state up to date.
 
-* One long poll at a time per leader, over all partitions that it leads. What one answer brings is one transaction.
-* A partition is fresh as of the moment at which a request left whose answer's high watermark has been reached, if its
-  leader was the leader then (`MetadataLeadership`). Not the LSO: records behind an open transaction may be what a
-  look-up must know (safety rule 1).
-* Positions live here while nothing is to be replayed; markers alone are not worth a transaction of the state.
-* A state that cannot be written (disk or map full) or trusted is not fresh: `trouble` says why, reading goes on.
+* It has one long poll at a time per leader, over all partitions that the leader leads. All records of one response are
+  one transaction of the state.
+* A partition is fresh as of the time at which a request was sent, if the follower has read up to the high watermark of
+  its response and the leader was still the leader then (`MetadataLeadership`). The LSO is not enough: a look-up may
+  depend on records behind an open transaction (docs/design.md, safety rule 1).
+* If a response has no record to replay, only the positions in memory move. Transaction markers alone are not worth a
+  transaction of the state.
+* A state that cannot be written (disk or map full) or trusted is not fresh. `trouble` says why, and reading goes on.
 * The follower reads a metadata partition with records of a later release up to the first of them. The partition is then
   not fresh (`committed_records`).
-* When the topic lacks records that were read before, the follower keeps the state and does not read the topic from its
+* If the topic lacks records that were read before, the follower keeps the state and does not read the topic from its
   start. The state is then not fresh (`MetadataLineage`). Every Fetch names the leader epoch of the last batch that was
-  read, so that a leader with another history answers where the histories part.
+  read, so that a leader with another history answers with the offset at which the histories diverge.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ _FETCH_TIMEOUT_MS = 10_000
 _BROKERS_MAX_AGE_MS = 5_000
 _LEADERS_TIMEOUT_MS = 2_000
 _LEADERS_INTERVAL_MS = 500
-"""What is fresh is no fresher than its leader is known to lead."""
+"""How often the leaders are confirmed. A partition is never fresher than the last confirmation of its leader."""
 _BACKOFF_BASE_MS = 50
 _BACKOFF_CAP_MS = 1_000
 _READ_TO_END_MARK_MS = 60_000
@@ -85,18 +87,18 @@ class MetadataFollower:
         self._leadership = MetadataLeadership(client, topic, clock_ms=clock_ms)
         self._leaders_changed = asyncio.Event()
         self._progress = asyncio.Condition()
-        # Held from the look at the positions that were asked for until they are the ones that were read to.
+        # Held from the check of the positions until they are moved, so that no record is replayed twice.
         self._replaying = asyncio.Lock()
         self._start_over_for: str | None = None
         self._probes = [asyncio.Lock() for _ in range(topic.partition_count)]
-        # One thread: LMDB syncs to disk at every commit, and commits must not overtake each other.
+        # One thread: LMDB syncs to disk at every commit, and the commits must stay in order.
         self._state_thread = ThreadPoolExecutor(1, thread_name_prefix="remote-log-metadata-state")
         self.events_read = 0
-        """Committed records since this follower started."""
+        """Committed records that this follower has read."""
         self.foreign_records_read = 0
         self._trouble: str | None = None
         self._unknown: dict[int, str] = {}
-        """Metadata partitions with a record that this release does not know, and what to tell an operator."""
+        """The metadata partitions with a record that this release does not know, each with a text for an operator."""
         self._lineage = MetadataLineage(
             self._leadership,
             state,
@@ -107,23 +109,26 @@ class MetadataFollower:
         )
 
     def close(self) -> None:
-        """Waits for a commit under way. `run` must have ended."""
+        """Waits for a commit in progress. `run` must have ended."""
         self._state_thread.shutdown()
         at_ms = self._read_to_end_at_ms()
         try:
             if at_ms is not None:
                 self._state.mark_read_to_end(at_ms)
         except lmdb.Error as error:
-            log.warning("the next start reads the topic again", extra={"error": str(error)})
+            log.warning(
+                "the time of the last read to the end cannot be saved: the next start reads the topic again",
+                extra={"error": str(error)},
+            )
 
     @property
     def trouble(self) -> str | None:
-        """Why the state does not follow the topic, for an operator; None when it does."""
+        """Returns why the state does not follow the topic, as a text for an operator; None when it does."""
         return self.trouble_of_all or next(iter(self._unknown.values()), None)
 
     @property
     def trouble_of_all(self) -> str | None:
-        """The trouble that puts every metadata partition in doubt, the fresh ones too; None: there is none."""
+        """Returns the trouble that affects every metadata partition, also the fresh ones; None without such trouble."""
         return self._trouble or self._lineage.reason
 
     def position(self, metadata_partition: int) -> int:
@@ -142,7 +147,9 @@ class MetadataFollower:
         return fresh_at_ms is not None and fresh_at_ms >= self._clock_ms() - max_age_ms
 
     def oldest_age_ms(self) -> int | None:
-        """How long ago the partition that is behind most was read to its end; None: one never was."""
+        """Returns the age of the last read to the end of the partition that is furthest behind.
+
+        None: at least one partition was never read to its end."""
         if len(self._fresh_at_ms) < len(self._positions):
             return None
         return max(0, self._clock_ms() - min(self._fresh_at_ms.values()))
@@ -151,7 +158,7 @@ class MetadataFollower:
         not_before_ms = self._clock_ms() - max_age_ms
 
         def is_fresh() -> bool:
-            # Later, not as late: two things that happened in one millisecond have no order.
+            # The time must be later, not equal: two events in the same millisecond have no order.
             return self._fresh_at_ms.get(metadata_partition, not_before_ms) > not_before_ms
 
         if is_fresh():
@@ -182,20 +189,25 @@ class MetadataFollower:
         leader = self._leadership.leader(metadata_partition)
         await self._lineage.ask({metadata_partition: leader}, timeout_ms)
         if not self._lineage.is_believed(metadata_partition, leader):
-            raise BrokerError("the metadata's leader may not have all that was read", retriable=True)
+            raise BrokerError("the leader of the metadata partition may lack records that were read", retriable=True)
         asked_at_ms = self._clock_ms()
-        position = self._positions[metadata_partition]  # before: what is read meanwhile may lie beyond the answer
+        position = self._positions[metadata_partition]  # read first: the follower may read beyond the answer meanwhile
         high_watermark = await self._list_offset(metadata_partition, LATEST_TIMESTAMP, timeout_ms)
         if not self._lineage.is_within(metadata_partition, position, 0, high_watermark):
             raise BrokerError("the metadata topic lost records", retriable=True)
         await self._wait_for_position(metadata_partition, high_watermark)
         as_of_ms = self._leadership.holds_as_of(metadata_partition, leader, asked_at_ms)
         if self._start_over_for is not None or as_of_ms is None or as_of_ms < not_before_ms:
-            raise BrokerError("the metadata's leader is not known to lead, or its state starts over", retriable=True)
+            raise BrokerError(
+                "the leader of the metadata partition is not confirmed, or the state is being read again",
+                retriable=True,
+            )
         self._mark_fresh({metadata_partition: as_of_ms})
 
     async def read_past(self, metadata_partition: int, offset: int, timeout_ms: int) -> None:
-        """Returns once the record at `offset` has been replayed, else `RemoteLogMetadataNotReadyError`."""
+        """Waits until the record at `offset` is replayed.
+
+        Raises `RemoteLogMetadataNotReadyError` after `timeout_ms`."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._wait_for_position(metadata_partition, offset + 1)
@@ -209,7 +221,7 @@ class MetadataFollower:
             await self._progress.wait_for(lambda: self._positions[metadata_partition] >= position)
 
     async def run(self) -> None:
-        """Reads until cancelled. Trouble with brokers is waited out."""
+        """Reads until cancelled, and retries after errors of brokers."""
         failures = 0
         async with asyncio.TaskGroup() as readers:
             while True:
@@ -223,7 +235,7 @@ class MetadataFollower:
                 for node_id in self._leadership.nodes() - self._readers:
                     self._readers.add(node_id)
                     readers.create_task(self._read_from(node_id), name=f"remote-log-metadata-{node_id}")
-                with contextlib.suppress(BrokerError):  # where brokers are may be known of a while ago
+                with contextlib.suppress(BrokerError):  # without an answer, the cached addresses of brokers are used
                     await self._client.metadata(0 if failures else _BROKERS_MAX_AGE_MS, _LEADERS_TIMEOUT_MS)
                 try:
                     async with asyncio.timeout(_LEADERS_INTERVAL_MS / 1000):
@@ -236,7 +248,7 @@ class MetadataFollower:
         failures = 0
         try:
             while numbers := [each for each in self._leadership.led_by(node_id) if self._stopped(each) is None]:
-                # The broker fills partitions in the order of the request until the bytes are used up.
+                # The broker fills the partitions in the order of the request until the bytes are used up.
                 numbers.sort(key=lambda number: self._fresh_at_ms.get(number, 0))
                 is_whole = False
                 try:
@@ -245,7 +257,7 @@ class MetadataFollower:
                     log.warning("a read of remote log metadata failed", extra={"node_id": node_id, "error": str(error)})
                 except (lmdb.Error, OSError) as error:
                     self._set_trouble(f"the saved state cannot be written: {error}")
-                except Exception as error:  # whatever it is: who follows no more must say so, not end the process
+                except Exception as error:  # any error becomes an alarm, and must not end the process
                     log.exception("a read of remote log metadata failed", extra={"node_id": node_id})
                     self._set_trouble(f"records cannot be replayed: {error!r}")
                 if is_whole:
@@ -258,7 +270,7 @@ class MetadataFollower:
             self._readers.discard(node_id)
 
     async def _poll(self, node_id: int, numbers: list[int]) -> bool:
-        """One Fetch; whether every partition was answered without an error."""
+        """Sends one Fetch, and replays its records. Returns whether every partition was answered without an error."""
         leaders = {number: self._leadership.leader(number) for number in numbers}
         await self._lineage.ask(leaders, _FETCH_TIMEOUT_MS)
         leaders = {number: leader for number, leader in leaders.items() if self._stopped(number) is None}
@@ -289,7 +301,7 @@ class MetadataFollower:
         reads: list[PartitionRead] = []
         reached: dict[int, int] = {}
         for fetched in answers:
-            # A partition may have moved here while its old leader's answer was under way.
+            # After a change of leader, the reader of the new leader may have moved the position meanwhile.
             if asked.get(fetched.partition) != self._positions.get(fetched.partition):
                 continue
             leader = leaders[fetched.partition]
@@ -309,7 +321,7 @@ class MetadataFollower:
         return is_whole
 
     def _stopped(self, metadata_partition: int) -> str | None:
-        """Returns why the follower reads nothing more from the metadata partition; None: it reads on.
+        """Returns why the follower does not read the metadata partition any more; None while it reads it.
 
         The follower reads on only after an operator decides, or upgrades this process."""
         return self._lineage.divergence(metadata_partition) or self._unknown.get(metadata_partition)
@@ -326,9 +338,9 @@ class MetadataFollower:
                 log.error("the remote log metadata is not followed", extra={"reason": self._unknown[number]})
 
     async def _read(self, fetched: FetchedPartition, position: OffsetAndEpoch, is_known: bool) -> PartitionRead | None:
-        """Returns the committed records of `fetched`.
+        """Returns the committed records of `fetched`, or None when they must not be replayed.
 
-        None for a leader that is not known to continue the log that was read before: no record of it is replayed."""
+        They are not replayed after an error, or when the leader is not known to continue the log that was read."""
         if fetched.error == ErrorCode.OFFSET_OUT_OF_RANGE:
             await self._look_for_lost_records(fetched.partition, position.offset)
             return None
@@ -340,7 +352,7 @@ class MetadataFollower:
             return None
         if fetched.diverging is not None:
             if await self._lineage.continues(fetched.partition, position, fetched.diverging, fetched.high_watermark):
-                # A replica that copied the log after a compaction does not know an epoch of which no record is left.
+                # A replica that copied the log after a compaction does not know an epoch without remaining records.
                 self._position_epochs[fetched.partition] = fetched.diverging.leader_epoch
             return None
         if not is_known or not self._lineage.is_within(fetched.partition, position.offset, 0, fetched.high_watermark):
@@ -355,7 +367,9 @@ class MetadataFollower:
         self._lineage.out_of_range(metadata_partition, position, earliest, latest)
 
     def _forget(self, reason: str) -> None:
-        """At once, before the state is emptied: what is not there any more must not pass for never written."""
+        """Forgets all positions, before the state is cleared.
+
+        Otherwise records that the state does not have any more would look as if they were never written."""
         self._start_over_for = reason
         for number in self._positions:
             self._lineage.remember(number)
@@ -371,7 +385,7 @@ class MetadataFollower:
             self._start_over_for = None
 
     async def _replay(self, reads: list[PartitionRead], asked: dict[int, int], reached: dict[int, int]) -> None:
-        """Replays what still continues the positions: another answer, or a new start, may have come between."""
+        """Replays the reads that still continue the positions: another answer or a new start may have moved them."""
         async with self._replaying:
             await self._start_over()
             reads = [
@@ -382,10 +396,11 @@ class MetadataFollower:
             ]
             with_events = [read for read in reads if read.events]
             if with_events:
-                # Seen before the commit, or a look in between would find segments finished and not seen just now.
+                # The segments count as seen before the commit. Otherwise a caller between the two steps would find a
+                # finished segment that was not seen just now, and would take it for one that was seen long ago.
                 self._on_finished([each for read in with_events for each in _finished(read)])
                 try:
-                    # Not to be left between the commit and the positions that go with it.
+                    # If this task is cancelled, the commit still happens.
                     await asyncio.shield(self._in_state_thread(lambda: self._state.apply(with_events)))
                 except RemoteLogMetadataError as error:
                     self._forget(f"the saved state contradicts itself: {error}")
@@ -419,8 +434,10 @@ class MetadataFollower:
             try:
                 self._state.mark_fresh(later)
             except lmdb.Error as error:
-                # Other processes see it grow old; this one knows.
-                log.warning("how fresh the metadata is cannot be shared", extra={"error": str(error)})
+                # Other processes see an older freshness than this one.
+                log.warning(
+                    "the freshness of the metadata cannot be shared with other processes", extra={"error": str(error)}
+                )
 
     async def _mark_read_to_end(self) -> None:
         now_ms = self._clock_ms()
@@ -432,7 +449,7 @@ class MetadataFollower:
             await self._in_state_thread(lambda: self._state.mark_read_to_end(at_ms))
 
     def _read_to_end_at_ms(self) -> int | None:
-        """The wall clock time as of which all metadata partitions were read; None: not all were yet."""
+        """Returns the wall clock time as of which all metadata partitions were read; None: not all were read yet."""
         if len(self._fresh_at_ms) < len(self._positions):
             return None
         return self._wall_clock_ms() - (self._clock_ms() - min(self._fresh_at_ms.values()))
@@ -441,7 +458,9 @@ class MetadataFollower:
         asked = {metadata_partition: self._leadership.leader(metadata_partition)}
         offset = (await self._leadership.offsets(asked, timestamp, timeout_ms)).get(metadata_partition)
         if offset is None:
-            raise BrokerError(f"metadata partition {metadata_partition} has no offset now", retriable=True)
+            raise BrokerError(
+                f"the leader of metadata partition {metadata_partition} reports no offset", retriable=True
+            )
         return offset
 
     def _in_state_thread(self, work: Callable[[], _T]) -> asyncio.Future[_T]:

@@ -1,11 +1,12 @@
-"""`MetadataLeadership`: who leads the metadata topic's partitions, and as of when that was known to be true.
+"""`MetadataLeadership` knows which brokers lead the metadata partitions, and as of when another broker confirmed it.
 
-A leader that is cut off from the controllers goes on answering: its high watermark stands still, and what its successor
-commits is missing. So what it says is the whole truth only as of a moment at which another broker named the same leader
-epoch. A leader that is the only in-sync replica needs no witness: nobody else could have been elected.
+A leader that is cut off from the controllers keeps answering. Its high watermark stands still, and it lacks the records
+that its successor commits. So a leader's answer is complete only as of the time at which another broker (a witness)
+named the same leader epoch. A leader that is the only in-sync replica needs no witness, since no other replica can have
+been elected.
 
-A new leader's high watermark may lie below what was committed, until its followers have fetched. Its first answer to
-ListOffsets ends that doubt: brokers refuse it until then (OFFSET_NOT_AVAILABLE).
+The high watermark of a new leader may lie below the committed end until its followers have fetched. Brokers refuse
+ListOffsets until then (OFFSET_NOT_AVAILABLE), so the first successful ListOffsets ends this doubt.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from tiers.metadata.metadata_topic import MetadataTopic
 log = logging.getLogger(__name__)
 
 WITNESSES = 3
-"""Brokers asked at a time: one may be the leader, another one dead."""
+"""The number of brokers asked at a time: one may be the leader itself, and another one may be down."""
 _NEWER_WITHIN_MS = 200
 _METADATA_WITH_TOPIC_IDS = 10
 _TELLS_OF_A_LAGGING_HIGH_WATERMARK = 5
-"""Version of ListOffsets; those before it say LEADER_NOT_AVAILABLE, which is an error as well."""
+"""The first version of ListOffsets with OFFSET_NOT_AVAILABLE. Older ones answer LEADER_NOT_AVAILABLE, also an error."""
 LATEST_TIMESTAMP = -1
 _CONSUMER_REPLICA_ID = -1
 _FENCES_BY_LEADER_EPOCH = 2
@@ -64,7 +65,7 @@ class MetadataLeadership:
         return [number for number, leader in self._leaders.items() if leader.node_id == node_id]
 
     def leader(self, number: int) -> Leader:
-        """Raises `BrokerError` while none is known."""
+        """Returns the last known leader. Raises `BrokerError` while none is known."""
         leader = self._leaders.get(number)
         if leader is None or leader.node_id < 0:
             raise BrokerError(
@@ -73,17 +74,19 @@ class MetadataLeadership:
         return leader
 
     def holds_as_of(self, number: int, leader: Leader, at_ms: int) -> int | None:
-        """As of when this leader's answer to a request of `at_ms` is the whole truth; None: it may not be."""
+        """Returns as of when the answer to a request that was sent to `leader` at `at_ms` is complete.
+
+        None: the answer may be incomplete."""
         confirmed_at_ms = self._confirmed_at_ms.get(number)
         if confirmed_at_ms is None or self._leaders.get(number) != leader:
             return None
         return min(at_ms, confirmed_at_ms)
 
     async def confirm(self, timeout_ms: int, number: int | None = None) -> None:
-        """Asks some brokers who leads; each answer counts as it comes. `BrokerError` when there was none.
+        """Asks some brokers who leads, and takes each answer as it arrives. Raises `BrokerError` without any answer.
 
-        With a metadata partition's `number`, its leader is what is asked for: once that is confirmed, those who have
-        not answered yet, of whom one may hang, get a moment to name a newer one."""
+        With the `number` of a metadata partition, the call does not wait for all brokers, since one of them may hang.
+        Once the leader of that partition is confirmed, the other brokers get a moment to name a newer leader."""
         metadata = self._client.cached_metadata
         nodes = [] if metadata is None else sorted(metadata.brokers)
         chosen = self._choose(nodes, min(WITNESSES, len(nodes)))
@@ -99,7 +102,7 @@ class MetadataLeadership:
             for late in asked:
                 late.cancel()
         if not any(answer.result() for answer in asked if not answer.cancelled()):
-            raise BrokerError("no broker says who leads the metadata topic", retriable=True)
+            raise BrokerError("no broker answered who leads the metadata topic", retriable=True)
 
     async def _ask(self, node_id: int, timeout_ms: int) -> bool:
         asked_at_ms = self._clock_ms()
@@ -111,7 +114,10 @@ class MetadataLeadership:
             response = await self._client.request(node_id, message, timeout_ms, min_version=_METADATA_WITH_TOPIC_IDS)
             self._hear(node_id, response, asked_at_ms)
         except BrokerError as error:
-            log.info("who leads the metadata topic was not answered", extra={"node_id": node_id, "error": str(error)})
+            log.info(
+                "a broker did not answer who leads the metadata topic",
+                extra={"node_id": node_id, "error": str(error)},
+            )
             return False
         return True
 
@@ -119,12 +125,14 @@ class MetadataLeadership:
         answer = from_response(response, asked_at_ms)
         topic = answer.topics_by_id.get(self._topic.topic_id)
         if answer.cluster_id != self._topic.cluster_id or topic is None:
-            raise BrokerError(f"topic {self._topic.name} with its id is gone", ErrorCode.UNKNOWN_TOPIC_ID)
+            raise BrokerError(
+                f"the cluster has no topic {self._topic.name} with the known topic id", ErrorCode.UNKNOWN_TOPIC_ID
+            )
         for number, said in topic.partitions.items():
             leader = Leader(said.leader_id, said.leader_epoch)
             known = self._leaders.get(number)
             if known is not None and leader.leader_epoch < known.leader_epoch:
-                continue  # the witness lags behind another one
+                continue  # this broker knows less than another one that answered before
             if leader != known:
                 self._leaders[number] = leader
                 self._confirmed_at_ms.pop(number, None)
@@ -132,7 +140,10 @@ class MetadataLeadership:
                 self._confirmed_at_ms[number] = max(asked_at_ms, self._confirmed_at_ms.get(number, asked_at_ms))
 
     async def offsets(self, asked: Mapping[int, Leader], timestamp: int, timeout_ms: int) -> dict[int, int]:
-        """Of metadata partitions with one leader node, each in its leader's epoch; those that failed are left out."""
+        """Returns the offset for `timestamp` of each metadata partition in `asked`, by ListOffsets.
+
+        All metadata partitions in `asked` have the same leader node, and each is asked for in its leader's epoch. The
+        result leaves out those that failed. Raises `BrokerError`."""
         topic = ListOffsetsRequest.ListOffsetsTopic(
             name=self._topic.name,
             partitions=[
@@ -155,9 +166,10 @@ class MetadataLeadership:
         }
 
     async def epoch_ends(self, asked: Mapping[int, tuple[Leader, int]], timeout_ms: int) -> dict[int, EpochEndOffset]:
-        """Asks leaders for the end offsets of leader epochs, by metadata partition (semantics 6.1).
+        """Asks a leader for the end offsets of leader epochs, by metadata partition (docs/semantics.md 6.1).
 
-        All metadata partitions in `asked` have the same leader node. The result leaves out those that failed."""
+        All metadata partitions in `asked` have the same leader node. The result leaves out those that failed. Raises
+        `BrokerError`."""
         request = OffsetForLeaderEpochRequest
         partition = request.OffsetForLeaderTopic.OffsetForLeaderPartition
         topic = request.OffsetForLeaderTopic(

@@ -1,10 +1,10 @@
-"""`MetadataLineage`: finds out which leaders' logs continue the log that was read of the metadata partitions.
+"""`MetadataLineage` checks whether the leaders' logs continue the logs that were read of the metadata partitions.
 
-A new leader is believed when it has answered two questions. The first asks how far its log is committed, since its
-first high watermarks may lie below the end that an earlier leader committed (`MetadataLeadership`). The second asks
-where its log ends the leader epoch of the last batch that was ever read. The leader is asked again after every sign of
-a loss, since a log that lacks records may grow past their offsets. `LostRecords` judges which records are lost. The
-state keeps which metadata partitions have diverged.
+The follower believes a new leader after two answers. The first is the end of its committed log, since its first high
+watermarks may lie below the end that an earlier leader committed (`MetadataLeadership`). The second is the end, in its
+log, of the leader epoch of the last batch that was ever read. Every sign of a loss makes the follower ask the leader
+again, since a log that lacks records may grow past their offsets. `LostRecords` judges which records are lost. The
+state keeps the metadata partitions that have diverged.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class MetadataLineage:
-    """Asks the leaders of all metadata partitions, and remembers which of them are believed.
+    """Asks the leaders of all metadata partitions, and remembers which leaders are believed.
 
     `in_state_thread` runs a function that writes to the state. `on_loss` is called with the number of a metadata
     partition at every sign that the partition lacks records."""
@@ -51,15 +51,15 @@ class MetadataLineage:
 
     @property
     def reason(self) -> str | None:
-        """Returns which records are lost, as a text for an operator; None: no record is known to be lost."""
+        """Returns a text for an operator about the lost records; None when no record is known to be lost."""
         return self._lost.reason
 
     def divergence(self, number: int) -> str | None:
-        """Returns why the follower reads nothing more from the partition until an operator decides; None: it reads."""
+        """Returns why the follower does not read the partition until an operator decides; None when it reads it."""
         return self._lost.diverged.get(number)
 
     def remember(self, number: int) -> None:
-        """Remembers the position of the partition as the highest one, since the caller is about to set it back."""
+        """Remembers the position of the partition as the highest one. The caller is about to set the position back."""
         self._lost.read_to(number, self._position(number))
 
     def is_believed(self, number: int, leader: Leader) -> bool:
@@ -89,9 +89,9 @@ class MetadataLineage:
         return max(self._position(number), self._lost.reached(number))
 
     async def continues(self, number: int, read: OffsetAndEpoch, answered: EpochEndOffset, high_watermark: int) -> bool:
-        """Whether the leader's log continues the log that was read up to `read`.
+        """Returns whether the leader's log continues the log that was read up to `read`.
 
-        `answered` says where the leader's log ends the leader epoch of `read`."""
+        `answered` is the end of the leader epoch of `read` in the leader's log."""
         is_lost = self._lost.check_lineage(number, read, answered, high_watermark)
         if is_lost:
             self._doubt(number)
@@ -99,16 +99,16 @@ class MetadataLineage:
         return not is_lost
 
     def is_within(self, number: int, position: int, log_start: int, end: int) -> bool:
-        """Whether the log of a believed leader has, by its offsets, all records that were read."""
+        """Returns whether the log of a believed leader still reaches all records that were read, by its offsets."""
         is_lost = self._lost.check(number, position, log_start, end)
         if is_lost:
             self._doubt(number)
         return not is_lost
 
     def out_of_range(self, number: int, position: int, log_start: int, end: int) -> None:
-        """Takes an OFFSET_OUT_OF_RANGE of the leader, and has the leader asked again.
+        """Handles an OFFSET_OUT_OF_RANGE of the leader: the follower asks the leader again.
 
-        A leader also answers so when it does not know the leader epoch of the position."""
+        A leader also gives this answer when it does not know the leader epoch of the position."""
         self._lost.check(number, position, log_start, end, is_continued=False)
         self._doubt(number)
 
@@ -128,6 +128,6 @@ class MetadataLineage:
                 await self._in_state_thread(keep)
             except (lmdb.Error, OSError) as error:
                 # This process remembers the divergence and tries again. A restarted process has to find it again.
-                log.warning("that the metadata topic lost records cannot be saved", extra={"error": str(error)})
+                log.warning("the divergence of a metadata partition cannot be saved", extra={"error": str(error)})
             else:
                 self._kept.add(number)

@@ -1,14 +1,15 @@
-"""`LostRecords`: what a metadata partition lacks, though this state was built from it, or before it was ever read.
+"""`LostRecords` judges which records a metadata partition lacks, compared with what the follower read before.
 
-A log that ends below what was read of it (emptied, restored from an older copy, cut by an unclean election) has lost
-records; one that begins above what was read has deleted records that nobody here knows. Either way no answer about what
-they named may pass for the truth, and the state that was read from them is the last that knows: it is kept, and the
-partition is not fresh until the log has them again, or an operator gives the proxies another topic.
+A log that ends below the last read position has lost records: it was emptied, restored from an older copy, or cut by an
+unclean election. A log that begins above the position has deleted records that the follower never read. In both cases
+no answer about those records may count as the truth. The state that was built from the lost records is the last place
+that has them, so it is kept. The partition is not fresh until the log has the records again, or until an operator
+configures another topic.
 
-A log that lost records and has grown since looks whole by its offsets. So the position also has the leader epoch of the
-last batch that was read (semantics 6.1). A leader whose log ends that epoch earlier has other records at those offsets:
-its log has *diverged*. A divergence never ends by itself. It does not end when a later leader has all records again
-either, since the records written meanwhile were decided without them. The state keeps the divergence. Only an operator
+A log that lost records and has grown since looks complete by its offsets. So a position also has the leader epoch of
+the last batch that was read (docs/semantics.md 6.1). A leader whose log ends that epoch earlier has other records
+there: its log has *diverged*. A divergence never ends by itself, not even when a later leader has all records again,
+since owners wrote records meanwhile without knowing the lost ones. The state keeps the divergence. Only an operator
 ends it, by removing that state.
 """
 
@@ -27,7 +28,7 @@ _WHAT_TO_DO = "see `tidegate tier rebuild` and 'The metadata topic is lost' in d
 
 class LostRecords:
     def __init__(self, reached: Mapping[int, OffsetAndEpoch], diverged: Mapping[int, str]) -> None:
-        """Begins with the divergences that the state kept.
+        """Starts with the divergences that the state kept.
 
         `reached` has, by metadata partition, the next offset after the last record that was ever read. `diverged` has
         the reasons that the state kept."""
@@ -41,7 +42,7 @@ class LostRecords:
 
     @property
     def diverged(self) -> Mapping[int, str]:
-        """The diverged metadata partitions, each with the reason."""
+        """The diverged metadata partitions, each with its reason."""
         return self._diverged
 
     def reached(self, number: int) -> OffsetAndEpoch:
@@ -51,10 +52,10 @@ class LostRecords:
         self._reached[number] = max(position, self._reached[number])
 
     def check(self, number: int, position: int, log_start: int, end: int, *, is_continued: bool = True) -> bool:
-        """Whether the log lacks records by its offsets.
+        """Returns whether the log lacks records, judged by its offsets.
 
-        `end` (exclusive) is the offset up to which the leader surely has committed. `is_continued` is true when the
-        leader's log is known to continue the log that was read. Only such a log can be whole again."""
+        `end` (exclusive) is the offset up to which the leader has surely committed. `is_continued` is true when the
+        leader's log is known to continue the log that was read. Only such a log can become whole again."""
         reached = max(position, self._reached[number].offset)
         if number in self._diverged:
             return True
@@ -65,26 +66,26 @@ class LostRecords:
         if end < reached:
             return self._ends_early(number, end, reached)
         if is_continued and self._reasons.pop(number, None) is not None:
-            log.warning("a metadata partition is whole again", extra={"metadata_partition": number})
+            log.warning("a metadata partition has all records again", extra={"metadata_partition": number})
         return False
 
     def check_lineage(self, number: int, read: OffsetAndEpoch, answered: EpochEndOffset, high_watermark: int) -> bool:
-        """Whether the leader's log lacks records that were read before `read`.
+        """Returns whether the leader's log lacks records that were read before `read`.
 
-        `answered` says where the leader's log ends the leader epoch of `read`. The log has diverged when it has
-        committed another record at an offset of the missing ones."""
+        `answered` is the end of the leader epoch of `read` in the leader's log. The log has diverged when it has
+        committed another record at the offset of a missing one."""
         if number in self._diverged:
             return True
         if 0 <= answered.leader_epoch <= read.leader_epoch and answered.end_offset >= read.offset:
-            return False  # a lower epoch: compaction left no record of the later epochs on this replica
+            return False  # the epoch may be lower: compaction may leave no record of the later epochs on this replica
         is_known = answered.leader_epoch >= 0
         ends_at = answered.end_offset if is_known and answered.end_offset < read.offset else read.offset - 1
         if high_watermark <= ends_at:
             return self._ends_early(number, high_watermark, read.offset)
         reason = (
             f"metadata partition {number} was read to {read.offset} in leader epoch {read.leader_epoch}, and now has"
-            f" other records from {ends_at} on, if not below: it lost records and was written to since;"
-            f" nothing is read from it until an operator decides: {_WHAT_TO_DO}"
+            f" other records from {ends_at} on, or already below: it lost records and was written to since;"
+            f" the follower does not read it until an operator decides: {_WHAT_TO_DO}"
         )
         log.error("the remote log metadata is not followed", extra={"reason": reason})
         self._diverged[number] = reason

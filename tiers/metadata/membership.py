@@ -1,9 +1,10 @@
-"""`GroupMembership`: one member of the group whose members share the metadata partitions. For ownership only.
+"""`GroupMembership` is one member of the consumer group that shares the metadata partitions, for ownership only.
 
-Kafka's classic group protocol, eager: whoever sees a rebalance gives up everything first, and owns again what the new
-generation assigns. A heartbeat goes out every second; `confirmed_at_ms` is when the last one left that the coordinator
-answered for the current generation (safety rule 4: an owner acts only while that is less than 2 s ago). Trouble with
-the coordinator alone gives nothing up: the generation is still ours until the coordinator says otherwise.
+It speaks Kafka's classic group protocol, eager. A member that sees a rebalance gives up all partitions first, and then
+owns the partitions that the new generation assigns to it. A heartbeat goes out every second. `is_confirmed` uses the
+time of the last heartbeat that the coordinator answered for the current generation (docs/design.md, safety rule 4: an
+owner acts only while that time is less than 2 s ago). If the coordinator cannot be reached, the member keeps its
+generation until the coordinator ends it.
 """
 
 from __future__ import annotations
@@ -43,16 +44,18 @@ _REQUEST_TIMEOUT_MS = 5_000
 _LEAVE_TIMEOUT_MS = 3_000
 _BACKOFF_CAP_MS = 1_000
 _LONGEST_SESSION_TIMEOUT_MS = 384_000
-"""Six doublings of the default: who asks for longer sessions than that is told so."""
+"""Six doublings of the default. If the brokers demand longer sessions, the member reports an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class MembershipSettings:
     group_id: str
     session_timeout_ms: int = 6_000
-    """The shortest that brokers take by default. For so long a dead owner's partitions have none; a group that waits
-    for a second dead member may take twice as long, and ownership is to be back within 15 s. Brokers may be set to take
-    only longer ones (`group.min.session.timeout.ms`): then it is doubled until they do."""
+    """The shortest timeout that brokers accept by default. A dead owner's partitions have no owner for that long.
+
+    If the group waits for a second dead member, that takes twice as long, and ownership must be back within 15 s. If
+    brokers demand longer sessions (`group.min.session.timeout.ms`), the member doubles the timeout until they accept
+    it."""
     rebalance_timeout_ms: int = 6_000
     heartbeat_interval_ms: int = 1_000
     claims: frozenset[int] | None = None
@@ -71,7 +74,7 @@ class _RejoinError(Exception):
 
 
 class GroupMembership:
-    """`on_assigned` and `on_revoked` are called in turn, from the loop; neither may block."""
+    """A member of the group. It calls `on_assigned` and `on_revoked` alternately, in the loop; neither may block."""
 
     def __init__(
         self,
@@ -100,15 +103,15 @@ class GroupMembership:
         self._rejoin = asyncio.Event()
 
     def is_confirmed(self, max_age_ms: int) -> bool:
-        """Whether the coordinator knew this member, in the generation of its assignment, at most so long ago."""
+        """Returns whether the coordinator confirmed this member's generation at most `max_age_ms` ago."""
         return self._confirmed_at_ms is not None and self._clock_ms() - self._confirmed_at_ms <= max_age_ms
 
     def rejoin(self) -> None:
-        """Asks for a new generation, hence for a new assignment."""
+        """Asks the group for a new generation, and so for a new assignment."""
         self._rejoin.set()
 
     async def run(self) -> None:
-        """A member until cancelled; then it leaves the group, so that the others need not wait for its session."""
+        """Is a member until cancelled. Then it leaves the group, so that the others do not wait for its session."""
         failures = 0
         try:
             while True:
@@ -117,7 +120,7 @@ class GroupMembership:
                     failures = 0
                     await self._hold(assignment)
                 except _RejoinError as reason:
-                    log.info("the group is joined again", extra={"reason": str(reason)})
+                    log.info("this member joins the group again", extra={"reason": str(reason)})
                     continue
                 except (BrokerError, RemoteLogMetadataError) as error:
                     self._coordinator = None
@@ -129,7 +132,7 @@ class GroupMembership:
             await self._leave()
 
     async def _hold(self, assignment: Assignment) -> None:
-        """Heartbeats for as long as the generation lasts; always ends with an exception."""
+        """Sends heartbeats while the generation lasts. Always ends with an exception."""
         self._rejoin.clear()
         self._owned = assignment.metadata_partitions
         self._on_assigned(assignment)
@@ -139,7 +142,7 @@ class GroupMembership:
                 try:
                     async with asyncio.timeout(self._settings.heartbeat_interval_ms / 1000):
                         await self._rejoin.wait()
-                    raise _RejoinError("a new assignment is wanted")
+                    raise _RejoinError("this process asked for a new assignment")
                 except TimeoutError:
                     continue
         finally:
@@ -165,16 +168,16 @@ class GroupMembership:
             case ErrorCode.NONE:
                 self._confirmed_at_ms = sent_at_ms
             case ErrorCode.REBALANCE_IN_PROGRESS:
-                raise _RejoinError("members come or go")
+                raise _RejoinError("the group rebalances")
             case ErrorCode.ILLEGAL_GENERATION | ErrorCode.UNKNOWN_MEMBER_ID | ErrorCode.FENCED_INSTANCE_ID as code:
                 self._forget(code)
-                raise _RejoinError("the group went on without this member")
+                raise _RejoinError("the group continued without this member")
             case code:
-                log.warning("a heartbeat was not answered well", extra={"error_code": code})
+                log.warning("a heartbeat was answered with an error", extra={"error_code": code})
                 self._coordinator = None
 
     def _forget(self, code: int) -> None:
-        """The group went on without us: what we owned may be somebody else's."""
+        """Forgets this member's partitions: the group continued without it, and may have assigned them to others."""
         self._owned = frozenset()
         self._generation_id = -1
         if code != ErrorCode.ILLEGAL_GENERATION:
@@ -215,7 +218,7 @@ class GroupMembership:
             protocol_name=PROTOCOL_NAME,
             assignments=assignments,
         )
-        # Followers wait here until the leader has decided.
+        # The followers wait here until the group's leader has assigned the partitions.
         timeout_ms = self._settings.rebalance_timeout_ms + _REQUEST_TIMEOUT_MS
         sent_at_ms = self._clock_ms()
         sync = await self._client.request(await self._find_coordinator(), message, timeout_ms, lane=_JOIN_LANE)
@@ -244,34 +247,37 @@ class GroupMembership:
             reason=None,
         )
         timeout_ms = self._settings.rebalance_timeout_ms + _REQUEST_TIMEOUT_MS
-        # The first version that names the member before it counts (KIP-394): no ghosts after a lost answer.
+        # From version 4 on, the coordinator names a member before the member counts (KIP-394). So a lost response
+        # leaves no orphaned member behind.
         return await self._client.request(
             await self._find_coordinator(), message, timeout_ms, min_version=4, lane=_JOIN_LANE
         )
 
     def _ask_for_longer_sessions(self) -> None:
-        """Always raises. Nothing acts on the session alone: ownership is confirmed by each heartbeat."""
+        """Doubles the session timeout, and always raises.
+
+        A longer session is safe: each heartbeat confirms the ownership, and nothing relies on the session alone."""
         refused_ms, self._session_timeout_ms = self._session_timeout_ms, self._session_timeout_ms * 2
         if self._session_timeout_ms > _LONGEST_SESSION_TIMEOUT_MS:
             self._session_timeout_ms = self._settings.session_timeout_ms
             raise BrokerError(
-                f"the brokers take no session timeout from {self._session_timeout_ms} to {refused_ms} ms: set their"
-                " group.min.session.timeout.ms lower, or their group.max.session.timeout.ms higher",
+                f"the brokers accept no session timeout from {self._session_timeout_ms} to {refused_ms} ms: lower their"
+                " group.min.session.timeout.ms, or raise their group.max.session.timeout.ms",
                 ErrorCode.INVALID_SESSION_TIMEOUT,
                 retriable=True,
             )
         log.warning(
-            "the brokers' group.min.session.timeout.ms asks for longer sessions: a dead owner is replaced later",
+            "the brokers' group.min.session.timeout.ms demands longer sessions: a dead owner is replaced later",
             extra={"refused_ms": refused_ms, "session_timeout_ms": self._session_timeout_ms},
         )
-        raise _RejoinError(f"a session timeout of {refused_ms} ms is not allowed")
+        raise _RejoinError(f"the brokers refuse a session timeout of {refused_ms} ms")
 
     def _raise_for(self, what: str, code: int) -> None:
         if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.FENCED_INSTANCE_ID):
             self._forget(code)
         elif code == ErrorCode.REBALANCE_IN_PROGRESS:
-            raise _RejoinError("members come or go")
-        raise BrokerError(f"{what} of group {self._settings.group_id}", code, retriable=True)
+            raise _RejoinError("the group rebalances")
+        raise BrokerError(f"{what} of group {self._settings.group_id} failed", code, retriable=True)
 
     async def _leave(self) -> None:
         if not self._member_id or self._coordinator is None:
@@ -281,4 +287,7 @@ class GroupMembership:
         try:
             await self._client.request(self._coordinator, message, _LEAVE_TIMEOUT_MS, lane=_LANE)
         except BrokerError as error:
-            log.info("the group was not told that this member leaves", extra={"error": str(error)})
+            log.info(
+                "the group could not be told that this member leaves: it waits for the session to end",
+                extra={"error": str(error)},
+            )

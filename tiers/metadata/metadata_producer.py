@@ -1,17 +1,17 @@
-"""Producing to the metadata topic: transactions for the owner, single records for anybody.
+"""Produces to the metadata topic: owners use transactions, and any process may write certain single records.
 
-`TransactionalProducer` holds the state of one transactional.id. A transaction is the records, the consumed offset under
-the member's generation (KIP-447), then the end: a producer with an older epoch and a member of an older generation are
-both refused by their coordinators, and read_committed readers never see what they wrote.
+`TransactionalProducer` holds the state of one transactional.id. A transaction consists of the records, the consumed
+offset under the member's generation (KIP-447), and the end. The coordinators refuse a producer with an older epoch and
+a member of an older generation, and read_committed readers never see what these wrote.
 
-* Messages are kafka-python's, its producer is not used: it waits for a commit without a deadline in a thread that
-  nothing can end, and keeps a thread per transactional.id.
-* The classic transaction protocol (below KIP-890) is spoken, which every broker since 2.5 understands: the versions are
-  capped at the last that need no newer one.
-* A request is repeated until the deadline where Kafka makes that safe: coordinators answer a repeated request as the
-  first one, and a leader knows a repeated batch by its sequence number.
-* After any error the producer is unusable until it is initialized again. `OwnershipLostError` says that somebody newer
-  exists: then only a new assignment may initialize it.
+* The messages are kafka-python's, but not its producer. That producer waits for a commit without a deadline, in a
+  thread that cannot be stopped, and it keeps a thread per transactional.id.
+* The producer speaks the classic transaction protocol (before KIP-890), which every broker since 2.5 understands. So
+  the request versions are capped at the last ones of that protocol.
+* A request is repeated until the deadline where Kafka makes that safe: coordinators answer a repeated request like the
+  first one, and a leader recognises a repeated batch by its sequence number.
+* After any error the producer is unusable until it is initialized again. `OwnershipLostError` means that a newer owner
+  exists. Then the process may initialize the producer only after a new assignment.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ KeyAndValue = tuple[bytes, bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """What KIP-447 checks a commit against."""
+    """The member whose generation the group coordinator checks at a commit (KIP-447)."""
 
     group_id: str
     generation_id: int
@@ -90,30 +90,34 @@ class GroupMember:
 
 
 async def find_coordinator(client: BrokerClient, key: str, key_type: int, timeout_ms: int) -> int:
-    """The node id. `BrokerError`, retriable while there is none.
+    """Returns the node id of the coordinator. Raises `BrokerError`, retriable while there is no coordinator.
 
-    Whoever is the first to ask a new cluster waits: only then it makes the topic that has them."""
+    The first request to a new cluster waits here: it makes the broker create the topic of the coordinators."""
     message = FindCoordinatorRequest(key=key, key_type=key_type)
     try:
         async with asyncio.timeout(timeout_ms / 1000):
             while True:
-                # From version 4 on, keys are asked for in lists.
+                # From version 4 on, the request has a list of keys.
                 response = await client.request(None, message, timeout_ms, min_version=1, max_version=3)
                 if response.error_code != ErrorCode.COORDINATOR_NOT_AVAILABLE:
                     break
                 await asyncio.sleep(_COORDINATOR_AGAIN_MS / 1000)
     except TimeoutError as error:
-        raise BrokerError(f"no coordinator for {key} in {timeout_ms} ms", retriable=True) from error
+        raise BrokerError(f"there is no coordinator for {key} after {timeout_ms} ms", retriable=True) from error
     if response.error_code != ErrorCode.NONE:
-        raise BrokerError(f"no coordinator for {key}", response.error_code, retriable=response.error_code in _RETRIABLE)
+        raise BrokerError(
+            f"there is no coordinator for {key}",
+            response.error_code,
+            retriable=response.error_code in _RETRIABLE,
+        )
     return int(response.node_id)
 
 
 class MetadataProducer:
-    """Single records, not transactional, acks=all; a repeated request may write a record twice.
+    """Writes single records without a transaction, with acks=all. A repeated request may write a record twice.
 
-    The producer does not check which members read the records (`record_types`). It may write only record types that
-    every release reads which declares record types."""
+    The producer does not check which members read the records (`record_types`). So it may write only record types that
+    are read by every release that declares record types."""
 
     def __init__(
         self,
@@ -131,7 +135,9 @@ class MetadataProducer:
         self._clock_skew = clock_skew
 
     async def send(self, metadata_partition: int, records: Sequence[KeyAndValue], timeout_ms: int) -> int:
-        """The offset of the last record. `RemoteLogMetadataError` when it is not certain that it was written."""
+        """Writes the records, and returns the offset of the last one.
+
+        Raises `RemoteLogMetadataError` when it is not certain that they were written."""
         deadline_ms = self._clock_ms() + timeout_ms
         return await self._produce(metadata_partition, _batch(records, -1, -1, -1), len(records), None, deadline_ms)
 
@@ -145,7 +151,7 @@ class MetadataProducer:
         async def ask(remaining_ms: int) -> tuple[int, int]:
             nonlocal failed
             max_age_ms = 0 if failed else DEFAULT_METADATA_MAX_AGE_MS
-            failed = True  # also when nobody leads by what is known
+            failed = True  # also when the known metadata names no leader
             leader = await self._client.leader_of(partition, remaining_ms, max_age_ms)
             topic_data = ProduceRequest.TopicProduceData(
                 name=self._topic.name,
@@ -167,7 +173,10 @@ class MetadataProducer:
         return await self._until(deadline_ms, "Produce", ask) + count - 1
 
     async def _until(self, deadline_ms: int, what: str, ask: Callable[[int], Awaitable[tuple[int, int]]]) -> int:
-        """Repeats `ask`, which returns `(error code, result)`, while the error is one that passes."""
+        """Repeats `ask`, which returns `(error code, result)`, while the error may pass. Returns the result.
+
+        Raises `OwnershipLostError` when the coordinator fenced this producer or member, and `RemoteLogMetadataError`
+        for any other error and at the deadline."""
         failures = 0
         while True:
             remaining_ms = deadline_ms - self._clock_ms()
@@ -183,12 +192,12 @@ class MetadataProducer:
                     if code == ErrorCode.NONE:
                         return result
                     if code in _FENCED:
-                        raise OwnershipLostError(f"{what} is refused with {ErrorCode(code).name}")
+                        raise OwnershipLostError(f"the broker refused {what} with {ErrorCode(code).name}")
                     trouble = f"error code {code}"
                     if code not in _RETRIABLE:
                         raise RemoteLogMetadataError(f"{what}: {trouble}")
             else:
-                trouble = "no time was left"
+                trouble = "no time is left"
             cap_ms = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(failures, 10))
             wait_ms = int(cap_ms * (0.5 + self._jitter() / 2))
             failures += 1
@@ -198,7 +207,7 @@ class MetadataProducer:
 
 
 class TransactionalProducer(MetadataProducer):
-    """One transactional.id for one metadata partition. Calls must not overlap."""
+    """A transactional producer with one transactional.id, for one metadata partition. Calls must not overlap."""
 
     def __init__(
         self,
@@ -243,12 +252,12 @@ class TransactionalProducer(MetadataProducer):
         self._is_usable = True
 
     async def abort_forgotten(self, timeout_ms: int) -> None:
-        """Once initialized: ends what the producer has open on the partition though its coordinator takes it for ended.
+        """Ends the transactions that the coordinator believes ended, but whose markers the partition lacks.
 
-        A coordinator that finds no leader for a partition takes that for a deleted one and completes the transaction
-        without its marker, and nothing is read behind it for ever: Kafka 4.3, when a partition's only replica is
-        stopped cleanly. The marker of a later transaction of the same producer, though empty, ends both. Whatever it
-        aborts, nobody has read."""
+        The producer must be initialized. A coordinator that finds no leader for a partition takes the partition for a
+        deleted one, and completes the transaction without its marker. Then no reader ever gets past that transaction.
+        Kafka 4.3 does this when a partition's only replica is stopped cleanly. The marker of a later transaction of the
+        same producer, even an empty one, ends both. No reader has seen the records that this aborts."""
         deadline_ms = self._clock_ms() + timeout_ms
         await self._add_partition(deadline_ms)
         await self._end(False, deadline_ms)
@@ -256,13 +265,13 @@ class TransactionalProducer(MetadataProducer):
     async def commit(
         self, records: Sequence[KeyAndValue], member: GroupMember | None, consumed_offset: int, timeout_ms: int
     ) -> int:
-        """Writes `records` in one transaction; returns the offset of the last one.
+        """Writes `records` in one transaction, and returns the offset of the last one.
 
-        `member` None: of a writer that needs no membership, whose `consumed_offset` says nothing.
-
-        `RemoteLogMetadataError`: not written, or not known (the next `initialize` ends what is open)."""
+        `member` is None for a writer that needs no membership; its `consumed_offset` has no meaning. Raises
+        `RemoteLogMetadataError` when the records were not written, or when that is not known. The next `initialize`
+        ends an open transaction."""
         if not self._is_usable:
-            raise RemoteLogMetadataError(f"producer {self._transactional_id} must be initialized first")
+            raise RemoteLogMetadataError(f"producer {self._transactional_id} must be initialized before it writes")
         self._is_usable = False
         deadline_ms = self._clock_ms() + timeout_ms
         await self._add_partition(deadline_ms)
@@ -282,7 +291,7 @@ class TransactionalProducer(MetadataProducer):
         return last_offset
 
     async def _abort(self, deadline_ms: int) -> None:
-        """Spares readers the wait for the transaction's timeout; when it fails, they wait."""
+        """Aborts the transaction. If that fails, readers wait until the transaction's timeout."""
         try:
             await self._end(False, min(deadline_ms, self._clock_ms() + _REQUEST_TIMEOUT_MS))
         except RemoteLogMetadataError:
@@ -358,7 +367,7 @@ class TransactionalProducer(MetadataProducer):
                 group_instance_id=None,
                 topics=[request.TxnOffsetCommitRequestTopic(name=self._topic.name, partitions=[partition])],
             )
-            # Below version 3 there is no generation, and nothing that a stale member would be refused by.
+            # Below version 3 the request has no generation, so the coordinator could not refuse a stale member.
             response = await self._client.request(
                 node_id, message, remaining_ms, min_version=3, max_version=4, lane=_LANE
             )
@@ -394,6 +403,6 @@ def _batch(records: Sequence[KeyAndValue], producer_id: int, producer_epoch: int
         batch_size=1 << 30,
     )
     for offset, (key, value) in enumerate(records):
-        # The time is the broker's: the topic has LogAppendTime.
+        # The broker sets the time: the topic has LogAppendTime.
         builder.append(offset, 0, key, value, [])
     return bytes(builder.build())

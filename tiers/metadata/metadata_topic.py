@@ -1,8 +1,9 @@
-"""The remote log metadata topic itself: created once, checked at every start and twice a minute after.
+"""Creates the remote log metadata topic, and checks it.
 
-Compact and nothing else, or records would be lost; LogAppendTime, for expiry trusts no producer's clock (safety rule
-6). The number of partitions decides where the records of a user partition are: it may never change. A topic that was
-grown, deleted, created again or given another policy is written no more, for good or until that is undone.
+The topic must be compacted and nothing else, or records would be lost. It must have LogAppendTime, since expiry trusts
+no producer's clock (docs/design.md, safety rule 6). The number of partitions decides where the records of a user
+partition are, so it must never change. If the topic was grown, deleted, created again or given another policy, no
+process writes to it until an operator undoes that.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ _TIERED_STORAGE_OF_KAFKA = "remote.log.storage.system.enable"
 
 
 class MetadataTopicUnfitError(RemoteLogMetadataError):
-    """The topic is not what metadata may be kept in; only an operator can change that."""
+    """The topic must not be used for metadata as it is. Only an operator can change that."""
 
 
 class MetadataTopicLostError(RemoteLogMetadataError):
-    """The topic that a saved state was read from is gone; none may be created, or believed, in its place."""
+    """The topic that a saved state was read from is gone. No other topic may replace it, old or new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class MetadataTopicSettings:
     name: str = DEFAULT_TOPIC_NAME
     partition_count: int = DEFAULT_PARTITION_COUNT
     replication_factor: int | None = None
-    """None: three, or one per broker when there are fewer."""
+    """None: three, or one per broker if there are fewer brokers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,11 @@ async def open_metadata_topic(
     saved: StateIdentity | None = None,
     refusal_to_create: Callable[[], Awaitable[str | None]] | None = None,
 ) -> MetadataTopic:
-    """Creates the topic if it is missing, and checks it. `MetadataTopicUnfitError` says what is wrong.
+    """Creates the topic if it is missing, and checks it. Raises `MetadataTopicUnfitError` when an operator must act.
 
-    `saved`: what the state was read from that would be forgotten; when that is gone, `MetadataTopicLostError`."""
+    `saved` is the identity of the state that would be forgotten. Raises `MetadataTopicLostError` when the topic of that
+    state is gone. `refusal_to_create` is called before the topic is created. It returns why that must not happen, or
+    None. Raises `BrokerError`."""
     metadata = await client.metadata_naming(settings.name, timeout_ms)
     await _refuse_to_share(client, settings, timeout_ms)
     if saved is not None and saved.cluster_id == metadata.cluster_id:
@@ -82,7 +85,7 @@ async def open_metadata_topic(
 async def _refuse_to_replace(
     client: BrokerClient, settings: MetadataTopicSettings, saved: StateIdentity, timeout_ms: int
 ) -> None:
-    for pause_ms in (500, 1_000, 0):  # one broker may not have heard of it yet
+    for pause_ms in (500, 1_000, 0):  # a broker may not know a new topic yet
         metadata = await client.metadata(0, timeout_ms)
         topic = metadata.topics.get(settings.name)
         if topic is not None and topic.error == ErrorCode.NONE:
@@ -90,13 +93,13 @@ async def _refuse_to_replace(
                 return
             raise MetadataTopicLostError(f"topic {settings.name} is not the one that the saved state was read from")
         if topic is not None:
-            return  # the check that follows says what it is about
+            return  # the check that follows reports this error
         await asyncio.sleep(pause_ms / 1000)
     raise MetadataTopicLostError(f"there is no topic {settings.name}, and the saved state was read from one")
 
 
 async def _wait_until_shown(client: BrokerClient, settings: MetadataTopicSettings, timeout_ms: int) -> MetadataTopic:
-    """A topic is created, by us or a moment ago by somebody else, before every broker has heard of it."""
+    """Waits until a broker shows the topic: a new topic exists before all brokers know it."""
     clock_s = asyncio.get_running_loop().time
     deadline_s = clock_s() + timeout_ms / 1000
     pause_ms = _FIRST_PAUSE_MS

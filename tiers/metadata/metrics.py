@@ -1,13 +1,16 @@
-"""The metadata manager for Prometheus.
+"""Exports the metadata manager's status to Prometheus.
 
 tidegate_remote_log_metadata_alarm                   ALARM on 1: nothing is copied, trimmed or expired
-tidegate_remote_log_metadata_freshness_age_seconds   since the metadata partition that is behind most was read to its
-                                                     end; absent while one never was
+tidegate_remote_log_metadata_freshness_age_seconds   time since the metadata partition that is furthest behind was read
+                                                     to its end; absent until every partition was read to its end once
 tidegate_remote_log_metadata_owned_partitions        metadata partitions that this process may write
-tidegate_remote_log_metadata_owned                   1 for each of them: nobody's in all processes for long is trouble
-tidegate_remote_log_metadata_events_read_total       committed records since the start
-tidegate_remote_log_metadata_foreign_records_total   left out, for no Tidegate wrote them: who may write to the topic?
-tidegate_remote_log_metadata_clock_skew_seconds      the brokers' clock ahead of ours; absent until a record was written
+tidegate_remote_log_metadata_owned                   1 for each of them; a partition without an owner in any process
+                                                     for long is an error
+tidegate_remote_log_metadata_events_read_total       committed records read since the start
+tidegate_remote_log_metadata_foreign_records_total   records skipped because Tidegate did not write them: check who may
+                                                     write to the topic
+tidegate_remote_log_metadata_clock_skew_seconds      how far the brokers' clock is ahead of this machine's; absent until
+                                                     a record was written
 """
 
 from __future__ import annotations
@@ -29,17 +32,29 @@ class RemoteLogMetadataMetrics(Collector):
         yield GaugeMetricFamily(f"{name}_alarm", "1: an operator must act.", value=float(status.alarm is not None))
         if status.freshness_age_ms is not None:
             yield GaugeMetricFamily(
-                f"{name}_freshness_age_seconds", "Since all was read to its end.", value=status.freshness_age_ms / 1000
+                f"{name}_freshness_age_seconds",
+                "Age of the last read to the end of the metadata partition that is furthest behind.",
+                value=status.freshness_age_ms / 1000,
             )
-        yield GaugeMetricFamily(f"{name}_owned_partitions", "This process may write.", value=status.owned_partitions)
-        owned = GaugeMetricFamily(f"{name}_owned", "1: this process may write.", labels=["metadata_partition"])
+        yield GaugeMetricFamily(
+            f"{name}_owned_partitions",
+            "Metadata partitions that this process may write.",
+            value=status.owned_partitions,
+        )
+        owned = GaugeMetricFamily(
+            f"{name}_owned", "1: this process may write the metadata partition.", labels=["metadata_partition"]
+        )
         for number in sorted(self._manager.owned_metadata_partitions()):
             owned.add_metric([str(number)], 1.0)
         yield owned
         yield CounterMetricFamily(f"{name}_events_read", "Committed records that were read.", value=status.events_read)
         foreign = status.foreign_records_read
-        yield CounterMetricFamily(f"{name}_foreign_records", "Records that are left out.", value=foreign)
+        yield CounterMetricFamily(
+            f"{name}_foreign_records", "Records skipped because Tidegate did not write them.", value=foreign
+        )
         if status.clock_skew_ms is not None:
             yield GaugeMetricFamily(
-                f"{name}_clock_skew_seconds", "The brokers' clock ahead of ours.", value=status.clock_skew_ms / 1000
+                f"{name}_clock_skew_seconds",
+                "How far the brokers' clock is ahead of this machine's.",
+                value=status.clock_skew_ms / 1000,
             )

@@ -1,4 +1,4 @@
-"""The messages of the record types that are ours and not Kafka's."""
+"""Writes and reads the messages of the record types that are Tidegate's own and not Kafka's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
+    CUT_ALL,
     LocalLogStartUpdate,
+    LogDivergenceUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
@@ -44,7 +46,7 @@ from tiers.model.segment_metadata import (
 
 
 class OfPartition(Protocol):
-    """What all but the deletion of a segment begin with."""
+    """The fields at the start of every own message, except the deletion of a segment."""
 
     @property
     def topic_id_partition(self) -> TopicIdPartition: ...
@@ -63,7 +65,7 @@ def _write_head(update: OfPartition) -> bytes:
 
 
 def _read_head(buf: Buffer, pos: int) -> tuple[TopicIdPartition, str, int, int]:
-    """Partition, writer, timestamp, and the position after them."""
+    """Returns the partition, the writer, the timestamp, and the position after them."""
     partition, pos = read_partition(buf, pos)
     writer, pos = read_string(buf, pos, compact=True)
     event_timestamp_ms, pos = read_int64(buf, pos)
@@ -93,7 +95,7 @@ def _read_position(buf: Buffer, pos: int) -> tuple[OffsetAndEpoch, int]:
     offset, pos = read_int64(buf, pos)
     leader_epoch, pos = read_int32(buf, pos)
     if offset < 0:
-        raise RemoteLogMetadataError(f"a record remembers the offset {offset}")
+        raise RemoteLogMetadataError(f"a record has the negative offset {offset}")
     return OffsetAndEpoch(offset, leader_epoch), pos
 
 
@@ -136,8 +138,8 @@ def read_clamp(buf: Buffer, pos: int) -> tuple[RemoteLogClampUpdate, int]:
     partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
     leader_epoch, pos = read_int32(buf, pos)
     valid_end_offset, pos = read_int64(buf, pos)
-    if valid_end_offset < 0:
-        raise RemoteLogMetadataError(f"a clamp of {partition} leaves nothing: {valid_end_offset}")
+    if valid_end_offset < CUT_ALL:
+        raise RemoteLogMetadataError(f"a clamp of {partition} has the invalid end offset {valid_end_offset}")
     update = RemoteLogClampUpdate(partition, writer, event_timestamp_ms, leader_epoch, valid_end_offset)
     return update, skip_tagged_section(buf, pos)
 
@@ -195,9 +197,20 @@ def write_head_alone(update: OfPartition) -> bytes:
     return _write_head(update) + EMPTY_TAGGED_SECTION
 
 
+def write_operator_acceptance(update: OperatorAcceptanceUpdate) -> bytes:
+    return _write_head(update) + write_string(update.witness, compact=True) + EMPTY_TAGGED_SECTION
+
+
+def read_log_divergence(buf: Buffer, pos: int) -> tuple[LogDivergenceUpdate, int]:
+    partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
+    return LogDivergenceUpdate(partition, writer, event_timestamp_ms), skip_tagged_section(buf, pos)
+
+
 def read_operator_acceptance(buf: Buffer, pos: int) -> tuple[OperatorAcceptanceUpdate, int]:
     partition, writer, event_timestamp_ms, pos = _read_head(buf, pos)
-    return OperatorAcceptanceUpdate(partition, writer, event_timestamp_ms), skip_tagged_section(buf, pos)
+    witness, pos = read_string(buf, pos, compact=True)
+    update = OperatorAcceptanceUpdate(partition, writer, event_timestamp_ms, witness or "")
+    return update, skip_tagged_section(buf, pos)
 
 
 def read_topic_deletion(buf: Buffer, pos: int) -> tuple[TopicDeletionUpdate, int]:

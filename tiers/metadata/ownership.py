@@ -1,9 +1,10 @@
-"""`MetadataPartitionOwnership`: which metadata partitions this process may write, and the writing.
+"""`MetadataPartitionOwnership` decides which metadata partitions this process may write, and writes to them.
 
-Taking over, and recovering from any error, is the same: initialize the producer, which fences every older one and ends
-its transaction, then read to the high watermark as of after that; only then is the partition owned. Somebody newer
-(`OwnershipLostError`) is answered by nothing but a new assignment, which is asked for at once. A stale member must not
-fence the true owner: nothing is initialized unless the membership was confirmed a moment ago.
+Taking over a partition and recovering from an error are the same steps. The process initializes the producer, which
+fences every older producer and ends its transaction. Then it reads to the high watermark as of a later time. Only then
+it owns the partition. After an `OwnershipLostError` a newer owner exists, so the process asks the group for a new
+assignment and does nothing else. A stale member must not fence the true owner, so a process initializes a producer only
+if the group confirmed its membership a moment ago.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CONFIRMATION_MAX_AGE_MS = 2_000
 _INITIALIZE_TIMEOUT_MS = 15_000
 _READ_TIMEOUT_MS = 15_000
 _HELD_BACK_AFTER_MS = 2_000
-"""What was committed is read sooner; what comes later is behind somebody's transaction."""
+"""The time in which the follower reads all committed records. A longer wait means that an open transaction is ahead."""
 _TAKEOVERS_AT_ONCE = 8
 _CONFIRMED_AGAIN_MS = 20
 _BACKOFF_CAP_MS = 2_000
@@ -79,15 +80,17 @@ class MetadataPartitionOwnership:
         self._slots = asyncio.Semaphore(_TAKEOVERS_AT_ONCE)
         self._tasks: asyncio.TaskGroup | None = None
         self.suspended_for: str | None = None
-        """Why nothing is owned although it is assigned; set from outside."""
+        """Why this process owns nothing although partitions are assigned to it. The metadata manager sets it."""
 
     async def run(self) -> None:
-        """A member until cancelled."""
+        """Is a member of the group until cancelled."""
         async with asyncio.TaskGroup() as self._tasks:
             await self._membership.run()
 
     def owns(self, metadata_partition: int) -> bool:
-        """Not while the state is read anew either: what was forgotten would be taken for what never was."""
+        """Returns whether this process may write to the partition now.
+
+        It may not while the state is read again: forgotten records would look as if they were never written."""
         return (
             metadata_partition in self._owned
             and self.suspended_for is None
@@ -103,16 +106,15 @@ class MetadataPartitionOwnership:
     ) -> None:
         """Commits the records that `records` returns, and waits until this process has read them.
 
-        Raises `RemoteLogMetadataError`, also when a member of the group does not read records of these types.
-
-        `records` is called when no other write is under way and everything written before has been replayed."""
+        `records` is called when no other write is in progress and all earlier writes have been replayed. Raises
+        `RemoteLogMetadataError`, also when a member of the group does not read records of these types."""
         owned = self._owned.get(metadata_partition)
         if owned is None:
-            raise OwnershipLostError(f"metadata partition {metadata_partition} is not owned by this process")
+            raise OwnershipLostError(f"this process does not own metadata partition {metadata_partition}")
         async with owned.lock:
             await self._until_confirmed(metadata_partition, owned, timeout_ms)
             if self._owned.get(metadata_partition) is not owned or not self.owns(metadata_partition):
-                raise OwnershipLostError(f"metadata partition {metadata_partition} is not owned any more")
+                raise OwnershipLostError(f"this process does not own metadata partition {metadata_partition} any more")
             to_write = records()
             check_writable(to_write, owned.assignment.record_types)
             consumed_offset = self._follower.position(metadata_partition)
@@ -121,7 +123,7 @@ class MetadataPartitionOwnership:
                 await self._follower.read_past(metadata_partition, offset, timeout_ms)
             except OwnershipLostError as error:
                 log.warning(
-                    "a metadata partition was lost",
+                    "this process lost the ownership of a metadata partition",
                     extra={"metadata_partition": metadata_partition, "error": str(error)},
                 )
                 self._give_up(metadata_partition, owned)
@@ -129,14 +131,16 @@ class MetadataPartitionOwnership:
                     self._membership.rejoin()
                 raise
             except BaseException:
-                # Also when cancelled half way: the transaction's end is not known before the producer is initialized.
+                # Also after a cancellation: the end of the transaction is unknown until the producer is initialized.
                 self._give_up(metadata_partition, owned)
                 self._start_takeover(owned.assignment, metadata_partition)
                 raise
 
     async def _until_confirmed(self, metadata_partition: int, owned: _OwnedPartition, timeout_ms: int) -> None:
-        """A heartbeat is late when this process or a broker stood still for a moment: nothing is lost by that, and the
-        next one says whether the generation is over."""
+        """Waits a moment for the next heartbeat, if the last one is too old.
+
+        A heartbeat is late when this process or a broker paused. Ownership is not lost by that, and the next heartbeat
+        shows whether the generation has ended."""
         deadline_s = time.monotonic() + min(timeout_ms, CONFIRMATION_MAX_AGE_MS) / 1000
         while self._owned.get(metadata_partition) is owned and self.suspended_for is None:
             if self._membership.is_confirmed(CONFIRMATION_MAX_AGE_MS) or time.monotonic() >= deadline_s:
@@ -185,7 +189,7 @@ class MetadataPartitionOwnership:
                 return
             except RemoteLogMetadataError as error:
                 log.warning(
-                    "a metadata partition cannot be taken over yet",
+                    "this process cannot take over a metadata partition yet",
                     extra={"metadata_partition": metadata_partition, "error": str(error)},
                 )
             else:
@@ -197,16 +201,16 @@ class MetadataPartitionOwnership:
             failures += 1
 
     async def _caught_up_producer(self, metadata_partition: int) -> TransactionalProducer:
-        # Asked here, where its turn has come: a long wait for it may have outlived the membership.
+        # Checked when the takeover's turn has come, since the membership may have ended during a long wait.
         if not self._membership.is_confirmed(CONFIRMATION_MAX_AGE_MS):
-            raise RemoteLogMetadataNotReadyError("the group did not confirm this member a moment ago")
+            raise RemoteLogMetadataNotReadyError("the group has not confirmed this member's generation recently")
         producer = self._producer(metadata_partition, f"{self._transactional_id_prefix}-{metadata_partition}")
         await producer.initialize(_INITIALIZE_TIMEOUT_MS)
         try:
             await self._follower.ensure_fresh(metadata_partition, 0, _HELD_BACK_AFTER_MS)
         except RemoteLogMetadataNotReadyError:
-            # Who died while it wrote tier settings has left a transaction that nothing is read behind, for as long as
-            # its timeout and the brokers' rounds take. A writer that lives is fenced, and tries again.
+            # A process that died while it wrote tier settings left an open transaction. Readers wait behind it until
+            # its timeout, and until the coordinator looks for timeouts. This fences a live writer, which tries again.
             name = tier_config_transactional_id(self._transactional_id_prefix, metadata_partition)
             tier_configs = self._producer(metadata_partition, name)
             await tier_configs.initialize(_INITIALIZE_TIMEOUT_MS)

@@ -1,18 +1,19 @@
-"""The partition manifest: what `rebuild` cannot see in the objects of a partition, in one small object beside them.
+"""The partition manifest: a small object beside a partition's segments, with the facts that their objects lack.
 
     {"checksum": CRC-32C of the rest, "manifest": {"version": 2, ...}}    JSON, in the store, beside the segments
 
-* It names the segments that were accepted (COPY_SEGMENT_FINISHED), how far each may be read when a clamp cuts it, and
-  those that are dead already although their objects may still be there. What it does not name came after it.
-* The owner writes it after the metadata record: it may be older than the metadata topic, never newer. It says how far
-  the owner had read the metadata topic. A metadata topic that does not reach this position has lost records.
+* It names the segments that were accepted (COPY_SEGMENT_FINISHED), with the end up to which each may be read after a
+  clamp. It also names the dead segments whose objects may still exist. A segment that it does not name is newer.
+* The owner writes it after the metadata record, so it may be older than the metadata topic, but never newer. It says
+  how far the owner had read the metadata topic. A metadata topic that does not reach this position has lost records.
 * The broker keeps the records of a segment until the manifest accepts the segment. So the manifest is a witness of all
-  segments that were ever copied and trimmed (DESIGN, safety rule 5).
+  segments that were ever copied and trimmed (docs/design.md, safety rule 5).
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class ManifestSegment:
-    """An accepted segment. `end_offset` is inclusive; `clamped_to` as in `RemoteLogSegmentMetadata`."""
+    """An accepted segment. `end_offset` is inclusive. `clamped_to` is that of `RemoteLogSegmentMetadata`."""
 
     id: UUID
     start_offset: int
@@ -43,7 +44,7 @@ class ManifestSegment:
     clamped_to: int | None = None
 
     def metadata(self, partition: TopicIdPartition) -> RemoteLogSegmentMetadata:
-        """What a store needs in order to find the segment; the times say nothing."""
+        """Returns the metadata with which a store finds the segment. Its times have no meaning."""
         return RemoteLogSegmentMetadata(
             segment_id=RemoteLogSegmentId(partition, self.id),
             start_offset=self.start_offset,
@@ -61,7 +62,7 @@ class ManifestSegment:
 
 @dataclass(frozen=True, slots=True)
 class PartitionManifest:
-    """`dead`: segments whose deletion began, or whose copy ended without being finished."""
+    """The manifest's values. `dead` has the segments whose deletion began, or whose copy failed."""
 
     cluster_id: str
     topic_id_partition: TopicIdPartition
@@ -73,7 +74,14 @@ class PartitionManifest:
     segments: tuple[ManifestSegment, ...] = ()
     dead: tuple[UUID, ...] = ()
     tier_config: Mapping[str, str] = field(default_factory=dict)
-    """What the whole topic was given through a proxy."""
+    """The tier settings of the whole topic that were set through a proxy."""
+
+
+def witness_of(stored: bytes | None) -> str:
+    """Names the stored bytes of the manifest, so that an operator can accept exactly those.
+
+    The bytes need not be readable. None means that the store has no manifest."""
+    return "none" if stored is None else hashlib.sha256(stored).hexdigest()
 
 
 def encode_partition_manifest(manifest: PartitionManifest) -> bytes:
@@ -100,14 +108,14 @@ def encode_partition_manifest(manifest: PartitionManifest) -> bytes:
 
 
 def decode_partition_manifest(data: bytes) -> PartitionManifest:
-    """Raises `RemoteLogMetadataError` for anything but a whole manifest of this version."""
+    """Decodes a manifest. Raises `RemoteLogMetadataError` unless it is complete and of this version."""
     try:
         whole = json.loads(data)
         document = whole["manifest"]
         if whole["checksum"] != _checksum(document):
-            raise RemoteLogMetadataError("a partition manifest with a wrong checksum")
+            raise RemoteLogMetadataError("a partition manifest has a wrong checksum")
         if document["version"] != VERSION:
-            raise RemoteLogMetadataError(f"a partition manifest of version {document['version']!r}")
+            raise RemoteLogMetadataError(f"a partition manifest has the unknown version {document['version']!r}")
         return PartitionManifest(
             cluster_id=str(document["clusterId"]),
             topic_id_partition=TopicIdPartition(

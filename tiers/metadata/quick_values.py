@@ -1,8 +1,9 @@
-"""Making frozen values in a third of the time, where a look-up or a rebuild makes one after the other.
+"""Constructs frozen values in a third of the usual time, for look-ups and rebuilds that construct very many.
 
-A frozen dataclass assigns each of its fields through a call that looks for whether it may. Here a class of the same
-slots that is not frozen is filled in, and the object is then given the frozen class: nobody sees it in between. UUID is
-frozen likewise, and its constructor checks what 16 bytes cannot fail.
+A frozen dataclass assigns each of its fields through a call that checks whether it may. The constructors here fill in
+an object of a class with the same slots that is not frozen, and then change the object's class to the frozen one. No
+other code sees the object in between. UUID is frozen in the same way, and its constructor checks its arguments, which
+16 bytes always pass.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _T = TypeVar("_T")
 
 
 def quick(frozen: type[_T]) -> type[_T]:
-    """A constructor of `frozen`, a frozen dataclass with slots and without a `__post_init__`."""
+    """Returns a constructor of `frozen`, which is a frozen dataclass with slots and without a `__post_init__`."""
     assert is_dataclass(frozen)
 
     def become_frozen(value: Any) -> None:
@@ -28,13 +29,15 @@ def quick(frozen: type[_T]) -> type[_T]:
         (each.name, Any, field() if each.default is MISSING else field(default=each.default)) for each in fields(frozen)
     ]
     made: Any = make_dataclass(frozen.__name__, specified, slots=True, namespace={"__post_init__": become_frozen})
-    return made  # type: ignore[no-any-return]  # what it makes are instances of `frozen`
+    return made  # type: ignore[no-any-return]  # it constructs instances of `frozen`
 
 
 @contextmanager
 def making_many() -> Iterator[None]:
-    """While many values are made that all stay: to look for garbage among them, every so many, finds none and
-    takes as long as making them. Not to be held over anything that waits."""
+    """Disables the garbage collector while a caller makes many values that all stay alive.
+
+    The collector would search these values again and again and find nothing, which takes as long as making them. The
+    block must not contain anything that waits."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -50,8 +53,8 @@ _UNKNOWN = SafeUUID.unknown
 
 
 def quick_uuid(raw: bytes) -> UUID:
-    """Of 16 bytes."""
+    """Returns the UUID of `raw`, which has 16 bytes."""
     uuid = _new(UUID)
     _set(uuid, "int", int.from_bytes(raw, "big"))
     _set(uuid, "is_safe", _UNKNOWN)
-    return uuid  # type: ignore[no-any-return]  # it is one
+    return uuid  # type: ignore[no-any-return]  # it is a UUID

@@ -1,7 +1,7 @@
-"""`read_all`: the metadata topic to its end, however much it holds.
+"""`read_all` reads the whole metadata topic to its end, however many records it has.
 
-`ensure_fresh` is for who waits for a few records. A state that begins with nothing reads a million segments for
-minutes: then what is waited for is that more comes, not the end.
+`ensure_fresh` is for callers that wait for a few records. A new state reads a million segments for minutes, so
+`read_all` waits as long as more records arrive.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from tiers.metadata.metadata_topic import MetadataTopic
 
 
 async def read_all(follower: MetadataFollower, topic: MetadataTopic, max_age_ms: int, patience_ms: int) -> None:
-    """Every partition as `ensure_fresh`. `RemoteLogMetadataNotReadyError`: nothing more came for `patience_ms`."""
+    """Waits until every metadata partition is fresh, as `ensure_fresh` does.
+
+    Raises `RemoteLogMetadataNotReadyError` when no record arrived for `patience_ms`."""
     numbers = range(topic.partition_count)
     for number in numbers:
         while True:

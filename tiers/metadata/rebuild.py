@@ -1,21 +1,24 @@
-"""`rebuild`: what the metadata topic must say, found out from the store alone.
+"""`rebuild` finds out from the store alone which records the metadata topic must have.
 
-Every `.indexes` object describes its segment; the partition manifest says which of them were accepted, and is at most
-older than the metadata was. So, per partition:
+Every `.indexes` object describes its segment. The partition manifest says which segments were accepted; it may be older
+than the lost metadata, but never newer. These rules apply per partition:
 
-* What the manifest accepts is live, what it calls dead is dead. What it does not name came after it: such a segment is
-  live when it continues what is accepted, without a gap and without another one beside it.
+* A segment that the manifest accepts is live. A segment that the manifest calls dead is dead. A segment that the
+  manifest does not name is newer than the manifest. It is live if it continues the accepted segments without a gap and
+  no other segment has the same offsets.
 * Accepted segments that are missing at the front expired after the manifest was written, or were lost. A loss is
   likelier, since the owner rewrites the manifest in the round in which segments expire. Their offsets become a gap. The
-  log start does not move: owners delete the brokers' records below the log start, and those may be the last copy.
-  Accepted segments that are missing between others: refused.
-* A segment that holds exactly what others hold together was merged of them. While they are all there, what no manifest
-  names of it does no harm and is not needed.
-* What holds the same as another one of the same range is not needed: an attempt whose end nobody waited for left it.
-* A `.log` without `.indexes` is a copy that did not end. The reverse never comes about by itself: refused.
-* Two segments with different content for one range, unreadable objects, a `.log` of another size: refused.
+  log start does not move: owners delete the brokers' records below the log start, and those may be the last copy. If
+  accepted segments are missing between others, the partition is refused.
+* A segment that has exactly the records of several other segments was merged from them. While all of them exist and no
+  manifest names the merged segment, it is not needed.
+* A segment with the same range and content as another one is not needed. An attempt that was given up left it.
+* A `.log` object without `.indexes` is an incomplete copy. An `.indexes` object without `.log` is not possible in
+  normal operation, so the partition is refused.
+* Two segments with different content for one range, unreadable objects, or a `.log` of a wrong size: the partition is
+  refused.
 
-Nothing here is written; a refusal is a sentence for an operator, who alone may decide it.
+This module writes nothing. A refusal is a text for an operator, and only an operator may decide about it.
 """
 
 from __future__ import annotations
@@ -47,8 +50,10 @@ _NO_LEADER_EPOCH = -1
 
 @dataclass(frozen=True, slots=True)
 class FoundIndexes:
-    """A readable `.indexes` object. `metadata` has the custom metadata of the listing; `content` is a digest of what
-    the log holds, `stored_bytes` the size of its object."""
+    """The contents of a readable `.indexes` object.
+
+    `metadata` has the custom metadata of the listing. `content` is a digest of the log's record batches. `stored_bytes`
+    is the size of the `.log` object."""
 
     metadata: RemoteLogSegmentMetadata
     content: bytes
@@ -57,7 +62,7 @@ class FoundIndexes:
 
 @dataclass(slots=True)
 class FoundSegment:
-    """What the listing shows of one uuid. `indexes` is a sentence when the object cannot be read."""
+    """The objects of one uuid in the listing. `indexes` is an explanation when that object cannot be read."""
 
     base_offset: int
     end_offset: int
@@ -67,7 +72,7 @@ class FoundSegment:
 
 @dataclass(slots=True)
 class FoundPartition:
-    """`manifest` is a sentence when the object cannot be read, None when there is none."""
+    """The objects of one partition. `manifest` is an explanation when it is unreadable, and None when it is missing."""
 
     topic_id_partition: TopicIdPartition
     manifest: PartitionManifest | str | None = None
@@ -76,11 +81,13 @@ class FoundPartition:
 
 @dataclass(slots=True)
 class PartitionPlan:
-    """`segments` are finished, `clamped_to` included. Where `refused` says anything, nothing may be written.
+    """The segments and settings that the metadata topic must have for one partition.
 
-    `unnamed`: of `segments` those that no manifest accepts: they want to be read back first."""
+    `segments` are finished and have `clamped_to`. `unnamed` has those of `segments` that no manifest accepts; they must
+    be read back first. If `refused` is not empty, no record may be written."""
 
     topic_id_partition: TopicIdPartition
+    has_manifest: bool = False
     segments: list[RemoteLogSegmentMetadata] = field(default_factory=list)
     unnamed: list[RemoteLogSegmentMetadata] = field(default_factory=list)
     log_start: LogStart | None = None
@@ -93,12 +100,12 @@ class PartitionPlan:
 
     @property
     def log_start_offset(self) -> int:
-        """The recorded log start; 0 when none is recorded."""
+        """The recorded log start; 0 when no log start is recorded."""
         return 0 if self.log_start is None else self.log_start.offset
 
 
 def content_of(chunks: Sequence[Chunk]) -> bytes:
-    """Equal for logs of the same record batches, whatever the store made of them."""
+    """Returns a digest that is equal for logs of the same record batches, however the store encodes them."""
     lines = (f"{each.first_offset} {each.last_offset} {each.log_bytes} {each.crc32c}" for each in chunks)
     return hashlib.sha256("\n".join(lines).encode()).digest()
 
@@ -107,12 +114,13 @@ def plan_partition(found: FoundPartition) -> PartitionPlan:
     manifest = found.manifest
     plan = PartitionPlan(found.topic_id_partition)
     if isinstance(manifest, str):
-        plan.refused.append(f"what is live and what is dead cannot be told: {manifest}")
+        plan.refused.append(f"it is not known which segments are live and which are dead: {manifest}")
         return plan
     if manifest is None:
-        plan.notes.append("there is no manifest: the log starts at the first segment, however far it was trimmed")
+        plan.notes.append("there is no manifest: the log starts at the first segment, even if it was trimmed further")
     else:
         plan.topic_id_partition = manifest.topic_id_partition
+        plan.has_manifest = True
         plan.log_start = manifest.log_start
         plan.local_log_start = manifest.local_log_start
         plan.gaps = list(manifest.gaps)
@@ -120,6 +128,7 @@ def plan_partition(found: FoundPartition) -> PartitionPlan:
     accepted = {} if manifest is None else {each.id: each for each in manifest.segments}
     dead = frozenset(() if manifest is None else manifest.dead)
     candidates = _whole_segments(found, plan, accepted, dead)
+    _judge_log_start(plan, [each.metadata for uuid, each in candidates.items() if uuid not in accepted])
     contents: dict[tuple[int, int], bytes] = {}
     gone_to = _take_accepted(found, plan, manifest, candidates, contents)
     _drop_merged(plan, candidates)
@@ -134,18 +143,18 @@ def plan_partition(found: FoundPartition) -> PartitionPlan:
 def _whole_segments(
     found: FoundPartition, plan: PartitionPlan, accepted: dict[UUID, ManifestSegment], dead: frozenset[UUID]
 ) -> dict[UUID, FoundIndexes]:
-    """Those whose both objects are there and fit; all others are dropped, or refused when they count."""
+    """Returns the segments whose two objects exist and fit. Drops the others, or refuses them when they count."""
     whole: dict[UUID, FoundIndexes] = {}
     for uuid, segment in found.segments.items():
         name = f"segment {uuid} ({segment.base_offset} to {segment.end_offset})"
         if uuid in dead:
             plan.dropped.append(f"{name}: its deletion had begun, or its copy had failed")
-        elif uuid not in accepted and segment.end_offset < plan.log_start_offset:
+        elif uuid not in accepted and segment.end_offset < plan.log_start_offset and not _is_denied(plan, segment):
             plan.dropped.append(f"{name}: it lies below the log start")
         elif segment.indexes is None and uuid not in accepted:
             plan.dropped.append(f"{name}: its copy did not end")
         elif segment.indexes is None:
-            plan.refused.append(f"{name} was accepted, and its .indexes object is missing")
+            plan.refused.append(f"{name} was accepted, but its .indexes object is missing")
         elif isinstance(segment.indexes, str):
             plan.refused.append(f"{name}: its .indexes object cannot be read: {segment.indexes}")
         elif segment.log_bytes is None:
@@ -159,6 +168,30 @@ def _whole_segments(
     return whole
 
 
+def _is_denied(plan: PartitionPlan, segment: FoundSegment) -> bool:
+    return isinstance(segment.indexes, FoundIndexes) and _denies(segment.indexes.metadata, plan.log_start)
+
+
+def _denies(segment: RemoteLogSegmentMetadata, start: LogStart | None) -> bool:
+    """Whether the segment has a record of a later leader epoch below the log start, so is of another history."""
+    return start is not None and any(
+        entry.epoch > start.leader_epoch and entry.start_offset < start.offset
+        for entry in segment.segment_leader_epochs
+    )
+
+
+def _judge_log_start(plan: PartitionPlan, unnamed: Iterable[RemoteLogSegmentMetadata]) -> None:
+    """Leaves out a log start that a segment denies which came after the manifest, as the metadata would."""
+    start = plan.log_start
+    denying = next((each for each in unnamed if _denies(each, start)), None)
+    if start is not None and denying is not None:
+        plan.log_start = None
+        plan.notes.append(
+            f"the log start {start.offset} of leader epoch {start.leader_epoch} does not count any more: "
+            f"segment {denying.segment_id.id} has records of a later leader epoch below it"
+        )
+
+
 def _take_accepted(
     found: FoundPartition,
     plan: PartitionPlan,
@@ -166,8 +199,9 @@ def _take_accepted(
     candidates: dict[UUID, FoundIndexes],
     contents: dict[tuple[int, int], bytes],
 ) -> int | None:
-    """Takes them out of `candidates`, and notes their content by range in `contents`. The last offset (inclusive) of
-    those that are gone from the front, if any are."""
+    """Moves the accepted segments from `candidates` to the plan, and their contents by range to `contents`.
+
+    Returns the last offset (inclusive) of the segments that are missing at the front; None when none is missing."""
     if manifest is None:
         return None
     missing: list[ManifestSegment] = []
@@ -177,11 +211,11 @@ def _take_accepted(
             continue
         taken = candidates.pop(named.id, None)
         if taken is None:
-            continue  # refused already
+            continue  # it was refused before
         metadata = taken.metadata
         described = metadata.start_offset, metadata.end_offset, metadata.segment_size_bytes
         if described != (named.start_offset, named.end_offset, named.size_bytes):
-            plan.refused.append(f"segment {named.id}: manifest and .indexes object describe it differently")
+            plan.refused.append(f"segment {named.id}: the manifest and the .indexes object describe it differently")
             continue
         custom = named.custom_metadata if named.custom_metadata is not None else metadata.custom_metadata
         plan.segments.append(replace(metadata, custom_metadata=custom, clamped_to=named.clamped_to))
@@ -196,14 +230,14 @@ def _judge_missing(
         return None
     if not found.segments:
         plan.notes.append(
-            f"nothing is left of the {len(missing)} segments that the manifest names: they expired after it was "
-            f"written, or were lost; the log starts where the brokers' log starts"
+            f"all {len(missing)} segments that the manifest names are gone: they expired after it was written, "
+            f"or were lost; the log starts where the brokers' log starts"
         )
         return None
     first = min(segment.base_offset for segment in found.segments.values())
     gone = [each for each in missing if each.end_offset < first]
     plan.refused += [
-        f"segment {each.id} ({each.start_offset} to {each.end_offset}) was accepted, and both its objects are missing"
+        f"segment {each.id} ({each.start_offset} to {each.end_offset}) was accepted, but both its objects are missing"
         for each in missing
         if each not in gone
     ]
@@ -220,7 +254,9 @@ def _judge_missing(
 
 
 def _drop_merged(plan: PartitionPlan, candidates: dict[UUID, FoundIndexes]) -> None:
-    """Of those that no manifest names: its parts had not begun to be deleted, or the manifest would name it."""
+    """Drops merged segments that no manifest names, while the segments that they were merged from exist.
+
+    The deletion of those segments had not begun, or a manifest would name the merged one."""
     known = [*plan.segments, *(each.metadata for each in candidates.values())]
     starts: dict[int, list[RemoteLogSegmentMetadata]] = {}
     for segment in known:
@@ -244,7 +280,7 @@ def _drop_merged(plan: PartitionPlan, candidates: dict[UUID, FoundIndexes]) -> N
             and sum(each.segment_size_bytes for each in parts) == whole.segment_size_bytes
         ):
             name = f"segment {uuid} ({whole.start_offset} to {whole.end_offset})"
-            plan.dropped.append(f"{name}: it was merged of {len(parts)} segments, which are all there")
+            plan.dropped.append(f"{name}: it was merged from {len(parts)} segments, which all exist")
             del candidates[uuid]
 
 
@@ -254,7 +290,9 @@ def _take_unnamed(
     candidates: Sequence[FoundIndexes],
     contents: dict[tuple[int, int], bytes],
 ) -> None:
-    """In offset order; each must continue what was taken before, or what was accepted and is gone."""
+    """Takes the segments that no manifest names, by offset.
+
+    Each must continue the segments before it, or the accepted segments that are gone."""
     by_range = {_place(each): each for each in plan.segments}
     end = max((each.valid_end_offset for each in plan.segments), default=gone_to)
     for candidate in candidates:
@@ -262,15 +300,17 @@ def _take_unnamed(
         uuid, place = metadata.segment_id.id, _place(metadata)
         name = f"segment {uuid} ({metadata.start_offset} to {metadata.end_offset})"
         if contents.get(place) == candidate.content:
-            plan.dropped.append(f"{name}: another one has the same content")
+            plan.dropped.append(f"{name}: another segment has the same content")
         elif end is not None and metadata.start_offset <= end:
             other = by_range.get(place)
-            beside = f"segment {other.segment_id.id}" if other is not None else "others"
+            beside = f"segment {other.segment_id.id}" if other is not None else "other segments"
             plan.refused.append(
-                f"{name}: no manifest names it, and it has offsets of {beside}: which counts is not known"
+                f"{name}: no manifest names it, and it has offsets of {beside}: it is not known which one counts"
             )
         elif metadata.start_offset > (expected := _next_offset(end, plan, metadata.start_offset)):
-            plan.refused.append(f"{name}: no manifest names it, and offsets from {expected} on are missing before it")
+            plan.refused.append(
+                f"{name}: no manifest names it, and the offsets from {expected} on are missing before it"
+            )
         else:
             plan.segments.append(metadata)
             plan.unnamed.append(metadata)
@@ -281,7 +321,7 @@ def _take_unnamed(
 def _next_offset(end: int | None, plan: PartitionPlan, unknown: int) -> int:
     """Returns the highest offset at which the segment after `end` may begin.
 
-    It may begin right behind `end`, behind a recorded gap, or at the log start."""
+    It may begin directly after `end`, after a recorded gap, or at the log start."""
     known = [] if end is None else [end + 1]
     known += [gap.next_offset for gap in plan.gaps if gap.first_offset in known]
     known += [] if plan.log_start is None else [plan.log_start.offset]
@@ -289,7 +329,7 @@ def _next_offset(end: int | None, plan: PartitionPlan, unknown: int) -> int:
 
 
 def _check_epochs(plan: PartitionPlan) -> None:
-    """Along the log, leader epochs never fall. Of a segment and what it was merged of, it alone is looked at."""
+    """Refuses a log whose leader epochs fall. A merged segment stands for the segments that it was merged from."""
     known = -1
     end = -1
     for segment in sorted(plan.segments, key=lambda each: (each.start_offset, -each.end_offset)):
@@ -299,7 +339,9 @@ def _check_epochs(plan: PartitionPlan) -> None:
         end = segment.valid_end_offset
         if epochs[0] < known:
             name = f"segment {segment.segment_id.id} ({segment.start_offset} to {segment.end_offset})"
-            plan.refused.append(f"{name} begins in leader epoch {epochs[0]}, after {known}: the log diverged there")
+            plan.refused.append(
+                f"{name} begins in leader epoch {epochs[0]}, after epoch {known}: the log diverged there"
+            )
         known = max(known, epochs[-1])
 
 
@@ -308,9 +350,10 @@ def _place(segment: RemoteLogSegmentMetadata) -> tuple[int, int]:
 
 
 def records_of(plan: PartitionPlan, writer: str, now_ms: int) -> list[KeyAndValue]:
-    """What replay makes the plan of, in this order.
+    """Returns the records from which replay builds the plan, in this order.
 
-    A clamp cuts all that was finished before it: so the deepest cut comes first, and what is not cut last."""
+    A clamp cuts all segments that were finished before it. So the segments with the lowest cut come first, and those
+    without a cut come last."""
     partition = plan.topic_id_partition
     written: list[KeyAndValue] = []
     cuts = sorted({each.clamped_to for each in plan.segments if each.clamped_to is not None})
@@ -330,7 +373,7 @@ def records_of(plan: PartitionPlan, writer: str, now_ms: int) -> list[KeyAndValu
 
 
 def tier_configs_of(plans: Iterable[PartitionPlan], writer: str, now_ms: int) -> Iterator[TopicTierConfigUpdate]:
-    """One per topic that has any: every partition's manifest repeats it."""
+    """Yields one update per topic with tier settings. The manifest of every partition repeats them."""
     seen: set[UUID] = set()
     for plan in plans:
         partition = plan.topic_id_partition
@@ -360,6 +403,6 @@ def _finished(segment: RemoteLogSegmentMetadata, partition: TopicIdPartition) ->
 
 
 def _epoch_at(segments: Sequence[RemoteLogSegmentMetadata], offset: int) -> int:
-    """The highest epoch that any of them knows at `offset`; their first where all begin above it."""
+    """Returns the highest epoch that a segment has at `offset`; their first epoch when all begin above it."""
     known = [entry.epoch for each in segments for entry in each.segment_leader_epochs if entry.start_offset <= offset]
     return max(known, default=min(each.segment_leader_epochs[0].epoch for each in segments))

@@ -1,7 +1,7 @@
-"""Writing many records into the metadata topic at once, by a command: rebuilt ones, or those of a file.
+"""Lets a command write many records into the metadata topic: rebuilt ones, or those of a file.
 
-They are written in transactions, as an owner's are, or nobody would believe them. While an owner runs it may write
-about the same partitions, so there must be none.
+The records are written in transactions, as an owner's are, since readers ignore them otherwise. A running owner might
+write about the same partitions at the same time, so no owner may run.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ _NOT_YET = (
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.NOT_COORDINATOR,
 )
-"""A new cluster, whose first group this may be, answers so for a moment."""
+"""The first answers of a cluster in which this is the first group."""
 _AGAIN_MS = 100
 
 
 async def count_owners(client: BrokerClient, topic_name: str, timeout_ms: int) -> int:
-    """Members of the group that owns the topic's partitions; one that died counts until its session ends."""
+    """Returns the number of members of the group that owns the metadata partitions. Raises `BrokerError`.
+
+    A member that died counts until its session ends."""
     group_id = metadata_group_id(topic_name)
     message = DescribeGroupsRequest(groups=[group_id], include_authorized_operations=False)
     try:
@@ -62,9 +64,9 @@ async def write_records(
     timeout_ms: int,
     on_written: Callable[[int], None] = lambda count: None,
 ) -> None:
-    """`records` by metadata partition, each in order. `timeout_ms` is of one transaction.
+    """Writes `records`, which are ordered lists by metadata partition. `timeout_ms` limits each transaction.
 
-    Raises `RemoteLogMetadataError`: then a part of them is written."""
+    Raises `RemoteLogMetadataError`; then some of the records may be written."""
     for metadata_partition, of_partition in records.items():
         transactional_id = f"{metadata_group_id(topic.name)}-import-{metadata_partition}"
         producer = TransactionalProducer(client, topic, metadata_partition, transactional_id, clock_ms=monotonic_ms)

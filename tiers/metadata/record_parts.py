@@ -1,4 +1,4 @@
-"""What the records of the metadata topic are made of (semantics 11.1)."""
+"""Writes and reads the common parts of the metadata topic's records (docs/semantics.md 11.1)."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def read_partition(buf: Buffer, pos: int) -> tuple[TopicIdPartition, int]:
         end = start
     behind = end + _ID_AND_NUMBER.size
     if behind > len(buf):
-        raise TruncatedError(f"a partition at {pos} of {len(buf)} bytes")
+        raise TruncatedError(f"a partition at byte {pos} exceeds the {len(buf)} bytes")
     return _partition(bytes(buf[start:behind])), skip_tagged_section(buf, behind)
 
 
 @lru_cache(maxsize=4096)
 def _partition(raw: bytes) -> TopicIdPartition:
-    """Cached: a topic with millions of records names the same few thousand."""
+    """Cached, since millions of records name the same few thousand partitions."""
     name = raw[: -_ID_AND_NUMBER.size]
     topic_id, partition = _ID_AND_NUMBER.unpack_from(raw, len(name))
     try:
         return TopicIdPartition(UUID(bytes=topic_id), partition, name.decode())
     except UnicodeDecodeError as error:
-        raise ProtocolError("the name of a topic is not UTF-8") from error
+        raise ProtocolError("the name of a topic is not valid UTF-8") from error
 
 
 def write_segment_id(segment_id: RemoteLogSegmentId) -> bytes:
@@ -61,7 +61,7 @@ def read_segment_id(buf: Buffer, pos: int) -> tuple[RemoteLogSegmentId, int]:
     partition, pos = read_partition(buf, pos)
     end = pos + 16
     if end > len(buf):
-        raise TruncatedError(f"uuid at {pos} of {len(buf)} bytes")
+        raise TruncatedError(f"a uuid at byte {pos} exceeds the {len(buf)} bytes")
     return RemoteLogSegmentId(partition, quick_uuid(bytes(buf[pos:end]))), skip_tagged_section(buf, end)
 
 

@@ -1,13 +1,14 @@
-"""Which record types the members of a group read, and so which records an owner may write.
+"""Decides which records an owner may write, by the record types that the members of the group read.
 
 A record type is an api key and the version of its message. Each member declares in its subscription which types it
 reads. An owner writes a record that a reader may not ignore only when every member of the group reads its type.
-Otherwise a member would go on without the record and decide by less than the others know. A process that is no member,
-or that joins later, may meet such a record. Then that metadata partition is not fresh in the process until the process
-is upgraded (`committed_records`).
+Otherwise a member would continue without the record, and decide with less knowledge than the others. A process that is
+no member, or that joins later, may find such a record. Then that metadata partition is not fresh in the process until
+the process is upgraded (`committed_records`).
 
-The rule holds for the records that owners write in the generation of their assignment. A record that is written without
-ownership (`MetadataProducer`, `TierConfigWriter`) must be of a type that every release reads which declares types.
+The rule applies to the records that owners write in the generation of their assignment. A record that is written
+without ownership (`MetadataProducer`, `TierConfigWriter`) must have a type that is read by every release that declares
+record types.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.serde import RecordType, decode_key, is_ignorable, read_record_type
 
 FIRST_RECORD_TYPES = frozenset(RecordType(api_key, 0) for api_key in (0, 1, 2, *range(1000, 1006)))
-"""The record types that a member reads which declares none."""
+"""The record types that a member without declared record types reads."""
 _TYPE = struct.Struct(">ii")
 _COUNT = struct.Struct(">i")
 
@@ -34,8 +35,8 @@ def known_by_all(members: Iterable[frozenset[RecordType]]) -> frozenset[RecordTy
 def check_writable(records: Sequence[tuple[bytes, bytes | None]], known: frozenset[RecordType]) -> None:
     """Checks that every member of the group understands `records`, which are keys and values.
 
-    Raises `RemoteLogMetadataError` for a record whose type is not in `known` and may not be ignored. A member that
-    knows any version of an api key understands its tombstones."""
+    A member that knows any version of an api key understands its tombstones. Raises `RemoteLogMetadataError` for a
+    record whose type is not in `known` and that no reader may ignore."""
     api_keys = {record_type.api_key for record_type in known}
     for key, value in records:
         if value is None:
@@ -56,9 +57,9 @@ def encode_record_types(record_types: Iterable[RecordType]) -> bytes:
 
 
 def decode_record_types(buf: Buffer, pos: int) -> tuple[frozenset[RecordType], int]:
-    """Reads record types at `pos`. Returns them with the position behind them. Raises `ProtocolError`."""
+    """Reads record types at `pos`. Returns them and the position after them. Raises `ProtocolError`."""
     count, pos = read_array_length(buf, pos, compact=False)
     end = pos + max(count, 0) * _TYPE.size
     if end > len(buf):
-        raise TruncatedError(f"{count} record types at {pos} of {len(buf)} bytes")
+        raise TruncatedError(f"{count} record types at byte {pos} exceed the {len(buf)} bytes")
     return frozenset(RecordType(*each) for each in _TYPE.iter_unpack(bytes(buf[pos:end]))), end

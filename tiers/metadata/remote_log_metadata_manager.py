@@ -1,18 +1,21 @@
-"""`RemoteLogMetadataManager` (KIP-405): strongly consistent metadata of remote segments. Third parties may add one.
+"""`RemoteLogMetadataManager` (KIP-405): the interface to strongly consistent metadata of remote segments.
 
-Reads are local and synchronous (the materialised state), writes go to the metadata topic. Rules:
+Third parties may add an implementation. Reads are local and synchronous, from the materialised state. Writes go to the
+metadata topic. Rules:
 
-* A write returns after this process's own read_committed reader has seen it: read your writes.
-* A write by a process that lost the partition's ownership raises `OwnershipLostError` and is not visible to anybody.
-* Offsets: `start_offset` and `end_offset` are inclusive. Only COPY_SEGMENT_FINISHED segments answer offset look-ups.
-* A clamp cuts what was finished before it: above its end nothing of that answers an offset look-up, and a segment that
-  sticks out of it says how far it may be read (`valid_end_offset`). What was finished later is not affected.
-* Every process reads every metadata partition; `ensure_fresh` says how old the answer may be (DESIGN, safety rule 1).
+* A write returns after this process's own read_committed reader has seen it, so a process reads its own writes.
+* A write by a process that lost the partition's ownership raises `OwnershipLostError`, and no reader ever sees it.
+* `start_offset` and `end_offset` are inclusive. Only COPY_SEGMENT_FINISHED segments answer offset look-ups.
+* A clamp cuts the segments that were finished before it. No such segment answers an offset look-up above the clamp's
+  end. A segment that reaches beyond it says how far it may be read (`valid_end_offset`). Later segments are not
+  affected.
+* Every process reads every metadata partition. `ensure_fresh` limits the age of an answer
+  (docs/design.md, safety rule 1).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
@@ -30,7 +33,7 @@ from tiers.model.segment_state import RemotePartitionDeleteState
 
 
 class MetadataPosition(NamedTuple):
-    """How far a metadata partition was read: the next offset, and the leader epoch of the last batch before it."""
+    """A position in a metadata partition: the next offset, and the leader epoch of the last batch before it."""
 
     topic_id: UUID
     leader_epoch: int
@@ -38,140 +41,166 @@ class MetadataPosition(NamedTuple):
 
 
 class RemoteLogMetadataReader(Protocol):
-    """The reading half: what followers, handlers and the reader need."""
+    """The reading half of the interface, for followers, request handlers and the remote log reader."""
 
     async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
-        """Returns once the partition's metadata was read to its high watermark at most `max_age_ms` ago.
+        """Waits until the partition's metadata was read to its high watermark at most `max_age_ms` ago.
 
-        Raises `RemoteLogMetadataNotReadyError` after `timeout_ms`. Returns at once when it is fresh already.
-        """
+        Returns at once when it is fresh already. Raises `RemoteLogMetadataNotReadyError` after `timeout_ms`."""
 
     def is_fresh(self, partition: TopicIdPartition, max_age_ms: int) -> bool:
-        """The same question without waiting."""
+        """Returns whether the metadata is that fresh, without waiting."""
 
     def is_final(self) -> bool:
-        """Whether the metadata topic is gone: nothing that is known can change any more, and nothing is ever fresh.
+        """Returns whether the metadata topic is gone, so that the known metadata is the last and nothing gets fresh.
 
-        What was written last may be missing, so only what is known to be there may be relied on."""
+        The last records may be missing. So a caller may rely only on what the metadata contains, not on what it
+        lacks."""
 
     def remote_log_segment_metadata(
         self, partition: TopicIdPartition, offset: int, leader_epoch: int | None = None
     ) -> RemoteLogSegmentMetadata | None:
-        """The readable segment that holds `offset` (of that leader epoch, if given), else None."""
+        """Returns the readable segment that holds `offset` (in `leader_epoch`, if it is given); None without one."""
 
     def next_segment(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
-        """The readable segment that holds `offset`, else the first one above it, else None."""
+        """Returns the readable segment that holds `offset`, else the first one above it, else None."""
 
     def remote_log_segment_metadata_by_id(self, segment_id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
-        """The segment in whatever state, None when unknown or DELETE_SEGMENT_FINISHED."""
+        """Returns the segment in any state; None when it is unknown or DELETE_SEGMENT_FINISHED."""
 
     def list_remote_log_segments(
         self, partition: TopicIdPartition, min_offset: int = 0
     ) -> Iterator[RemoteLogSegmentMetadata]:
-        """Segments in the states 0, 1 and 2 with `end_offset` >= `min_offset`, by ascending start offset."""
+        """Yields segments in the states 0, 1 and 2 with `end_offset` >= `min_offset`, by ascending start offset."""
 
     def stored_segments(self, partition: TopicIdPartition, min_offset: int = 0) -> Iterator[StoredSegment]:
-        """As `list_remote_log_segments`, for who looks at a few fields of very many."""
+        """Yields the same segments as `list_remote_log_segments`, for callers that need few fields of many segments."""
 
     def answering_segments(self, partition: TopicIdPartition, offset: int = 0) -> Iterator[StoredSegment]:
-        """`next_segment` of `offset`, then of the offset behind that one's valid end, and so on to the remote end.
+        """Yields `next_segment` of `offset`, then of the offset after its valid end, and so on to the remote end.
 
-        What changes on the way may be seen or not. Nothing may be awaited between two of them that must fit."""
+        The iterator may or may not show changes that happen meanwhile. A caller that needs two segments of the same
+        state must not await anything between them."""
 
     def earliest_offset(self, partition: TopicIdPartition) -> int | None:
-        """The start offset of the first readable segment, None when there is none."""
+        """Returns the start offset of the first readable segment; None when there is none."""
 
     def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
-        """The inclusive end of the last readable segment (Ry), None when there is none."""
+        """Returns the inclusive end of the last readable segment (Ry); None when there is none."""
 
     def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
-        """The highest end offset that was ever COPY_SEGMENT_FINISHED in `leader_epoch`; only a clamp lowers it."""
+        """Returns the highest end offset that was ever COPY_SEGMENT_FINISHED in `leader_epoch`.
+
+        Only a clamp lowers it."""
 
     def log_start_offset(self, partition: TopicIdPartition) -> int | None:
-        """The offset of the highest of `log_starts`, or `earliest_offset` if there is none. A leader may deny it."""
+        """Returns the highest offset of `log_starts`, or `earliest_offset` without any. A leader may deny it."""
 
     def log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
-        """Every recorded log start whose reason deletes records, the highest first.
+        """Returns every recorded log start whose reason deletes records, the highest first.
 
-        A remote segment that begins in a later leader epoch below a log start denies that log start. The list leaves
-        such log starts out."""
+        If a remote segment begins in a later leader epoch below a log start, that log start does not count, and the
+        list leaves it out."""
 
     def local_log_start(self, partition: TopicIdPartition) -> OffsetAndEpoch | None:
-        """The end of the last trim that was begun; None before the first. The local log may start below it."""
+        """Returns the end of the last trim that began; None before the first. The local log may start below it."""
 
     def gaps(self, partition: TopicIdPartition) -> list[LogGap]:
-        """The recorded gaps, by ascending offset. They do not overlap."""
+        """Returns the recorded gaps, by ascending offset. They do not overlap."""
 
     def gap_at(self, partition: TopicIdPartition, offset: int) -> LogGap | None:
-        """The recorded gap that holds `offset`."""
+        """Returns the recorded gap that holds `offset`; None without one."""
 
-    def is_accepted(self, partition: TopicIdPartition) -> bool:
-        """Whether an operator accepts the records that the metadata and the brokers know as all that is left."""
+    def acceptance(self, partition: TopicIdPartition) -> str | None:
+        """Returns the witness with which an operator accepted the partition, or None.
+
+        The witness names a partition manifest (`witness_of`). The operator accepts the records that the metadata and
+        the brokers know as all that is left. The acceptance counts only while the store has this manifest. Otherwise it
+        may be an old acceptance, whose end was lost. So only the owner, which asks the store, may act on it."""
+
+    def is_diverged(self, partition: TopicIdPartition) -> bool:
+        """Returns whether the owner found a leader with another history, and the divergence has not ended since.
+
+        A leader with the copied records or an operator ends it."""
 
     def is_topic_deleted(self, topic_id: UUID) -> bool:
-        """Whether the deletion of the topic is proved: a proxy relayed it, or an operator said so."""
+        """Returns whether the deletion of the topic is proved: a proxy relayed it, or an operator confirmed it."""
 
     def deleted_topic_ids(self) -> set[UUID]:
-        """The ids of all topics for which `is_topic_deleted` is true."""
+        """Returns the ids of all topics for which `is_topic_deleted` is true."""
 
     def missing_topics(self) -> Mapping[UUID, int]:
-        """The topics that are recorded as missing, each with the time (ms, by the brokers' clock) of its record."""
+        """Returns the topics recorded as missing, each with the time (ms, by the brokers' clock) of its record."""
 
     def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
-        """How far the deletion of the whole partition has come, None when it was never asked for."""
+        """Returns the state of the deletion of the whole partition; None when nobody asked for it."""
 
     def is_quarantine_deletion_asked(self, segment_id: RemoteLogSegmentId) -> bool:
-        """Whether an operator wants this segment, which was cut off, deleted."""
+        """Returns whether an operator asked for the deletion of this segment, which a clamp cut off."""
 
     def copy_plans(self, partition: TopicIdPartition) -> list[CopyPlan]:
-        """Those that have not ended."""
+        """Returns the copy plans that have not ended."""
 
     def topic_tier_config(self, topic_id: UUID) -> Mapping[str, str]:
-        """The tier settings that the topic was given through a proxy, by Kafka's names; empty when it was given none.
+        """Returns the tier settings that were set for the topic through a proxy, by Kafka's names, or an empty mapping.
 
-        How fresh they are, its partition 0 tells."""
+        They are as fresh as the metadata of the topic's partition 0."""
 
     def topics_with_tier_config(self) -> list[TopicIdPartition]:
-        """Partition 0 of every topic that was given tier settings."""
+        """Returns partition 0 of every topic with tier settings of its own."""
 
     def is_known(self, partition: TopicIdPartition) -> bool:
-        """Whether any metadata of this partition is known."""
+        """Returns whether any metadata of this partition is known."""
 
     def is_tiered(self, topic_id: UUID) -> bool:
-        """Whether any metadata of this topic is known."""
+        """Returns whether any metadata of this topic is known."""
 
     def partitions(self) -> list[TopicIdPartition]:
-        """Every user partition with metadata."""
+        """Returns every user partition with metadata."""
 
 
 class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
-    """The writing half: the owner's tasks, and any proxy for the log start offset."""
+    """The writing half of the interface, for the owner's tasks. Any proxy may write some of the records, as noted."""
 
     async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
-        """Writes a new segment; its state must be COPY_SEGMENT_STARTED."""
+        """Writes a new segment. Its state must be COPY_SEGMENT_STARTED."""
 
     async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
-        """Moves a known segment to a later state; `InvalidTransitionError` when it cannot move there."""
+        """Moves a known segment to a later state. Raises `InvalidTransitionError` for a transition that is invalid."""
+
+    async def forget_unfinished_copies(self, segments: Sequence[RemoteLogSegmentId]) -> None:
+        """Removes every record of segments of one partition that are COPY_SEGMENT_STARTED. Their objects stay.
+
+        `InvalidTransitionError` when a segment has another state."""
 
     async def put_copy_plan(self, plan: CopyPlan) -> None:
-        """Announces, in one record, every segment that the plan names: each is COPY_SEGMENT_STARTED from now on."""
+        """Announces all segments of the plan in one record. Each is COPY_SEGMENT_STARTED from then on."""
 
     async def end_copy_plan(self, plan: CopyPlan) -> None:
-        """Forgets what of the plan nobody announced or deleted by its own name: it has no objects.
+        """Forgets the plan's segments that were neither announced nor deleted individually: they have no objects.
 
-        `InvalidTransitionError` while a deletion of any of it has not ended, for that needs its announcement."""
+        Raises `InvalidTransitionError` while the deletion of such a segment has not ended, since it needs the
+        announcement."""
 
     async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
-        """Moves the deletion of a partition forward."""
+        """Moves the deletion of a partition to a later state."""
 
     async def put_remote_log_clamp(self, clamp: RemoteLogClampUpdate) -> None:
-        """Cuts every segment that is finished by now at the clamp's end. Its writer is filled in."""
+        """Cuts every segment that is finished by now at the clamp's end. `CUT_ALL` cuts before the first record.
+
+        The manager fills in the clamp's writer."""
 
     async def ask_for_quarantine_deletion(self, segment_id: RemoteLogSegmentId) -> None:
-        """Tells the owner to delete a segment that was cut off. Needs no ownership."""
+        """Tells the owner to delete a segment that a clamp cut off. Needs no ownership."""
 
     async def put_local_log_start(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
         """Records that the local log is about to be trimmed to `start`."""
+
+    async def begin_accepted_history(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
+        """Records, when an operator accepts the leader's log, that this log has the tier's records below `start` only.
+
+        In one step, `start` replaces the end of the last trim, and every recorded log start above `start` ends: it is
+        of the history that was given up. The accepted history may reach its leader epoch later."""
 
     async def put_log_start(
         self,
@@ -182,9 +211,9 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
     ) -> None:
         """Records where the log starts, unless a higher log start is recorded already. Needs no ownership.
 
-        `denied` has the recorded log starts that the leader of `start` does not confirm; they do not count. A
-        transaction of a killed process holds the record back until the coordinator ends that transaction, some 20 s
-        later. A caller that can wait so long passes `timeout_ms`. None: the timeout of every other write."""
+        `denied` has the recorded log starts that the leader of `start` does not confirm; they do not count. An open
+        transaction of a killed process delays the record until the coordinator ends that transaction, after about 20 s.
+        A caller that can wait that long passes `timeout_ms`. None: the timeout of every other write."""
 
     async def put_log_gap(self, partition: TopicIdPartition, gap: LogGap, leader_epoch: int) -> None:
         """Records a gap. It replaces a recorded gap with the same first offset."""
@@ -192,11 +221,14 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
     async def end_log_gap(self, partition: TopicIdPartition, gap: LogGap) -> None:
         """Removes the record of a gap, for example when the gap lies below the log start."""
 
-    async def accept(self, partition: TopicIdPartition) -> None:
-        """Records that an operator accepts the partition: see `is_accepted`. Needs no ownership."""
+    async def accept(self, partition: TopicIdPartition, witness: str) -> None:
+        """Records that an operator accepts the partition: see `acceptance`. Needs no ownership."""
 
     async def end_acceptance(self, partition: TopicIdPartition) -> None:
         """Removes the operator's acceptance, when the owner has gone on and does not need it any more."""
+
+    async def put_log_divergence(self, partition: TopicIdPartition, *, is_diverged: bool) -> None:
+        """Records that the leader has another history than the copied records, or that this has ended."""
 
     async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
         """Records that the topic was deleted. Needs no ownership."""
@@ -211,9 +243,9 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
         """How far this process has read the metadata partition of `partition`."""
 
     async def confirms(self, partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
-        """Whether the metadata topic has the id in `position`, and its log still reaches and continues that position.
+        """Returns whether the metadata topic has the id in `position`, and its log still reaches that position.
 
-        Raises `RemoteLogError` when the leader does not answer."""
+        The log must also have the same history up to there. Raises `RemoteLogError` when the leader does not answer."""
 
     async def change_topic_tier_config(
         self,
@@ -222,22 +254,25 @@ class RemoteLogMetadataManager(RemoteLogMetadataReader, Protocol):
         changes: Mapping[str, str | None],
         check: Callable[[Mapping[str, str]], None] = lambda before: None,
     ) -> None:
-        """Sets keys of the topic's tier settings, None unsets. Needs no ownership.
+        """Sets keys of the topic's tier settings; None removes a key. Needs no ownership.
 
-        Changes happen one after the other, whoever makes them: `check` is given what the topic has right before, and
-        what it raises comes out and changes nothing."""
+        All processes make their changes one after the other. `check` is called with the settings right before the
+        change. An exception from it reaches the caller, and nothing changes."""
 
     def owns(self, partition: TopicIdPartition) -> bool:
-        """Whether this process is the owner now: caught up, not fenced, its membership confirmed less than 2 s ago."""
+        """Returns whether this process is the owner now.
+
+        An owner has read all records, is not fenced, and had its membership confirmed less than 2 s ago."""
 
     def seen_at_ms(self, segment_id: RemoteLogSegmentId) -> int | None:
-        """When (monotonic clock, ms) this process's reader saw the segment become COPY_SEGMENT_FINISHED; None: not yet.
+        """Returns when (monotonic clock, ms) this process saw the segment become COPY_SEGMENT_FINISHED; None: not yet.
 
-        A segment read from the saved state counts as seen when the state was opened."""
+        A segment in the saved state counts as seen when the state was opened."""
 
     async def clock_skew_ms(self, partition: TopicIdPartition, anew: bool = False) -> int:
-        """How far the clock of `event_timestamp_ms` is ahead of ours, as measured when a record was written; `anew`: by
-        one that is written now."""
+        """Returns how far the clock of `event_timestamp_ms` is ahead of this machine's clock.
+
+        The skew is measured when a record is written. With `anew`, a record is written now."""
 
     async def open(self) -> None: ...
 

@@ -1,7 +1,7 @@
-"""Going through a partition's segments: one seek for a piece of them, then from each to the next.
+"""Iterates over a partition's segments: one seek for each piece of them, then from each to the next.
 
-A piece is read in a transaction of its own, which ends before anything of it is given out: no reader keeps the writer
-from reusing pages. What changes in between is seen from the next piece on, as by look-ups of one after the other.
+A piece is read in a transaction of its own, which ends before the iterator yields anything of it. So no reader keeps
+the writer from reusing pages. Changes are visible from the next piece on, as in a series of look-ups.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ Entry = tuple[bytes, bytes]
 
 
 class Clamp(NamedTuple):
-    """Cuts what is above `valid_end_offset` (inclusive) of the segments whose finish order is below its own."""
+    """A clamp cuts the segments whose finish order is below its own at `valid_end_offset` (inclusive).
+
+    `valid_end_offset` is `CUT_ALL` (-1) for a clamp that leaves no record of them."""
 
     order: int
     valid_end_offset: int
@@ -47,14 +49,14 @@ def clamps_of(txn: lmdb.Transaction, db: Databases, key: bytes) -> list[Clamp]:
     cursor = txn.cursor(db=db.clamps)
     more = cursor.set_range(key)
     while more and cursor.key()[:PARTITION_KEY_BYTES] == key:
-        valid_end = U64.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0]
+        valid_end = I64.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0]
         found.append(Clamp(I64.unpack(cursor.value())[0], valid_end))
         more = cursor.next()
     return found
 
 
 def answering(env: lmdb.Environment, db: Databases, key: bytes, offset: int) -> Iterator[StoredSegment]:
-    """What `next_segment` answers for `offset`, then for the offset behind that segment's valid end, and so on."""
+    """Yields `next_segment` of `offset`, then of the offset after that segment's valid end, and so on."""
     position = max(offset, 0)
     while True:
         piece = _cover_piece(env, db, key, position)
@@ -77,19 +79,19 @@ def _cover_piece(env: lmdb.Environment, db: Databases, key: bytes, position: int
 
 
 def _entries(cursor: lmdb.Cursor) -> list[Entry]:
-    # Transactions that are not begun with `buffers` give bytes.
+    # The keys and values are bytes, since the transaction was not begun with `buffers`.
     return list(islice(cast("Iterator[Entry]", cursor.iternext()), _PIECE))
 
 
 def _of_partition(key: bytes, entries: list[Entry]) -> list[Entry]:
-    """Entries are in the order of their keys."""
+    """Returns the entries of the partition. `entries` are in the order of their keys."""
     while entries and not entries[-1][0].startswith(key):
         entries.pop()
     return entries
 
 
 def listed(env: lmdb.Environment, db: Databases, key: bytes, min_offset: int) -> Iterator[StoredSegment]:
-    """Every listable segment that ends at or above `min_offset`, by start offset."""
+    """Yields every listable segment that ends at or above `min_offset`, by start offset."""
     after: bytes | None = None
     while True:
         with env.begin() as txn:
@@ -127,6 +129,6 @@ def _segments_of(
         uuid = entry[_UUID_OFFSET:]
         raw = txn.get(key + uuid, db=db.segments)
         if raw is None:
-            raise RemoteLogMetadataError("the saved state names a segment that it does not hold")
+            raise RemoteLogMetadataError("the saved state names a segment that it does not contain")
         kept_end = valid_end_offset(clamps, order, NOT_CUT) if clamps and order != NOT_READABLE else NOT_CUT
         yield stored_segment(key, encode_answer(uuid, kept_end, bytes(raw)))

@@ -1,14 +1,14 @@
-"""Values and keys of the records in the remote log metadata topic.
+"""Encodes and decodes the values and keys of the records in the remote log metadata topic.
 
-* Values 0 to 2 are Kafka's own, byte for byte (semantics 11.1): uvarint frame version, uvarint api key, uvarint
-  version, then a flexible message, nothing behind it. Api keys from 1000 on are ours.
-* A reader may ignore an unknown record whose api key is 2000 or above. It may not ignore any other record of ours: a
-  record with an unknown api key below 2000, or an unknown version, is of a later release (`UnknownRecordError`). A
-  record with an api key below 1000, or in a frame of another version, is ours only if it was written in a transaction:
-  brokers write their own records without one.
-* Kafka writes no keys. We do, so that the topic can be compacted: what a record says of is its key, and a segment has
-  one for being added and one for its updates, for an update cannot be read without the add.
-* A null value says that what the key names is gone.
+* The values of api keys 0 to 2 are Kafka's own, byte for byte (docs/semantics.md 11.1): uvarint frame version, uvarint
+  api key, uvarint version, then a flexible message, and nothing after it. Api keys from 1000 on are Tidegate's.
+* A reader may ignore an unknown record whose api key is 2000 or above. It may not ignore any other record of Tidegate:
+  a record with an unknown api key below 2000, or an unknown version, is of a later release (`UnknownRecordError`). A
+  record with an api key below 1000, or in a frame of another version, is Tidegate's only if it was written in a
+  transaction: brokers write their own records without one.
+* Kafka writes no keys. Tidegate does, so that the topic can be compacted. The key names the subject of the record. A
+  segment has one key for its addition and one for its updates, since an update cannot be read without the addition.
+* A record with a null value is a tombstone: the subject of its key is gone.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from tiers.metadata.own_records import (
     read_clamp,
     read_copy_plan,
     read_local_log_start,
+    read_log_divergence,
     read_log_gap,
     read_log_start,
     read_operator_acceptance,
@@ -52,6 +53,7 @@ from tiers.metadata.own_records import (
     write_local_log_start,
     write_log_gap,
     write_log_start,
+    write_operator_acceptance,
     write_quarantine_deletion,
     write_tier_config,
 )
@@ -66,9 +68,11 @@ from tiers.metadata.record_parts import (
 )
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import LogStart
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
     LocalLogStartUpdate,
+    LogDivergenceUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
@@ -94,13 +98,14 @@ LOCAL_LOG_START_API_KEY = 1004
 COPY_PLAN_API_KEY = 1005
 LOG_GAP_API_KEY = 1006
 OPERATOR_ACCEPTANCE_API_KEY = 1007
+LOG_DIVERGENCE_API_KEY = 1008
 TOPIC_DELETION_API_KEY = 2000
 TOPIC_MISSING_API_KEY = 2001
 
 _FIRST_OWN_API_KEY = 1000
 _FIRST_IGNORABLE_API_KEY = 2000
 _FRAME_VERSION = 1
-_MESSAGE_VERSIONS = {LOG_START_OFFSET_API_KEY: 1, LOCAL_LOG_START_API_KEY: 1}
+_MESSAGE_VERSIONS = {LOG_START_OFFSET_API_KEY: 1, LOCAL_LOG_START_API_KEY: 1, OPERATOR_ACCEPTANCE_API_KEY: 1}
 """The message versions of the record types whose messages changed. All other types have version 0."""
 _TXN_INDEX_EMPTY_TAG = 0
 _OFFSETS_AND_TIMES = struct.Struct(">qqiqq")
@@ -119,18 +124,20 @@ MetadataRecord = (
     | CopyPlan
     | LogGapUpdate
     | OperatorAcceptanceUpdate
+    | LogDivergenceUpdate
     | TopicDeletionUpdate
     | TopicMissingUpdate
 )
 
 
 class UnknownRecordError(RemoteLogMetadataError):
-    """A record that this release does not know and may not ignore: a later release wrote it.
+    """An error about a record that this release does not know and may not ignore: a later release wrote it.
 
-    If `is_surely_ours` is false and the record was written without a transaction, a stranger may have written it."""
+    If `is_surely_ours` is false and the record was written without a transaction, another program may have written
+    it."""
 
     def __init__(self, what: str, *, is_surely_ours: bool) -> None:
-        super().__init__(f"{what}, of a later release")
+        super().__init__(f"{what}, which a later release wrote")
         self.is_surely_ours = is_surely_ours
 
 
@@ -140,7 +147,7 @@ class RecordType(NamedTuple):
 
 
 class RecordKey(NamedTuple):
-    """What a record says of. `name` is the uuid of a segment or a plan, the writer of a log start, or empty."""
+    """The subject of a record. `name` is the uuid of a segment or a plan, a log start, or empty."""
 
     api_key: int
     topic_id_partition: TopicIdPartition
@@ -157,12 +164,11 @@ def key_of(record: MetadataRecord) -> RecordKey:
         case RemotePartitionDeleteMetadata():
             return RecordKey(PARTITION_DELETE_API_KEY, record.topic_id_partition)
         case LogStartOffsetUpdate():
-            name = record.writer.encode() if record.log_start.deletes else b""
-            return RecordKey(LOG_START_OFFSET_API_KEY, record.topic_id_partition, name)
+            return log_start_key(record.topic_id_partition, record.log_start)
         case TopicTierConfigUpdate():
             return RecordKey(TOPIC_TIER_CONFIG_API_KEY, record.topic_id_partition)
         case RemoteLogClampUpdate():
-            # Of two clamps to the same end the later one says all; any other two are both needed.
+            # A later clamp to the same end replaces an earlier one. Clamps to different ends are both needed.
             return clamp_key(record.topic_id_partition, record.valid_end_offset)
         case QuarantineDeletionUpdate():
             return quarantine_deletion_key(record.segment_id)
@@ -175,6 +181,8 @@ def key_of(record: MetadataRecord) -> RecordKey:
             return log_gap_key(record.topic_id_partition, record.gap.first_offset)
         case OperatorAcceptanceUpdate():
             return operator_acceptance_key(record.topic_id_partition)
+        case LogDivergenceUpdate():
+            return log_divergence_key(record.topic_id_partition)
         case TopicDeletionUpdate():
             return topic_deletion_key(record.topic_id_partition)
         case TopicMissingUpdate():
@@ -182,7 +190,7 @@ def key_of(record: MetadataRecord) -> RecordKey:
 
 
 def segment_keys(segment_id: RemoteLogSegmentId) -> tuple[RecordKey, RecordKey]:
-    """Both keys of a segment: what is to be tombstoned after DELETE_SEGMENT_FINISHED, in the order of writing."""
+    """Returns both keys of a segment, in the order of writing. DELETE_SEGMENT_FINISHED is followed by tombstones."""
     partition, name = segment_id.topic_id_partition, segment_id.id.bytes
     return (
         RecordKey(SEGMENT_METADATA_API_KEY, partition, name),
@@ -194,10 +202,18 @@ def quarantine_deletion_key(segment_id: RemoteLogSegmentId) -> RecordKey:
     return RecordKey(QUARANTINE_DELETION_API_KEY, segment_id.topic_id_partition, segment_id.id.bytes)
 
 
-def nothing_key(partition: TopicIdPartition) -> RecordKey:
-    """A tombstone of it says nothing: no log start is ever recorded under this name.
+def log_start_key(partition: TopicIdPartition, start: LogStart) -> RecordKey:
+    """The key names the whole log start, so no record replaces another log start, in whatever order records come.
 
-    Written to learn the time of the append, or to be read."""
+    A log start that was only seen deletes nothing: of these the last record counts."""
+    name = INT32.pack(start.leader_epoch) + INT64.pack(start.offset) + INT8.pack(start.reason) if start.deletes else b""
+    return RecordKey(LOG_START_OFFSET_API_KEY, partition, name)
+
+
+def nothing_key(partition: TopicIdPartition) -> RecordKey:
+    """Returns a key whose tombstone has no meaning: no log start is ever recorded under this name.
+
+    A process writes the tombstone to learn the time of the append, or to make another process read."""
     return RecordKey(LOG_START_OFFSET_API_KEY, partition, b"clock")
 
 
@@ -215,6 +231,10 @@ def log_gap_key(partition: TopicIdPartition, first_offset: int) -> RecordKey:
 
 def operator_acceptance_key(partition: TopicIdPartition) -> RecordKey:
     return RecordKey(OPERATOR_ACCEPTANCE_API_KEY, partition)
+
+
+def log_divergence_key(partition: TopicIdPartition) -> RecordKey:
+    return RecordKey(LOG_DIVERGENCE_API_KEY, partition)
 
 
 def topic_deletion_key(partition: TopicIdPartition) -> RecordKey:
@@ -251,7 +271,7 @@ def check_known(key: RecordKey) -> None:
 
 
 def is_ignorable(api_key: int) -> bool:
-    """Whether a reader that does not know the record type may leave the record out."""
+    """Returns whether a reader that does not know the record type may ignore the record."""
     return api_key >= _FIRST_IGNORABLE_API_KEY
 
 
@@ -261,13 +281,13 @@ def encode_key(key: RecordKey) -> bytes:
 
 
 def decode_key(buf: Buffer) -> RecordKey:
-    """The topic's name is not in a key. Raises `RemoteLogMetadataError`."""
+    """Decodes a key. It does not contain the topic's name. Raises `RemoteLogMetadataError`."""
     try:
         api_key, pos = read_uvarint(buf, 0)
         topic_id, pos = read_uuid(buf, pos)
         partition, pos = read_int32(buf, pos)
     except ProtocolError as error:
-        raise RemoteLogMetadataError(f"a metadata record's key cannot be read: {error}") from error
+        raise RemoteLogMetadataError(f"the key of a metadata record cannot be read: {error}") from error
     return RecordKey(api_key, TopicIdPartition(topic_id, partition), bytes(buf[pos:]))
 
 
@@ -294,7 +314,9 @@ def encode_value(record: MetadataRecord) -> bytes:
         case LogGapUpdate():
             api_key, message = LOG_GAP_API_KEY, write_log_gap(record)
         case OperatorAcceptanceUpdate():
-            api_key, message = OPERATOR_ACCEPTANCE_API_KEY, write_head_alone(record)
+            api_key, message = OPERATOR_ACCEPTANCE_API_KEY, write_operator_acceptance(record)
+        case LogDivergenceUpdate():
+            api_key, message = LOG_DIVERGENCE_API_KEY, write_head_alone(record)
         case TopicDeletionUpdate():
             api_key, message = TOPIC_DELETION_API_KEY, write_head_alone(record)
         case TopicMissingUpdate():
@@ -323,7 +345,7 @@ def decode_value(buf: Buffer) -> MetadataRecord | None:
     except (ProtocolError, ValueError) as error:
         raise RemoteLogMetadataError(f"a metadata record of {len(buf)} bytes cannot be read: {error}") from error
     if pos != len(buf):
-        raise RemoteLogMetadataError(f"{len(buf) - pos} bytes behind a metadata record")
+        raise RemoteLogMetadataError(f"a metadata record has {len(buf) - pos} unknown bytes at its end")
     return record
 
 
@@ -389,7 +411,7 @@ def _unpack(fields: struct.Struct, buf: Buffer, pos: int) -> tuple[Any, ...]:
     try:
         return fields.unpack_from(buf, pos)
     except struct.error as error:
-        raise TruncatedError(f"{fields.size} bytes at {pos} of {len(buf)}") from error
+        raise TruncatedError(f"{fields.size} bytes at byte {pos} exceed the {len(buf)} bytes") from error
 
 
 def _read_txn_index_empty(buf: Buffer, pos: int) -> tuple[bool, int]:
@@ -402,7 +424,7 @@ def _read_txn_index_empty(buf: Buffer, pos: int) -> tuple[bool, int]:
         size, pos = read_uvarint(buf, pos)
         if tag == _TXN_INDEX_EMPTY_TAG:
             if size != 1:
-                raise TruncatedError(f"a flag of {size} bytes")
+                raise TruncatedError(f"a flag has {size} bytes, not 1")
             return buf[pos] != 0, end
         pos += size
     return False, end
@@ -464,8 +486,13 @@ _READERS: dict[int, Callable[[Buffer, int], tuple[MetadataRecord, int]]] = {
     COPY_PLAN_API_KEY: read_copy_plan,
     LOG_GAP_API_KEY: read_log_gap,
     OPERATOR_ACCEPTANCE_API_KEY: read_operator_acceptance,
+    LOG_DIVERGENCE_API_KEY: read_log_divergence,
     TOPIC_DELETION_API_KEY: read_topic_deletion,
     TOPIC_MISSING_API_KEY: read_topic_missing,
 }
-_SAY_NOTHING = frozenset({RecordType(LOG_START_OFFSET_API_KEY, 0), RecordType(LOCAL_LOG_START_API_KEY, 0)})
-"""Record types of drafts of the first release. Their offsets have no leader epoch, so they can be applied to no log."""
+_SAY_NOTHING = frozenset(
+    RecordType(api_key, 0)
+    for api_key in (LOG_START_OFFSET_API_KEY, LOCAL_LOG_START_API_KEY, OPERATOR_ACCEPTANCE_API_KEY)
+)
+"""Record types of drafts of the first release. Their offsets have no leader epoch, so they cannot be applied to any
+log. Their acceptances name no manifest, so they accept none."""

@@ -1,15 +1,15 @@
-"""`SharedRemoteLogMetadataReader`: the same answers in a worker process, from the state that another process keeps.
+"""`SharedRemoteLogMetadataReader` gives a worker process the same answers, from the state that another process keeps.
 
-Nothing is read from the cluster here. How fresh a metadata partition is, the following process says in shared memory on
-the same clock, so waiting for freshness is looking again. The state may be thrown away and built anew under a reader:
-then the file is another one, and is opened again.
+It reads no metadata from the cluster. The process that keeps the state writes into shared memory how fresh each
+metadata partition is, by the same monotonic clock. So waiting for freshness means looking there again. That process may
+remove the state and build a new one. The file is then another one, and the reader opens it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from uuid import UUID
 
@@ -17,14 +17,14 @@ from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.metadata_producer import KeyAndValue, MetadataProducer
 from tiers.metadata.metadata_topic import DEFAULT_TOPIC_NAME, MetadataTopic
-from tiers.metadata.serde import MetadataRecord, encode_key, nothing_key
+from tiers.metadata.serde import encode_key, nothing_key
 from tiers.metadata.state import RemoteLogMetadataState
 from tiers.metadata.state_backed_reader import StateBackedReader, in_turn
 from tiers.metadata.state_layout import STATE_FILE, StateIdentity
 from tiers.metadata.tier_config_writer import CheckTierConfig, TierConfigWriter, changed_tier_config
 from tiers.metadata.topic_based_settings import metadata_group_id
 from tiers.metadata.topic_partitioner import TopicPartitioner, by_topic_id
-from tiers.metadata.written_records import is_log_start_known, key_and_value
+from tiers.metadata.written_records import is_log_start_known, key_and_value, records_of_log_start
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart
 from tiers.model.segment_metadata import LogStartOffsetUpdate, TopicDeletionUpdate, TopicTierConfigUpdate
@@ -34,9 +34,9 @@ _WRITE_TIMEOUT_MS = 8_000
 
 
 class SharedRemoteLogMetadataReader(StateBackedReader):
-    """Implements `RemoteLogMetadataReader`, and the writes that need no ownership. Open it after fork.
+    """Implements `RemoteLogMetadataReader`, and the writes that need no ownership. It must be opened after a fork.
 
-    `name` tells this process from all that share the folder; no other may use it at the same time."""
+    `name` distinguishes the processes that share the folder. Two running processes must not have the same name."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
         self._tier_configs = TierConfigWriter(client, prefix, clock_ms=clock_ms)
 
     async def open(self) -> None:
-        """Never waits for the process that keeps the state: until that has begun, nothing is fresh."""
+        """Opens the state. Does not wait for the process that keeps it: until that process starts, nothing is fresh."""
         self._reopen_if_replaced()
 
     async def close(self) -> None:
@@ -83,7 +83,7 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
         self._opened_state = self._topic = self._file = None
 
     def _reopen_if_replaced(self) -> bool:
-        """Whether a state is open."""
+        """Opens the state again if its file was replaced. Returns whether a state is open."""
         try:
             status = (self._state_folder / STATE_FILE).stat()
         except OSError:
@@ -109,7 +109,7 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
 
     def metadata_partition(self, partition: TopicIdPartition) -> int:
         if self._topic is None:
-            raise RemoteLogMetadataNotReadyError("the state of the remote log metadata is not open")
+            raise RemoteLogMetadataNotReadyError("the saved state of the remote log metadata is not open yet")
         return self._partitioner(partition, self._topic.partition_count)
 
     def is_fresh(self, partition: TopicIdPartition, max_age_ms: int) -> bool:
@@ -122,7 +122,7 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
         return fresh_at_ms is not None and fresh_at_ms >= not_before_ms
 
     def is_all_fresh(self, max_age_ms: int) -> bool:
-        """Whether every metadata partition was read to its high watermark at most that long ago."""
+        """Returns whether every metadata partition was read to its high watermark at most `max_age_ms` ago."""
         if not self._reopen_if_replaced() or self._topic is None:
             return False
         not_before_ms = self._clock_ms() - max_age_ms
@@ -131,7 +131,7 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
         )
 
     async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
-        # Later, not as late: two things that happened in one millisecond have no order.
+        # The time must be later, not equal: two events in the same millisecond have no order.
         not_before_ms = self._clock_ms() - max_age_ms + 1
         await self._look_until(lambda: self._is_fresh_since(partition, not_before_ms), partition, timeout_ms)
 
@@ -145,31 +145,31 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
         timeout_ms = _WRITE_TIMEOUT_MS if timeout_ms is None else timeout_ms
         deadline_ms = self._clock_ms() + timeout_ms
         async with in_turn(self._writing_log_start[self.metadata_partition(partition)], timeout_ms):
-            # What this writer wrote before must be known, or its latest record might not be its highest.
+            # The state must contain what this process wrote before. Otherwise it would write the same record again.
             await self.ensure_fresh(partition, 0, deadline_ms - self._clock_ms())
             if is_log_start_known(self._state, partition, start, denied):
                 return
             update = LogStartOffsetUpdate(partition, self._writer_name(), self._wall_clock_ms(), start)
-            await self._send(partition, update, deadline_ms)
+            await self._send(partition, records_of_log_start(self._state, update), deadline_ms)
 
     async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
         partition = TopicIdPartition(topic_id, 0, topic)
         update = TopicDeletionUpdate(partition, self._writer_name(), self._wall_clock_ms())
-        await self._send(partition, update, self._clock_ms() + _WRITE_TIMEOUT_MS)
+        await self._send(partition, [key_and_value(update)], self._clock_ms() + _WRITE_TIMEOUT_MS)
 
     def _writer_name(self) -> str:
         keeper = self._state.writer()
         if keeper is None:
-            raise RemoteLogMetadataNotReadyError("the process that keeps the state has not named itself yet")
+            raise RemoteLogMetadataNotReadyError("the process that keeps the state has not chosen its writer name yet")
         return f"{keeper}/{self._name}"
 
-    async def _send(self, partition: TopicIdPartition, record: MetadataRecord, deadline_ms: int) -> None:
-        """Writes a record that needs no ownership, and waits until the keeper of the state has read it."""
+    async def _send(self, partition: TopicIdPartition, records: Sequence[KeyAndValue], deadline_ms: int) -> None:
+        """Writes records that need no ownership, and waits until the process that keeps the state has read them."""
         number = self.metadata_partition(partition)
         if self._topic is None:
-            raise RemoteLogMetadataNotReadyError("the state of the remote log metadata is not open")
+            raise RemoteLogMetadataNotReadyError("the saved state of the remote log metadata is not open yet")
         producer = MetadataProducer(self._client, self._topic, clock_ms=self._clock_ms)
-        written = await producer.send(number, [key_and_value(record)], deadline_ms - self._clock_ms())
+        written = await producer.send(number, records, deadline_ms - self._clock_ms())
         left_ms = deadline_ms - self._clock_ms()
         await self._look_until(lambda: self._state.next_offset(number) > written, partition, left_ms)
 
@@ -184,7 +184,7 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
         deadline_ms = self._clock_ms() + _WRITE_TIMEOUT_MS
         number = self.metadata_partition(partition)
         if self._topic is None:
-            raise RemoteLogMetadataNotReadyError("the state of the remote log metadata is not open")
+            raise RemoteLogMetadataNotReadyError("the saved state of the remote log metadata is not open yet")
 
         def record() -> KeyAndValue | None:
             before = self.topic_tier_config(topic_id)
@@ -197,7 +197,8 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
             await self._look_until(lambda: self._state.next_offset(number) > offset, partition, left_ms)
 
         async def read_to_end(left_ms: int) -> None:
-            # A record to be read ends the keeper's long poll; a change that waits for its end would often be fenced.
+            # A record ends the long poll of the process that keeps the state. A change that waits for the poll's own
+            # end would often be fenced by another one.
             nothing = (encode_key(nothing_key(partition)), None)
             await until_read(await producer.send(number, [nothing], left_ms))
 
@@ -211,6 +212,6 @@ class SharedRemoteLogMetadataReader(StateBackedReader):
         while not holds():
             if self._clock_ms() >= deadline_ms:
                 raise RemoteLogMetadataNotReadyError(
-                    f"metadata of {partition} was not read in {timeout_ms} ms by the process that keeps it"
+                    f"the process that keeps the metadata of {partition} did not read it in {timeout_ms} ms"
                 )
             await asyncio.sleep(_LOOK_AGAIN_MS / 1000)

@@ -1,6 +1,6 @@
-"""Reading the materialised state: synchronous, a few microseconds, from any process that shares the folder by mmap.
+"""Reads the materialised state: synchronously, in a few microseconds, from any process that shares the folder by mmap.
 
-A handle must be opened after fork. Read transactions are short: nothing here yields inside one, and long lists are read
+A handle must be opened after a fork. Read transactions are short: no code here yields within one. Long lists are read
 in pieces, each in a transaction of its own, so that no reader keeps the writer from reusing pages.
 """
 
@@ -52,7 +52,7 @@ MAX_READERS = 1024
 
 
 class SegmentRun(NamedTuple):
-    """Where a segment lies. `order`: later finished is greater; `NOT_READABLE` in any other state."""
+    """The offsets of a segment. `order` is higher for a later finish, and `NOT_READABLE` in any other state."""
 
     order: int
     start_offset: int
@@ -61,7 +61,7 @@ class SegmentRun(NamedTuple):
 
 
 class RemoteLogMetadataState:
-    """The look-ups of `RemoteLogMetadataReader` and what a follower needs to go on where it stopped."""
+    """The look-ups of `RemoteLogMetadataReader`, and the positions from which a follower continues."""
 
     def __init__(self, env: lmdb.Environment, freshness: lmdb.Environment) -> None:
         self._env = env
@@ -70,7 +70,9 @@ class RemoteLogMetadataState:
 
     @classmethod
     def open_shared(cls, folder: Path) -> RemoteLogMetadataState:
-        """For another process than the writer's. `RemoteLogMetadataNotReadyError` while there is nothing to read."""
+        """Opens the state in another process than the writer's.
+
+        Raises `RemoteLogMetadataNotReadyError` while there is no state to read."""
         opened: list[lmdb.Environment] = []
         try:
             for name in (STATE_FILE, FRESHNESS_FILE):
@@ -96,35 +98,39 @@ class RemoteLogMetadataState:
         return None if raw is None else StateIdentity.decode(raw)
 
     def writer(self) -> str | None:
-        """The name under which the keeper of this folder raises log starts; None: it has not chosen one."""
+        """Returns the writer name of the process that keeps this folder; None: it has not chosen one yet.
+
+        Records name their writer, for example those of log starts."""
         with self._env.begin() as txn:
             raw = txn.get(b"writer", db=self._db.meta)
         return None if raw is None else str(raw, "utf-8")
 
     def next_offset(self, metadata_partition: int) -> int:
-        """Where to go on reading; 0 when nothing was read."""
+        """Returns the next offset to read; 0 before the first read."""
         return self.consumed(metadata_partition).offset
 
     def consumed(self, metadata_partition: int) -> OffsetAndEpoch:
-        """The next offset to read, and the leader epoch of the last batch before it; -1 when no batch was read."""
+        """Returns the next offset to read and the leader epoch of the last batch before it; -1 before any batch."""
         with self._env.begin() as txn:
             raw = txn.get(I32.pack(metadata_partition), db=self._db.consumed)
         return OffsetAndEpoch(0, -1) if raw is None else decode_position(raw)
 
     def reached(self, metadata_partition: int) -> OffsetAndEpoch:
-        """The highest value of `consumed` for this topic. It outlives a rebuild of the state from the topic."""
+        """Returns the highest value of `consumed` for this topic. It outlives a rebuild of the state from the topic."""
         with self._env.begin() as txn:
             raw = txn.get(I32.pack(metadata_partition), db=self._db.reached)
         consumed = self.consumed(metadata_partition)
         return consumed if raw is None else max(consumed, decode_position(raw))
 
     def diverged(self) -> dict[int, str]:
-        """The metadata partitions whose logs diverged from the log that was read, each with a text for an operator."""
+        """Returns the metadata partitions whose logs diverged from the log that was read.
+
+        Each has a text for an operator."""
         with self._env.begin() as txn:
             return {I32.unpack(number)[0]: str(reason, "utf-8") for number, reason in txn.cursor(db=self._db.diverged)}
 
     def fresh_at_ms(self, metadata_partition: int) -> int | None:
-        """When (monotonic) what was read last reached the high watermark; None: not since the writer opened."""
+        """Returns when (monotonic) the reads last reached the high watermark; None: not since the writer opened."""
         with self._freshness.begin() as txn:
             raw = txn.get(I32.pack(metadata_partition))
         return None if raw is None else int(I64.unpack(raw)[0])
@@ -157,7 +163,9 @@ class RemoteLogMetadataState:
     def _covering(
         self, txn: lmdb.Transaction, partition: TopicIdPartition, offset: int
     ) -> RemoteLogSegmentMetadata | None:
-        """Of the first run of offsets that ends at or above `offset`: it holds it, if any readable segment does."""
+        """Returns the segment of the first run that ends at or above `offset`.
+
+        That run holds `offset` if any readable segment does."""
         key = offset_key(partition, offset if offset > 0 else 0)
         cursor = txn.cursor(self._db.cover)
         if not cursor.set_range(key):
@@ -170,10 +178,10 @@ class RemoteLogMetadataState:
         return self._clamped(txn, key, decode_stored_segment(key + uuid, self.stored(txn, key, uuid)))
 
     def stored(self, txn: lmdb.Transaction, key: bytes, uuid: bytes) -> bytes:
-        """A segment that the state names, as `stored_segment` has it."""
+        """Returns a segment that the state names, as `stored_segment` encodes it."""
         stored = txn.get(key + uuid, db=self._db.segments)
         if stored is None:
-            raise RemoteLogMetadataError("the saved state names a segment that it does not hold")
+            raise RemoteLogMetadataError("the saved state names a segment that it does not contain")
         return bytes(stored)
 
     def _clamped(
@@ -195,7 +203,7 @@ class RemoteLogMetadataState:
         return clamps_of(txn, self._db, key)
 
     def clamp_offsets(self, partition: TopicIdPartition) -> list[int]:
-        """The valid end offsets of every clamp that is recorded."""
+        """Returns the valid end offsets of all recorded clamps."""
         with self._env.begin() as txn:
             return [clamp.valid_end_offset for clamp in self.clamps(txn, partition_key(partition))]
 
@@ -216,7 +224,7 @@ class RemoteLogMetadataState:
             return txn.get(key, db=self._db.quarantine_deletions) is not None
 
     def overlapping(self, txn: lmdb.Transaction, key: bytes, first: int, last: int) -> Iterator[SegmentRun]:
-        """Every listable segment that has an offset in [first, last]."""
+        """Yields every listable segment that has an offset in [first, last]."""
         raw = txn.get(key, db=self._db.partitions)
         if raw is None:
             return
@@ -286,7 +294,7 @@ class RemoteLogMetadataState:
             return self._standing_log_starts(txn, partition_key(partition))
 
     def _standing_log_starts(self, txn: lmdb.Transaction, key: bytes) -> list[LogStart]:
-        starts = [start for start in self._log_starts_by_writer(txn, key).values() if start.deletes]
+        starts = [start for start in self._recorded_log_starts(txn, key) if start.deletes]
         if not starts:
             return []
         epochs = self._first_offsets_of_epochs(txn, key)
@@ -295,7 +303,7 @@ class RemoteLogMetadataState:
             for start in starts
             if all(first >= start.offset for epoch, first in epochs if epoch > start.leader_epoch)
         ]
-        return sorted(standing, key=lambda start: start.position, reverse=True)
+        return sorted(standing, key=lambda start: (start.position, start.reason), reverse=True)
 
     def _first_offsets_of_epochs(self, txn: lmdb.Transaction, key: bytes) -> list[tuple[int, int]]:
         found = []
@@ -307,17 +315,17 @@ class RemoteLogMetadataState:
             more = cursor.next()
         return found
 
-    def log_starts_by_writer(self, partition: TopicIdPartition) -> dict[str, LogStart]:
-        """The recorded log start of each writer. A log start that an owner only saw has the writer ""."""
+    def recorded_log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
+        """Returns every recorded log start, also those that an owner only saw."""
         with self._env.begin() as txn:
-            return self._log_starts_by_writer(txn, partition_key(partition))
+            return self._recorded_log_starts(txn, partition_key(partition))
 
-    def _log_starts_by_writer(self, txn: lmdb.Transaction, key: bytes) -> dict[str, LogStart]:
-        recorded = {}
+    def _recorded_log_starts(self, txn: lmdb.Transaction, key: bytes) -> list[LogStart]:
+        recorded = []
         cursor = txn.cursor(self._db.log_starts)
         found = cursor.set_range(key)
         while found and cursor.key()[:PARTITION_KEY_BYTES] == key:
-            recorded[str(cursor.key()[PARTITION_KEY_BYTES:], "utf-8")] = decode_log_start(cursor.value())
+            recorded.append(decode_log_start(cursor.value()))
             found = cursor.next()
         return recorded
 
@@ -339,12 +347,17 @@ class RemoteLogMetadataState:
         return found
 
     def gap_at(self, partition: TopicIdPartition, offset: int) -> LogGap | None:
-        """The recorded gap that holds `offset`. One look-up is enough, since gaps of one partition do not overlap."""
+        """Returns the recorded gap that holds `offset`; None without one."""
         return next((gap for gap in self.gaps(partition) if gap.holds(offset)), None)
 
-    def is_accepted(self, partition: TopicIdPartition) -> bool:
+    def acceptance(self, partition: TopicIdPartition) -> str | None:
         with self._env.begin() as txn:
-            return txn.get(partition_key(partition), db=self._db.acceptances) is not None
+            raw = txn.get(partition_key(partition), db=self._db.acceptances)
+        return None if raw is None else str(raw, "utf-8")
+
+    def is_diverged(self, partition: TopicIdPartition) -> bool:
+        with self._env.begin() as txn:
+            return txn.get(partition_key(partition), db=self._db.divergences) is not None
 
     def is_topic_deleted(self, topic_id: UUID) -> bool:
         with self._env.begin() as txn:
@@ -391,7 +404,7 @@ class RemoteLogMetadataState:
 
 
 def leader_epoch_at(segment: RemoteLogSegmentMetadata, offset: int) -> int | None:
-    """The leader epoch that wrote `offset`, None when the segment's epochs begin above it."""
+    """Returns the leader epoch that wrote `offset`; None when the segment's epochs begin above it."""
     epoch = None
     for entry in segment.segment_leader_epochs:
         if entry.start_offset > offset:

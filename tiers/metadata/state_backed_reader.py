@@ -1,4 +1,4 @@
-"""The synchronous half of `RemoteLogMetadataReader`, over whatever state is open in this process."""
+"""The synchronous half of `RemoteLogMetadataReader`, over the state that is open in this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tiers.model.segment_state import RemotePartitionDeleteState
 
 @asynccontextmanager
 async def in_turn(lock: asyncio.Lock, timeout_ms: int) -> AsyncIterator[None]:
-    """Holds the lock; `RemoteLogMetadataNotReadyError` when whoever holds it takes longer than that."""
+    """Holds the lock. Raises `RemoteLogMetadataNotReadyError` when another task holds it for `timeout_ms`."""
     try:
         async with asyncio.timeout(timeout_ms / 1000):
             await lock.acquire()
@@ -32,7 +32,7 @@ async def in_turn(lock: asyncio.Lock, timeout_ms: int) -> AsyncIterator[None]:
 
 
 class StateBackedReader:
-    """Look-ups raise `RemoteLogMetadataNotReadyError` while no state is open."""
+    """Delegates the look-ups to the open state. They raise `RemoteLogMetadataNotReadyError` while none is open."""
 
     def __init__(self) -> None:
         self._opened_state: RemoteLogMetadataState | None = None
@@ -40,7 +40,7 @@ class StateBackedReader:
     @property
     def _state(self) -> RemoteLogMetadataState:
         if self._opened_state is None:
-            raise RemoteLogMetadataNotReadyError("the state of the remote log metadata is not open")
+            raise RemoteLogMetadataNotReadyError("the saved state of the remote log metadata is not open yet")
         return self._opened_state
 
     def is_final(self) -> bool:
@@ -92,8 +92,11 @@ class StateBackedReader:
     def gap_at(self, partition: TopicIdPartition, offset: int) -> LogGap | None:
         return self._state.gap_at(partition, offset)
 
-    def is_accepted(self, partition: TopicIdPartition) -> bool:
-        return self._state.is_accepted(partition)
+    def acceptance(self, partition: TopicIdPartition) -> str | None:
+        return self._state.acceptance(partition)
+
+    def is_diverged(self, partition: TopicIdPartition) -> bool:
+        return self._state.is_diverged(partition)
 
     def is_topic_deleted(self, topic_id: UUID) -> bool:
         return self._state.is_topic_deleted(topic_id)

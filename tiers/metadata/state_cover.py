@@ -1,6 +1,9 @@
-"""`StateCover`: which segment answers for which offsets (semantics 11.2): runs without overlap, the latest first.
+"""`StateCover` keeps which segment answers for which offsets, as runs that do not overlap.
 
-A run says where its segment begins and ends to be readable, so that a look-up is one seek.
+See docs/semantics.md 6.4, 11.2.
+
+Of overlapping segments, the one that finished last answers. A run has the bounds within which its segment is readable,
+so a look-up is one seek.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ _LAST_OFFSET = (1 << 63) - 1
 
 
 class StateCover:
-    """Of one write transaction; `key` is a partition's, offsets are inclusive."""
+    """The cover within one write transaction. `key` is a partition's key, and offsets are inclusive."""
 
     def __init__(self, state: RemoteLogMetadataState, databases: Databases, txn: lmdb.Transaction) -> None:
         self._state = state
@@ -24,13 +27,18 @@ class StateCover:
         self._txn = txn
 
     def all_above(self, key: bytes, offset: int) -> None:
-        """Whatever reaches above `offset` is covered anew from its start: runs below say where their segment ends."""
+        """Decides again for all offsets above `offset`, from the start of the first segment that reaches above it.
+
+        The runs below `offset` of such a segment also contain the segment's valid end."""
         overlapping = self._state.overlapping(self._txn, key, offset + 1, _LAST_OFFSET)
         first = min([offset + 1, *(run.start_offset for run in overlapping)])
         self.again(key, first, _LAST_OFFSET)
 
     def finished(self, key: bytes, run: SegmentRun, stored: bytes) -> None:
-        """Where nobody answered, no other segment may: what is readable and not cut off there would have."""
+        """Covers the offsets of a segment that has just become readable.
+
+        If no segment answered there, no other segment can: any segment that is readable there and not cut off would
+        have answered."""
         _, first, last, uuid = run
         if self._cut(key, first, last):
             self.again(key, first, last)
@@ -41,7 +49,7 @@ class StateCover:
             self._put_run(key, first, run_end, encode_answer(uuid, run_end, stored))
 
     def again(self, key: bytes, first: int, last: int) -> None:
-        """Decides anew which readable segment answers for the offsets in [first, last]."""
+        """Decides again which readable segment answers for the offsets in [first, last]."""
         self._cut(key, first, last)
         overlapping = self._state.overlapping(self._txn, key, first, last)
         runs = [run for run in overlapping if run.order != NOT_READABLE]
@@ -70,7 +78,7 @@ class StateCover:
         self._txn.put(key + U64.pack(last), U64.pack(first) + answer, db=self._db.cover)
 
     def _cut(self, key: bytes, first: int, last: int) -> bool:
-        """Takes [first, last] out of the cover; what sticks out of it on either side stays. Whether there was any."""
+        """Removes [first, last] from the cover, and keeps the parts of runs outside. Returns whether there was any."""
         cut: list[tuple[int, int, bytes]] = []
         cursor = self._txn.cursor(self._db.cover)
         found = cursor.set_range(key + U64.pack(first))

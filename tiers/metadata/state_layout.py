@@ -1,4 +1,4 @@
-"""How the materialised state lies in LMDB: sub-databases, keys and values.
+"""The layout of the materialised state in LMDB: sub-databases, keys and values.
 
 Keys are big-endian, so that the order of bytes is the order of offsets. Every key of a user partition begins with its
 20 bytes of topic id and partition.
@@ -8,26 +8,28 @@ Keys are big-endian, so that the order of bytes is the order of offsets. Every k
     starts       partition, start, uuid    -> end, finish order: every listable segment
     cover        partition, last offset    -> first offset, and the segment that answers, see `stored_segment`
     epochs       partition, leader epoch   -> lowest start and highest end offset that were ever finished
-    clamps       partition, valid end      -> offset of the record: cuts what finished below it
-    quarantine_deletions partition, uuid   -> empty: an operator wants the segment deleted
+    clamps       partition, valid end      -> offset of the record: cuts the segments finished below it; end -1 cuts all
+    quarantine_deletions partition, uuid   -> empty: an operator asked for the deletion of the segment
     copy_plans   partition, plan id        -> the record as `serde` writes it
-    log_starts   partition, writer         -> offset, leader epoch, reason; empty writer: a log start that was only seen
+    log_starts   partition, log start      -> the log start; an empty name: a log start that was only seen
     local_log_starts partition             -> planned end of the last trim: offset, leader epoch
     gaps         partition, first offset   -> next offset
-    acceptances  partition                 -> empty: an operator accepts the known records as all that is left
+    acceptances  partition                 -> witness: an operator accepts the known records as all that is left
+    divergences  partition                 -> empty: the owner saw that the leader has another history
     topic_deletions partition 0 of a topic -> empty: the topic was deleted
     missing_topics partition 0 of a topic  -> time (the brokers' clock) since which no broker knows the topic
     deletions    partition                 -> RemotePartitionDeleteState
     tier_configs partition 0 of a topic    -> the record as `serde` writes it
     consumed     metadata partition        -> next offset to read, leader epoch of the batch before it
-    reached      metadata partition        -> that of states of the same topic that were read anew since
-    diverged     metadata partition        -> for an operator: why the follower reads nothing more from it
+    reached      metadata partition        -> the same, of earlier states of the same topic that were read again since
+    diverged     metadata partition        -> text for an operator: why the follower does not read the partition
     meta         name                      -> identity, time of the last read to the end, record types that were read
 
-The cover is disjoint. Finished segments may overlap (two owners copied the same range, which is legal): each offset is
-answered by the one that finished last, in the order of the metadata topic. Kafka's rule (semantics 6.4) replaces
-what a later segment wholly covers and otherwise goes by start offset; both answers are copies of the same log, but
-this one needs no second look: the look-up is one seek to the first last offset that is not below the one sought.
+The runs of the cover do not overlap. Finished segments may overlap (two owners copied the same range, which is legal).
+Each offset is answered by the segment that finished last, in the order of the metadata topic. By Kafka's rule
+(docs/semantics.md 6.4) a later segment replaces those that it wholly covers, and otherwise the start offset decides.
+Both answers are copies of the same log. The rule here needs one seek only: to the lowest last offset that is not below
+the offset sought.
 """
 
 from __future__ import annotations
@@ -46,11 +48,11 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import TopicTierConfigUpdate
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 STATE_FILE = "remote-log-metadata.mdb"
 FRESHNESS_FILE = "freshness.mdb"
 FINAL = b"final"
-"""In the file of freshness, whose other keys are four bytes long."""
+"""A key in the freshness file. The other keys of that file are four bytes long."""
 LOCK_FILE = "writer.lock"
 DATABASES = (
     "partitions",
@@ -67,6 +69,7 @@ DATABASES = (
     "copy_plans",
     "gaps",
     "acceptances",
+    "divergences",
     "topic_deletions",
     "missing_topics",
     "consumed",
@@ -75,7 +78,7 @@ DATABASES = (
     "meta",
 )
 NOT_READABLE = -1
-"""The finish order of a segment that is in another state; else it is an offset of the metadata partition."""
+"""The finish order of a segment that is not readable. Others have an offset of the metadata partition."""
 PARTITION_KEY_BYTES = 20
 
 U64 = struct.Struct(">Q")
@@ -93,7 +96,7 @@ _IDENTITY = struct.Struct(">H16si")
 
 @dataclass(frozen=True, slots=True)
 class StateIdentity:
-    """Whose state this is. One of another identity is not read."""
+    """The cluster and the topic from which a state was read. A process does not use a state of another identity."""
 
     cluster_id: str
     topic_id: UUID
@@ -104,7 +107,7 @@ class StateIdentity:
 
     @classmethod
     def decode(cls, raw: bytes) -> StateIdentity | None:
-        """None when another schema version wrote it."""
+        """Decodes an identity; None when another schema version wrote it."""
         if len(raw) < _IDENTITY.size:
             return None
         schema_version, topic_id, partition_count = _IDENTITY.unpack_from(raw)
@@ -113,7 +116,7 @@ class StateIdentity:
         return cls(raw[_IDENTITY.size :].decode(), UUID(bytes=topic_id), partition_count)
 
     def is_topic_of(self, raw: bytes) -> bool:
-        """Whether `raw` is an identity with the same topic. The schema versions may differ."""
+        """Returns whether `raw` is an identity with the same topic. The schema versions may differ."""
         return len(raw) >= _IDENTITY.size and _IDENTITY.unpack_from(raw)[1] == self.topic_id.bytes
 
 
@@ -135,6 +138,7 @@ class Databases:
     copy_plans: lmdb._Database
     gaps: lmdb._Database
     acceptances: lmdb._Database
+    divergences: lmdb._Database
     topic_deletions: lmdb._Database
     missing_topics: lmdb._Database
     consumed: lmdb._Database
@@ -152,7 +156,7 @@ def partition_key(partition: TopicIdPartition) -> bytes:
 
 
 def offset_key(partition: TopicIdPartition, offset: int) -> bytes:
-    """Of the cover; the partition's key is its head."""
+    """Returns a key of the cover. It begins with the partition's key."""
     return _PARTITION_AND_OFFSET.pack(partition.topic_id.bytes, partition.partition, offset)
 
 
@@ -174,10 +178,10 @@ def decode_partition(raw: bytes | memoryview) -> tuple[int, str]:
 
 @lru_cache(maxsize=4096)
 def decode_tier_config(raw: bytes) -> TopicTierConfigUpdate:
-    """Cached by its bytes."""
+    """Decodes a record of tier settings. The result is cached by the bytes."""
     update = decode_value(raw)
     if not isinstance(update, TopicTierConfigUpdate):
-        raise RemoteLogMetadataError("the saved state holds something else where a topic's tier settings should be")
+        raise RemoteLogMetadataError("the saved state has another record in the place of a topic's tier settings")
     return update
 
 
@@ -191,7 +195,7 @@ def decode_log_start(raw: bytes | memoryview) -> LogStart:
 
 
 def decode_position(raw: bytes | memoryview) -> OffsetAndEpoch:
-    """Decodes a position. Schema versions below 8 kept no leader epoch: it is -1 then."""
+    """Decodes a position. Schema versions below 8 had no leader epoch; it is -1 for them."""
     if len(raw) < OFFSET_AND_EPOCH.size:
         return OffsetAndEpoch(I64.unpack_from(raw)[0], -1)
     return OffsetAndEpoch(*OFFSET_AND_EPOCH.unpack_from(raw))
@@ -200,5 +204,5 @@ def decode_position(raw: bytes | memoryview) -> OffsetAndEpoch:
 def decode_copy_plan(raw: bytes) -> CopyPlan:
     plan = decode_value(raw)
     if not isinstance(plan, CopyPlan):
-        raise RemoteLogMetadataError("the saved state holds something else where a copy plan should be")
+        raise RemoteLogMetadataError("the saved state has another record in the place of a copy plan")
     return plan

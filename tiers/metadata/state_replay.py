@@ -1,7 +1,8 @@
-"""Replay of metadata records into the materialised state (semantics 11.2, DESIGN "RLMM").
+"""Replays metadata records into the materialised state (docs/semantics.md 11.2; docs/design.md, "Metadata").
 
-It takes every forward jump, for compaction removes what lay between; it drops a move backward, an update of a segment
-that was never added, and what it has seen already. What a record's time is, is decided by the topic: LogAppendTime.
+Replay accepts every forward jump of states, since compaction removes the records between. It drops a move backward, an
+update of a segment that was never added, and a record that it has seen before. The topic has LogAppendTime, so the
+time of a record is that of its append.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tiers.metadata.serde import (
     CLAMP_API_KEY,
     COPY_PLAN_API_KEY,
     LOCAL_LOG_START_API_KEY,
+    LOG_DIVERGENCE_API_KEY,
     LOG_GAP_API_KEY,
     LOG_START_OFFSET_API_KEY,
     OPERATOR_ACCEPTANCE_API_KEY,
@@ -29,6 +31,7 @@ from tiers.metadata.serde import (
     MetadataRecord,
     RecordKey,
     encode_value,
+    log_start_key,
 )
 from tiers.metadata.state import RemoteLogMetadataState, SegmentRun
 from tiers.metadata.state_cover import StateCover
@@ -43,7 +46,6 @@ from tiers.metadata.state_layout import (
     U64,
     Databases,
     decode_copy_plan,
-    decode_log_start,
     decode_partition,
     encode_log_start,
     encode_partition,
@@ -61,6 +63,7 @@ from tiers.model.copy_plan import NOT_MEASURED_BYTES, CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
+    LogDivergenceUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
@@ -77,7 +80,7 @@ from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDele
 
 
 class MetadataEvent(NamedTuple):
-    """One record of a metadata partition. `record` None: what `key` names is gone."""
+    """One record of a metadata partition. If `record` is None, the subject of `key` is gone."""
 
     offset: int
     timestamp_ms: int
@@ -94,7 +97,7 @@ class UnknownRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartitionRead:
-    """What one read of a metadata partition brought; the next one starts at `next_offset`."""
+    """The result of one read of a metadata partition. The next read starts at `next_offset`."""
 
     metadata_partition: int
     events: Sequence[MetadataEvent]
@@ -102,16 +105,16 @@ class PartitionRead:
     leader_epoch: int = -1
     """The leader epoch of the last batch before `next_offset`; -1: the read brought no batch."""
     foreign_records: int = 0
-    """Left out, for nobody here wrote them."""
+    """The number of records that were skipped because Tidegate did not write them."""
     unknown: UnknownRecord | None = None
     """The record that ended the read."""
 
 
 class Replay:
-    """One write transaction. What becomes readable is added to `finished`.
+    """Replays records within one write transaction. It adds the segments that become readable to `finished`.
 
-    Millions of records may be replayed at once when a state is built anew: segments are changed as they are stored,
-    and not decoded."""
+    A new state replays millions of records at once. So the replay changes segments in their stored form, without
+    decoding them."""
 
     def __init__(
         self,
@@ -126,7 +129,7 @@ class Replay:
         self._finished = finished
         self._cover = StateCover(state, databases, txn)
         self._known: dict[bytes, tuple[int, str]] = {}
-        """Of the partitions, what this transaction has seen."""
+        """The entries of `partitions` that this transaction has read or written."""
 
     def apply(self, event: MetadataEvent) -> None:
         match event.record:
@@ -137,7 +140,7 @@ class Replay:
             case RemotePartitionDeleteMetadata() as deletion:
                 self._delete_partition(deletion.topic_id_partition, deletion.state)
             case LogStartOffsetUpdate() as update:
-                self._raise_log_start(update)
+                self._put_log_start(update)
             case TopicTierConfigUpdate() as update:
                 key = partition_key(update.topic_id_partition)
                 self._txn.put(key, encode_value(update), db=self._db.tier_configs)
@@ -152,7 +155,10 @@ class Replay:
             case LogGapUpdate() as update:
                 self._put_gap(update)
             case OperatorAcceptanceUpdate() as update:
-                self._txn.put(partition_key(update.topic_id_partition), b"", db=self._db.acceptances)
+                witness = update.witness.encode()
+                self._txn.put(partition_key(update.topic_id_partition), witness, db=self._db.acceptances)
+            case LogDivergenceUpdate() as update:
+                self._txn.put(partition_key(update.topic_id_partition), b"", db=self._db.divergences)
             case TopicDeletionUpdate() as update:
                 self._txn.put(partition_key(update.topic_id_partition), b"", db=self._db.topic_deletions)
             case TopicMissingUpdate() as update:
@@ -174,7 +180,8 @@ class Replay:
             known = stored_fields(self._state.stored(self._txn, key, uuid))
             if known.state != RemoteLogSegmentState.COPY_SEGMENT_STARTED:
                 return
-            # Announced before it was read: now its size is known. Compaction keeps the later record, and so do we.
+            # The segment was announced by a plan, before its size was known. Compaction keeps the later record, so the
+            # replay keeps it too.
             self._txn.put(key + uuid, stored, db=self._db.segments)
             self._txn.delete(start_key(key, known.start_offset, uuid), db=self._db.starts)
         self._know(key, partition.topic, end - start)
@@ -206,7 +213,7 @@ class Replay:
             return
         start, end = known.start_offset, known.end_offset
         is_readable = update.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
-        # A repeated record counts as the later one, which is the one that compaction keeps.
+        # A repeated record counts as the later one, since compaction keeps that one.
         order = offset if is_readable else NOT_READABLE
         stored = update_stored_segment(raw, known, update, timestamp_ms)
         self._txn.put(key + uuid, stored, db=self._db.segments)
@@ -230,7 +237,7 @@ class Replay:
 
     def _clamp(self, clamp: RemoteLogClampUpdate, offset: int) -> None:
         key, valid_end = partition_key(clamp.topic_id_partition), clamp.valid_end_offset
-        self._txn.put(key + U64.pack(valid_end), I64.pack(offset), db=self._db.clamps)
+        self._txn.put(key + I64.pack(valid_end), I64.pack(offset), db=self._db.clamps)
         self._cover.all_above(key, valid_end)
         cursor = self._txn.cursor(db=self._db.epochs)
         found = cursor.set_range(key)
@@ -289,6 +296,7 @@ class Replay:
                 self._db.copy_plans,
                 self._db.gaps,
                 self._db.acceptances,
+                self._db.divergences,
                 self._db.partitions,
             ):
                 self._delete_prefix(database, key)
@@ -302,17 +310,12 @@ class Replay:
         while found and cursor.key()[: len(prefix)] == prefix:
             found = cursor.delete()
 
-    def _raise_log_start(self, update: LogStartOffsetUpdate) -> None:
-        """Keeps the writer's log start. Within one leader epoch the higher log start stays.
-
-        A repeated request may append a writer's older record after its newer one."""
+    def _put_log_start(self, update: LogStartOffsetUpdate) -> None:
+        """Keeps every log start until its own tombstone, as compaction does."""
         key, start = partition_key(update.topic_id_partition), update.log_start
         self._know(key, update.topic_id_partition.topic)
-        writer_key = key + (update.writer.encode() if start.deletes else b"")
-        raw = self._txn.get(writer_key, db=self._db.log_starts)
-        known = None if raw is None else decode_log_start(raw)
-        if known is None or start.leader_epoch > known.leader_epoch or start.offset > known.offset:
-            self._txn.put(writer_key, encode_log_start(start), db=self._db.log_starts)
+        name = log_start_key(update.topic_id_partition, start).name
+        self._txn.put(key + name, encode_log_start(start), db=self._db.log_starts)
 
     def _raise_local_log_start(self, update: LocalLogStartUpdate) -> None:
         key, start = partition_key(update.topic_id_partition), update.local_log_start
@@ -341,7 +344,8 @@ class Replay:
             if stored is None:
                 continue
             known = stored_fields(bytes(stored))
-            # What was announced anew, with its size, says itself what becomes of it; compaction may put that last.
+            # A segment that was announced again, with its size, has records of its own that decide its state.
+            # Compaction may put the end of the plan after them.
             is_started = known.state == RemoteLogSegmentState.COPY_SEGMENT_STARTED
             if is_started and known.segment_size_bytes == NOT_MEASURED_BYTES:
                 self._remove(key, uuid, known)
@@ -357,7 +361,7 @@ class Replay:
             self._delete_partition(named.topic_id_partition, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED)
         elif named.api_key == CLAMP_API_KEY:
             if self._txn.delete(key + named.name, db=self._db.clamps):
-                self._cover.all_above(key, U64.unpack(named.name)[0])
+                self._cover.all_above(key, I64.unpack(named.name)[0])
         elif named.api_key == COPY_PLAN_API_KEY:
             self._end_plan(key, named.name)
         elif named.api_key == QUARANTINE_DELETION_API_KEY:
@@ -372,6 +376,8 @@ class Replay:
                 self._forget_if_empty(key)
         elif named.api_key == OPERATOR_ACCEPTANCE_API_KEY:
             self._txn.delete(key, db=self._db.acceptances)
+        elif named.api_key == LOG_DIVERGENCE_API_KEY:
+            self._txn.delete(key, db=self._db.divergences)
         elif named.api_key == TOPIC_DELETION_API_KEY:
             self._txn.delete(key, db=self._db.topic_deletions)
         elif named.api_key == TOPIC_MISSING_API_KEY:

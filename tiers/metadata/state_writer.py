@@ -1,11 +1,11 @@
-"""The one writer of the materialised state: opens it, or decides that it must be built anew, and replays into it.
+"""The only writer of the materialised state: it opens the state or builds it again, and replays records into it.
 
-The records of one read and the offset to go on from are one LMDB transaction. The writer removes the state and reads
-the topic again from its start in four cases: the file is torn; its identity or schema version differs; a release wrote
-it that reads other record types, and so may have ignored some; or the state was last read to the end so long ago that
-compaction may have removed tombstones unseen. Even then the writer keeps how far the topic was read: a log that is
-shorter, or has another history, has lost records. Before a state is replaced by another topic's, the caller asks
-`saved_identity`.
+The records of one read and the next offset to read are one LMDB transaction. The writer clears the state and reads the
+topic again from its start in four cases: the file is torn; its identity or schema version differs; a release wrote it
+that reads other record types, and so may have ignored some; or the state was last read to the end so long ago that
+compaction may have removed tombstones that it never saw. Even then the writer keeps how far the topic was read: a log
+that is shorter or has another history has lost records. Before a state is replaced by that of another topic, the
+caller asks `saved_identity`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 _CLOCK_STEP_MS = 60_000
 DEFAULT_MAP_SIZE_BYTES = 16 << 30
-"""Address space, not memory and not disk: the file grows with what it holds."""
+"""The size of the address space, not of memory or disk: the file grows with its contents."""
 
 
 class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
@@ -63,7 +63,11 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
         max_age_ms: int | None = None,
         map_size_bytes: int = DEFAULT_MAP_SIZE_BYTES,
     ) -> RemoteLogMetadataStateWriter:
-        """One writer per folder, else an error. A state last read to the end `max_age_ms` ago is too old."""
+        """Opens the state, or clears it when it must be read again.
+
+        There is one writer per folder. A state that was last read to the end more than `max_age_ms` ago is too old.
+        None: any age is good. Raises `RemoteLogMetadataError` when another process writes the state, or when it cannot
+        be written."""
         folder.mkdir(parents=True, exist_ok=True)
         lock = _lock(folder)
         try:
@@ -85,8 +89,8 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
 
     @classmethod
     def _open_files(cls, folder: Path, lock: IO[bytes], map_size_bytes: int) -> RemoteLogMetadataStateWriter:
-        # Freshness means nothing to the next process: it is never synced, and never kept. It goes first: nobody who
-        # shares the state may take what is left of it, when it must be built anew, for all there is.
+        # Freshness has no meaning for the next process, so it is never synced and never kept. It is dropped first.
+        # Otherwise, while the state is built again, a process that shares it might take an incomplete state for fresh.
         freshness = _open_env(folder / FRESHNESS_FILE, 1 << 20, sync=False)
         with freshness.begin(write=True) as txn:
             txn.drop(freshness.open_db(None, txn), delete=False)
@@ -97,7 +101,7 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
             _check_whole(env, path)
             return cls(env, freshness, lock)
         except (lmdb.DiskError, lmdb.MapFullError, lmdb.MemoryError):
-            # The file is whole; what it lacks is room.
+            # The file is whole, but the disk, the map or the memory is full.
             if env is not None:
                 env.close()
             raise
@@ -124,14 +128,14 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
         if StateIdentity.decode(raw) != identity:
             return "it is of another cluster, metadata topic or partition count"
         if max_age_ms is None or self.diverged():
-            # The state is kept as it is: its records cannot be read again.
+            # The state is kept unchanged, since its records cannot be read again.
             return None
         if record_types != encode_record_types(known_record_types()):
-            return "a release that reads other records kept it"
+            return "a release that reads other record types kept it"
         age_ms = None if read_at is None else wall_clock_ms() - I64.unpack(read_at)[0]
-        # What was read in the future was read on a clock that was set back since: nobody knows when.
+        # A time in the future means that the clock was set back since, so the age of the state is unknown.
         if age_ms is None or not -_CLOCK_STEP_MS <= age_ms <= max_age_ms:
-            return "it is older than the topic keeps tombstones for certain"
+            return "it is so old that the topic may have removed tombstones since"
         return None
 
     def _is_topic_of(self, identity: StateIdentity) -> bool:
@@ -142,8 +146,8 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
     def _clear(self, is_same_topic: bool) -> None:
         """Clears the state, except for its identity, its record types and the writer name of its folder.
 
-        Other processes know the keeper of the folder by that name. When `is_same_topic`, the state also keeps the
-        reached positions and the divergences."""
+        Other processes know the process that keeps the folder by that name. When `is_same_topic`, the state also keeps
+        the reached positions and the divergences."""
         reached: dict[bytes, OffsetAndEpoch] = {}
         diverged: list[tuple[bytes, bytes]] = []
         with self._env.begin(write=True) as txn:
@@ -169,7 +173,7 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
         self._lock.close()
 
     def writer_name(self, host: str) -> str:
-        """A name that this folder keeps over restarts, but not on another host: a folder may be copied."""
+        """Returns the folder's writer name. It survives restarts, but not another host: a folder may be copied."""
         with self._env.begin(write=True) as txn:
             raw = txn.get(b"writer", db=self._db.meta)
             name = "" if raw is None else str(raw, "utf-8")
@@ -179,13 +183,13 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
         return name
 
     def mark_fresh(self, fresh_at_ms: dict[int, int]) -> None:
-        """Monotonic times, per metadata partition, at which what was read reached the high watermark."""
+        """Records the monotonic times, by metadata partition, at which the reads reached the high watermark."""
         with self._freshness.begin(write=True) as txn:
             for metadata_partition, at_ms in fresh_at_ms.items():
                 txn.put(I32.pack(metadata_partition), I64.pack(at_ms))
 
     def mark_final(self, is_final: bool) -> None:
-        """Whether the topic is gone; forgotten when the state is opened again."""
+        """Records whether the topic is gone. The next opening of the state forgets it."""
         with self._freshness.begin(write=True) as txn:
             if is_final:
                 txn.put(FINAL, b"")
@@ -193,26 +197,28 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
                 txn.delete(FINAL)
 
     def mark_read_to_end(self, wall_clock_ms: int) -> None:
-        """All metadata partitions were read to their ends at that time."""
+        """Records the time at which all metadata partitions had been read to their ends."""
         for env in (self._env, self._freshness):
-            env.reader_check()  # a worker that died while it read would keep pages from being used again, for ever
+            env.reader_check()  # a worker that died within a read would keep pages from being reused forever
         with self._env.begin(write=True) as txn:
             txn.put(b"read_to_end_at_ms", I64.pack(wall_clock_ms), db=self._db.meta)
 
     def mark_diverged(self, metadata_partition: int, reason: str) -> None:
-        """Keeps the divergence of a metadata partition, for as long as this state exists."""
+        """Keeps the divergence of a metadata partition for as long as this state exists."""
         with self._env.begin(write=True) as txn:
             txn.put(I32.pack(metadata_partition), reason.encode(), db=self._db.diverged)
 
     def start_over(self, reason: str, *, is_same_topic: bool = True) -> None:
-        """Forgets everything that was read; first that it was fresh: who shares the state would believe the void."""
-        log.warning("the saved remote log metadata is read again from the topic", extra={"reason": reason})
+        """Forgets all records that were read, and before them their freshness.
+
+        Otherwise a process that shares the state might take the empty state for fresh."""
+        log.warning("the saved remote log metadata is cleared and read again from the topic", extra={"reason": reason})
         with self._freshness.begin(write=True) as txn:
             txn.drop(self._freshness.open_db(None, txn), delete=False)
         self._clear(is_same_topic)
 
     def apply(self, reads: Iterable[PartitionRead]) -> list[RemoteLogSegmentId]:
-        """Replays `reads` in one transaction; returns the segments that they made readable."""
+        """Replays `reads` in one transaction. Returns the segments that became readable."""
         finished: list[RemoteLogSegmentId] = []
         with self._env.begin(write=True) as txn:
             replay = Replay(self, self._db, txn, finished)
@@ -228,7 +234,9 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
 
 
 def saved_identity(folder: Path) -> StateIdentity | None:
-    """Whose state is saved here; None when no segment would be forgotten with it, or nothing can be read."""
+    """Returns the identity of the state that is saved in `folder`.
+
+    None: the state has no segment that could be forgotten, or it cannot be read."""
     path = folder / STATE_FILE
     if not path.exists():
         return None
@@ -251,9 +259,10 @@ def saved_identity(folder: Path) -> StateIdentity | None:
 
 
 def forget_freshness(folder: Path) -> None:
-    """Before anybody shares the state: monotonic times of an earlier boot, or of long ago, must mean nothing.
+    """Removes the freshness, before any process shares the state.
 
-    `RemoteLogMetadataError` when another process keeps the state."""
+    The monotonic times of an earlier boot, or old ones, must have no meaning. Raises `RemoteLogMetadataError` when
+    another process keeps the state."""
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder):
         _remove(folder / FRESHNESS_FILE)
@@ -273,11 +282,11 @@ def _open_env(path: Path, map_size_bytes: int, *, sync: bool) -> lmdb.Environmen
 
 
 def _check_whole(env: lmdb.Environment, path: Path) -> None:
-    """LMDB believes its meta page; a page that the file lost would be a bus error in whoever reads it."""
+    """Checks the size of the file. LMDB trusts its meta page, and a missing page would crash a reader with SIGBUS."""
     needed_bytes = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
     size_bytes = path.stat().st_size
     if size_bytes < needed_bytes:
-        raise lmdb.CorruptedError(f"{size_bytes} bytes of {needed_bytes}")
+        raise lmdb.CorruptedError(f"the file has {size_bytes} of {needed_bytes} bytes")
 
 
 def _lock(folder: Path) -> IO[bytes]:
@@ -286,7 +295,7 @@ def _lock(folder: Path) -> IO[bytes]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
-        raise RemoteLogMetadataError(f"another process writes the state in {folder}") from error
+        raise RemoteLogMetadataError(f"another process writes the state in {folder}: stop it first") from error
     return lock
 
 

@@ -1,14 +1,14 @@
-"""A segment as the materialised state keeps it: fixed fields first, so that a look-up costs microseconds.
+"""A segment as the materialised state stores it: fixed fields first, so that a look-up takes microseconds.
 
-The partition and the uuid are the key of the entry, and not repeated. Layout, big-endian: `_FIXED`, the leader epochs
-as (i32, i64) each, the custom metadata, the topic's name to the end. It is nobody's but the state's: another layout
-is another `SCHEMA_VERSION`.
+The entry's key has the partition and the uuid, so the value does not repeat them. The layout is big-endian: `_FIXED`,
+the leader epochs as (i32, i64) each, the custom metadata, and the topic's name to the end. Only the state uses this
+layout. A change of it needs another `SCHEMA_VERSION`.
 
-A run of the cover holds the whole segment that answers for it, behind its first offset, the segment's uuid and the
-last offset that clamps leave of the segment: one seek finds all that a fetch asks for.
+A run of the cover contains the whole segment that answers for it: the first offset of the run, the segment's uuid, the
+end offset that clamps leave of the segment, and the segment. So one seek finds everything that a fetch needs.
 
-Who goes through a million segments asks for a few fields of each: a `StoredSegment` has these, and the bytes of the
-rest.
+A caller that iterates over a million segments needs a few fields of each. A `StoredSegment` has these fields, and the
+bytes of the rest.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _FIXED = struct.Struct(">qqiqqiB?Ii")
 _EPOCH = struct.Struct(">iq")
 _UUID_AND_VALID_END = struct.Struct(">16sq")
 _ANSWER = struct.Struct(">16sqqqiqqiB?Ii")
-"""`_UUID_AND_VALID_END` and `_FIXED`."""
+"""The fields of `_UUID_AND_VALID_END` and `_FIXED`."""
 _NO_CUSTOM_METADATA = -1
 NOT_CUT = (1 << 63) - 1
-"""The valid end of a segment that no clamp cuts: above every offset."""
+"""The valid end of a segment that no clamp cuts. It lies above every offset."""
 _STATES = tuple(RemoteLogSegmentState)
 _SEGMENT = quick(RemoteLogSegmentMetadata)
 
@@ -52,7 +52,7 @@ class StoredFields(NamedTuple):
 
 
 def encode_stored_segment(metadata: RemoteLogSegmentMetadata, event_timestamp_ms: int | None = None) -> bytes:
-    """Whatever `serde` can read fits. What a clamp cuts off is not stored: the state works it out."""
+    """Encodes a segment. Every segment that `serde` decodes fits. `clamped_to` is not stored: the state computes it."""
     custom = metadata.custom_metadata
     epochs = metadata.segment_leader_epochs
     fixed = _FIXED.pack(
@@ -75,18 +75,18 @@ def stored_fields(raw: bytes) -> StoredFields:
     try:
         return StoredFields(*_FIXED.unpack_from(raw))
     except struct.error as error:
-        raise RemoteLogMetadataError(f"the saved state holds an unreadable segment: {error}") from error
+        raise RemoteLogMetadataError(f"the saved state has an unreadable segment: {error}") from error
 
 
 def stored_leader_epochs(raw: bytes, fields: StoredFields) -> list[tuple[int, int]]:
-    """`(leader epoch, its start offset)`."""
+    """Returns the leader epochs as `(leader epoch, start offset)`."""
     return list(_EPOCH.iter_unpack(raw[_FIXED.size : _FIXED.size + fields.epoch_count * _EPOCH.size]))
 
 
 def update_stored_segment(
     raw: bytes, fields: StoredFields, update: RemoteLogSegmentMetadataUpdate, event_timestamp_ms: int
 ) -> bytes:
-    """What `RemoteLogSegmentMetadata.with_update` makes of it, without its decoding."""
+    """Does the same as `RemoteLogSegmentMetadata.with_update`, without decoding the segment."""
     custom = update.custom_metadata
     length = fields.custom_metadata_length if custom is None else len(custom)
     start, end, _, max_timestamp, _, size, _, no_txn, epoch_count, _ = fields
@@ -102,16 +102,16 @@ def update_stored_segment(
 
 
 class StoredSegment(NamedTuple):
-    """A segment as it is stored: a fifth of the time and a third of the memory of its value, which `metadata` makes.
+    """A segment in its stored form. It takes a fifth of the time and a third of the memory of the decoded value.
 
-    `answer`, with the partition's key, is all of it: what is to be kept or sent is that."""
+    `metadata` decodes it. `partition_key` and `answer` contain all of it, for callers that keep or send it."""
 
     partition_key: bytes
     answer: bytes
     id: bytes
     """The segment's uuid."""
     kept_end_offset: int
-    """What clamps leave of it; at `end_offset` or above when none cuts it."""
+    """The end offset that clamps leave of the segment; at or above `end_offset` if no clamp cuts it."""
     start_offset: int
     end_offset: int
     broker_id: int
@@ -125,12 +125,12 @@ class StoredSegment(NamedTuple):
 
     @property
     def valid_end_offset(self) -> int:
-        """Of `RemoteLogSegmentMetadata`."""
+        """The `valid_end_offset` of `RemoteLogSegmentMetadata`."""
         return min(self.kept_end_offset, self.end_offset)
 
     @property
     def retained_bytes(self) -> int:
-        """Of `RemoteLogSegmentMetadata`."""
+        """The `retained_bytes` of `RemoteLogSegmentMetadata`."""
         return self.segment_size_bytes if self.kept_end_offset >= self.end_offset else 0
 
     @property
@@ -146,22 +146,24 @@ def stored_segment(partition_key: bytes, answer: bytes) -> StoredSegment:
     try:
         return StoredSegment._make((partition_key, answer, *_ANSWER.unpack_from(answer)))
     except struct.error as error:
-        raise RemoteLogMetadataError(f"the saved state holds an unreadable segment: {error}") from error
+        raise RemoteLogMetadataError(f"the saved state has an unreadable segment: {error}") from error
 
 
 def decode_stored_segment(key: bytes, raw: bytes) -> RemoteLogSegmentMetadata:
-    """`key` is partition and uuid."""
+    """Decodes a stored segment. `key` is its partition and uuid."""
     return _decode(key[:20], encode_answer(key[20:], NOT_CUT, raw))
 
 
 def encode_answer(uuid: bytes, valid_end_offset: int, stored: bytes) -> bytes:
-    """A run of the cover without its first offset. `valid_end_offset` is the segment's, and may lie above the run."""
+    """Encodes a run of the cover without its first offset.
+
+    `valid_end_offset` is that of the segment, and may lie above the run."""
     return _UUID_AND_VALID_END.pack(uuid, valid_end_offset) + stored
 
 
 @lru_cache(maxsize=4096)
 def decode_answer(partition_key: bytes, answer: bytes) -> RemoteLogSegmentMetadata:
-    """Cached by its bytes: readers of old data ask for the same few segments again."""
+    """Decodes an answer. The result is cached, since readers of old data ask for the same few segments again."""
     return _decode(partition_key, answer)
 
 
@@ -184,7 +186,7 @@ def _decode(partition_key: bytes, answer: bytes) -> RemoteLogSegmentMetadata:
         epochs_end = _ANSWER.size + epoch_count * _EPOCH.size
         custom_end = epochs_end + custom_length if custom_length > 0 else epochs_end
         if custom_end > len(answer):
-            raise RemoteLogMetadataError("the saved state holds a torn segment")
+            raise RemoteLogMetadataError("the saved state has a torn segment")
         epochs = [LeaderEpochEntry(*entry) for entry in _EPOCH.iter_unpack(answer[_ANSWER.size : epochs_end])]
         return _SEGMENT(
             RemoteLogSegmentId(_partition(partition_key, answer[custom_end:]), quick_uuid(uuid)),
@@ -201,7 +203,7 @@ def _decode(partition_key: bytes, answer: bytes) -> RemoteLogSegmentMetadata:
             valid_end if valid_end < end else None,
         )
     except (struct.error, IndexError, ValueError) as error:
-        raise RemoteLogMetadataError(f"the saved state holds an unreadable segment: {error}") from error
+        raise RemoteLogMetadataError(f"the saved state has an unreadable segment: {error}") from error
 
 
 @lru_cache(maxsize=1024)

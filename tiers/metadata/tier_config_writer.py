@@ -1,9 +1,10 @@
-"""`TierConfigWriter`: tier settings of a topic change one change at a time in the whole cluster.
+"""`TierConfigWriter` makes the changes of a topic's tier settings one after the other in the whole cluster.
 
-Whether a change may be depends on what the topic has before it, and two proxies may be asked at once. So a change is
-read, judged and written as one: whoever initializes the transactional.id of the metadata partition fences everybody who
-has not committed yet, then reads to the end. A commit that succeeds thus says that nobody else's came between; one that
-is fenced is judged anew. All settings of a topic are one record, a tombstone when none is left.
+Whether a change is valid depends on the settings before it, and two proxies may receive changes at the same time. So
+reading, checking and writing are one operation. A writer initializes the transactional.id of the metadata partition,
+which fences every writer that has not committed yet, and then reads to the end. So a successful commit proves that no
+other change came between. A fenced writer checks its change again. All settings of a topic are one record, or a
+tombstone when none is left.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from tiers.metadata.serde import encode_key, encode_value, key_of
 from tiers.model.segment_metadata import TopicTierConfigUpdate
 
 CheckTierConfig = Callable[[Mapping[str, str]], None]
-"""Given what the topic has before the change; what it raises ends the change."""
+"""Called with the topic's settings before the change. If it raises an exception, the change is not made."""
 
 _BACKOFF_BASE_MS = 50
 _BACKOFF_CAP_MS = 500
 
 
 def changed_tier_config(known: TopicTierConfigUpdate, changes: Mapping[str, str | None]) -> KeyAndValue | None:
-    """`known` with its writer and time as the new record has them; None when nothing changes."""
+    """Returns the new record, or None when nothing changes.
+
+    `known` has the settings before the change, and the writer and time of the new record."""
     merged = {**known.config, **changes}
     config = {key: value for key, value in merged.items() if value is not None}
     if config == known.config:
@@ -41,7 +44,9 @@ def tier_config_transactional_id(prefix: str, metadata_partition: int) -> str:
 
 
 class TierConfigWriter:
-    """`prefix` is the same in every proxy of a cluster that shares a metadata topic."""
+    """Writes the changes of tier settings.
+
+    `prefix` must be the same in every proxy that shares the metadata topic."""
 
     def __init__(
         self,
@@ -65,10 +70,11 @@ class TierConfigWriter:
         record: Callable[[], KeyAndValue | None],
         timeout_ms: int,
     ) -> int | None:
-        """Commits what `record` makes of all that was committed before; returns its offset.
+        """Commits the record that `record` makes from all earlier commits, and returns its offset.
 
-        `read_to_end` is given the milliseconds left. `record` may be called again; what it raises comes out, and None
-        writes nothing. `RemoteLogMetadataError`: not written, or not known."""
+        `read_to_end` is called with the milliseconds that are left. `record` may be called more than once. An
+        exception from it reaches the caller. If it returns None, nothing is written, and the result is None. Raises
+        `RemoteLogMetadataError` when the record was not written, or when that is not known."""
         deadline_ms = self._clock_ms() + timeout_ms
         async with self._writing.setdefault(metadata_partition, asyncio.Lock()):
             failures = 0

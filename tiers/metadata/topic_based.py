@@ -1,7 +1,7 @@
-"""`TopicBasedRemoteLogMetadataManager`: KIP-405's default, metadata in a compacted topic of the cluster itself.
+"""`TopicBasedRemoteLogMetadataManager`: KIP-405's default manager, with the metadata in a topic of the cluster itself.
 
-Reads come from the materialised state, which a follower of the topic keeps; writes are transactions of the owner
-of a metadata partition. The pieces: `follower`, `ownership`, `metadata_producer`, `state`, `serde`.
+Reads use the materialised state, which a follower of the topic keeps. Writes are transactions of the owner of a
+metadata partition. The parts are `follower`, `ownership`, `metadata_producer`, `state` and `serde`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from tiers.metadata.ownership import MetadataPartitionOwnership
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.metadata.serde import (
     MetadataRecord,
+    log_divergence_key,
     log_gap_key,
     nothing_key,
     operator_acceptance_key,
@@ -50,7 +51,10 @@ from tiers.metadata.topic_based_settings import MetadataStatus, TopicBasedSettin
 from tiers.metadata.written_records import (
     is_log_start_known,
     key_and_value,
+    records_of_accepted_history,
     records_of_deletion,
+    records_of_forgotten_copies,
+    records_of_log_start,
     records_of_new_segment,
     records_of_plan_end,
     records_of_update,
@@ -61,6 +65,7 @@ from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
+    LogDivergenceUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
@@ -88,7 +93,9 @@ def wall_clock_ms() -> int:
 
 
 class TopicBasedRemoteLogMetadataManager(StateBackedReader):
-    """Implements `RemoteLogMetadataManager`. The client stays the caller's; `open` and `close` once, in one loop."""
+    """Implements `RemoteLogMetadataManager`.
+
+    The caller keeps and closes the client. It calls `open` and `close` once, in one event loop."""
 
     def __init__(
         self,
@@ -119,12 +126,11 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         self._ended: str | None = None
 
     async def open(self) -> None:
-        """Creates or checks the topic, opens the state and begins to follow.
+        """Creates or checks the topic, opens the state, and starts to follow the topic.
 
-        Where the topic of a saved state is gone, that state is the last that knows the segments: then it is opened as
-        it is, final and never fresh, and `alarm` says so.
-
-        `MetadataTopicUnfitError`: an operator must act. `BrokerError`: the cluster cannot be reached."""
+        If the topic of a saved state is gone, that state is the last place that knows the segments. It is then opened
+        unchanged, final and never fresh, and `alarm` says so. Raises `MetadataTopicUnfitError` when an operator must
+        act, and `BrokerError` when the cluster cannot be reached."""
         settings = self._settings
         saved, lost = await asyncio.to_thread(saved_identity, settings.state_folder), None
         try:
@@ -134,8 +140,8 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         except MetadataTopicLostError as error:
             assert saved is not None
             topic = MetadataTopic(saved.cluster_id, settings.topic.name, saved.topic_id, saved.partition_count, 0)
-            lost = f"{error}: see 'The metadata topic is lost' in docs/operations.md, and then remove that state, in"
-            lost = f"{lost} {settings.state_folder}"
+            lost = f"{error}: see 'The metadata topic is lost' in docs/operations.md, and remove the saved state in"
+            lost = f"{lost} {settings.state_folder} after that"
         state = await asyncio.to_thread(
             RemoteLogMetadataStateWriter.open,
             settings.state_folder,
@@ -145,7 +151,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         )
         self._topic, self._opened_state, self._opened_at_ms = topic, state, self._clock_ms()
         self._topic_alarm = self._ended = None
-        # A writer's records must never go back, hence no two processes may share a name; nor may names pile up.
+        # A record names its writer for operators. The name stays the same over restarts.
         if not self._writer:
             self._writer = await asyncio.to_thread(state.writer_name, socket.gethostname())
         self._producer = MetadataProducer(self._client, topic, clock_ms=self._clock_ms, clock_skew=self._clock_skew)
@@ -180,20 +186,20 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             self._running.append(self._start("owner", self._ownership.run))
 
     def _start(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-        """What it runs into is an alarm, and ends nobody else's task."""
+        """Starts a task. An exception becomes an alarm, and does not end the other tasks."""
 
         async def run() -> None:
             try:
                 await work()
             except Exception as error:
-                log.exception("a task of the remote log metadata ended: nothing is written until a restart")
-                self._ended = f"the {what} of the remote log metadata ended: {error!r}"
+                log.exception("a task of the remote log metadata failed: nothing is written until a restart")
+                self._ended = f"the {what} of the remote log metadata failed: {error!r}: restart this process"
 
         assert self._tasks is not None
         return self._tasks.create_task(run(), name=f"remote-log-metadata-{what}")
 
     async def close(self) -> None:
-        """Leaves the group and closes the state; safe to call twice, and after `open` failed."""
+        """Leaves the group and closes the state. Safe to call twice, and after `open` failed."""
         try:
             if self._tasks is not None:
                 for task in self._running:
@@ -204,17 +210,19 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             follower, self._follower = self._follower, None
             state, self._opened_state = self._opened_state, None
             self._ownership = self._producer = None
-            # Not left half way when cancelled: who opens the folder next needs its lock.
+            # A cancellation must not leave the state open, since the next process needs the lock of its folder.
             await asyncio.shield(asyncio.to_thread(_close, follower, state))
 
     @property
     def alarm(self) -> str | None:
-        """What is wrong with the metadata topic or the saved state, for an operator; nothing is written meanwhile."""
+        """Returns the trouble with the metadata topic or the saved state, as a text for an operator; None without any.
+
+        While there is trouble, nothing is written."""
         follower = self._follower
         return self._ended or self._topic_alarm or (None if follower is None else follower.trouble)
 
     def status(self) -> MetadataStatus:
-        """At any time, before the opening and after the closing too."""
+        """Returns the status. It may be called at any time, also before `open` and after `close`."""
         follower = self._follower
         return MetadataStatus(
             self.alarm,
@@ -264,7 +272,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         now_ms = self._clock_ms()
         for segment_id in segment_ids:
             self._seen_at_ms.setdefault(segment_id, now_ms)
-        # What leaves here counts as seen at the opening, which is long ago when so many came after it.
+        # A segment without an entry counts as seen at the opening, long before the many segments that displaced it.
         while len(self._seen_at_ms) > _SEEN_KEPT:
             del self._seen_at_ms[next(iter(self._seen_at_ms))]
 
@@ -274,6 +282,9 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
     async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
         partition = update.segment_id.topic_id_partition
         await self._write(partition, lambda: records_of_update(self._state, update))
+
+    async def forget_unfinished_copies(self, segments: Sequence[RemoteLogSegmentId]) -> None:
+        await self._write(segments[0].topic_id_partition, lambda: records_of_forgotten_copies(self._state, segments))
 
     async def put_copy_plan(self, plan: CopyPlan) -> None:
         record = replace(plan, writer=self._writer)
@@ -295,12 +306,16 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
 
     async def _write(self, partition: TopicIdPartition, records: Callable[[], Sequence[KeyAndValue]]) -> None:
         if self._ownership is None:
-            raise RemoteLogMetadataError("this process is no member of the group that owns metadata partitions")
+            raise RemoteLogMetadataError("this process is not a member of the group that owns metadata partitions")
         await self._ownership.write(self.metadata_partition(partition), records, self._settings.write_timeout_ms)
 
     async def put_local_log_start(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
         update = LocalLogStartUpdate(partition, self._writer, self._wall_clock_ms(), start)
         await self._write(partition, lambda: [key_and_value(update)])
+
+    async def begin_accepted_history(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
+        update = LocalLogStartUpdate(partition, self._writer, self._wall_clock_ms(), start)
+        await self._write(partition, lambda: records_of_accepted_history(self._state, update))
 
     async def put_log_gap(self, partition: TopicIdPartition, gap: LogGap, leader_epoch: int) -> None:
         update = LogGapUpdate(partition, self._writer, self._wall_clock_ms(), gap, leader_epoch)
@@ -312,14 +327,19 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
     async def end_acceptance(self, partition: TopicIdPartition) -> None:
         await self._write(partition, lambda: [tombstone(operator_acceptance_key(partition))])
 
+    async def put_log_divergence(self, partition: TopicIdPartition, *, is_diverged: bool) -> None:
+        update = LogDivergenceUpdate(partition, self._writer, self._wall_clock_ms())
+        record = key_and_value(update) if is_diverged else tombstone(log_divergence_key(partition))
+        await self._write(partition, lambda: [record])
+
     async def put_topic_missing(self, topic_id: UUID, topic: str, *, is_missing: bool) -> None:
         partition = TopicIdPartition(topic_id, 0, topic)
         update = TopicMissingUpdate(partition, self._writer, self._wall_clock_ms())
         record = key_and_value(update) if is_missing else tombstone(topic_missing_key(partition))
         await self._write(partition, lambda: [record])
 
-    async def accept(self, partition: TopicIdPartition) -> None:
-        await self._send(partition, OperatorAcceptanceUpdate(partition, self._writer, self._wall_clock_ms()))
+    async def accept(self, partition: TopicIdPartition, witness: str) -> None:
+        await self._send(partition, OperatorAcceptanceUpdate(partition, self._writer, self._wall_clock_ms(), witness))
 
     async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
         partition = TopicIdPartition(topic_id, 0, topic)
@@ -342,13 +362,14 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
         if self._producer is None:
             raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
         async with in_turn(self._writing_log_start[metadata_partition], timeout_ms):
-            # What this writer wrote before must be known, or its latest record might not be its highest.
+            # The state must contain what this process wrote before. Otherwise it would write the same record again.
             await self.follower.ensure_fresh(metadata_partition, 0, deadline_ms - self._clock_ms())
             if is_log_start_known(self._state, partition, start, denied):
                 return
             update = LogStartOffsetUpdate(partition, self._writer, self._wall_clock_ms(), start)
             left_ms = deadline_ms - self._clock_ms()
-            written = await self._producer.send(metadata_partition, [key_and_value(update)], left_ms)
+            records = records_of_log_start(self._state, update)
+            written = await self._producer.send(metadata_partition, records, left_ms)
             await self.follower.read_past(metadata_partition, written, deadline_ms - self._clock_ms())
 
     async def _send(self, partition: TopicIdPartition, record: MetadataRecord) -> None:
@@ -400,7 +421,9 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             await self.follower.read_past(metadata_partition, written, timeout_ms)
 
     async def clock_skew_ms(self, partition: TopicIdPartition, anew: bool = False) -> int:
-        """How far the brokers' clock is ahead of ours; asks by writing a record that says nothing, if it must."""
+        """Returns how far the brokers' clock is ahead of this machine's clock.
+
+        If there is no measurement, or with `anew`, it writes a record without meaning to measure it."""
         skew_ms = None if anew else self._clock_skew.skew_ms()
         if skew_ms is None:
             if self._producer is None:
@@ -409,14 +432,14 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             await self._producer.send(self.metadata_partition(partition), [nothing], self._settings.write_timeout_ms)
             skew_ms = self._clock_skew.skew_ms()
         if skew_ms is None:
-            raise RemoteLogMetadataError("the brokers do not tell when they append: the topic has no LogAppendTime")
+            raise RemoteLogMetadataError("the brokers return no append time: the metadata topic has no LogAppendTime")
         return skew_ms
 
     async def _check_topic(self) -> None:
         is_missing = False
         while True:
             interval_ms = self._settings.check_interval_ms
-            # What may pass, or is to be seen a second time, is looked at soon.
+            # An error that may pass, or that counts only when it is seen twice, is checked again soon.
             soon = is_missing or self._topic_alarm is not None
             await asyncio.sleep((min(interval_ms, _CHECK_AGAIN_MS) if soon else interval_ms) / 1000)
             was_missing, is_missing = is_missing, False
@@ -425,15 +448,18 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
                 is_ours = topic.topic_id == self.topic.topic_id
                 self._mark_final(not is_ours)
                 if not is_ours:
-                    raise MetadataTopicUnfitError(f"topic {topic.name} was deleted and created again")
+                    raise MetadataTopicUnfitError(
+                        f"topic {topic.name} was deleted and created again: see 'The metadata topic is lost' in"
+                        " docs/operations.md"
+                    )
             except MetadataTopicUnfitError as error:
                 self._set_alarm(str(error))
             except BrokerError as error:
                 log.warning("the metadata topic cannot be checked", extra={"error": str(error)})
                 is_missing = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                if is_missing and was_missing:  # one broker may not have heard of it yet
+                if is_missing and was_missing:  # a single broker may not know the topic yet
                     self._mark_final(True)
-                    self._set_alarm(f"topic {self.topic.name} was deleted: what it held is known here until a restart")
+                    self._set_alarm(f"topic {self.topic.name} was deleted: its records are known here until a restart")
             else:
                 self._set_alarm(None)
 
@@ -444,7 +470,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
 
     def _set_alarm(self, alarm: str | None) -> None:
         if alarm is not None and alarm != self._topic_alarm:
-            log.error("the metadata topic is not fit for its use: nothing is written", extra={"error": alarm})
+            log.error("the metadata topic must not be used as it is: nothing is written", extra={"error": alarm})
         self._topic_alarm = alarm
         if self._ownership is not None:
             self._ownership.suspended_for = alarm

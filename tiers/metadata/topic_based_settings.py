@@ -1,4 +1,4 @@
-"""What a `TopicBasedRemoteLogMetadataManager` is told, and what it tells an operator."""
+"""The settings of a `TopicBasedRemoteLogMetadataManager`, and its status for operators."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ DEFAULT_PREFIX = "tidegate"
 
 
 def metadata_group_id(topic_name: str, prefix: str = DEFAULT_PREFIX) -> str:
-    """Of the group that owns the topic's partitions; its transactional ids begin with it too."""
+    """Returns the id of the group that owns the metadata partitions. The transactional ids begin with it too."""
     return f"{prefix}-{topic_name}"
 
 
 @dataclass(frozen=True, slots=True)
 class TopicBasedSettings:
-    """`state_folder` belongs to one process at a time. `prefix` names group and transactional ids: one per cluster."""
+    """The manager's settings. `state_folder` belongs to one process at a time.
+
+    `prefix` is the beginning of group and transactional ids, and must be the same in the whole cluster."""
 
     state_folder: Path
     prefix: str = DEFAULT_PREFIX
@@ -30,12 +32,12 @@ class TopicBasedSettings:
     partitioner: TopicPartitioner = by_topic_id
     open_timeout_ms: int = 30_000
     write_timeout_ms: int = 8_000
-    """Below the transactions' own timeout, after which the coordinator would fence us."""
+    """The timeout of a write. It is below the transaction timeout, after which the coordinator would fence us."""
     check_interval_ms: int = 30_000
-    """Trouble with the topic is known within a minute."""
+    """How often the topic is checked. A problem with it is found within a minute."""
 
     refusal_to_create: Callable[[], Awaitable[str | None]] | None = None
-    """Asked before a topic is created that is missing: a sentence for an operator when that must not be."""
+    """Called before a missing topic is created. It returns why that must not happen, for an operator, or None."""
 
     @property
     def group_id(self) -> str:
@@ -44,7 +46,9 @@ class TopicBasedSettings:
 
 @dataclass(frozen=True, slots=True)
 class MetadataStatus:
-    """What an operator sees of the manager. `freshness_age_ms`: of what is behind most; None: not all was read yet."""
+    """The manager's status for operators.
+
+    `freshness_age_ms` is that of the partition that is furthest behind; None: not all partitions were read yet."""
 
     alarm: str | None
     freshness_age_ms: int | None

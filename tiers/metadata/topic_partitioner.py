@@ -1,7 +1,10 @@
-"""Which metadata partition holds the records of a user partition (semantics 11.4): two published formulas.
+"""Computes which metadata partition holds the records of a user partition, by two published formulas.
 
-`by_topic_id` is what Kafka ships and what this project writes with: it survives a recreated topic. `by_topic_name` is
-the founding documents'. All members of a cluster must use the same one.
+See docs/semantics.md 11.4.
+
+`by_topic_id` is the formula of Kafka's releases. Tidegate writes with it, since it tells a topic from an earlier one of
+the same name. `by_topic_name` is the founding formula (docs/founding.md, "Metadata partition"). All members of a
+cluster must use the same one.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ def by_topic_id(partition: TopicIdPartition, partition_count: int) -> int:
 
 
 def by_topic_name(partition: TopicIdPartition, partition_count: int) -> int:
-    """The founding formula: Java's hash of `topic-partition`, its sign taken off."""
+    """The founding formula: Java's hash of `topic-partition` without its sign."""
     return (java_string_hash(f"{partition.topic}-{partition.partition}") & _POSITIVE) % partition_count
 
 
@@ -38,7 +41,7 @@ def _long_hash(value: int) -> int:
 
 
 def java_string_hash(text: str) -> int:
-    """`String.hashCode` as an unsigned number: over UTF-16 code units."""
+    """Computes Java's `String.hashCode` over UTF-16 code units, as an unsigned number."""
     units = text.encode("utf-16-be", "surrogatepass")
     hashed = 0
     for index in range(0, len(units), 2):
@@ -47,7 +50,7 @@ def java_string_hash(text: str) -> int:
 
 
 def murmur2(data: bytes) -> int:
-    """Kafka's variant, as an unsigned number."""
+    """Computes Kafka's variant of murmur2, as an unsigned number."""
     length = len(data)
     hashed = (_MURMUR2_SEED ^ length) & _MASK
     whole = length & ~3

@@ -1,1 +1,1 @@
-"""The values of KIP-405: identifiers, states and metadata of remote log segments. No I/O."""
+"""The values of KIP-405: identifiers, states and metadata of remote log segments. This package does no I/O."""

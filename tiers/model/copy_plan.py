@@ -1,10 +1,10 @@
-"""`CopyPlan`: one record that announces many copies: of each tile, every attempt that may be made at it.
+"""`CopyPlan`: one record that announces many copies, namely every possible attempt for each tile.
 
-Who copies on other machines does not know before which attempt begins: Spark repeats a task whose executor died, and
-may run one twice at a time. So the uuid of an attempt follows from the plan, and the record stands for a
-COPY_SEGMENT_STARTED of each: what any of them stored has a name that the metadata knows, and is deleted by it, whoever
-died. The end of a plan is its tombstone: what was not announced again under its own name by then was never begun, or
-its objects are gone.
+A driver that copies on other machines does not know in advance which attempts will run: Spark repeats a task whose
+executor died, and may run a task twice at the same time. So the plan determines the uuid of each attempt, and its
+record stands for a COPY_SEGMENT_STARTED of each. The metadata thus knows the names of all objects that an attempt may
+store, and the owner can delete them even if the driver or an executor died. A tombstone ends the plan. By then, every
+attempt either has its own record, or never began, or its objects are deleted.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetad
 from tiers.model.segment_state import RemoteLogSegmentState
 
 NOT_MEASURED_BYTES = 0
-"""The size of what a plan alone announces: nobody has read it yet. A real segment is never empty."""
+"""The size of a segment that only a plan announces, because it has not been read yet. A real segment is never empty."""
 MAX_SEGMENTS = 100_000
-"""What a plan may announce. Whoever may write to the topic may say anything."""
+"""The most attempts that one plan may announce. It bounds the memory that a malicious record can take."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """Our own record type. Tile n has the offsets [`bounds[n]`, `bounds[n + 1]`), whole batches; `leader_epoch` is that
-    of the log before the first. Raises `ValueError` of what is no plan."""
+    """A plan; the record type is Tidegate's own.
+
+    Tile n has the offsets [`bounds[n]`, `bounds[n + 1]`), which are whole batches. `leader_epoch` is the epoch of the
+    log before the first tile. Raises `ValueError` for invalid values."""
 
     topic_id_partition: TopicIdPartition
     writer: str
@@ -39,9 +41,12 @@ class CopyPlan:
     def __post_init__(self) -> None:
         is_ascending = all(lo < hi for lo, hi in zip(self.bounds, self.bounds[1:], strict=False))
         if len(self.bounds) < 2 or self.bounds[0] < 0 or not is_ascending or self.leader_epoch < 0:
-            raise ValueError(f"plan {self.plan_id} has no tiles")
+            raise ValueError(f"plan {self.plan_id} has no tiles, invalid bounds or no leader epoch")
         if not 0 < self.attempts * (len(self.bounds) - 1) <= MAX_SEGMENTS:
-            raise ValueError(f"plan {self.plan_id} has {self.attempts} attempts at {len(self.bounds) - 1} tiles")
+            raise ValueError(
+                f"plan {self.plan_id} has {self.attempts} attempts for {len(self.bounds) - 1} tiles, which is none "
+                "or too many"
+            )
 
     @property
     def tiles(self) -> list[tuple[int, int]]:
@@ -53,7 +58,7 @@ class CopyPlan:
         return RemoteLogSegmentId(partition, uuid5(self.plan_id, name))
 
     def segment_ids(self) -> list[RemoteLogSegmentId]:
-        """Of all attempts at all tiles."""
+        """Returns the ids of all attempts for all tiles."""
         return [self.segment_id(tile, attempt) for tile in range(len(self.tiles)) for attempt in range(self.attempts)]
 
     def announced(self) -> Iterator[RemoteLogSegmentMetadata]:

@@ -1,4 +1,4 @@
-"""Names of things: a topic is its id (a recreated topic is another topic), an attempt to copy is its uuid."""
+"""Identifiers of partitions and segments. Topics are identified by id, because a recreated topic is another topic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True)
 class TopicIdPartition:
-    """KIP-405's key of everything. `topic` is for people and for the APIs that still take names: not compared."""
+    """KIP-405's identifier of a partition.
+
+    `topic` is only for people and for the APIs that take names, so it does not count in comparisons."""
 
     topic_id: UUID
     partition: int
@@ -28,7 +30,7 @@ class TopicIdPartition:
 
 @dataclass(frozen=True, slots=True)
 class RemoteLogSegmentId:
-    """One attempt to copy one segment: `id` is new for every attempt, also for the same offsets."""
+    """The identifier of one attempt to copy one segment. Each attempt has a new `id`, even for the same offsets."""
 
     topic_id_partition: TopicIdPartition
     id: UUID

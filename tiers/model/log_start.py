@@ -1,8 +1,8 @@
-"""Log starts and gaps: offsets that are remembered, log starts together with their leader epoch.
+"""Recorded log starts, together with their leader epochs, and recorded gaps.
 
-A log start says nothing without its leader epoch. A broker that was emptied or restored, or an out-of-date replica that
-was elected, has another history at the same offsets. `tiers/log/log_history.py` says whether a leader's log continues
-the history in which an offset was seen.
+A log start has no meaning without its leader epoch: after a broker was emptied or restored, or an out-of-date replica
+was elected, its log has another history at the same offsets. `tiers/log/log_history.py` decides whether a leader's log
+continues the history in which an offset was seen.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import NamedTuple
 
 
 class OffsetAndEpoch(NamedTuple):
-    """A next offset that a log had reached, and the epoch of the leader that told it."""
+    """A next offset that a log had reached, and the epoch of the leader that reported it."""
 
     offset: int
     leader_epoch: int
 
 
 class LogStartReason(IntEnum):
-    """Why a log starts at its log start. Only `USER` and `RETENTION` delete the records below."""
+    """The reason for a log start. Only `USER` and `RETENTION` delete the records below it."""
 
     USER = 0
     """A client's DeleteRecords, or an operator's deletion."""
     RETENTION = 1
     """The topic's own retention, applied to segments that the metadata knows."""
     SEEN = 2
-    """The first owner saw this log start. Its record says that the partition is tiered, and deletes nothing."""
+    """The first owner saw this log start. Its record marks the partition as tiered and deletes nothing."""
 
 
 @dataclass(frozen=True, slots=True)

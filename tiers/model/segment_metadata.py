@@ -1,4 +1,4 @@
-"""What the metadata topic says of a remote log segment (KIP-405, KIP-917): the events and the folded value."""
+"""The metadata of remote log segments: the records of the metadata topic and the folded value (KIP-405, KIP-917)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDele
 
 @dataclass(frozen=True, slots=True)
 class LeaderEpochEntry:
-    """Leader epoch `epoch` begins at `start_offset`; the first of a segment is clipped to the segment's start."""
+    """Leader epoch `epoch` begins at `start_offset`. A segment's first entry is clipped to the segment's start."""
 
     epoch: int
     start_offset: int
@@ -35,10 +35,10 @@ class RemoteLogSegmentMetadata:
     custom_metadata: bytes | None = None
     txn_index_empty: bool = False
     clamped_to: int | None = None
-    """Known of what is finished: the last offset that a clamp left of it; None when none cuts it."""
+    """The last valid offset (inclusive) of a finished segment that a clamp cut; None when no clamp cut it."""
 
     def __reduce__(self) -> tuple[Callable[..., RemoteLogSegmentMetadata], tuple[object, ...]]:
-        """Flat: tasks carry thousands of these, and pickle takes ten times as long over nested values."""
+        """Pickles a flat tuple: Spark tasks carry thousands of these, and nested values take ten times as long."""
         partition = self.topic_id_partition
         return _segment_metadata, (
             *(partition.topic_id.bytes, partition.partition, partition.topic, self.segment_id.id.bytes),
@@ -49,17 +49,17 @@ class RemoteLogSegmentMetadata:
 
     @property
     def valid_end_offset(self) -> int:
-        """Inclusive end of what may be served; below `start_offset` when all of it was cut off."""
+        """The last offset (inclusive) that may be served; below `start_offset` when a clamp cut off all of it."""
         return self.end_offset if self.clamped_to is None else self.clamped_to
 
     @property
     def is_cut_off(self) -> bool:
-        """Nothing of it may be served any more."""
+        """Whether a clamp cut off the whole segment, so that no part of it may be served."""
         return self.valid_end_offset < self.start_offset
 
     @property
     def retained_bytes(self) -> int:
-        """What retention by size may count on: of a segment that is cut nobody says how much is left, so nothing."""
+        """The size that counts for retention by size; 0 for a clamped segment, because its valid size is unknown."""
         return self.segment_size_bytes if self.clamped_to is None else 0
 
     @property
@@ -111,7 +111,9 @@ def _segment_metadata(
 
 @dataclass(frozen=True, slots=True)
 class RemoteLogSegmentMetadataUpdate:
-    """A later state of a known segment; repeats the custom metadata, for the record before it may be compacted away."""
+    """A later state of a known segment.
+
+    It repeats the custom metadata, because compaction may remove the earlier record."""
 
     segment_id: RemoteLogSegmentId
     broker_id: int
@@ -122,7 +124,7 @@ class RemoteLogSegmentMetadataUpdate:
 
 @dataclass(frozen=True, slots=True)
 class RemotePartitionDeleteMetadata:
-    """The deletion of a whole partition: its topic was deleted."""
+    """The deletion of a whole partition whose topic was deleted."""
 
     topic_id_partition: TopicIdPartition
     broker_id: int
@@ -132,10 +134,10 @@ class RemotePartitionDeleteMetadata:
 
 @dataclass(frozen=True, slots=True)
 class LogStartOffsetUpdate:
-    """Our own record type: the log starts at `log_start`.
+    """Tidegate's own record type: the log starts at `log_start`.
 
-    Every writer has a record of its own, which its next one replaces. A log start that was only seen belongs to no
-    writer."""
+    Every log start has a record of its own, whichever writer it has. A higher log start ends the ones that it
+    replaces."""
 
     topic_id_partition: TopicIdPartition
     writer: str
@@ -145,21 +147,29 @@ class LogStartOffsetUpdate:
 
 @dataclass(frozen=True, slots=True)
 class TopicTierConfigUpdate:
-    """Our own record type: all tier settings that a topic was given through a proxy (semantics 9.4); the last one wins.
+    """Tidegate's own record type: all tier settings that clients set for a topic through a proxy
+    (docs/semantics.md 9.4).
 
-    `topic_id_partition` is the topic's partition 0, whose metadata partition carries the record."""
+    The last record of a topic replaces the earlier ones. `topic_id_partition` is the topic's partition 0; the record is
+    in its metadata partition."""
 
     topic_id_partition: TopicIdPartition
     writer: str
     event_timestamp_ms: int
     config: Mapping[str, str]
-    """By Kafka's names; a key that is missing is not set."""
+    """The settings by Kafka's names; a missing key is not set."""
+
+
+CUT_ALL = -1
+"""The valid end offset of a clamp that leaves no record: the end of a log before its first record."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteLogClampUpdate:
-    """Our own record type: of the segments finished before it, nothing above `valid_end_offset` (inclusive) is the
-    log's any more; another leader's records took its place. `leader_epoch` is that of the offset."""
+    """Tidegate's own record type: a clamp. Another leader's records replaced the log above `valid_end_offset`.
+
+    Segments that were finished before this record are valid only up to `valid_end_offset` (inclusive). `leader_epoch`
+    is the epoch of that offset. `CUT_ALL` as `valid_end_offset` cuts every offset; `leader_epoch` is then -1."""
 
     topic_id_partition: TopicIdPartition
     writer: str
@@ -170,9 +180,10 @@ class RemoteLogClampUpdate:
 
 @dataclass(frozen=True, slots=True)
 class LocalLogStartUpdate:
-    """Our own record type, by the owner before each trim: the local log starts at this offset or is about to.
+    """Tidegate's own record type: the local log starts at this offset, or a trim to it is imminent.
 
-    A leader that does not confirm this offset was emptied or restored (DESIGN, safety rule 2)."""
+    The owner writes it before each trim. If a leader does not confirm this offset, its log was emptied or restored
+    (docs/design.md, safety rule 2)."""
 
     topic_id_partition: TopicIdPartition
     writer: str
@@ -182,10 +193,10 @@ class LocalLogStartUpdate:
 
 @dataclass(frozen=True, slots=True)
 class LogGapUpdate:
-    """Our own record type, by the owner: the broker removed the records of `gap` before they were copied.
+    """Tidegate's own record type: the broker removed the records of `gap` before they were copied.
 
-    A later record with the same first offset replaces this one. A tombstone ends the gap when the log starts behind
-    it."""
+    The owner writes it. A later record with the same first offset replaces this one. A tombstone removes the gap once
+    the log starts after it."""
 
     topic_id_partition: TopicIdPartition
     writer: str
@@ -196,11 +207,11 @@ class LogGapUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorAcceptanceUpdate:
-    """Our own record type, by an operator's command: the metadata and the brokers know all records that are left.
+class LogDivergenceUpdate:
+    """Tidegate's own record type: the owner saw that the leader's log has another history than the copied log.
 
-    The owner stopped the partition because a witness was missing. With this record it goes on, and then ends the
-    acceptance by a tombstone."""
+    A log that begins behind all copied records confirms every earlier history, so a trim could hide the divergence.
+    This record remembers it. A tombstone ends it when a leader has the last remote record, or after a clamp."""
 
     topic_id_partition: TopicIdPartition
     writer: str
@@ -208,10 +219,26 @@ class OperatorAcceptanceUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicDeletionUpdate:
-    """Our own record type: the topic was deleted, as the brokers answered to DeleteTopics, or as an operator says.
+class OperatorAcceptanceUpdate:
+    """Tidegate's own record type: an operator confirms that the metadata and the brokers know all remaining records.
 
-    `topic_id_partition` is the topic's partition 0."""
+    An operator's command writes it after the owner has stopped the partition, because a witness was missing or because
+    the leader has another history. The owner then resumes the partition, writes another manifest, and ends the
+    acceptance by a tombstone."""
+
+    topic_id_partition: TopicIdPartition
+    writer: str
+    event_timestamp_ms: int
+    witness: str
+    """The store's partition manifest when the operator accepted, as `witness_of` names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDeletionUpdate:
+    """Tidegate's own record type: the topic was deleted.
+
+    The proof is the brokers' answer to DeleteTopics or an operator's command. `topic_id_partition` is the topic's
+    partition 0."""
 
     topic_id_partition: TopicIdPartition
     writer: str
@@ -220,10 +247,10 @@ class TopicDeletionUpdate:
 
 @dataclass(frozen=True, slots=True)
 class TopicMissingUpdate:
-    """Our own record type, by the owner of the topic's partition 0: no broker knows the topic.
+    """Tidegate's own record type: no broker knows the topic.
 
-    The topic is missing since the broker appended this record. A tombstone ends the record when a broker knows the
-    topic again."""
+    The owner of the topic's partition 0 writes it. The topic counts as missing since the broker appended this record. A
+    tombstone ends the record when a broker knows the topic again."""
 
     topic_id_partition: TopicIdPartition
     writer: str
@@ -232,7 +259,7 @@ class TopicMissingUpdate:
 
 @dataclass(frozen=True, slots=True)
 class QuarantineDeletionUpdate:
-    """Our own record type: an operator wants a segment that was cut off deleted. The owner does it."""
+    """Tidegate's own record type: an operator requests the deletion of a quarantined segment. The owner deletes it."""
 
     segment_id: RemoteLogSegmentId
     writer: str

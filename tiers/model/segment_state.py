@@ -1,11 +1,11 @@
-"""The life of a remote log segment and of a remote partition's deletion (KIP-405, semantics 11.2).
+"""The states of a remote log segment and of a remote partition's deletion (KIP-405, docs/semantics.md 11.2).
 
     COPY_SEGMENT_STARTED -> COPY_SEGMENT_FINISHED -> DELETE_SEGMENT_STARTED -> DELETE_SEGMENT_FINISHED
             \\_________________________________________^
 
     DELETE_PARTITION_MARKED -> DELETE_PARTITION_STARTED -> DELETE_PARTITION_FINISHED
 
-Only COPY_SEGMENT_FINISHED is readable. A state may be written again (an idempotent retry).
+Only segments in COPY_SEGMENT_FINISHED are readable. A retry may write a state again, which is idempotent.
 """
 
 from __future__ import annotations
@@ -38,17 +38,20 @@ _SEGMENT_SUCCESSORS: dict[RemoteLogSegmentState | None, frozenset[RemoteLogSegme
 
 
 def is_valid_transition(source: RemoteLogSegmentState | None, target: RemoteLogSegmentState) -> bool:
-    """Whether the owner may write `target` after `source` (None: no record yet)."""
+    """Returns whether the owner may write `target` after `source`; None means that there is no record yet."""
     return source == target or target in _SEGMENT_SUCCESSORS[source]
 
 
 def is_forward(source: RemoteLogSegmentState, target: RemoteLogSegmentState) -> bool:
-    """Whether replay may see `target` after `source`: compaction may have removed what lay between (DESIGN, RLMM)."""
+    """Returns whether a replay may see `target` after `source`.
+
+    Compaction may have removed the states between them (docs/design.md, "Metadata").
+    """
     return target >= source
 
 
 def is_valid_partition_transition(
     source: RemotePartitionDeleteState | None, target: RemotePartitionDeleteState
 ) -> bool:
-    """A partition is marked, then started, then finished; no skips."""
+    """Returns whether the owner may write `target` after `source`: marked, started, finished, without skips."""
     return source == target or target == (-1 if source is None else source) + 1
