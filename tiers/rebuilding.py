@@ -1,7 +1,8 @@
-"""`rebuild` as every program does it: a plan, made of the store by whoever has the means, judged and written here.
+"""`rebuild` restores the metadata topic from the store. All programs share this module.
 
-What cannot be decided is refused, and then nothing is written unless those partitions are left out. Topics that the
-cluster does not have are refused too: when metadata names such a topic, its owner treats it as a missing topic.
+The caller passes a function that makes a plan from the objects in the store; this module checks the plan and writes it.
+It refuses a partition that it cannot decide. Then it writes nothing, unless the operator skips such partitions. It also
+refuses topics that the cluster does not have, because their owner would treat them as missing topics.
 """
 
 from __future__ import annotations
@@ -15,27 +16,35 @@ import typer
 
 from tiers.console import FINDINGS, progress_bar, say, show_json, show_table
 from tiers.each_of import each_of
+from tiers.errors import RemoteStorageError
 from tiers.importing import WRITER, records_read, write_all
+from tiers.manager.partition_manifest import manifest_of
 from tiers.manager.segment_verification import persistently, verify_segment
 from tiers.manager.topic_deletion import ClusterTopicExistence
 from tiers.metadata.bucket_scan import BucketScan
 from tiers.metadata.metadata_producer import KeyAndValue
+from tiers.metadata.partition_manifest import PartitionManifest, encode_partition_manifest
 from tiers.metadata.rebuild import PartitionPlan, plan_partition, records_of, tier_configs_of
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.metadata.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
-from tiers.open_tier import TIMEOUT_MS, RemoteTierError, storage_cluster_id, tiered_cluster
+from tiers.open_tier import TIMEOUT_MS, RemoteTierError, open_storage, storage_cluster_id, tiered_cluster
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.locations import LocatedRemoteStorageManager
+from tiers.storage.object_key import partition_manifest_key
+from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tier_config import TierConfig
 
 PlanOfStore = Callable[[str], Awaitable["Rebuild"]]
-"""Of the objects of this cluster id."""
+"""Makes a plan from the objects with the given cluster id."""
 
 
 @dataclass(frozen=True, slots=True)
 class RebuildOptions:
-    """`into` is the metadata topic, `cluster_id` says whose objects; None: what the configuration says."""
+    """The options. `into` names the metadata topic, and `cluster_id` selects the objects.
+
+    If one is None, the configuration or the cluster decides."""
 
     into: str | None = None
     cluster_id: str | None = None
@@ -46,7 +55,7 @@ class RebuildOptions:
 
 @dataclass(slots=True)
 class Rebuild:
-    """`taken`: offsets of the metadata topic that are taken already; 0 is what is wanted."""
+    """The plan and its outcome. `taken` is the number of used offsets in the metadata topic; a write needs 0."""
 
     topic: str
     plans: list[PartitionPlan]
@@ -60,12 +69,16 @@ class Rebuild:
 
 
 async def rebuild(config: TierConfig, options: RebuildOptions, plan_of_store: PlanOfStore) -> Rebuild:
-    """Raises `RemoteTierError`, and what `plan_of_store` raises."""
+    """Makes the plan, checks it, and writes it if the options say so.
+
+    Raises `RemoteTierError` and the errors of `plan_of_store`.
+    """
     if options.into is not None:
         remote_log = config.remote_log.model_copy(update={"metadata_topic": options.into})
         config = config.model_copy(update={"remote_log": remote_log})
     async with tiered_cluster(config, is_new=True) as (client, cluster):
-        cluster_id = options.cluster_id or storage_cluster_id(config, cluster.cluster_id)
+        own_cluster_id = storage_cluster_id(config, cluster.cluster_id)
+        cluster_id = options.cluster_id or own_cluster_id
         done = await plan_of_store(cluster_id)
         topic_ids = {each.topic_id_partition.topic_id for each in done.plans}
         judge_unknown_topics(
@@ -75,24 +88,31 @@ async def rebuild(config: TierConfig, options: RebuildOptions, plan_of_store: Pl
         if done.topic in cluster.topics:
             done.taken = await records_read(config, client)
         if not done.plans:
-            raise RemoteTierError(f"the store holds nothing of cluster {cluster_id}")
+            raise RemoteTierError(f"the store holds no objects of cluster {cluster_id}")
         if options.is_applied and done.taken:
-            raise RemoteTierError(f"topic {done.topic} is not empty: delete it, or give another name by --into")
+            raise RemoteTierError(f"topic {done.topic} is not empty: delete it, or name another topic by --into")
         if options.is_applied and (options.skip_undecided or not done.undecided):
             wanted = [each for each in done.plans if not each.refused]
-            await write_all(
-                config,
-                client,
-                lambda metadata: list(_records(wanted)),
-                lambda metadata: _check_written(metadata, wanted),
-                into_empty=True,
-            )
+            manifests: list[PartitionManifest] = []
+
+            def check(metadata: TopicBasedRemoteLogMetadataManager) -> None:
+                _check_written(metadata, wanted)
+                if cluster_id == own_cluster_id:  # another cluster's owners keep its manifests
+                    manifests.extend(manifests_of(wanted, metadata, cluster_id))
+
+            await write_all(config, client, lambda metadata: list(_records(wanted)), check, into_empty=True)
+            if manifests:
+                async with open_storage(config, cluster_id) as storage:
+                    await write_manifests(storage, manifests)
             done.written = True
         return done
 
 
 async def plan_rebuild(storage: LocatedRemoteStorageManager, cluster_id: str, ring: KeyRing, at_once: int) -> Rebuild:
-    """What no manifest names is read back: its copy may never have been verified."""
+    """Makes a plan from the objects of the store.
+
+    Verifies each segment that no manifest names, because its copy may never have been verified.
+    """
     scan = BucketScan(cluster_id)
     with progress_bar("objects listed", None) as advance:
         count = await scan.list(storage, advance)
@@ -111,20 +131,23 @@ async def plan_rebuild(storage: LocatedRemoteStorageManager, cluster_id: str, ri
 
 
 def judge_scan(scan: BucketScan) -> Rebuild:
-    """What was read; what no manifest names wants to be read back."""
+    """Makes a plan from a finished scan. The caller must still verify the segments that no manifest names."""
     plans = [plan_partition(found) for found in scan.partitions.values()]
     plans.sort(key=lambda each: (each.topic_id_partition.topic, each.topic_id_partition.partition))
     return Rebuild("", plans, sorted(scan.other_clusters), 0)
 
 
 def judge_unknown_topics(plans: Iterable[PartitionPlan], unknown: Set[UUID], are_meant: bool) -> None:
-    """`unknown` topic ids are in the store, and no broker of the cluster has them."""
+    """Refuses the plans of unknown topics, or adds a note to them if the operator accepts such topics (`are_meant`).
+
+    `unknown` are the topic ids in the store that no broker of the cluster knows.
+    """
     for plan in plans:
         if plan.segments and plan.topic_id_partition.topic_id in unknown:
             said = plan.notes if are_meant else plan.refused
             said.append(
-                f"the cluster has no topic with the id {plan.topic_id_partition.topic_id}: once its metadata is there, "
-                "it is a missing topic, and its owner deletes its objects after some days or when an operator says so"
+                f"the cluster has no topic with the id {plan.topic_id_partition.topic_id}: with its metadata it is a "
+                "missing topic, and its owner deletes its objects after some days or when an operator confirms it"
             )
 
 
@@ -134,6 +157,31 @@ def _records(plans: Sequence[PartitionPlan]) -> Iterator[tuple[TopicIdPartition,
         yield plan.topic_id_partition, records_of(plan, WRITER, now_ms)
     for update in tier_configs_of(plans, WRITER, now_ms):
         yield update.topic_id_partition, [key_and_value(update)]
+
+
+def manifests_of(
+    plans: Iterable[PartitionPlan], metadata: RemoteLogMetadataManager, cluster_id: str
+) -> list[PartitionManifest]:
+    """Returns the manifests that name the new metadata topic and how far it was written.
+
+    The owners compare this position with the topic before they record a gap. The manifests in the store name the old
+    topic, and an owner that finds a gap in its first round would stop the partition for that. A partition without a
+    manifest gets none: its owner must not take the rebuilt metadata for a witness of itself."""
+    return [manifest_of(metadata, cluster_id, plan.topic_id_partition) for plan in plans if plan.has_manifest]
+
+
+async def write_manifests(storage: RemoteStorageManager, manifests: Sequence[PartitionManifest]) -> None:
+    """Raises `RemoteTierError`. The metadata is written before."""
+    for manifest in manifests:
+        partition = manifest.topic_id_partition
+        key = partition_manifest_key(manifest.cluster_id, partition)
+        try:
+            await storage.put_object(key, encode_partition_manifest(manifest))
+        except RemoteStorageError as error:
+            raise RemoteTierError(
+                f"the metadata was written, but the manifest of {partition} was not: delete the new metadata topic,"
+                f" and try again: {error}"
+            ) from error
 
 
 def _check_written(metadata: TopicBasedRemoteLogMetadataManager, plans: Sequence[PartitionPlan]) -> None:
@@ -146,16 +194,17 @@ def _check_written(metadata: TopicBasedRemoteLogMetadataManager, plans: Sequence
                 wanted.custom_metadata,
                 wanted.clamped_to,
             ):
-                raise RemoteTierError(f"{partition} does not read back as it was written")
+                raise RemoteTierError(f"the metadata of {partition} does not read back as it was written")
         written_starts = {start.offset for start in metadata.log_starts(partition)}
         is_start_written = plan.log_start is None or plan.log_start.offset in written_starts
         if known or not is_start_written or metadata.gaps(partition) != sorted(plan.gaps):
-            raise RemoteTierError(f"{partition} does not read back as it was written")
+            raise RemoteTierError(f"the metadata of {partition} does not read back as it was written")
 
 
 def show_rebuild(done: Rebuild, options: RebuildOptions, apply: str, as_json: bool) -> None:
-    """And ends the command with exit code 1 where something was asked for and not written. `apply` is the option that
-    writes."""
+    """Prints the plan and its outcome. `apply` is the name of the option that writes.
+
+    Ends the command with exit code 1 when a partition is undecided, or when a requested write did not happen."""
     if as_json:
         show_json(
             {
@@ -169,7 +218,7 @@ def show_rebuild(done: Rebuild, options: RebuildOptions, apply: str, as_json: bo
     else:
         _print(done)
     if done.undecided:
-        say(f"{len(done.undecided)} partitions cannot be decided")
+        say(f"{len(done.undecided)} partitions are undecided")
     if not done.written:
         say(_why_not(done, options, apply))
     if done.undecided or not (done.written or not options.is_applied):
@@ -180,8 +229,8 @@ def _why_not(done: Rebuild, options: RebuildOptions, apply: str) -> str:
     if done.taken:
         return f"Nothing was written: topic {done.topic} is not empty."
     if options.is_applied:
-        return "Nothing was written. With --skip-undecided the others are."
-    return f"Nothing was written. With {apply} it is, into {done.topic}."
+        return "Nothing was written. Use --skip-undecided to write the others."
+    return f"Nothing was written. Use {apply} to write into {done.topic}."
 
 
 def _as_json(plan: PartitionPlan) -> dict[str, object]:

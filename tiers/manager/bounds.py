@@ -1,4 +1,7 @@
-"""The bounds that must hold between the tiers: Lz >= Ly >= Lx and Ly > Ry >= Rx (founding documents; DESIGN, Words)."""
+"""Checks the bounds between the tiers: Lz >= Ly >= Lx and Ly > Ry >= Rx.
+
+See docs/founding.md, "Bounds"; docs/design.md, "Words".
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ from tiers.log.log_source import LocalLogBounds
 
 
 def violated_bounds(local: LocalLogBounds, remote_start: int | None, remote_end: int | None) -> list[str]:
-    """Names of the bounds that do not hold. Lz is the high watermark, for that is what a copier may know of the end.
+    """Returns the names of the bounds that do not hold.
 
-    `remote_end` is inclusive; both are None while nothing is remote."""
+    Lz is the high watermark, since a copier cannot know more of the log end. `remote_end` is inclusive. Both remote
+    offsets are None while the remote tier has no segment."""
     violated = []
     if local.high_watermark < local.last_stable_offset:
         violated.append("Lz>=Ly")

@@ -1,70 +1,106 @@
-"""`RLMClampTask`: before anything else in a round, the tier is made to agree with the leader's log (DESIGN, rule 2).
+"""`RLMClampTask` makes the tier agree with the leader's log, as the first task of a round.
 
-What an unclean election cut off is only recorded, in one record: the objects stay until an operator has them deleted.
+See docs/design.md, safety rule 2.
+
+If an unclean election cut the log, the task only records that, in one record. The objects stay until an operator asks
+for their deletion. If the leader has another history altogether, the owner records that, and the partition stops. If an
+operator accepts the leader's log, the task cuts off the remote records that this log does not have.
 """
 
 from __future__ import annotations
 
 import logging
 
-from tiers.errors import LogDivergedError, OwnershipLostError
-from tiers.manager.lineage import check_remote_lineage, find_common_end
+from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogError
+from tiers.log.log_source import LocalLogBounds
+from tiers.manager.lineage import check_history, clamp_end, surviving_end
+from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogClampUpdate
 
 _LOG = logging.getLogger(__name__)
 
 
 class RLMClampTask:
-    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
+    def __init__(
+        self, services: TaskServices, topic_id_partition: TopicIdPartition, manifest: PartitionManifestTask
+    ) -> None:
         self._services = services
         self._partition = topic_id_partition
+        self._manifest = manifest
 
-    async def run(self, local_log_start: int, log_start: int | None) -> bool:
-        """Clamps the tier if the leader's log ends earlier. Returns True when the tier was clamped.
+    async def run(self, bounds: LocalLogBounds, log_start: int | None) -> bool:
+        """Clamps the tier if the leader's log ends earlier. Returns whether the tier was clamped.
 
-        After a clamp, the caller must discard what its tasks remember of the tier. The caller has just read
-        `local_log_start`. `log_start` is the recorded one that the leader confirms.
-
-        Raises `LogDivergedError` when the partition must stop."""
+        After a clamp, the caller must discard what its tasks remember of the tier. The caller has just read `bounds`.
+        `log_start` is the recorded one that the leader confirms. Raises `LogDivergedError` when the partition must
+        stop."""
         services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
-        is_clamped = False
         try:
-            await check_remote_lineage(
-                services.source, services.metadata, partition, local_log_start, log_start, timeout_ms
-            )
+            await check_history(services.source, services.metadata, partition, bounds, log_start, timeout_ms)
         except LogDivergedError:
-            await self._clamp(log_start)
-            # Once more against what is remote now: nobody knows whom the leader changed to meanwhile.
-            await check_remote_lineage(
-                services.source, services.metadata, partition, local_log_start, log_start, timeout_ms
-            )
-            is_clamped = True
+            is_clamped = await self._agree(bounds, log_start)
+            # Checked again after the clamp: the leader may have changed meanwhile.
+            await check_history(services.source, services.metadata, partition, bounds, log_start, timeout_ms)
+        else:
+            is_clamped = False
+        await self._record_divergence(is_diverged=False)
         return is_clamped
 
-    async def _clamp(self, log_start: int | None) -> None:
-        services, partition = self._services, self._partition
+    async def _agree(self, bounds: LocalLogBounds, log_start: int | None) -> bool:
+        """Cuts off the remote records that the leader's log does not have.
+
+        Returns False when the leader confirms all of them now."""
+        services, partition, timeout_ms = self._services, self._partition, self._services.settings.request_timeout_ms
         remote_end = services.metadata.remote_end_offset(partition)
-        trimmed_to = services.metadata.local_log_start(partition)
-        common = await find_common_end(
-            services.source,
-            services.metadata,
-            partition,
-            None if trimmed_to is None else trimmed_to.offset,
-            log_start,
-            services.settings.request_timeout_ms,
-        )
-        if not services.metadata.owns(partition):
-            raise OwnershipLostError(f"{partition} is owned by another member")
+        try:
+            common = await clamp_end(services.source, services.metadata, partition, bounds, log_start, timeout_ms)
+        except LogDivergedError:
+            await self._record_divergence(is_diverged=True)
+            if not self._manifest.is_accepted:
+                raise
+            common = await surviving_end(
+                services.source, services.metadata, partition, bounds.log_start_offset, timeout_ms
+            )
+            self._check_ownership()
+            # The trims and log starts of the other history say nothing any more. After a crash right here, the recorded
+            # divergence keeps the next round from taking the leader's log for one that an unclean election cut.
+            begins_at = OffsetAndEpoch(common.offset + 1, bounds.leader_epoch)
+            await services.metadata.begin_accepted_history(partition, begins_at)
+            services.checkpoint("trim-reset")
+        self._check_ownership()
         if common.offset == remote_end:
-            return  # the leader changed back: it confirms everything
+            return False  # the leader changed back, and confirms all remote records
         clamp = RemoteLogClampUpdate(partition, "", services.wall_clock_ms(), common.leader_epoch, common.offset)
         await services.metadata.put_remote_log_clamp(clamp)
         services.checkpoint("clamp-written")
         services.metrics.clamps.labels(partition.topic).inc()
         services.metrics.alarms.labels(partition.topic, "clamped").inc()
         _LOG.error(
-            "another leader's records took the place of what was copied; what they replace is in quarantine",
+            "another leader's records replaced copied records; the replaced records are in quarantine",
             extra={"partition": str(partition), "valid_end_offset": common.offset, "remote_end": remote_end},
         )
+        return True
+
+    async def _record_divergence(self, *, is_diverged: bool) -> None:
+        if is_diverged == self._services.metadata.is_diverged(self._partition):
+            return
+        self._check_ownership()
+        try:
+            await self._services.metadata.put_log_divergence(self._partition, is_diverged=is_diverged)
+            self._services.checkpoint("divergence-recorded" if is_diverged else "divergence-ended")
+        except OwnershipLostError:
+            raise
+        except RemoteLogError as error:
+            if not is_diverged:
+                raise
+            # The caller stops the partition anyway, and the next round tries again.
+            _LOG.warning(
+                "a divergence could not be recorded", extra={"partition": str(self._partition), "error": str(error)}
+            )
+
+    def _check_ownership(self) -> None:
+        if not self._services.metadata.owns(self._partition):
+            raise OwnershipLostError(f"{self._partition} is owned by another member")

@@ -1,13 +1,15 @@
-"""Copies that did not end, and when the next one may begin.
+"""Finds the copies that failed, and decides when the next attempt may begin.
 
-While a store is down every attempt leaves one more COPY_SEGMENT_STARTED, to be deleted later. So the objects of the
-newest attempt at what is to be copied next have to go first; `collect_leftovers` asks for that in every round. While
-the store refuses, the next attempt waits from the newest one's last record on, which every owner sees:
+While a store is down, every attempt leaves one more COPY_SEGMENT_STARTED, whose objects must be deleted later. So
+before a new attempt begins, the objects of the newest attempt at the same offsets have to be deleted.
+`collect_leftovers` asks for that in every round. While the store refuses, the next attempt waits. The wait counts from
+the last record of the newest attempt, which every owner sees:
 
-* refused for now: the store is in trouble, 15 minutes; refused for good, when it may be this one object, or refused by
-  one store of several, when the next attempt may go to another one: a minute;
-* twice as long with each attempt that is left, at most an hour. An object that never goes stops no copying for ever,
-  and one copy that succeeds has all before it forgotten.
+* 15 minutes, if the error is retriable: the store is in trouble.
+* One minute, if the error is not retriable, since it may concern this object only. One minute also if one of several
+  stores failed, since the next attempt may use another store.
+* The wait doubles with each attempt that is left, up to an hour. So an object that cannot be deleted never stops the
+  copying forever. After a successful copy, the attempts before it do not count any more.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _LEFT_AFTER_MS = 60_000
 def unfinished_segments(
     metadata: RemoteLogMetadataReader, partition: TopicIdPartition, min_offset: int = 0
 ) -> list[RemoteLogSegmentMetadata]:
-    """Those that neither are readable nor gone, and end at `min_offset` or later."""
+    """Returns the segments that are neither readable nor gone, and that end at `min_offset` or later."""
     segments = metadata.list_remote_log_segments(partition, min_offset)
     return [one for one in segments if one.state in _UNFINISHED]
 
@@ -38,7 +40,7 @@ def unfinished_segments(
 def unfinished_attempts(
     metadata: RemoteLogMetadataReader, partition: TopicIdPartition
 ) -> list[RemoteLogSegmentMetadata]:
-    """At what is to be copied next, the newest first."""
+    """Returns the unfinished attempts at the next segment to copy, the newest first."""
     remote_end = metadata.remote_end_offset(partition)
     log_start = metadata.log_start_offset(partition)
     next_offset = max(0 if remote_end is None else remote_end + 1, log_start or 0)
@@ -47,8 +49,10 @@ def unfinished_attempts(
 
 
 def copy_failing_since_ms(metadata: RemoteLogMetadataReader, partition: TopicIdPartition, now_ms: int) -> int | None:
-    """As anybody can tell by the metadata: when the oldest attempt at what is to be copied next was left, if it was a
-    minute ago or more; None: the last copy ended well, or is under way."""
+    """Returns since when (ms) copying fails, judged by the metadata alone, so that any process can tell.
+
+    It is the time of the oldest unfinished attempt at the next segment to copy, if that is a minute old or more. None:
+    the last copy succeeded, or one is in progress."""
     attempts = unfinished_attempts(metadata, partition)
     if not attempts or now_ms - attempts[-1].event_timestamp_ms < _LEFT_AFTER_MS:
         return None
@@ -56,7 +60,9 @@ def copy_failing_since_ms(metadata: RemoteLogMetadataReader, partition: TopicIdP
 
 
 def check_last_attempt(services: TaskServices, partition: TopicIdPartition) -> None:
-    """After `collect_leftovers`. Raises `RetriableRemoteStorageError` when no new attempt may begin yet."""
+    """Checks whether a new attempt may begin. The caller has run `collect_leftovers`.
+
+    Raises `RetriableRemoteStorageError` while it may not."""
     attempts = unfinished_attempts(services.metadata, partition)
     if not attempts:
         return
@@ -67,7 +73,7 @@ def check_last_attempt(services: TaskServices, partition: TopicIdPartition) -> N
     is_in_trouble = error.retriable and not isinstance(error, SomeStoresInTroubleError)
     pause_ms = _PAUSE_WHILE_IN_TROUBLE_MS if is_in_trouble else _PAUSE_WHEN_REFUSED_MS
     pause_ms = min(_MAX_PAUSE_MS, pause_ms << min(len(attempts) - 1, 10))
-    # Of a record from our clock's future nobody knows when it was written.
+    # A record with a time in the future of this machine's clock has an unknown age, so it delays nothing.
     if 0 <= services.wall_clock_ms() - newest.event_timestamp_ms < pause_ms:
         raise RetriableRemoteStorageError(
             f"copying waits: the objects of the last attempt, {newest.segment_id.id}, cannot be deleted: {error}"

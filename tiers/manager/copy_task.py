@@ -1,13 +1,13 @@
-"""`RLMCopyTask`: one partition's log below the LSO, cut into segments and copied to the remote tier (semantics 13).
+"""`RLMCopyTask` cuts one partition's log below the LSO into segments, and copies them (docs/semantics.md 13).
 
     read batches -> segment file and indexes -> COPY_SEGMENT_STARTED -> objects -> read back -> COPY_SEGMENT_FINISHED
 
-* A segment is rolled when the next batch does not fit, when it is old enough, or when the spool is full; what is not
-  rolled is only local. It stays open from run to run, and is read again after a restart.
-* A new segment's first read starts at its first offset, so that the leader reports the aborted transactions of exactly
-  what the segment holds: nothing about them needs to survive a restart.
-* Every attempt has a new uuid. A failed one leaves COPY_SEGMENT_STARTED, which `collect_leftovers` deletes; until it is
-  gone, the next attempt may have to wait (`copy_attempts`).
+* A segment is rolled when the next batch does not fit, when it is old enough, or when the spool is full. Records that
+  are not rolled yet are only local. The open segment stays open from run to run, and is read again after a restart.
+* The first read of a new segment starts at the segment's first offset. So the leader reports exactly the aborted
+  transactions of the segment, and no state about them needs to survive a restart.
+* Every attempt has a new uuid. A failed attempt leaves COPY_SEGMENT_STARTED, and `collect_leftovers` deletes its
+  objects. Until they are gone, the next attempt may have to wait (`copy_attempts`).
 """
 
 from __future__ import annotations
@@ -49,16 +49,17 @@ class RLMCopyTask:
         self._behind_since_ms: int | None = None
         self._log_start: int | None = None
         self.throttled_ms = 0
-        """After a run: how long the quota lets nothing be copied; 0: it did not stop this run."""
+        """Milliseconds for which the quota stops the copying, as of the last run; 0: it did not stop that run."""
         self.progress_at_ms = services.clock_ms()
-        """When something was last read or written for the first time, or there was nothing to copy."""
+        """The last time at which a record was read or written for the first time, or there was nothing to copy."""
         self._furthest = -1, 0
 
     async def run(self, policy: TopicPolicy, bounds: LocalLogBounds, start: int, log_start: int | None = None) -> bool:
-        """Copies what is ready from `start` on, at most `segments_per_run` segments. True when more may be ready.
+        """Copies the segments that are ready from `start` on, at most `segments_per_run`.
 
-        `log_start` is the recorded one that the leader confirms. The caller has just checked the remote lineage and
-        collected leftovers. Raises `RetriableRemoteStorageError` while the store keeps objects of the last attempt."""
+        Returns whether more may be ready. `log_start` is the recorded one that the leader confirms. The caller has just
+        checked the remote lineage and collected leftovers. Raises `RetriableRemoteStorageError` while the store keeps
+        objects of the last attempt."""
         services = self._services
         self._log_start, self.throttled_ms = log_start, 0
         check_last_attempt(services, self._partition)
@@ -69,7 +70,7 @@ class RLMCopyTask:
         return True
 
     async def finish_removed(self, bounds: LocalLogBounds) -> None:
-        """Copies the open segment at once when the broker has removed any of its records.
+        """Copies the open segment at once if the broker has removed any of its records.
 
         The records that this task has read are then the last copy. Raises the errors of `run`."""
         builder = self._builder
@@ -79,9 +80,9 @@ class RLMCopyTask:
 
     @property
     def _continues_the_remote_log(self) -> bool:
-        """Whether the open segment begins right behind the remote end, or behind a recorded gap at the remote end.
+        """Whether the open segment begins directly after the remote end, or after a recorded gap at the remote end.
 
-        False before the first copy: records before it are no part of the log."""
+        False before the first copy: records before it are not part of the log."""
         builder, metadata = self._builder, self._services.metadata
         remote_end = metadata.remote_end_offset(self._partition)
         if builder is None or builder.size_bytes == 0 or remote_end is None:
@@ -90,7 +91,7 @@ class RLMCopyTask:
         return builder.base_offset == (remote_end + 1 if gap is None else gap.next_offset)
 
     async def _fill(self, policy: TopicPolicy, start: int, bounds: LocalLogBounds) -> bool:
-        """Reads until the open segment is to be rolled (True), or the LSO or the quota is reached (False)."""
+        """Reads until the open segment must be rolled (True), or the LSO or the quota is reached (False)."""
         services = self._services
         if self._builder is not None and self._builder.base_offset != start:
             self.discard()
@@ -112,7 +113,7 @@ class RLMCopyTask:
                     )
                     portion.used_bytes = len(read.records)
             except OffsetGapError:
-                # The broker removed the next records. The records that were read already have no other copy.
+                # The broker removed the next records. The records that this task has read may be the last copy.
                 if self._continues_the_remote_log:
                     return True
                 self.discard()
@@ -141,7 +142,7 @@ class RLMCopyTask:
                 return False
 
     def _portion(self) -> Reservation | None:
-        """Of the quota, before anything is read; what is read is what will be copied."""
+        """Reserves a part of the quota before a read. Every byte that is read will be copied."""
         quota = self._services.copy_quota
         return Reservation() if quota is None else quota.reserve(self._services.settings.fetch_bytes)
 
@@ -152,14 +153,16 @@ class RLMCopyTask:
             self._services.metrics.copy_throttle_time.observe(self.throttled_ms / 1000)
 
     def _progress(self, next_offset: int, stage: int = 0) -> None:
-        """Of what an attempt that failed came to before, nothing counts again."""
+        """Notes progress. Steps that an earlier failed attempt reached do not count again."""
         if (next_offset, stage) > self._furthest:
             self._furthest = next_offset, stage
             self.progress_at_ms = self._services.clock_ms()
 
     async def _follow_leader(self, leader_epoch: int) -> None:
-        """What was read from an earlier leader must be this one's too, or an unclean election replaced it. So must what
-        was copied: the end of the remote log is asked about only in the first round after, and may be newer then."""
+        """After a change of leader, checks that the new leader's log has the records that were read before.
+
+        Otherwise an unclean election replaced them. If the open segment has no record, the task checks the end of the
+        remote log, which may be newer than at the round's own check. Raises `LogDivergedError`."""
         services, builder = self._services, self._builder
         if leader_epoch == self._read_epoch:
             return
@@ -189,7 +192,7 @@ class RLMCopyTask:
             raise
 
     async def _append(self, builder: SegmentBuilder, read: LogRead, end: int) -> bool:
-        """False when the segment cannot hold more offsets or bytes and must be rolled first."""
+        """Appends records. Returns False when the segment is full and must be rolled first."""
         spool = self._services.spool
         before_bytes = builder.size_bytes
         records = read.records if end == len(read.records) else read.records[:end]
@@ -221,7 +224,7 @@ class RLMCopyTask:
         path = services.spool.new_path(self._partition)
 
         def make() -> SegmentBuilder:
-            # Known at once, or a cancelled caller could not discard it.
+            # Assigned in the thread, so that a cancelled caller can discard the builder.
             self._builder = SegmentBuilder(
                 path,
                 start,
@@ -235,7 +238,7 @@ class RLMCopyTask:
         return await services.spool.run(make)
 
     async def _roll(self) -> int:
-        """Finishes the open segment and copies it; returns the offset after it."""
+        """Finishes the open segment and copies it. Returns the offset after it."""
         builder, services = self._builder, self._services
         assert builder is not None
         try:
@@ -256,11 +259,11 @@ class RLMCopyTask:
 
     @property
     def local_only_bytes(self) -> int:
-        """Bytes that were read and are not remote yet: at least so much lies in the local tier alone."""
+        """The bytes that were read and are not remote yet. The local tier alone has at least this many bytes."""
         return 0 if self._builder is None else self._builder.size_bytes
 
     def observe(self, policy: TopicPolicy, bounds: LocalLogBounds) -> None:
-        """Measures the lag when nothing is read: copying is stopped, or fails."""
+        """Measures the lag while copying is stopped or fails, and so reads nothing."""
         remote_end = self._services.metadata.remote_end_offset(self._partition)
         start = max(bounds.log_start_offset, -1 if remote_end is None else remote_end + 1)
         self._observe_lag(start, bounds.last_stable_offset, policy)
@@ -283,7 +286,7 @@ class RLMCopyTask:
         metrics.copy_lag_seconds.labels(*labels).set(self.behind_ms / 1000)
 
     def _bytes_per_offset(self, start: int) -> float:
-        """Of what was read here, else of the newest segment: an estimate for what was not read yet."""
+        """Estimates the bytes per offset of unread records, from the records read so far or from the newest segment."""
         if self._read_offsets:
             return self._read_bytes / self._read_offsets
         newest = self._services.metadata.remote_log_segment_metadata(self._partition, start - 1)
@@ -291,17 +294,17 @@ class RLMCopyTask:
 
     @property
     def behind_ms(self) -> int:
-        """For how long something below the LSO has not been remote."""
+        """How long a record below the LSO has not been remote, in milliseconds."""
         return 0 if self._behind_since_ms is None else self._services.clock_ms() - self._behind_since_ms
 
     def start_over(self) -> None:
-        """After a clamp: nothing that was read or taken over continues what is remote now."""
+        """Discards everything that was read or taken over. After a clamp, it does not continue the remote log."""
         self.discard()
         self._continuation = None
         self._furthest = -1, 0
 
     def discard(self) -> None:
-        """Gives up the open segment and its spool file."""
+        """Discards the open segment and its spool file."""
         if self._builder is not None:
             self._services.spool.shrink(self._builder.size_bytes)
             self._builder.discard()

@@ -1,12 +1,15 @@
-"""`RLMExpirationTask`: the total retention over both tiers, and records below the log start (semantics 9.4, last rule).
+"""`RLMExpirationTask` applies the total retention over both tiers, and the log start (docs/semantics.md 9.4).
 
-* The tier's log start moves first, then segments are deleted: what is being deleted is never offered to a client.
-* What a clamp cut off is in quarantine: it is deleted only when an operator asked for it.
-* Time is the brokers' (LogAppendTime of our own metadata records): too much skew stops every expiry (safety rule 6).
-* Of two copies of a range, the one that answers for nothing goes too, without moving the log start (KAFKA-16511).
-* A broker whose log start went back (unclean stop) is told again what was deleted (safety rule 5), if its leader
-  confirms the recorded log start. The task never trims another history by the offsets of an old one. The start of the
-  remote tier alone is no reason to delete records that a broker has below it.
+* The tier's log start moves before segments are deleted, so a client is never offered a segment in deletion.
+* Segments that a clamp cut off are in quarantine. They are deleted only when an operator asks for it.
+* Time is that of the brokers (LogAppendTime of Tidegate's metadata records). Too much skew stops every expiry
+  (docs/design.md, safety rule 6).
+* If two copies of a range exist, the copy that answers for no offset is deleted too, without moving the log start
+  (KAFKA-16511).
+* If a broker's log start went back (unclean stop), the task tells the broker again to delete the records
+  (docs/design.md, safety rule 5), if its leader confirms the recorded log start. The task never trims another history
+  by the offsets of an old one. The start of the remote tier alone is no reason to delete records that a broker has
+  below it.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def is_in_quarantine(segment: RemoteLogSegmentMetadata, log_start: int) -> bool:
-    """Whether a clamp cut it and nothing of it can be read any more, so that an operator may have it deleted."""
+    """Returns whether a clamp cut the segment and none of it is readable, so that an operator may have it deleted."""
     return segment.clamped_to is not None and (segment.is_cut_off or segment.valid_end_offset < log_start)
 
 
@@ -45,7 +48,7 @@ class RLMExpirationTask:
     async def run(
         self, policy: TopicPolicy, bounds: LocalLogBounds, log_start: ConfirmedLogStart, local_only_bytes: int
     ) -> int:
-        """Returns how many segments were deleted. The remote lineage was checked right before."""
+        """Returns how many segments were deleted. The caller has checked the lineage of the leader of `bounds`."""
         log_start, segments = await self.expire(policy, bounds.leader_epoch, log_start, local_only_bytes)
         deleted = await self._delete(segments)
         await self.apply_log_start(bounds, log_start.offset)
@@ -82,7 +85,10 @@ class RLMExpirationTask:
         ]
 
     async def _clock_is_trusted(self, segments: list[RemoteLogSegmentMetadata]) -> bool:
-        """Our clock is behind when a record was written in its future; ahead is for `clock_skew_ms` to say."""
+        """Returns whether the clocks' skew is within the limit.
+
+        A record with a time in the future shows that this machine's clock is behind. `clock_skew_ms` measures the skew
+        in both directions."""
         services, limit_ms = self._services, self._services.settings.max_clock_skew_ms
         newest_ms = max((segment.event_timestamp_ms for segment in segments), default=0)
         measured_ms = await services.metadata.clock_skew_ms(self._partition)
@@ -93,13 +99,13 @@ class RLMExpirationTask:
             return True
         services.metrics.alarms.labels(self._partition.topic, "clock-skew").inc()
         _LOG.error(
-            "nothing expires while our clock and the brokers' differ",
+            "nothing expires while this machine's clock and the brokers' clock differ: synchronize the clocks",
             extra={"partition": str(self._partition), "skew_ms": skew_ms},
         )
         return False
 
     def _expired_to(self, policy: TopicPolicy, log_start: int, local_only_bytes: int) -> int:
-        """The log start that retention asks for, from the head on, as far as one run may go."""
+        """Returns the log start that retention asks for, limited by the bytes that one run may expire."""
         services = self._services
         alive = list(self._answering(log_start))
         excess_bytes = local_only_bytes + sum(segment.retained_bytes for segment in alive) - policy.retention_bytes
@@ -120,7 +126,9 @@ class RLMExpirationTask:
         return expired_to
 
     def _answering(self, offset: int) -> Iterator[StoredSegment]:
-        """Who answers for the offsets from `offset` on: of two copies of a range one, or it would count twice."""
+        """Yields the segments that answer for the offsets from `offset` on.
+
+        Of two copies of a range it yields one, since the range must not count twice."""
         return self._services.metadata.answering_segments(self._partition, offset)
 
     def _deletable(self, log_start: int, segments: list[RemoteLogSegmentMetadata]) -> list[RemoteLogSegmentMetadata]:
@@ -140,15 +148,15 @@ class RLMExpirationTask:
             self._check_ownership()
             known = self._services.metadata.remote_log_segment_metadata_by_id(segment.segment_id)
             if known != segment:
-                continue  # cut off, or deleted, by an owner between: to be judged anew
+                continue  # another owner cut it off or deleted it meanwhile: the next round judges it again
             if not await try_to_delete(self._services, segment):
-                break  # it is a leftover now; the store is left alone until the next round
+                break  # the segment is a leftover now; the store is not asked again before the next round
             budget_bytes -= segment.segment_size_bytes
             deleted += 1
         return deleted
 
     def _superseded(self, segments: list[RemoteLogSegmentMetadata]) -> set[RemoteLogSegmentId]:
-        """Copies of what others answer for, once every proxy had the time to see those: legal, and of no use."""
+        """Returns the copies that answer for no offset, once every proxy has had the time to see the others."""
         services = self._services
         whole = [segment for segment in segments if segment.clamped_to is None]
         if all(later.start_offset > earlier.end_offset for earlier, later in pairwise(whole)):
@@ -163,7 +171,7 @@ class RLMExpirationTask:
     def _may_be_deleted(self, segment: RemoteLogSegmentMetadata, log_start: int) -> bool:
         if segment.clamped_to is None:
             return segment.end_offset < log_start
-        # What holds anything that was cut off goes only when an operator says so.
+        # A segment with records that were cut off is deleted only if an operator asks for it.
         asked = self._services.metadata.is_quarantine_deletion_asked(segment.segment_id)
         return asked and is_in_quarantine(segment, log_start)
 

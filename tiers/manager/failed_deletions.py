@@ -1,8 +1,8 @@
-"""`FailedDeletions`: segments whose objects the store did not delete are tried again, ever more rarely, and published.
+"""`FailedDeletions` schedules the retries of failed deletions, and publishes them for operators.
 
-Each has a backoff of its own, so that one that never goes does not cost a request in every round. After
-`publish_after` attempts it is published for operators; a later success takes that back. The attempts are this
-process's: after a restart the counting begins anew, and what was published stays until the deletion succeeds.
+Each segment has its own backoff, so that an object that cannot be deleted does not cost a request in every round. After
+`publish_after` attempts the failure is published. A later success retracts that record. The attempts are those of this
+process: after a restart the count begins again, and a published record stays until the deletion succeeds.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _KEPT = 100_000
 
 
 class StillPublishedError(RetriableRemoteStorageError):
-    """The store has deleted the objects, but what was published of them cannot be taken back yet."""
+    """The store has deleted the objects, but the published record of the failure cannot be retracted yet."""
 
 
 class FailedDeletionLog(Protocol):
     async def publish(self, failed: FailedDeletion) -> None: ...
 
     async def retract(self, segment: UUID) -> None:
-        """Whoever published it; nothing when nobody did."""
+        """Retracts the published record of a segment, whichever process wrote it. Does nothing without a record."""
 
 
 class NoFailedDeletionLog:
@@ -66,7 +66,7 @@ class FailedDeletions:
 
     @property
     def count(self) -> int:
-        """Segments whose deletion failed, and was not done or given up since."""
+        """The number of segments whose last deletion failed."""
         return len(self._failures)
 
     def is_due(self, segment_id: RemoteLogSegmentId, clock_ms: int) -> bool:
@@ -74,16 +74,17 @@ class FailedDeletions:
         return failure is None or clock_ms >= failure.due_ms
 
     def last_error(self, segment_id: RemoteLogSegmentId) -> RemoteStorageError | None:
-        """What the store said the last time; None: it was not asked yet, or the segment is gone."""
+        """Returns the store's last error; None when this process did not ask yet, or when the segment is gone."""
         failure = self._failures.get(segment_id)
         return None if failure is None else failure.error
 
     async def failed(
         self, segment: RemoteLogSegmentMetadata, error: RemoteStorageError, clock_ms: int, wall_clock_ms: int
     ) -> None:
-        """Never raises for a topic that cannot be written: the next attempt writes again.
+        """Notes a failed attempt, and publishes it if it is due. Does not raise when the topic cannot be written.
 
-        Who asks before it is due wants to know how the store is: that counts for no attempt, and is not published."""
+        An attempt before its time only tests the store: it updates the error, but does not count and is not
+        published."""
         known = self._failures.get(segment.segment_id)
         if known is not None and clock_ms < known.due_ms:
             known.error = error
@@ -119,12 +120,12 @@ class FailedDeletions:
             _LOG.warning("a failed deletion could not be published", extra={**fields, "error": str(trouble)})
 
     async def deleted(self, segment_id: RemoteLogSegmentId) -> None:
-        """The objects are gone. Raises `RemoteLogError` when what was published cannot be taken back."""
+        """Forgets a failure, since the objects are gone. Raises `RemoteLogError` when the retraction fails."""
         await self._log.retract(segment_id.id)
         self._failures.pop(segment_id, None)
 
     def forget_unless(self, is_ours: Callable[[TopicIdPartition], bool]) -> None:
-        """Those of partitions that are not: their owner counts and tries them now."""
+        """Forgets the failures of other owners' partitions: those owners count and retry them now."""
         owned: dict[TopicIdPartition, bool] = {}
         for segment_id in list(self._failures):
             partition = segment_id.topic_id_partition

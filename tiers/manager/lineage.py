@@ -1,7 +1,13 @@
-"""Whether the leader's log continues what was copied, and up to where (semantics 6.1, 6.5; DESIGN, safety rule 2).
+"""Checks whether the leader's log continues the copied log, and up to where.
 
-A divergence deletes nothing. Where an unclean election replaced the end of the log, the tier is clamped to what both
-have in common; where the leader's log lost its beginning too, the partition stops: that broker was emptied or restored.
+See docs/semantics.md 6.1, 6.5; docs/design.md, safety rule 2.
+
+A divergence deletes nothing. If an unclean election replaced the end of the log, the tier is clamped to the common part
+of both. If the leader's log lost its beginning too, that broker was emptied or restored, and the partition stops.
+
+A leader whose log begins after all copied records confirms every earlier history (docs/semantics.md 6.1). So the owner
+records a divergence when it sees one. From then on, only a leader that has the last remote record ends it, or an
+operator does.
 """
 
 from __future__ import annotations
@@ -9,11 +15,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import NamedTuple
 
-from tiers.errors import LogDivergedError
-from tiers.log.log_source import LogSource
+from tiers.errors import LogDivergedError, RemoteLogMetadataNotReadyError
+from tiers.log.log_source import LocalLogBounds, LogSource
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import CUT_ALL, RemoteLogSegmentMetadata
 
 
 class CommonEnd(NamedTuple):
@@ -23,8 +29,11 @@ class CommonEnd(NamedTuple):
     leader_epoch: int
 
 
+NOTHING_IN_COMMON = CommonEnd(CUT_ALL, -1)
+
+
 class _EpochRange(NamedTuple):
-    """Offsets (inclusive) that the tier answers for, of one leader epoch."""
+    """A range of offsets (inclusive) of one leader epoch that the tier answers for."""
 
     first_offset: int
     last_offset: int
@@ -34,16 +43,16 @@ class _EpochRange(NamedTuple):
 async def check_lineage(
     source: LogSource, partition: TopicIdPartition, leader_epoch: int, next_offset: int, timeout_ms: int
 ) -> None:
-    """Raises `LogDivergedError` unless the leader's log holds `next_offset - 1` in `leader_epoch`.
+    """Raises `LogDivergedError` unless the leader's log has `next_offset - 1` in `leader_epoch`.
 
-    A leader that knows only newer epochs (our trims cut its epoch history) answers with the epoch that was asked for
-    and the start of its first one (semantics 6.1): that is the same test."""
+    A leader that knows only newer epochs (trims cut its epoch history) answers with the epoch that was asked for and
+    the start of its first one (docs/semantics.md 6.1). The same test covers that."""
     answer = await source.end_offset_for_epoch(partition, leader_epoch, timeout_ms)
     if answer.leader_epoch == leader_epoch and answer.end_offset >= next_offset:
         return
     raise LogDivergedError(
-        f"{partition}: epoch {leader_epoch} was copied up to offset {next_offset - 1}, "
-        f"the leader ends epoch {answer.leader_epoch} at {answer.end_offset}"
+        f"{partition} was copied up to offset {next_offset - 1} in leader epoch {leader_epoch}, "
+        f"but the leader ends epoch {answer.leader_epoch} at {answer.end_offset}"
     )
 
 
@@ -57,9 +66,28 @@ async def check_remote_lineage(
 ) -> None:
     """Runs the check of `check_lineage` for the last remote offset. A tier without segments cannot diverge.
 
-    `log_start` is the one that the leader confirms. The check ignores remote records below it: they are only still to
-    be deleted. The log behind a gap says nothing of the records before that gap. So the check also asks for the last
-    offset before each gap that the local log has. `local_log_start` None: the caller removes nothing."""
+    `log_start` is the one that the leader confirms. The check ignores remote records below it, since they will be
+    deleted. The log after a gap does not show whether the records before the gap are the same. So the check also covers
+    the last offset before each gap that the local log has. `local_log_start` None: the caller removes nothing.
+
+    A recorded divergence holds until the owner has ended it, whatever the leader answers now."""
+    if metadata.is_diverged(partition):
+        raise LogDivergedError(
+            f"{partition}: the owner found that the leader has another history than the copied records, and no leader"
+            " with the copied records has come back"
+        )
+    await check_leader(source, metadata, partition, local_log_start, log_start, timeout_ms)
+
+
+async def check_leader(
+    source: LogSource,
+    metadata: RemoteLogMetadataReader,
+    partition: TopicIdPartition,
+    local_log_start: int | None,
+    log_start: int | None,
+    timeout_ms: int,
+) -> None:
+    """Does the work of `check_remote_lineage` by the present leader's answers alone."""
     remote_end = metadata.remote_end_offset(partition)
     if remote_end is None or remote_end < (log_start or 0):
         return
@@ -73,6 +101,93 @@ async def check_remote_lineage(
             await check_lineage(source, partition, leader_epoch_at(last, end), end + 1, timeout_ms)
 
 
+async def check_history(
+    source: LogSource,
+    metadata: RemoteLogMetadataReader,
+    partition: TopicIdPartition,
+    bounds: LocalLogBounds,
+    log_start: int | None,
+    timeout_ms: int,
+) -> None:
+    """Runs the check for the owner, which ends a recorded divergence when it passes. Raises `LogDivergedError`.
+
+    `bounds` are the leader's. While a divergence is recorded, only a leader that has the last remote record passes."""
+    is_diverged, remote_end = metadata.is_diverged(partition), metadata.remote_end_offset(partition)
+    # A leader may confirm a log start only because its log begins after it. So it must not excuse a divergence.
+    log_start = None if is_diverged else log_start
+    await check_leader(source, metadata, partition, bounds.log_start_offset, log_start, timeout_ms)
+    if is_diverged and remote_end is not None and remote_end < bounds.log_start_offset:
+        raise LogDivergedError(
+            f"{partition}: the leader had another history than the records that were copied up to {remote_end}; its log"
+            f" begins at {bounds.log_start_offset} now, so it cannot confirm the copied records"
+        )
+
+
+async def clamp_end(
+    source: LogSource,
+    metadata: RemoteLogMetadataReader,
+    partition: TopicIdPartition,
+    bounds: LocalLogBounds,
+    log_start: int | None,
+    timeout_ms: int,
+) -> CommonEnd:
+    """Returns where the owner clamps the tier, by itself, after `check_history` failed.
+
+    Raises `LogDivergedError` unless an unclean election explains the divergence."""
+    trimmed_to, is_diverged = metadata.local_log_start(partition), metadata.is_diverged(partition)
+    local_log_start = None if trimmed_to is None else trimmed_to.offset
+    log_start = None if is_diverged else log_start
+    common = await find_common_end(source, metadata, partition, local_log_start, log_start, timeout_ms)
+    if is_diverged and common.offset < bounds.log_start_offset:
+        raise LogDivergedError(
+            f"{partition}: the leader had another history than the copied records, and has none of them now"
+        )
+    return common
+
+
+async def accepted_end(
+    source: LogSource,
+    metadata: RemoteLogMetadataReader,
+    partition: TopicIdPartition,
+    bounds: LocalLogBounds,
+    log_start: int | None,
+    timeout_ms: int,
+) -> CommonEnd | None:
+    """Returns where the owner clamps the tier if an operator accepts the leader's log; None: it needs no operator."""
+    try:
+        await check_history(source, metadata, partition, bounds, log_start, timeout_ms)
+    except LogDivergedError:
+        try:
+            await clamp_end(source, metadata, partition, bounds, log_start, timeout_ms)
+        except LogDivergedError:
+            return await surviving_end(source, metadata, partition, bounds.log_start_offset, timeout_ms)
+    return None
+
+
+async def check_before_deletion(
+    source: LogSource,
+    metadata: RemoteLogMetadataReader,
+    partition: TopicIdPartition,
+    local_log_start: int,
+    log_start: int | None,
+    timeout_ms: int,
+) -> None:
+    """Runs `check_remote_lineage` before a user deletes records of this leader's log.
+
+    Raises `LogDivergedError` when the partition stops, and `RemoteLogMetadataNotReadyError` when the owner is about to
+    clamp the tier: the user can try again after that."""
+    try:
+        await check_remote_lineage(source, metadata, partition, local_log_start, log_start, timeout_ms)
+    except LogDivergedError as error:
+        if metadata.is_diverged(partition):
+            raise
+        trimmed_to = metadata.local_log_start(partition)
+        await find_common_end(
+            source, metadata, partition, None if trimmed_to is None else trimmed_to.offset, log_start, timeout_ms
+        )
+        raise RemoteLogMetadataNotReadyError(f"{error}; the owner is about to clamp the remote tier") from error
+
+
 async def find_common_end(
     source: LogSource,
     metadata: RemoteLogMetadataReader,
@@ -84,11 +199,11 @@ async def find_common_end(
     """Asks for the tier's leader epochs from the newest down until the leader's answer confirms an offset.
 
     `local_log_start` and `log_start` are the last ones that a leader confirmed; None: no leader did. An unclean
-    election cannot lead to an offset below them, or to one that leaves no remote record: the function then raises
+    election cannot lead to an offset below them, or to one that leaves no remote record. The function then raises
     `LogDivergedError`. The epoch is -1 if the offset lies before all remote records."""
     ranges = _answering_epochs(metadata, partition, log_start)
     if not ranges:
-        raise LogDivergedError(f"{partition}: there is nothing remote to compare")
+        raise LogDivergedError(f"{partition}: the remote tier has no record to compare with the leader's log")
     lowest_end = max(1, local_log_start or 0, log_start or 0)
     offset = ranges[-1].last_offset
     while True:
@@ -96,25 +211,50 @@ async def find_common_end(
         if place < 0 and offset + 1 >= lowest_end:
             return CommonEnd(offset, -1)
         if place < 0:
-            raise LogDivergedError(f"{partition}: the leader's log has nothing in common with what was copied")
-        # In a hole between segments, what lies before it decides.
+            raise LogDivergedError(f"{partition}: the leader's log has no record in common with the copied log")
+        # An offset between two segments belongs to the segment before it.
         offset, epoch = min(offset, ranges[place].last_offset), ranges[place].leader_epoch
         answer = await source.end_offset_for_epoch(partition, epoch, timeout_ms)
         if not 0 <= answer.leader_epoch <= epoch or answer.end_offset < lowest_end:
             raise LogDivergedError(
-                f"{partition}: asked for epoch {epoch} the leader ends epoch {answer.leader_epoch} at "
+                f"{partition}: the leader ends epoch {answer.leader_epoch} (asked for {epoch}) at "
                 f"{answer.end_offset}, below {lowest_end}: was the broker emptied or restored?"
             )
         if answer.leader_epoch == epoch and answer.end_offset > offset:
             return CommonEnd(offset, epoch)
         offset = min(offset, answer.end_offset - 1)
-        # The leader has nothing of the epochs between its answer's and the one asked for.
+        # The leader has no record of the epochs between that of its answer and the one asked for.
         known = [one for one in ranges if one.leader_epoch <= answer.leader_epoch]
         offset = min(offset, known[-1].last_offset if known else ranges[0].first_offset - 1)
 
 
+async def surviving_end(
+    source: LogSource,
+    metadata: RemoteLogMetadataReader,
+    partition: TopicIdPartition,
+    local_log_start: int,
+    timeout_ms: int,
+) -> CommonEnd:
+    """Returns the end of the records that the leader's log surely shares with the tier, for an operator's acceptance.
+
+    A record is surely common if it lies in the local log and both have it in one leader epoch. The records below it
+    are of the same history. `NOTHING_IN_COMMON`: no record is surely common."""
+    ranges = _answering_epochs(metadata, partition, None)
+    while ranges:
+        newest = ranges.pop()
+        answer = await source.end_offset_for_epoch(partition, newest.leader_epoch, timeout_ms)
+        if answer.leader_epoch == newest.leader_epoch:
+            end = min(newest.last_offset, answer.end_offset - 1)
+            if end >= max(newest.first_offset, local_log_start):
+                return CommonEnd(end, newest.leader_epoch)
+            if answer.end_offset <= local_log_start:
+                break  # the log begins in a later epoch: the answers for all earlier epochs are the same
+        ranges = [one for one in ranges if one.leader_epoch <= answer.leader_epoch]
+    return NOTHING_IN_COMMON
+
+
 def leader_epoch_at(segment: RemoteLogSegmentMetadata, offset: int) -> int:
-    """The leader epoch that wrote `offset`, which the segment holds."""
+    """Returns the leader epoch that wrote `offset`, which the segment holds."""
     epochs = segment.segment_leader_epochs
     return epochs[max(0, bisect_right(epochs, offset, key=lambda entry: entry.start_offset) - 1)].epoch
 
@@ -122,7 +262,7 @@ def leader_epoch_at(segment: RemoteLogSegmentMetadata, offset: int) -> int:
 def _answering_epochs(
     metadata: RemoteLogMetadataReader, partition: TopicIdPartition, log_start: int | None
 ) -> list[_EpochRange]:
-    """Of what clients may read, ascending."""
+    """Returns the ranges that clients can read, ascending."""
     ranges: list[_EpochRange] = []
     offset = log_start or 0
     while (segment := metadata.next_segment(partition, offset)) is not None:

@@ -1,8 +1,10 @@
-"""`LogGapTask`: finds where the owner goes on copying, and records gaps of the log (DESIGN, safety rule 5).
+"""`LogGapTask` finds the offset at which copying continues, and records gaps of the log.
 
-If the local log begins behind the remote end, the broker's retention or a user removed the records between them before
-they were copied. The owner records these offsets as a gap and copies on behind it. A gap costs only its own records:
-the log start does not move, and no other record is deleted for it.
+See docs/design.md, safety rule 5.
+
+If the local log begins after the remote end, the broker's retention or a user removed the records between them before
+they were copied. The owner records these offsets as a gap and continues to copy after it. A gap costs only its own
+records: the log start does not move, and no other record is deleted for it.
 
 Lost metadata looks the same: the store has the records, and the metadata does not know them. So the owner records a gap
 only when three witnesses agree that no record of it was ever copied: the recorded trims, the partition manifest, and
@@ -49,10 +51,7 @@ class LogGapTask:
         await self._end_gaps(bounds, next_offset, log_start or 0)
         if bounds.log_start_offset > next_offset:
             await self._check_trims(next_offset, bounds.leader_epoch)
-        if not metadata.is_known(partition):
-            self._check_ownership()
-            seen = LogStart(bounds.log_start_offset, bounds.leader_epoch, LogStartReason.SEEN)
-            await metadata.put_log_start(partition, seen)
+        await self._record_seen(bounds)
         if covered_to <= (log_start or 0):
             # The remote tier has no record that counts. So no log lies before the local one, and there is no gap.
             return max(bounds.log_start_offset, next_offset)
@@ -62,10 +61,23 @@ class LogGapTask:
         return await self._behind_gap(LogGap(next_offset, bounds.log_start_offset), bounds.leader_epoch)
 
     async def end_passed(self, bounds: LocalLogBounds, log_start: int | None) -> None:
-        """Ends the gaps that lie below the log start. For a partition that is not copied."""
+        """Ends the gaps that lie below the log start, and records that the owner saw the partition.
+
+        The manager calls it for a partition that is not copied."""
         remote_end = self._services.metadata.remote_end_offset(self._partition)
         next_offset = max(0 if remote_end is None else remote_end + 1, log_start or 0)
         await self._end_gaps(bounds, next_offset, log_start or 0)
+        await self._record_seen(bounds)
+
+    async def _record_seen(self, bounds: LocalLogBounds) -> None:
+        """Records the first log start that an owner saw.
+
+        Without a record, a proxy cannot know whether the metadata of the partition was lost, so clients wait."""
+        metadata, partition = self._services.metadata, self._partition
+        if not metadata.is_known(partition):
+            self._check_ownership()
+            seen = LogStart(bounds.log_start_offset, bounds.leader_epoch, LogStartReason.SEEN)
+            await metadata.put_log_start(partition, seen)
 
     async def _behind_gap(self, gap: LogGap, leader_epoch: int) -> int | None:
         services, metadata, partition = self._services, self._services.metadata, self._partition
@@ -74,12 +86,12 @@ class LogGapTask:
             return gap.next_offset
         now_ms = services.clock_ms()
         is_new = all(known.first_offset != gap.first_offset for known in recorded)
-        if not metadata.is_accepted(partition):
+        if not self._manifest.is_accepted:
             await self._manifest.check_gap()
         if is_new:
             if self._seen is None or self._seen[0] != gap.first_offset:
                 self._seen = gap.first_offset, now_ms
-            is_sure = metadata.is_accepted(partition) or now_ms - self._seen[1] >= services.settings.gap_alarm_ms
+            is_sure = self._manifest.is_accepted or now_ms - self._seen[1] >= services.settings.gap_alarm_ms
             if not is_sure:
                 return None
         self._check_ownership()
@@ -89,7 +101,7 @@ class LogGapTask:
         if is_new:
             services.metrics.alarms.labels(partition.topic, "gap").inc()
             _LOG.error(
-                "the broker removed records before they were copied; the log has a gap, and goes on behind it",
+                "the broker removed records before they were copied: the log has a gap, and copying continues after it",
                 extra={
                     "partition": str(partition),
                     "first_offset": gap.first_offset,
@@ -108,14 +120,14 @@ class LogGapTask:
             return
         if any(start.offset >= trimmed_to.offset for start in services.metadata.log_starts(partition)):
             return
-        if services.metadata.is_accepted(partition):
+        if self._manifest.is_accepted:
             self._check_ownership()
             await services.metadata.put_local_log_start(partition, OffsetAndEpoch(next_offset, leader_epoch))
             return
         if await confirms(services.source, partition, trimmed_to, services.settings.request_timeout_ms):
             raise MetadataLostError(
-                f"{partition} was trimmed to {trimmed_to.offset}, and the metadata knows what is remote only up to"
-                f" {next_offset}: it was lost: `tidegate tier rebuild` restores it from the store"
+                f"{partition} was trimmed to {trimmed_to.offset}, but the metadata knows remote records only up to"
+                f" {next_offset}: metadata was lost: `tidegate tier rebuild` restores it from the store"
                 " (docs/operations.md, 'A partition stops')"
             )
 

@@ -1,12 +1,12 @@
-"""`MissingTopics`: decides which topics that no broker knows may be deleted from the remote tier.
+"""`MissingTopics` decides which topics that no broker knows may be deleted from the remote tier.
 
-* A missing topic was deleted, or the cluster lost its memory of it: a KRaft log that was restored from a copy lacks
-  topics as well. So the owner deletes a topic's segments only if the deletion is proved, or if the topic was missing,
-  alone, for days. A DeleteTopics answer that a proxy relayed or an operator's word is a proof. A record says since when
-  a topic is missing.
-* Topics that went missing at about the same time need an operator, however long they are missing. When an operator
-  says that one of them was deleted, that topic still counts for the others: the last of them must not pass for a topic
-  that went missing alone.
+* A missing topic was deleted, or the cluster's metadata lost it: a KRaft log that was restored from a copy lacks topics
+  as well. So the owner deletes a topic's segments only if the deletion is proved, or if the topic was missing, alone,
+  for days. A DeleteTopics answer that a proxy relayed, or an operator's confirmation, is a proof. A record says since
+  when a topic is missing.
+* Topics that went missing at about the same time need an operator, however long they are missing. If an operator
+  confirms that one of them was deleted, that topic still counts for the others. Otherwise the last of them would look
+  like a topic that went missing alone.
 * The owner of a topic's partition 0 keeps these records. It ends them when a broker knows the topic again, or when the
   remote tier has nothing of the topic. A record that ends too early only delays a deletion.
 """
@@ -48,7 +48,7 @@ class MissingTopics:
         self._alarmed: set[UUID] = set()
 
     def see(self, missing: Collection[UUID]) -> None:
-        """Takes the ids that no broker knows now, of all ids that the caller asked about."""
+        """Takes the ids that no broker knows now, out of all ids that the caller asked about."""
         now_ms = self._services.clock_ms()
         self._missing_since_ms = {each: self._missing_since_ms.get(each, now_ms) for each in missing}
 
@@ -78,7 +78,7 @@ class MissingTopics:
             await metadata.end_topic_deletion(topic_id)
 
     def _was_missing_before(self, topic_id: UUID) -> bool:
-        """Whether an earlier call of `see` had the topic too. At the first one a proxy may just record the deletion."""
+        """Whether an earlier call of `see` had the topic too. At the first, a proxy may still record the deletion."""
         since_ms = self._missing_since_ms.get(topic_id)
         return since_ms is not None and since_ms < self._services.clock_ms()
 
@@ -87,17 +87,17 @@ class MissingTopics:
             return
         await self._services.metadata.put_topic_missing(topic.topic_id, topic.topic, is_missing=True)
         _LOG.warning(
-            "no broker knows a tiered topic any more, and its deletion is not proved: it is deleted from the remote"
-            " tier when it was missing for remote.log.topic.deletion.unproved.delay.ms, or when an operator says so:"
+            "no broker knows a tiered topic any more, and its deletion is not proved: the owner deletes it when it was"
+            " missing for remote.log.topic.deletion.unproved.delay.ms, or when an operator confirms the deletion:"
             " see `tidegate tier missing-topics`",
             extra={"topic": topic.topic, "id": str(topic.topic_id)},
         )
 
     def _is_idle_for_long(self, topic_id: UUID) -> bool:
-        """Whether the records of the topic were of no use for the delay that a deletion waits.
+        """Whether the records of the topic were not needed for the delay that a deletion waits.
 
-        They are of no use when the topic is there, or when nothing is left of it. The delay is needed because this
-        process may read other metadata partitions late, and a broker may hear of a deletion late."""
+        They are not needed when a broker knows the topic, or when the tier has nothing of it. The delay is needed since
+        this process may read other metadata partitions late, and a broker may learn of a deletion late."""
         now_ms = self._services.clock_ms()
         since_ms = self._idle_since_ms.setdefault(topic_id, now_ms)
         return now_ms - since_ms >= self._services.settings.topic_deletion_delay_ms
@@ -122,12 +122,13 @@ class MissingTopics:
         }
 
     async def missing_for_long(self, topics: Collection[TopicIdPartition]) -> set[UUID]:
-        """Returns the topics that may be deleted without a proof: each went missing alone, and longer ago than
-        `topic_deletion_unproved_delay_ms`."""
+        """Returns the topics that may be deleted without a proof.
+
+        Each went missing alone, and longer ago than `topic_deletion_unproved_delay_ms`."""
         services, settings = self._services, self._services.settings
         missing = dict(services.metadata.missing_topics())
         alone = missing.keys() - vanished_together(missing)
-        # The brokers' time costs a record, so it is asked for only when our own clock says that a topic may be due.
+        # Reading the brokers' time costs a record. So it is read only if a topic may be due by this machine's clock.
         soonest_ms = services.wall_clock_ms() - settings.topic_deletion_unproved_delay_ms + settings.max_clock_skew_ms
         due = [each for each in self._waited(topics) if each.topic_id in alone and missing[each.topic_id] <= soonest_ms]
         brokers_now_ms = await self._brokers_now_ms(due[0]) if due else None
@@ -143,14 +144,15 @@ class MissingTopics:
     async def _brokers_now_ms(self, topic: TopicIdPartition) -> int | None:
         """Returns the present time (ms) of the clock that stamps the records.
 
-        None when that clock differs from ours by more than `max_clock_skew_ms`."""
+        None when that clock differs from this machine's clock by more than `max_clock_skew_ms`."""
         services, limit_ms = self._services, self._services.settings.max_clock_skew_ms
         skew_ms = await services.metadata.clock_skew_ms(topic, anew=True)
         if abs(skew_ms) <= limit_ms:
             return services.wall_clock_ms() + skew_ms
         services.metrics.alarms.labels(topic.topic, "clock-skew").inc()
         _LOG.error(
-            "how long a topic is missing is not told while our clock and the brokers' differ",
+            "the time since which a topic is missing is unknown while this machine's clock and the brokers' clock"
+            " differ: synchronize the clocks",
             extra={"topic": topic.topic, "skew_ms": skew_ms},
         )
         return None
@@ -173,8 +175,8 @@ class MissingTopics:
             for each in sorted(together, key=lambda each: (missing[each], names.get(each, "")))
         ]
         _LOG.error(
-            "several tiered topics are missing since about the same time, as after the restore of a KRaft log: nothing"
-            " of them is deleted before an operator says so. Were they deleted: `tidegate tier missing-topics forget`;"
-            " were they not: bring the cluster's metadata back, with their ids",
+            "several tiered topics went missing at about the same time, as after the restore of a KRaft log: nothing of"
+            " them is deleted until an operator decides. If they were deleted, run `tidegate tier missing-topics"
+            " forget`; if not, restore the cluster's metadata with these topics under their ids",
             extra={"topics": said},
         )

@@ -2,10 +2,15 @@
 
 The owner rewrites the manifest after every change of its content, and before every trim. If the store fails, the task
 raises an alarm and the next round tries again. Until then the owner trims nothing. A restart costs one GET and no PUT.
+A trim costs one GET, since a former owner's late PUT may have replaced the manifest.
 
-The manifest is also a witness (DESIGN, safety rule 5). The metadata lost records when the manifest accepts a segment
-that the metadata does not know, or names a position that the metadata topic does not reach any more. Then the owner
-stops the partition. It does not rewrite the manifest, since `rebuild` needs it.
+The manifest is also a witness (docs/design.md, safety rule 5). The metadata lost records when the manifest accepts a
+segment that the metadata does not know, or names a position that the metadata topic does not reach any more. Then the
+owner stops the partition. It does not rewrite the manifest, since `rebuild` needs it.
+
+An operator may accept what the metadata knows. The acceptance names the manifest that the store had then, and counts
+only while the store has it. The owner writes another manifest before it ends an acceptance. So an acceptance has no
+effect if it comes back because the metadata topic lost the record of its end.
 """
 
 from __future__ import annotations
@@ -27,11 +32,15 @@ from tiers.metadata.partition_manifest import (
     PartitionManifest,
     decode_partition_manifest,
     encode_partition_manifest,
+    witness_of,
 )
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import LogStart
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import partition_manifest_key
+from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 _LOG = logging.getLogger(__name__)
 _WAY_BACK = (
@@ -45,7 +54,10 @@ def manifest_of(metadata: RemoteLogMetadataManager, cluster_id: str, partition: 
     return PartitionManifest(
         cluster_id=cluster_id,
         topic_id_partition=partition,
-        log_start=next(iter(metadata.log_starts(partition)), None),
+        # A lower log start of a later leader epoch is recorded only if its leader denies the higher one.
+        log_start=max(
+            metadata.log_starts(partition), key=lambda start: (start.leader_epoch, start.offset), default=None
+        ),
         local_log_start=metadata.local_log_start(partition),
         position=metadata.position(partition),
         gaps=tuple(metadata.gaps(partition)),
@@ -63,24 +75,37 @@ def manifest_of(metadata: RemoteLogMetadataManager, cluster_id: str, partition: 
             if each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
         ),
         dead=tuple(
-            each.segment_id.id for each in segments if each.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+            sorted(
+                each.segment_id.id for each in segments if each.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+            )
         ),
         tier_config=dict(metadata.topic_tier_config(partition.topic_id)),
     )
 
 
+async def read_manifest(storage: RemoteStorageManager, cluster_id: str, partition: TopicIdPartition) -> bytes | None:
+    """Returns the stored manifest, whether or not it can be decoded; None: the store has none."""
+    try:
+        return bytes(await storage.get_object(partition_manifest_key(cluster_id, partition)))
+    except RemoteResourceNotFoundError:
+        return None
+
+
 async def bury_manifest(services: TaskServices, partition: TopicIdPartition) -> None:
-    """Of a partition whose whole remote log goes: rewrites it, if segments are left, so that it accepts none. Raises
-    what the store raises."""
+    """Rewrites the manifest of a partition whose whole remote log is about to be deleted, so that it accepts no
+    segment.
+
+    Does nothing if no segment is left. Raises the store's errors and `OwnershipLostError`."""
     manifest = manifest_of(services.metadata, services.cluster_id, partition)
     if manifest.segments:
         dead = (*(each.id for each in manifest.segments), *manifest.dead)
         content = encode_partition_manifest(replace(manifest, segments=(), dead=dead))
+        _check_ownership(services, partition)
         await services.storage.put_object(partition_manifest_key(services.cluster_id, partition), content)
 
 
 async def delete_manifest(services: TaskServices, partition: TopicIdPartition) -> None:
-    """Of a deleted topic's partition, of which nothing else is left."""
+    """Deletes the manifest of a deleted topic's partition, as the last object of it."""
     await services.storage.delete_object(partition_manifest_key(services.cluster_id, partition))
 
 
@@ -93,8 +118,11 @@ class PartitionManifestTask:
         self._services = services
         self._partition = topic_id_partition
         self._stored: PartitionManifest | None = None
-        """The manifest in the store; None: the store has no manifest that can be read."""
+        """The manifest that this owner found in the store or wrote; None: it found no readable one."""
+        self._stored_witness = witness_of(None)
         self._is_unreadable = False
+        self._is_accepted = False
+        self._is_written_since_accepted = False
         self._is_checked = False
         self._local_log_start = 0
         """The start of the local log when the task checked the manifest."""
@@ -103,39 +131,50 @@ class PartitionManifestTask:
 
     @property
     def is_written(self) -> bool:
-        """Whether the store's manifest has the metadata as of the last `run`. Only then may the owner trim."""
+        """Whether this owner wrote the metadata as of the last `run` into the manifest."""
         return self._is_written
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether an operator accepts the known records as all that is left. `check` has judged that for this round."""
+        return self._is_accepted
 
     async def check(self, local_log_start: int) -> None:
         """Checks the metadata against the manifest, once per ownership, before the owner processes the partition.
 
-        Raises `MetadataLostError` when the metadata lost records, and the errors of the store and the brokers."""
+        In every round it judges the operator's acceptance, if there is one. Raises `MetadataLostError` when the
+        metadata lost records, and the errors of the store and the brokers."""
+        await self._judge_acceptance()
         if self._is_checked:
             return
         try:
-            self._stored = await self._read()
+            stored = await self._fetch()
+            self._stored, self._stored_witness = self._decoded(stored), witness_of(stored)
         except RemoteLogMetadataError as error:
             self._is_unreadable = True
-            if self._services.metadata.remote_end_offset(self._partition) is None and not self._is_accepted():
+            if self._services.metadata.remote_end_offset(self._partition) is None and not self._is_accepted:
                 raise MetadataLostError(f"{self._partition} has no metadata, and {error}: {_WAY_BACK}") from error
             _LOG.error(
-                "a partition manifest cannot be read: it is no witness, and is replaced",
+                "a partition manifest cannot be read: it does not count as a witness, and is replaced",
                 extra={"partition": str(self._partition), "error": str(error)},
             )
         if not (self._stored or self._is_unreadable or self._services.metadata.is_known(self._partition)):
-            # The manifest comes before the first record, so metadata without a manifest means a lost manifest.
+            # The manifest is written before the first record. So metadata without a manifest means a lost manifest.
             await self._put(manifest_of(self._services.metadata, self._services.cluster_id, self._partition))
-        if not self._is_accepted():
-            if self._stored is not None:
-                await self._refuse_to_forget(self._stored)
-                await self._check_position(self._stored)
+        if self._is_accepted:
+            await self._keep_leftovers(local_log_start)
+        elif self._stored is not None:
+            await self._refuse_to_forget(self._stored)
+            await self._check_position(self._stored)
+        else:
             self._check_leftovers(local_log_start)
         self._local_log_start, self._is_checked = local_log_start, True
 
     async def check_gap(self) -> None:
-        """Asks the manifest and the metadata topic before the owner records a gap.
+        """Asks the manifest and the metadata topic before the owner records a gap. Costs one GET.
 
-        Raises `MetadataLostError` unless both agree that no other record was ever copied."""
+        Raises `MetadataLostError` unless both agree that no other record was ever copied, and the store's errors."""
+        await self._restore()
         if self._stored is None:
             raise MetadataLostError(
                 f"records of {self._partition} are in neither tier, and no manifest says whether they were copied:"
@@ -145,9 +184,34 @@ class PartitionManifestTask:
         metadata, timeout_ms = self._services.metadata, self._services.settings.request_timeout_ms
         if not await metadata.confirms(self._partition, self._stored.position, timeout_ms):
             raise MetadataLostError(
-                f"records of {self._partition} are in neither tier, and the metadata topic is not the one, or does not"
-                f" reach so far, as when its manifest was written: {_WAY_BACK}"
+                f"records of {self._partition} are in neither tier, and the metadata topic is another one than when the"
+                f" manifest was written, or lost records since: {_WAY_BACK}"
             )
+
+    async def confirm(self) -> bool:
+        """Reads the manifest back, right before a trim. Returns whether the store has what this owner wrote.
+
+        Costs one GET. Does not raise the store's errors."""
+        if not self._is_written:
+            return False
+        try:
+            await self._restore()
+        except RemoteStorageError as error:
+            self._alarm(error)
+            return False
+        self._is_failing = False
+        return True
+
+    async def end_acceptance(self) -> None:
+        """Ends the acceptance after the round that continued because of it. Raises the store's errors."""
+        if not self._is_accepted:
+            return
+        services, partition = self._services, self._partition
+        if not self._is_written_since_accepted:
+            # Its position, at least, differs from that of the manifest that the operator accepted.
+            await self._put(manifest_of(services.metadata, services.cluster_id, partition))
+        await services.metadata.end_acceptance(partition)
+        self._is_accepted = False
 
     async def run(self) -> None:
         """Writes the manifest if its content changed. Does not raise the store's errors: see `is_written`."""
@@ -155,35 +219,39 @@ class PartitionManifestTask:
         self._is_written = False
         manifest = manifest_of(services.metadata, services.cluster_id, self._partition)
         if self._stored is None and not (manifest.segments or manifest.dead):
-            return  # nothing was ever tiered: there is nothing to rebuild
+            return  # no segment was ever copied, so there is nothing to rebuild
         if self._stored is None and not self._do_tiers_meet():
-            return  # a manifest made of the metadata alone is no witness for that metadata
+            return  # a manifest that is made from the metadata alone is no witness for that metadata
         if self._says_the_same(manifest):
-            self._is_failing, self._is_written = False, True
+            self._is_written = True
             return
         try:
             await self._put(manifest)
         except RemoteStorageError as error:
-            if not self._is_failing:
-                services.metrics.alarms.labels(self._partition.topic, "manifest").inc()
-                _LOG.error(
-                    "a partition manifest cannot be written: nothing is trimmed, and `rebuild` would miss changes",
-                    extra={"partition": str(self._partition), "error": str(error)},
-                )
-            self._is_failing = True
+            self._alarm(error)
         else:
             self._is_failing, self._is_written = False, True
+
+    def _alarm(self, error: RemoteStorageError) -> None:
+        """Raises an alarm, once until the store accepts or returns the manifest again."""
+        if not self._is_failing:
+            self._services.metrics.alarms.labels(self._partition.topic, "manifest").inc()
+            _LOG.error(
+                "a partition manifest cannot be written or read: nothing is trimmed, and `rebuild` would miss changes",
+                extra={"partition": str(self._partition), "error": str(error)},
+            )
+        self._is_failing = True
 
     def _do_tiers_meet(self) -> bool:
         """Whether the tiers met when this ownership began, or a recorded gap has the offsets between them."""
         metadata, partition = self._services.metadata, self._partition
         remote_end = metadata.remote_end_offset(partition)
-        if remote_end is None or self._local_log_start <= remote_end + 1 or self._is_accepted():
+        if remote_end is None or self._local_log_start <= remote_end + 1 or self._is_accepted:
             return True
         return metadata.gap_at(partition, remote_end + 1) is not None
 
     def _says_the_same(self, manifest: PartitionManifest) -> bool:
-        """Whether `manifest` equals the stored one in all but the position.
+        """Whether `manifest` equals the stored one except for the position.
 
         The position changes with every record of other partitions."""
         stored = self._stored
@@ -194,35 +262,76 @@ class PartitionManifestTask:
         )
 
     async def _put(self, manifest: PartitionManifest) -> None:
-        services = self._services
-        if not services.metadata.owns(self._partition):
-            raise OwnershipLostError(f"{self._partition} is owned by another member")
-        key = partition_manifest_key(services.cluster_id, self._partition)
-        await services.storage.put_object(key, encode_partition_manifest(manifest))
-        self._stored = manifest
+        services, content = self._services, encode_partition_manifest(manifest)
+        _check_ownership(services, self._partition)
+        await services.storage.put_object(partition_manifest_key(services.cluster_id, self._partition), content)
+        self._stored, self._stored_witness = manifest, witness_of(content)
+        self._is_written_since_accepted = True
         services.checkpoint("manifest-written")
 
-    async def _read(self) -> PartitionManifest | None:
-        """Reads the manifest; None: the store has none. Raises `RemoteLogMetadataError` for an unreadable one."""
-        key = partition_manifest_key(self._services.cluster_id, self._partition)
+    async def _restore(self) -> None:
+        """Writes this owner's manifest again if the store has another content in its place.
+
+        A former owner may be stopped in the middle of a PUT, which takes effect long after the present owner's PUTs.
+        Raises `MetadataLostError` if that content is a witness of segments that the metadata does not know."""
+        if self._stored is None:
+            return
+        found = await self._fetch()
+        if witness_of(found) == self._stored_witness:
+            return
         try:
-            manifest = decode_partition_manifest(await self._services.storage.get_object(key))
-        except RemoteResourceNotFoundError:
+            other = self._decoded(found)
+        except RemoteLogMetadataError:  # unreadable content is no witness
+            other = None
+        if other is not None:
+            await self._refuse_to_forget(other)
+        await self._put(self._stored)
+        _LOG.warning(
+            "the store had another partition manifest than its owner wrote: the owner writes it again",
+            extra={"partition": str(self._partition)},
+        )
+
+    async def _fetch(self) -> bytes | None:
+        return await read_manifest(self._services.storage, self._services.cluster_id, self._partition)
+
+    def _decoded(self, stored: bytes | None) -> PartitionManifest | None:
+        """Decodes a stored manifest. Raises `RemoteLogMetadataError` when it is unreadable or of another partition."""
+        if stored is None:
             return None
+        manifest = decode_partition_manifest(stored)
         if (manifest.cluster_id, manifest.topic_id_partition) != (self._services.cluster_id, self._partition):
-            raise RemoteLogMetadataError("the manifest is of another partition or cluster")
+            raise RemoteLogMetadataError("the manifest belongs to another partition or cluster")
         return manifest
 
-    def _is_accepted(self) -> bool:
-        return self._services.metadata.is_accepted(self._partition)
+    async def _judge_acceptance(self) -> None:
+        """Decides whether the recorded acceptance counts. Costs one GET while an acceptance is recorded.
+
+        Ends an acceptance of another manifest than the store has."""
+        self._is_accepted = self._is_written_since_accepted = False
+        accepted = self._services.metadata.acceptance(self._partition)
+        if accepted is None:
+            return
+        if accepted == witness_of(await self._fetch()):
+            self._is_accepted = True
+            return
+        await self._services.metadata.end_acceptance(self._partition)
+        _LOG.warning(
+            "an operator accepted another partition manifest than the store has now: the acceptance ends without"
+            " effect; check what is missing, and accept again",
+            extra={"partition": str(self._partition), "accepted": accepted},
+        )
 
     async def _refuse_to_forget(self, manifest: PartitionManifest) -> None:
-        """Raises `MetadataLostError` when the manifest accepts a segment that the metadata does not know as finished,
-        and the store still has that segment. One missing object says nothing of the other segments."""
+        """Raises `MetadataLostError` when the metadata does not know a segment that the manifest accepts.
+
+        It raises only if the store still has one of these segments, and no log start covers it. One missing object does
+        not show that the other segments are gone too."""
         metadata, partition = self._services.metadata, self._partition
-        log_start = metadata.log_start_offset(partition) or 0
+        log_starts = metadata.log_starts(partition)
         unknown = [
-            each for each in manifest.segments if each.end_offset >= log_start and not self._is_known_as_finished(each)
+            each
+            for each in manifest.segments
+            if not (self._is_known_as_finished(each) or any(_deletes(start, each) for start in log_starts))
         ]
         for each in sorted(unknown, key=lambda segment: segment.end_offset, reverse=True):
             try:
@@ -233,10 +342,10 @@ class PartitionManifestTask:
         else:
             return
         if not metadata.owns(partition):
-            raise OwnershipLostError(f"{partition} is owned by another member, who knows more")
+            raise OwnershipLostError(f"{partition} is owned by another member, which has newer metadata")
         raise MetadataLostError(
-            f"the store has {len(unknown)} accepted segments of {partition} that the metadata does not know:"
-            f" it was lost: {_WAY_BACK}"
+            f"the store has {len(unknown)} accepted segments of {partition} that the metadata does not know: metadata"
+            f" was lost: {_WAY_BACK}"
         )
 
     def _is_known_as_finished(self, segment: ManifestSegment) -> bool:
@@ -251,14 +360,14 @@ class PartitionManifestTask:
     async def _check_position(self, manifest: PartitionManifest) -> None:
         """Raises `MetadataLostError` when the metadata topic does not reach the position of the manifest any more.
 
-        The position of another metadata topic says nothing: `rebuild` made the present topic."""
+        A position in another metadata topic does not count: `rebuild` made the present topic."""
         metadata, timeout_ms = self._services.metadata, self._services.settings.request_timeout_ms
         if manifest.position.topic_id != metadata.position(self._partition).topic_id:
             return
         if not await metadata.confirms(self._partition, manifest.position, timeout_ms):
             raise MetadataLostError(
-                f"the metadata of {self._partition} had {manifest.position.next_offset} records when its manifest was"
-                f" written, and lost some of them since: {_WAY_BACK}"
+                f"the metadata of {self._partition} reached offset {manifest.position.next_offset} when its manifest"
+                f" was written, and lost records since: {_WAY_BACK}"
             )
 
     def _check_leftovers(self, local_log_start: int) -> None:
@@ -266,17 +375,44 @@ class PartitionManifestTask:
 
         The owner deletes unfinished copies next. A finished copy whose last metadata record was lost looks the same.
         Only a readable manifest tells them apart."""
-        metadata, partition = self._services.metadata, self._partition
-        if self._stored is not None:
+        for leftover in self._last_copies(local_log_start):
+            raise MetadataLostError(
+                f"{self._partition}: the broker has removed records of segment {leftover.segment_id.id}, whose copy did"
+                f" not end, and no manifest says whether it did: {_WAY_BACK}"
+            )
+
+    async def _keep_leftovers(self, local_log_start: int) -> None:
+        """Forgets the copies that look unfinished and may be the only copy of their records, and keeps their objects.
+
+        An acceptance deletes nothing. The owner deletes the objects of every unfinished copy that the metadata knows.
+        `orphans` lists the objects that the metadata does not know."""
+        kept = self._last_copies(local_log_start)
+        if not kept:
             return
-        log_start = metadata.log_start_offset(partition) or 0
-        for leftover in unfinished_segments(metadata, partition, log_start):
-            if (
-                leftover.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
-                and leftover.start_offset < local_log_start
-                and metadata.remote_log_segment_metadata(partition, leftover.start_offset) is None
-            ):
-                raise MetadataLostError(
-                    f"{partition}: the broker has removed records of segment {leftover.segment_id.id}, whose copy did"
-                    f" not end, and no manifest says whether it did: {_WAY_BACK}"
-                )
+        _check_ownership(self._services, self._partition)
+        await self._services.metadata.forget_unfinished_copies([one.segment_id for one in kept])
+        _LOG.warning(
+            "copies that look unfinished may be the only ones of their records: their objects stay in the store",
+            extra={"partition": str(self._partition), "segments": [str(one.segment_id.id) for one in kept]},
+        )
+
+    def _last_copies(self, local_log_start: int) -> list[RemoteLogSegmentMetadata]:
+        """Returns the copies without an end whose first records lie in no readable segment and not in the local log."""
+        metadata, partition = self._services.metadata, self._partition
+        return [
+            leftover
+            for leftover in unfinished_segments(metadata, partition, metadata.log_start_offset(partition) or 0)
+            if leftover.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
+            and leftover.start_offset < local_log_start
+            and metadata.remote_log_segment_metadata(partition, leftover.start_offset) is None
+        ]
+
+
+def _check_ownership(services: TaskServices, partition: TopicIdPartition) -> None:
+    if not services.metadata.owns(partition):
+        raise OwnershipLostError(f"{partition} is owned by another member")
+
+
+def _deletes(start: LogStart, segment: ManifestSegment) -> bool:
+    """Whether the whole segment lies below the log start. A segment of a later leader epoch has another history."""
+    return segment.end_offset < start.offset and segment.leader_epochs[-1].epoch <= start.leader_epoch

@@ -1,6 +1,6 @@
-"""Read-back: a copy counts only when the store gives back what was written: every chunk, and all of the indexes.
+"""Reads a copy back and compares it. A copy counts only if the store returns every chunk and all indexes unchanged.
 
-Where the stored bytes lie is the store's to say, for they need not be the log's; nothing else may differ.
+Only the store knows where the stored bytes lie, since they need not be the log's bytes. Nothing else may differ.
 """
 
 from __future__ import annotations
@@ -24,28 +24,36 @@ async def verify_copied_segment(
     max_bytes: int,
     ciphers: SegmentCiphers | None = None,
 ) -> None:
-    """Raises `CorruptSegmentError` when anything differs; holds about `max_bytes` at a time, at least one chunk."""
+    """Raises `CorruptSegmentError` when the stored segment differs. Holds up to `max_bytes`, or one larger chunk."""
     stored = decode_indexes_object(await storage.fetch_indexes(metadata), metadata)
     if replace(stored.metadata, custom_metadata=metadata.custom_metadata) != metadata:
-        raise CorruptSegmentError(f"segment {metadata.segment_id.id}: the stored metadata is of something else")
+        raise CorruptSegmentError(f"segment {metadata.segment_id.id}: the stored metadata belongs to something else")
     if replace(stored.indexes, remote_log_index=b"") != replace(built.indexes, remote_log_index=b""):
-        raise CorruptSegmentError(f"segment {metadata.segment_id.id}: the stored indexes are not those that were made")
+        raise CorruptSegmentError(
+            f"segment {metadata.segment_id.id}: the stored indexes differ from those that were written"
+        )
     index = stored.remote_log_index(ciphers)
     chunks = index.chunks()
     if [_log_of(chunk) for chunk in chunks] != [_log_of(chunk) for chunk in built.chunks]:
-        raise CorruptSegmentError(f"segment {metadata.segment_id.id}: the stored index is not the one that was made")
+        raise CorruptSegmentError(
+            f"segment {metadata.segment_id.id}: the stored index differs from the one that was written"
+        )
     number = 0
     for run in chunk_runs(chunks, max_bytes):
         first, last = run[0].stored_position, run[-1].stored_position + run[-1].stored_bytes - 1
         data = await storage.fetch_log_segment(metadata, first, last)
         if len(data) != last - first + 1:
-            raise CorruptSegmentError(f"segment {metadata.segment_id.id}: {len(data)} bytes at {first}, not {last}")
+            raise CorruptSegmentError(
+                f"segment {metadata.segment_id.id}: the store returned {len(data)} bytes for {first} to {last}"
+            )
         for chunk in run:
             start = chunk.stored_position - first
             log_bytes = index.open_chunk(number, data[start : start + chunk.stored_bytes])
             number += 1
             if crc32c(log_bytes, 0, len(log_bytes)) != chunk.crc32c:
-                raise CorruptSegmentError(f"segment {metadata.segment_id.id}: CRC differs at {chunk.stored_position}")
+                raise CorruptSegmentError(
+                    f"segment {metadata.segment_id.id}: the CRC at {chunk.stored_position} differs"
+                )
 
 
 def _log_of(chunk: Chunk) -> tuple[int, int, int, int | None]:

@@ -1,8 +1,9 @@
-"""`RemoteDisableTask`: what remains in the remote tier of a topic that was disabled to be deleted there (KIP-950).
+"""`RemoteDisableTask` deletes the remote logs of topics that were disabled with deletion (KIP-950).
 
-* The tier's log start moves to the local one first: what is being deleted is never offered to a client. Then the
-  manifest calls every segment dead, so that `rebuild` brings none back.
-* Nothing is deleted while the partition is still worked on here, nor from a log that diverged (DESIGN, safety rule 2).
+* The tier's log start moves to the local one first, so a client is never offered a segment in deletion. Then the
+  manifest calls every segment dead, so that `rebuild` does not restore any.
+* Nothing is deleted while this process still works on the partition, nor from a log that diverged
+  (docs/design.md, safety rule 2).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class RemoteDisableTask:
-    """For the partitions that this process owns. One round at a time."""
+    """Works on the partitions that this process owns. One round at a time."""
 
     def __init__(self, services: TaskServices, rules: Sequence[TopicRule]) -> None:
         self._services = services
@@ -34,7 +35,7 @@ class RemoteDisableTask:
         self._log_starts = LogStartConfirmation(services.source, services.metadata)
 
     async def run(self, is_worked_on: Callable[[TopicIdPartition], bool]) -> int:
-        """One round; returns how many segments were deleted. Raises the first trouble, after the rest."""
+        """Runs one round, and returns how many segments were deleted. Raises the first error after the round."""
         metadata = self._services.metadata
         deleted = 0
         troubles: list[RemoteLogError] = []
@@ -70,7 +71,7 @@ class RemoteDisableTask:
             services.source, services.metadata, partition, bounds.log_start_offset, confirmed.offset, timeout_ms
         )
         self._check(partition)
-        # A user asked for the deletion. From now on the log is the local log alone, so its start is the log start.
+        # A user asked for the deletion. The log is only the local log from now on, so its start is the log start.
         start = LogStart(bounds.log_start_offset, bounds.leader_epoch, LogStartReason.USER)
         await services.metadata.put_log_start(partition, start, denied=confirmed.denied)
         await services.metadata.put_local_log_start(partition, start.position)
@@ -79,12 +80,14 @@ class RemoteDisableTask:
         services.checkpoint("manifest-buried")
         deleted = await delete_all(services, segments, partial(self._check, partition))
         if deleted == len(segments):
-            _LOG.info("the remote log of a topic that is tiered no more is gone", extra={"partition": str(partition)})
+            _LOG.info(
+                "the remote log of a topic that is not tiered any more was deleted", extra={"partition": str(partition)}
+            )
         return deleted
 
     def _check(self, partition: TopicIdPartition) -> None:
-        """Ownership, and that tiering was not enabled again meanwhile."""
+        """Checks the ownership, and that nobody has enabled tiering again."""
         if not self._services.metadata.owns(partition):
             raise OwnershipLostError(f"{partition} is owned by another member")
         if not self._is_to_go(partition):
-            raise RemoteLogError(f"{partition} is tiered again: its remote log stays")
+            raise RemoteLogError(f"{partition} is tiered again: its remote log is not deleted")

@@ -1,12 +1,12 @@
-"""`RemoteLogManager`: the leader tasks of every user partition that this process owns (founding documents, RLM tasks).
+"""`RemoteLogManager` runs the leader tasks of every partition that this process owns (docs/founding.md, "RLM tasks").
 
-* Every partition has a scheduled processing time. One process step of a partition runs at a time: manifest, lineage,
-  leftovers, copy, manifest, trim, expiry. After it the next is due in `process_interval_ms`, at once when more is ready
-  to be copied, or in `retry_interval_ms` (doubling, up to the interval) after a failure.
-* A copy that has work and makes no progress, for whatever reason, is an alarm within a minute, and a log line that says
+* Every partition has a scheduled processing time. One step of a partition runs at a time: manifest, lineage, leftovers,
+  copy, manifest, trim, expiry. The next step is due after `process_interval_ms`, at once when more is ready to be
+  copied, or after `retry_interval_ms` (doubling, up to the interval) after a failure.
+* If a copy has work and makes no progress, for any reason, an alarm reports it within a minute, and a log line says
   since when and why.
-* At most `copier_tasks` partitions are processed at a time. One partition's failure leaves the others alone.
-* `run` lives in the caller's TaskGroup; after `stop` no step begins, and those under way may end within a deadline.
+* At most `copier_tasks` partitions are processed at a time. The failure of one partition does not affect the others.
+* `run` lives in the caller's TaskGroup. After `stop` no step begins, and the steps in progress have a deadline.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tiers.manager.bounds import violated_bounds
 from tiers.manager.clamp_task import RLMClampTask
 from tiers.manager.copy_task import RLMCopyTask
 from tiers.manager.expiration_task import RLMExpirationTask
+from tiers.manager.lineage import check_remote_lineage
 from tiers.manager.log_gap_task import LogGapTask
 from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.remote_disable import RemoteDisableTask
@@ -48,13 +49,17 @@ _OWNERSHIP_INTERVAL_MS = 1000
 _WATCH_INTERVAL_MS = 1000
 _ALARMS = {
     "copy-lag": "copying is behind by more than half of the retention: records may expire before they are copied",
-    "stuck-lso": "the last stable offset stands still: a transaction hangs, and nothing after it is copied",
+    "stuck-lso": "the last stable offset stands still: a transaction hangs, and no record after it is copied",
+}
+_STOPS = {
+    "metadata-lost": "the metadata of a partition was lost: the partition is not copied, trimmed or expired",
+    "diverged": "the log diverged from the copied records: the partition is not copied, trimmed or expired",
 }
 _LOG = logging.getLogger(__name__)
 
 
 class TopicPolicies(Protocol):
-    """What `TieredTopics` offers."""
+    """The part of `TieredTopics` that the manager uses."""
 
     @property
     def policies(self) -> Mapping[UUID, TopicPolicy]: ...
@@ -81,6 +86,8 @@ class _Managed:
     lso: int = -1
     lso_since_ms: int = 0
     alarms: set[str] = field(default_factory=set)
+    stops: set[str] = field(default_factory=set)
+    """The reasons for which the partition stopped since its last successful round."""
 
     @property
     def has_trouble(self) -> bool:
@@ -95,8 +102,10 @@ class RemoteLogManager:
         topic_deletion: TopicDeletionTask | None = None,
         remote_disable: RemoteDisableTask | None = None,
     ) -> None:
-        """Without `topic_deletion`, what deleted topics left in the remote tier stays there; without `remote_disable`,
-        what disabled ones left."""
+        """Constructs the manager.
+
+        Without `topic_deletion`, the remote logs of deleted topics stay. Without `remote_disable`, those of disabled
+        topics stay."""
         self._services = services
         self._topics = topics
         self._topic_deletion = topic_deletion
@@ -108,7 +117,7 @@ class RemoteLogManager:
         self._stopping = False
 
     async def run(self) -> None:
-        """Until `stop`. Returns when the steps under way have ended, or were cancelled at their deadline."""
+        """Runs until `stop`. Returns when the steps in progress have ended, or were cancelled at their deadline."""
         await self._services.spool.open()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -132,17 +141,17 @@ class RemoteLogManager:
             self._services.spool.close()
 
     def stop(self) -> None:
-        """No step begins any more."""
+        """Prevents new steps, and lets `run` end."""
         self._stopping = True
         self._wake.set()
 
     @property
     def partitions(self) -> list[TopicIdPartition]:
-        """Those that this process copies now."""
+        """The partitions that this process copies now."""
         return list(self._managed)
 
     def process_now(self, partition: TopicIdPartition) -> None:
-        """Makes the partition due at once, when it is managed here."""
+        """Makes the partition due at once, if this process manages it."""
         if partition in self._managed:
             self._managed[partition].due_ms = 0
             self._wake.set()
@@ -157,7 +166,7 @@ class RemoteLogManager:
                     await self._topics.refresh(settings.request_timeout_ms)
                 except RemoteLogError as error:
                     _LOG.warning("the tiered topics could not be read", extra={"error": str(error)})
-                except Exception:  # the copying of what is known goes on
+                except Exception:  # the copying of the known topics goes on
                     _LOG.exception("the tiered topics could not be read")
             self._assign()
             self._wake.set()
@@ -168,9 +177,9 @@ class RemoteLogManager:
             try:
                 await self._topic_deletion.run()
             except RemoteLogError as error:
-                _LOG.warning("deleted topics could not be looked for, or removed", extra={"error": str(error)})
+                _LOG.warning("deleted topics could not be found or removed", extra={"error": str(error)})
             except Exception:  # the copying of other topics goes on
-                _LOG.exception("deleted topics could not be looked for, or removed")
+                _LOG.exception("deleted topics could not be found or removed")
             await asyncio.sleep(self._services.settings.topics_interval_ms / 1000)
 
     async def _keep_disabled(self) -> None:
@@ -190,7 +199,7 @@ class RemoteLogManager:
             await asyncio.sleep(min(_WATCH_INTERVAL_MS, self._services.settings.copy_stall_alarm_ms) / 1000)
 
     def _watch_progress(self, managed: _Managed) -> None:
-        """Also of a partition that waits for its turn: others may hold every copier."""
+        """Watches a partition's progress, also while it waits for a copier: the others may occupy all of them."""
         services, now_ms = self._services, self._services.clock_ms()
         is_idle = managed.step is None and managed.due_ms > now_ms and not managed.has_trouble
         if is_idle or managed.policy.copy_disable:
@@ -215,7 +224,7 @@ class RemoteLogManager:
         return partition in self._managed or any(step.get_name() == name for step in self._steps)
 
     def _assign(self) -> None:
-        """Takes on what is tiered and owned, gives up the rest."""
+        """Takes on the partitions that are tiered and owned, and gives up the others."""
         wanted = {
             partition: policy
             for policy in self._topics.policies.values()
@@ -233,15 +242,15 @@ class RemoteLogManager:
                 managed.policy = policy
                 continue
             if _step_name(partition) in ending:
-                # Lost and won again: a copy that is still being cancelled must not be taken for a leftover.
+                # Ownership was lost and won again. A copy that is still being cancelled must not look like a leftover.
                 continue
             manifest = PartitionManifestTask(self._services, partition)
             self._managed[partition] = _Managed(
                 partition,
                 policy,
-                RLMClampTask(self._services, partition),
+                RLMClampTask(self._services, partition, manifest),
                 RLMCopyTask(self._services, partition),
-                TrimTask(self._services, partition),
+                TrimTask(self._services, partition, manifest),
                 RLMExpirationTask(self._services, partition),
                 manifest,
                 LogGapTask(self._services, partition, manifest),
@@ -249,7 +258,9 @@ class RemoteLogManager:
         self._services.metrics.owned_partitions.set(len(self._managed))
 
     def _give_up(self, partition: TopicIdPartition) -> None:
-        """A step under way is cancelled: what it would write is fenced; the next owner collects what it wrote."""
+        """Gives up a partition, and cancels its step. Later writes of the step are fenced.
+
+        The next owner collects the leftovers."""
         managed = self._managed.pop(partition, None)
         if managed is None:
             return
@@ -273,7 +284,7 @@ class RemoteLogManager:
             managed.step.add_done_callback(self._steps.discard)
 
     def _idle_ms(self) -> int:
-        """Until a step is due; a free place or an assignment wakes earlier."""
+        """Returns the time until a step is due. A free copier or an assignment ends the wait earlier."""
         if len(self._steps) >= self._services.settings.copier_tasks:
             return self._services.settings.process_interval_ms
         waiting = [each.due_ms for each in self._managed.values() if each.step is None]
@@ -301,12 +312,15 @@ class RemoteLogManager:
             elif managed.copy.throttled_ms:
                 pause_ms = min(pause_ms, max(managed.copy.throttled_ms, settings.retry_interval_ms))
             managed.failures = 0
+            if managed.stops:
+                managed.stops.clear()
+                _LOG.info("a partition that stopped goes on", extra={"partition": str(managed.partition)})
             if not managed.copy_stopped:
                 managed.last_error = ""
         except OwnershipLostError:
             managed.step = None
             self._give_up(managed.partition)
-        except Exception as error:  # one partition's trouble, of whatever kind, is not the others'
+        except Exception as error:  # any error of one partition must not affect the others
             self._on_failure(managed, error)
             pause_ms = min(settings.process_interval_ms, settings.retry_interval_ms << min(managed.failures, 16))
             managed.failures += 1
@@ -321,14 +335,12 @@ class RemoteLogManager:
         topic = managed.partition.topic
         managed.last_error = str(error) or repr(error)
         fields = {"partition": str(managed.partition), "error": str(error)}
-        if isinstance(error, MetadataLostError):
-            self._services.metrics.alarms.labels(topic, "metadata-lost").inc()
-            _LOG.error(
-                "the metadata of a partition was lost; nothing of it is copied, trimmed or expired", extra=fields
-            )
-        elif isinstance(error, LogDivergedError):
-            self._services.metrics.alarms.labels(topic, "diverged").inc()
-            _LOG.error("the log diverged from what was copied; nothing is copied, trimmed or expired", extra=fields)
+        if isinstance(error, MetadataLostError | LogDivergedError):
+            reason = "metadata-lost" if isinstance(error, MetadataLostError) else "diverged"
+            if reason not in managed.stops:
+                self._services.metrics.alarms.labels(topic, reason).inc()
+            _LOG.log(logging.DEBUG if reason in managed.stops else logging.ERROR, _STOPS[reason], extra=fields)
+            managed.stops.add(reason)
         elif isinstance(error, CustomMetadataTooLargeError):
             managed.copy_stopped = True
             self._services.metrics.copy_stopped.labels(topic, str(managed.partition.partition)).set(1)
@@ -340,19 +352,20 @@ class RemoteLogManager:
             _LOG.exception("a partition could not be processed", extra=fields)
 
     async def _process(self, managed: _Managed) -> bool:
-        """One round; True when more is ready to be copied."""
+        """Runs one round. Returns whether more is ready to be copied."""
         services, partition, policy = self._services, managed.partition, managed.policy
         settings, timeout_ms = services.settings, services.settings.request_timeout_ms
         if not services.metadata.owns(partition):
             raise OwnershipLostError(f"{partition} is owned by another member")
         await services.metadata.ensure_fresh(partition, settings.visible_after_ms // 2, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
+        checked_epoch = bounds.leader_epoch
         self._check_bounds(partition, bounds)
         self._watch(managed, bounds)
         managed.copy.observe(policy, bounds)
         await managed.manifest.check(bounds.log_start_offset)
         log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
-        if await managed.clamp.run(bounds.log_start_offset, log_start.offset):
+        if await managed.clamp.run(bounds, log_start.offset):
             managed.copy.start_over()
             bounds = await services.source.bounds(partition, timeout_ms)
             log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
@@ -360,19 +373,28 @@ class RemoteLogManager:
         more = False
         if not (policy.copy_disable or managed.copy_stopped):
             more = await self._copy(managed, bounds, log_start.offset)
+        elif managed.manifest.is_accepted:
+            # The gap that the operator accepts is recorded at once, since the acceptance does not count later.
+            if not managed.copy_stopped:
+                await managed.copy.finish_removed(bounds)
+            await managed.gaps.copy_start(bounds, log_start.offset)
         else:
             await managed.gaps.end_passed(bounds, log_start.offset)
-        # Bounds and policy may be old: during the copy the leader or the topic's retention may have changed.
+        # The bounds and the policy may be old: the leader or the topic's retention may have changed during the copy.
         bounds = await services.source.bounds(partition, timeout_ms)
         log_start = await self._log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+        if bounds.leader_epoch != checked_epoch:
+            # Expiry deletes below a log start, also at this leader, which may have another history.
+            await check_remote_lineage(
+                services.source, services.metadata, partition, bounds.log_start_offset, log_start.offset, timeout_ms
+            )
         await managed.manifest.run()
         if managed.manifest.is_written:
             await managed.trim.run(managed.policy, managed.copy.local_only_bytes, log_start.offset)
         await managed.expiration.run(managed.policy, bounds, log_start, managed.copy.local_only_bytes)
         self._measure(partition)
         await managed.manifest.run()
-        if services.metadata.is_accepted(partition) and managed.manifest.is_written:
-            await services.metadata.end_acceptance(partition)
+        await managed.manifest.end_acceptance()
         return more
 
     async def _copy(self, managed: _Managed, bounds: LocalLogBounds, log_start: int | None) -> bool:
@@ -398,7 +420,8 @@ class RemoteLogManager:
             _LOG.error("a bound between the tiers does not hold", extra={"partition": str(partition), "bound": bound})
 
     def _watch(self, managed: _Managed, bounds: LocalLogBounds) -> None:
-        """Alarms of safety rule 8, once per episode: copying falls behind, or a transaction hangs."""
+        """Raises the alarms of docs/design.md, safety rule 8, once per episode: copying falls behind, or a transaction
+        hangs."""
         services, policy, now_ms = self._services, managed.policy, self._services.clock_ms()
         if managed.lso != bounds.last_stable_offset or bounds.last_stable_offset == bounds.high_watermark:
             managed.lso, managed.lso_since_ms = bounds.last_stable_offset, now_ms

@@ -1,6 +1,6 @@
-"""What a segment takes over from the one before it: leader epochs, open transactions, the state of producers.
+"""The state that a segment takes over from the one before it: leader epochs, open transactions and producers.
 
-After a restart it is read from the last segment's stored indexes.
+After a restart, this state is read from the last segment's stored indexes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SegmentContinuation:
-    """From the segment that ends right before `next_offset`."""
+    """The state after the segment that ends directly before `next_offset`."""
 
     next_offset: int
     leader_epochs: tuple[LeaderEpochEntry, ...] = ()
@@ -33,11 +33,11 @@ class SegmentContinuation:
 
 
 async def continuation_at(services: TaskServices, partition: TopicIdPartition, start: int) -> SegmentContinuation:
-    """Returns what the next segment needs from the stored indexes of the last one.
+    """Returns the state that the segment beginning at `start` takes over, from the stored indexes of the last segment.
 
-    These are the leader epochs and the state of producers and transactions. If the indexes do not have the leader
-    epochs, the metadata has them. The state is not known where a clamp cuts a segment, or behind a gap. Leader epochs
-    are handed on over a gap, so the indexes of every segment have the epochs of the whole log before it."""
+    If the indexes are unreadable, the metadata has the leader epochs. The state of producers and transactions is
+    unknown where a clamp cuts a segment, and after a gap. Leader epochs are kept over a gap, so the indexes of every
+    segment have the epochs of the whole log before it."""
     metadata = services.metadata
     end = start
     for gap in reversed(metadata.gaps(partition)):
@@ -48,14 +48,14 @@ async def continuation_at(services: TaskServices, partition: TopicIdPartition, s
         return SegmentContinuation(start)
     try:
         stored = decode_indexes_object(await services.storage.fetch_indexes(previous), previous)
-        # A segment that a clamp cuts also knows epochs of what was cut off.
+        # A segment that a clamp cuts also has epochs of the records that were cut off.
         kept = tuple(entry for entry in stored.indexes.leader_epochs if entry.start_offset < end)
         if previous.end_offset != start - 1:
             return SegmentContinuation(start, kept)
         producers = decode_producer_snapshot(stored.indexes.producer_snapshot)
         return SegmentContinuation(start, kept, _open_transactions(producers, stored.indexes.history_from), producers)
     except (RemoteResourceNotFoundError, CorruptSegmentError) as error:
-        # Expired segments' epochs are not in it, but a lost object must not hold up the copying for ever.
+        # The metadata lacks the epochs of expired segments. But a lost object must not stop the copying forever.
         _LOG.error(
             "the newest segment's indexes cannot be read",
             extra={"partition": str(partition), "segment": str(previous.segment_id.id), "error": str(error)},
@@ -64,7 +64,7 @@ async def continuation_at(services: TaskServices, partition: TopicIdPartition, s
 
 
 def _open_transactions(producers: Iterable[ProducerStateEntry], history_from: int) -> OpenTransactions:
-    """Which of them abort, the leader reports again."""
+    """Returns the transactions that are open. The leader reports again which of them abort."""
     return OpenTransactions(
         ongoing=tuple(
             AbortedTransaction(one.producer_id, one.current_txn_first_offset)

@@ -1,6 +1,6 @@
-"""Copying one built segment: COPY_SEGMENT_STARTED, the objects, read back, COPY_SEGMENT_FINISHED, in this order.
+"""Copies one built segment: COPY_SEGMENT_STARTED, the objects, read back, COPY_SEGMENT_FINISHED, in this order.
 
-Every attempt has a new uuid. One that ends anywhere leaves COPY_SEGMENT_STARTED, which `collect_leftovers` deletes.
+Every attempt has a new uuid. An attempt that ends early leaves COPY_SEGMENT_STARTED, which `collect_leftovers` deletes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 async def copy_segment(
     services: TaskServices, partition: TopicIdPartition, built: BuiltSegment, progress: Callable[[], None]
 ) -> None:
-    """One attempt. `progress` is called after each step that took a peer's time."""
+    """Makes one attempt to copy the segment. `progress` is called after each step that took a peer's time."""
     services.metrics.copy_requests.labels(partition.topic).inc()
     segment = RemoteLogSegmentMetadata(
         segment_id=RemoteLogSegmentId(partition, uuid4()),
@@ -51,7 +51,7 @@ async def copy_segment(
     if custom_metadata is not None and len(custom_metadata) > services.settings.custom_metadata_max_bytes:
         try:
             await delete_segment(services, segment, custom_metadata)
-        except RemoteStorageError as error:  # one attempt: what is left has its DELETE record
+        except RemoteStorageError as error:  # one attempt is enough: the DELETE record makes the rest a leftover
             _LOG.warning(
                 "a segment with too much custom metadata could not be deleted",
                 extra={
@@ -86,7 +86,9 @@ async def write_objects(
     built: BuiltSegment,
     segment: RemoteLogSegmentMetadata,
 ) -> tuple[BuiltSegment, bytes | None]:
-    """What the store was given, encrypted where there is a key, and the custom metadata that it answered."""
+    """Writes the objects of a segment. Returns what was stored, encrypted if there is a key, and custom metadata.
+
+    The custom metadata is what the store returned."""
     async with _sealed(spool, key_ring, built, segment) as stored:
         data = await spool.run(lambda: stored.log_segment_data(segment))
         return stored, await storage.copy_log_segment_data(segment, data)
@@ -96,7 +98,7 @@ async def write_objects(
 async def _sealed(
     spool: Spool, key_ring: KeyRing, built: BuiltSegment, segment: RemoteLogSegmentMetadata
 ) -> AsyncIterator[BuiltSegment]:
-    """What the store gets: the segment as it is, or encrypted into a file of its own that ends with the copy."""
+    """Yields what the store gets: the segment unchanged, or encrypted into a file that is removed after the copy."""
     if key_ring.current is None:
         yield built
         return

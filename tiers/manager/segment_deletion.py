@@ -1,7 +1,7 @@
-"""Deleting one remote segment: DELETE_SEGMENT_STARTED, the objects, DELETE_SEGMENT_FINISHED, in this order.
+"""Deletes remote segments: DELETE_SEGMENT_STARTED, the objects, DELETE_SEGMENT_FINISHED, in this order.
 
-Only what has a DELETE record is ever deleted (DESIGN, safety rule 3). Every step may be repeated after a crash.
-What the store does not delete is tried again with a backoff per segment, and published (`failed_deletions`).
+Only a segment with a DELETE record is ever deleted (docs/design.md, safety rule 3). Every step may be repeated after a
+crash. A failed deletion is retried with a backoff per segment, and published (`failed_deletions`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegm
 from tiers.model.segment_state import RemoteLogSegmentState
 
 _FAILURES_PER_ROUND = 3
-"""In a row: then the store is in trouble, and is left alone until the next round."""
+"""After this many failures in a row, the store is in trouble, and is not asked again before the next round."""
 _LEFTOVERS_AT_ONCE = 8
 
 
@@ -29,7 +29,7 @@ async def write_state(
     state: RemoteLogSegmentState,
     custom_metadata: bytes | None = None,
 ) -> None:
-    """Moves `segment` to `state`; every update repeats the custom metadata (DESIGN, RLMM)."""
+    """Moves `segment` to `state`. Every update repeats the custom metadata (docs/design.md, "Metadata")."""
     await services.metadata.update_remote_log_segment_metadata(
         RemoteLogSegmentMetadataUpdate(
             segment_id=segment.segment_id,
@@ -44,8 +44,10 @@ async def write_state(
 async def delete_segment(
     services: TaskServices, segment: RemoteLogSegmentMetadata, unrecorded: bytes | None = None
 ) -> None:
-    """Raises what the store or the metadata manager raise; a later call goes on from there. The store is told of
-    `unrecorded` custom metadata, which no record has."""
+    """Deletes a segment. A later call continues where an earlier one failed.
+
+    `unrecorded` is custom metadata that no record has; the store gets it. Raises the errors of the store and of the
+    metadata manager."""
     topic = segment.topic_id_partition.topic
     services.metrics.delete_requests.labels(topic).inc()
     try:
@@ -64,9 +66,10 @@ async def delete_segment(
 
 
 async def finish_deletion(services: TaskServices, segment: RemoteLogSegmentMetadata) -> None:
-    """Its objects are gone. `segment` is as it was before the deletion began, if that was now."""
+    """Records that the objects are gone. `segment` is as it was before this call's deletion began."""
     if segment.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
-        # An earlier attempt, of whatever process, may have been published. While its record is there, so is ours.
+        # An earlier attempt, of any process, may have published a failure. The DELETE record stays until it is
+        # retracted.
         await _take_back(services, segment)
     await write_state(services, segment, RemoteLogSegmentState.DELETE_SEGMENT_FINISHED)
 
@@ -76,18 +79,19 @@ async def _take_back(services: TaskServices, segment: RemoteLogSegmentMetadata) 
         await services.failed_deletions.deleted(segment.segment_id)
     except RemoteLogError as error:
         raise StillPublishedError(
-            f"{segment.segment_id.id} is deleted, but what was published of it cannot be taken back: {error}"
+            f"{segment.segment_id.id} is deleted, but the published record of its failure cannot be retracted: {error}"
         ) from error
 
 
 def is_due(services: TaskServices, segment: RemoteLogSegmentMetadata) -> bool:
-    """Whether its deletion may be tried: it never failed here, or long enough ago."""
+    """Returns whether the deletion may be tried: it never failed in this process, or its backoff has passed."""
     return services.failed_deletions.is_due(segment.segment_id, services.clock_ms())
 
 
 async def try_to_delete(services: TaskServices, segment: RemoteLogSegmentMetadata) -> bool:
-    """False when the store failed; it is to be asked again when the segment `is_due`. Raises what the metadata
-    manager raises."""
+    """Tries to delete a segment. Returns False when the store failed; the segment is retried when it `is_due`.
+
+    Raises the errors of the metadata manager."""
     try:
         await delete_segment(services, segment)
     except RemoteStorageError as error:
@@ -101,8 +105,10 @@ async def try_to_delete(services: TaskServices, segment: RemoteLogSegmentMetadat
 async def delete_all(
     services: TaskServices, segments: Iterable[RemoteLogSegmentMetadata], check: Callable[[], None]
 ) -> int:
-    """How many went, of those that are due; the store that fails is left alone until the next round. `check` is called
-    before each, and what it raises comes out."""
+    """Deletes the segments that are due, and returns how many were deleted.
+
+    After some failures in a row it stops, and the next round continues. `check` is called before each segment, and its
+    exceptions reach the caller."""
     deleted = failed = 0
     for segment in segments:
         check()
@@ -118,11 +124,11 @@ async def delete_all(
 
 
 async def collect_leftovers(services: TaskServices, partition: TopicIdPartition) -> int:
-    """Deletes what copies and deletions that did not end have left; returns how many. No copy may be under way.
+    """Deletes the leftovers of failed copies and deletions, and returns how many. No copy may be in progress.
 
-    What is not due again yet is left for a later round, but for the newest copy of what is to be copied next: whether
-    its objects go tells how the store is (`copy_attempts`). One at a time, until the store has deleted one and as soon
-    as it fails; several otherwise."""
+    It skips leftovers that are not due, except for the newest attempt at the next segment to copy: the deletion of its
+    objects shows whether the store works (`copy_attempts`). It deletes one segment at a time until the store has
+    deleted one, and again as soon as the store fails. Otherwise it deletes several at a time."""
     leftovers = unfinished_segments(services.metadata, partition)
     labels = partition.topic, str(partition.partition)
     services.metrics.delete_lag_segments.labels(*labels).set(len(leftovers))
@@ -132,11 +138,11 @@ async def collect_leftovers(services: TaskServices, partition: TopicIdPartition)
     troubles: list[RemoteLogError] = []
 
     async def collect(leftover: RemoteLogSegmentMetadata) -> bool | None:
-        """None: it is no leftover any more, or there is trouble."""
+        """Deletes one leftover. Returns None if it is no leftover any more, or after an error of the metadata."""
         try:
             if not services.metadata.owns(partition):
                 raise OwnershipLostError(f"{partition} is owned by another member")
-            # It may have been somebody else's since the list was made: what they finished, or deleted, is no leftover.
+            # Another owner may have finished or deleted the segment since the list was made.
             known = services.metadata.remote_log_segment_metadata_by_id(leftover.segment_id)
             if known is None or known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
                 return None
@@ -154,14 +160,14 @@ async def collect_leftovers(services: TaskServices, partition: TopicIdPartition)
             if gone is not None:
                 collected, failed = collected + gone, 0 if gone else failed + 1
         if troubles:
-            # Not before the others have come to their end: a write of metadata that is cut off costs the ownership.
+            # Raised after the others have ended, since a cancelled write of metadata costs the ownership.
             raise troubles[0]
     await end_copy_plans(services, partition)
     return collected
 
 
 async def end_copy_plans(services: TaskServices, partition: TopicIdPartition) -> None:
-    """Those of which nothing is left to be deleted. No copy of them may be under way."""
+    """Ends the copy plans without remaining segments to delete. No copy of them may be in progress."""
     plans = services.metadata.copy_plans(partition)
     if not plans:
         return

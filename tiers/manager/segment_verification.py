@@ -1,8 +1,9 @@
-"""`SegmentVerification`: a stored segment is read back, whole, and everything in it named that is not what it was.
+"""`SegmentVerification` reads a whole stored segment and reports every difference from what was written.
 
-Every chunk is held against its checksum, every record batch in it against its CRC and its place, the indexes object
-against its own checksums, against the segment's record and, in the same pass, against what the log gives. One damaged
-chunk does not hide another one; but of what is damaged nobody asks whether its indexes are up to date.
+It compares every chunk with its checksum, every record batch with its CRC and its place, and the indexes object with
+its own checksums and with the segment's record. In the same pass it rebuilds the indexes from the log and compares
+them. A damaged chunk does not hide another one. But if anything is damaged, it does not check whether the indexes are
+up to date.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class DamageKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Offsets are inclusive. `position` is where it begins in the stored `.log`; None: it is not in there."""
+    """A damage. The offsets are inclusive. `position` is its start in the stored `.log`; None: it is not in the log."""
 
     first_offset: int
     last_offset: int
@@ -48,11 +49,11 @@ class Damage:
 
 
 RecordCheck = Callable[[memoryview, Sequence[RecordBatch]], Iterable[tuple[RecordBatch, str]]]
-"""Looks into the batches of a chunk, whose CRCs match, and gives those whose records cannot be read, and why."""
+"""Checks the batches of a chunk, whose CRCs match. Returns each batch with unreadable records, and why."""
 
 
 class ChunkRun(NamedTuple):
-    """Adjacent chunks, one GET; `first_number` is that of the first of them. Both positions are inclusive."""
+    """Adjacent chunks that one GET reads. `first_number` is the number of the first. Both positions are inclusive."""
 
     first_number: int
     chunks: list[Chunk]
@@ -61,7 +62,7 @@ class ChunkRun(NamedTuple):
 
 
 async def persistently(call: Callable[[], Awaitable[T]], pause_ms: int = _BACKOFF_MS) -> T:
-    """What may pass is tried again a few times; the last error comes out."""
+    """Repeats a call a few times while its error is retriable. Raises the last error."""
     for attempt in range(_ATTEMPTS):
         try:
             return await call()
@@ -73,7 +74,7 @@ async def persistently(call: Callable[[], Awaitable[T]], pause_ms: int = _BACKOF
 
 
 class SegmentVerification:
-    """Of one segment whose `.indexes` object is `indexes`: `add` what was read for each of `runs`, then `finish`."""
+    """Verifies one segment with the object `indexes`. The caller calls `add` for each of `runs`, then `finish`."""
 
     def __init__(
         self,
@@ -97,19 +98,19 @@ class SegmentVerification:
         self.damages += _differences(self._stored, segment)
 
     def runs(self, run_bytes: int = DEFAULT_RUN_BYTES) -> Iterator[ChunkRun]:
-        """None where the indexes cannot be read: then nobody knows what the log must be."""
+        """Yields the reads that the caller must make. Yields none if the indexes are unreadable."""
         if self._index is None:
             return
         number = 0
         for chunks in chunk_runs(self._index.chunks(), run_bytes):
             last = chunks[-1].stored_position + chunks[-1].stored_bytes - 1
-            # One byte more than there should be, of the last: an object that is too long shows it.
+            # The last read asks for one byte more than expected, which shows an object that is too long.
             is_last = number + len(chunks) == len(self._index.chunks())
             yield ChunkRun(number, chunks, chunks[0].stored_position, last + is_last)
             number += len(chunks)
 
     def add(self, run: ChunkRun, stored: memoryview) -> None:
-        """Of every run, in order; `stored` is what the store gave for its positions."""
+        """Verifies one run. The caller passes every run in order; `stored` is what the store returned for it."""
         for number, chunk in enumerate(run.chunks, run.first_number):
             start = chunk.stored_position - run.start_position
             trouble = self._trouble(number, chunk, stored[start : start + chunk.stored_bytes])
@@ -119,7 +120,7 @@ class SegmentVerification:
         last = run.chunks[-1]
         end = last.stored_position + last.stored_bytes
         if len(stored) > end - run.start_position:
-            what = f"the .log object goes on after its last chunk, at {end}"
+            what = f"the .log object continues after the end of its last chunk, at {end}"
             self.damages.append(Damage(last.last_offset, last.last_offset, end, what))
 
     def miss_log(self) -> None:
@@ -140,7 +141,7 @@ class SegmentVerification:
         except CorruptSegmentError:
             return "the chunk is not what was encrypted"
         if len(log_bytes) != chunk.log_bytes:
-            return f"{len(log_bytes)} log bytes, not {chunk.log_bytes}"
+            return f"the chunk has {len(log_bytes)} log bytes, not {chunk.log_bytes}"
         crc = crc32c(log_bytes, 0, len(log_bytes))
         if chunk.crc32c is not None and crc != chunk.crc32c:
             return "the chunk's checksum differs"
@@ -180,9 +181,10 @@ async def verify_segment(
     pause_ms: int = _BACKOFF_MS,
     on_read: Callable[[int], None] = lambda count: None,
 ) -> list[Damage]:
-    """Holds about `run_bytes`, at least a chunk. `on_read` is told of log bytes as they are done.
+    """Verifies a stored segment. Holds about `run_bytes`, at least one chunk.
 
-    Raises `RemoteStorageError` when the store itself cannot be asked."""
+    `on_read` is called with the number of log bytes after each read. Raises `RemoteStorageError` when the store does
+    not answer."""
     try:
         indexes = await persistently(lambda: storage.fetch_indexes(segment), pause_ms)
     except RemoteResourceNotFoundError:
@@ -206,7 +208,9 @@ def _range(
 
 
 def _differences(stored: IndexesObject, segment: RemoteLogSegmentMetadata) -> Iterator[Damage]:
-    """Between the record, whose state and times move on, and what was written with the segment."""
+    """Yields the differences between the segment's record and the metadata written with the segment.
+
+    The record's state and times change later, so they are not compared."""
     written = stored.metadata
     expected = replace(
         segment,
@@ -223,7 +227,7 @@ def _differences(stored: IndexesObject, segment: RemoteLogSegmentMetadata) -> It
 
 
 def chunk_runs(chunks: tuple[Chunk, ...], max_bytes: int) -> Iterator[list[Chunk]]:
-    """Adjacent chunks, together one GET."""
+    """Splits chunks into runs of adjacent chunks, each of which one GET reads."""
     run: list[Chunk] = []
     size_bytes = 0
     for chunk in chunks:

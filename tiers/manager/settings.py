@@ -1,4 +1,4 @@
-"""Settings of the RLM tasks, and of the topics that they tier. Numbers carry their unit in the name."""
+"""The settings of the RLM tasks and of the topics that they tier. Numbers have their unit in the name."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 SAME_AS_TOTAL = -2
-"""`local.retention.*`: the broker's own retention is the only one."""
+"""The value of `local.retention.*` for a topic to which only the broker's own retention applies."""
 UNLIMITED = -1
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteLogManagerSettings:
-    """`visible_after_ms` is T_vis of safety rule 1. `broker_id` is what our metadata records name as their writer."""
+    """The settings of the RLM tasks.
+
+    `visible_after_ms` is T_vis of docs/design.md, safety rule 1. `broker_id` is the writer's id in Tidegate's metadata
+    records."""
 
     spool_dir: Path
     broker_id: int = -1
@@ -36,14 +39,15 @@ class RemoteLogManagerSettings:
     topic_deletion_unproved_delay_ms: int = 7 * 86_400_000
     stuck_lso_alarm_ms: int = 900_000
     copy_stall_alarm_ms: int = 45_000
-    """A copy without progress is looked for every second: it is reported within a minute."""
+    """The time without progress after which a copy counts as stalled. With a check every second, that is reported
+    within a minute."""
     gap_alarm_ms: int = 30_000
-    """For so long records that are in neither tier may be a DeleteRecords which is still being recorded."""
+    """The time in which a DeleteRecords may still be on its way to the metadata. Later, missing records are a gap."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRule:
-    """One line of the topic settings; `pattern` is a topic's name or a shell pattern (`orders-*`)."""
+    """One line of the topic settings. `pattern` is a topic's name or a shell pattern (`orders-*`)."""
 
     pattern: str
     remote_storage_enable: bool = True

@@ -1,7 +1,7 @@
-"""`Spool`: the files of segments being made. What a crash left there is removed at the start; nothing in it is needed.
+"""`Spool` keeps the files of segments being built. At the start it removes the files of a crashed process.
 
-Disk use is bounded: above `max_bytes` copiers finish the segments that they have, however small (`is_full`).
-File work runs in a bounded pool of threads.
+Disk use is bounded: above `max_bytes`, copiers finish the segments that they have, however small (`is_full`). A bounded
+thread pool does the file work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SUFFIX = ".spool"
 
 
 class SpoolError(RemoteLogError):
-    """The disk is full, or worse: what was being written is fit only to be discarded."""
+    """An error of the disk, for example a full one. The file being written can only be discarded."""
 
     retriable = True
 
@@ -43,7 +43,7 @@ class Spool:
         return self._used_bytes >= self._max_bytes
 
     async def open(self) -> None:
-        """Makes the folder and empties it of spool files; the folder is this process's alone."""
+        """Creates the folder and removes the spool files in it. The folder belongs to this process alone."""
         await self.run(self._empty)
 
     def _empty(self) -> None:
@@ -61,8 +61,9 @@ class Spool:
         self._used_bytes -= size_bytes
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Runs blocking file work. A cancelled caller waits for its end, however often it is cancelled: what was done
-        can be undone then."""
+        """Runs blocking file work in a thread. Raises `SpoolError` for an `OSError`.
+
+        A cancelled caller waits until the work has ended, even if it is cancelled again. Then it can undo the work."""
         working = asyncio.get_running_loop().run_in_executor(self._threads, work)
         try:
             return await asyncio.shield(working)

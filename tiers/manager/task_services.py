@@ -1,4 +1,4 @@
-"""`TaskServices`: what every RLM task of a process works with."""
+"""`TaskServices`: the services that all RLM tasks of a process share."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def _no_checkpoint(name: str) -> None:
 
 
 class ShareGroups(Protocol):
-    """`ClusterShareGroups`, or a fake."""
+    """The part of `ClusterShareGroups` that the tasks use."""
 
     async def lowest_start(self, partition: TopicIdPartition, timeout_ms: int) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class TaskServices:
-    """`checkpoint` is called with a step's name once the step is done: a test ends the process there."""
+    """The services. `checkpoint` is called with a step's name after the step: a test ends the process there."""
 
     source: LogSource
     share_groups: ShareGroups
@@ -46,12 +46,12 @@ class TaskServices:
     metrics: RemoteLogManagerMetrics
     spool: Spool
     cluster_id: str
-    """The cluster id in the form that the keys of the store have."""
+    """The cluster id as it is in the keys of the store."""
     key_ring: KeyRing = field(default_factory=KeyRing)
-    """What new segments are encrypted with, if with anything."""
+    """The keys with which new segments are encrypted, if there are any."""
     failed_deletions: FailedDeletions = field(default_factory=FailedDeletions)
     copy_quota: RateQuota | None = None
-    """Of all copying of this process; None: no limit."""
+    """The quota for all copying of this process; None: no limit."""
     clock_ms: Callable[[], int] = monotonic_ms
     wall_clock_ms: Callable[[], int] = wall_clock_ms
     checkpoint: Callable[[str], None] = _no_checkpoint

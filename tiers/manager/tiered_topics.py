@@ -1,7 +1,7 @@
-"""`TieredTopics`: which topics are tiered, found in the cluster's metadata and the topics' configuration.
+"""`TieredTopics` finds the tiered topics in the cluster's metadata and the topics' configuration.
 
-A broker that is cut off from its controllers answers as ever, with the retention of a while ago. So two are asked, if
-there are two, and nothing expires by what they do not agree on.
+A broker that is cut off from its controllers keeps answering, with an old retention. So two brokers are asked, if there
+are two, and nothing expires in topics on which they disagree.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.errors import BrokerError
 from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.settings import UNLIMITED, TopicRule
-from tiers.manager.topic_policy import BROKER_KEYS, Refusal, TopicPolicy, matching_rule, policy_of
+from tiers.manager.topic_policy import BROKER_KEYS, Refusal, TopicPolicy, managed_rule, policy_of
 
 _LOG = logging.getLogger(__name__)
 _TOPIC_RESOURCE = 2
@@ -33,7 +33,7 @@ Overrides = Callable[[UUID], Mapping[str, str] | None]
 
 
 class TieredTopics:
-    """`overrides` are the tier settings that a topic was given through the proxy, by Kafka's names."""
+    """Finds the tiered topics. `overrides` returns the tier settings that were set for a topic through the proxy."""
 
     def __init__(
         self,
@@ -55,13 +55,14 @@ class TieredTopics:
 
     @property
     def policies(self) -> Mapping[UUID, TopicPolicy]:
-        """By topic id, as of the last refresh."""
+        """The policies by topic id, as of the last refresh."""
         return self._policies
 
     async def refresh(self, timeout_ms: int) -> Mapping[UUID, TopicPolicy]:
-        """Asks the cluster. A topic whose configuration could not be read keeps its last policy, but expires nothing.
+        """Asks the cluster, and returns the policies by topic id.
 
-        Raises `BrokerError` when the cluster does not answer; of every topic the same holds then."""
+        If the configuration of a topic cannot be read, the topic keeps its last policy, but nothing of it expires.
+        Raises `BrokerError` when the cluster does not answer; the same then applies to every topic."""
         wanted: dict[str, tuple[TopicMetadata, TopicRule]] = {}
         try:
             metadata = await self._client.metadata(0, timeout_ms)
@@ -91,12 +92,12 @@ class TieredTopics:
         return policies
 
     def _rule(self, topic: TopicMetadata) -> TopicRule | None:
-        if topic.is_internal or topic.error != ErrorCode.NONE or topic.name.startswith("__"):
+        if topic.is_internal or topic.error != ErrorCode.NONE:
             return None
-        return matching_rule(topic.name, self._rules, self._overrides(topic.topic_id))
+        return managed_rule(topic.name, self._rules, self._overrides(topic.topic_id))
 
     def _is_named(self, topic: TopicMetadata, rule: TopicRule) -> bool:
-        """Whether somebody meant this very topic: a pattern also matches what Streams or Connect keep compacted."""
+        """Whether the settings mean this very topic. A pattern also matches compacted topics of Streams or Connect."""
         own = self._overrides(topic.topic_id) or {}
         return rule.pattern == topic.name or own.get("remote.storage.enable", "").lower() == "true"
 
@@ -111,19 +112,19 @@ class TieredTopics:
     async def _agreed(
         self, brokers: list[int], topics: list[str], timeout_ms: int
     ) -> tuple[dict[str, dict[str, str]], set[str]]:
-        """The configurations, and the topics of which not all who were asked say the same."""
+        """Returns the configurations, and the topics on which the asked brokers disagree."""
         chosen = self._choose(brokers, min(_WITNESSES, len(brokers)))
         async with asyncio.TaskGroup() as asking:
             asked = [asking.create_task(self._said_by(node_id, topics, timeout_ms)) for node_id in chosen]
         answers = [answer for one in asked if (answer := one.result()) is not None]
         if not answers:
-            raise BrokerError("no broker tells how the topics are configured", retriable=True)
+            raise BrokerError("no broker answered how the topics are configured", retriable=True)
         configs = {topic: config for answer in answers for topic, config in answer.items()}
         is_whole = len(answers) == len(chosen)
         doubtful = {each for each in configs if not is_whole or any(one.get(each) != configs[each] for one in answers)}
         if doubtful and not self._are_doubtful:
             fields = {"brokers": chosen, "answers": len(answers), "topics": sorted(doubtful)[:10]}
-            _LOG.warning("two brokers do not say the same of topics: nothing of those expires", extra=fields)
+            _LOG.warning("two brokers disagree on the configuration of topics: nothing of them expires", extra=fields)
         self._are_doubtful = bool(doubtful)
         return configs, doubtful
 
@@ -131,7 +132,9 @@ class TieredTopics:
         try:
             return await self._describe(node_id, topics, timeout_ms)
         except BrokerError as error:
-            _LOG.info("a broker does not tell topics", extra={"node_id": node_id, "error": str(error)})
+            _LOG.info(
+                "a broker does not answer how topics are configured", extra={"node_id": node_id, "error": str(error)}
+            )
             return None
 
     async def _describe(self, node_id: int, topics: list[str], timeout_ms: int) -> dict[str, dict[str, str]]:
@@ -155,5 +158,5 @@ class TieredTopics:
 
 
 def _not_expiring(known: TopicPolicy) -> TopicPolicy:
-    """Its retention may have been raised since: nothing expires by a number that cannot be read."""
+    """Returns the policy without retention. The present retention is unknown and may be higher, so nothing expires."""
     return replace(known, retention_ms=UNLIMITED, retention_bytes=UNLIMITED)

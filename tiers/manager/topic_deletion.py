@@ -1,13 +1,13 @@
-"""Deleted topics: what remains of them in the remote tier goes too, after a delay (semantics 9.2).
+"""Deletes the remote logs of deleted topics, after a delay (docs/semantics.md 9.2).
 
-* A topic is gone when every broker of the cluster says UNKNOWN_TOPIC_ID for its id, again after the delay. A topic that
-  is only missing from a listing may be one that we are no longer allowed to see.
+* A topic is gone when every broker of the cluster answers UNKNOWN_TOPIC_ID for its id, and again after the delay. A
+  topic that is only missing from a listing may be one that the proxy is not authorized to see any more.
 * A gone topic is deleted only if its deletion is proved, or if it was missing for days (`MissingTopics`).
 * The owners delete nothing when no broker knows the metadata topic by the id under which it was read. The metadata then
   belongs to another cluster than the brokers, or to another time.
-* Tier settings that the topic was given are forgotten.
-* The manifest calls every segment dead before the first one goes, so that `rebuild` brings none back, and goes last: as
-  long as the store refuses to delete anything, it stays.
+* The tier settings of the topic are removed too.
+* The manifest calls every segment dead before the first one is deleted, so that `rebuild` does not restore any. The
+  manifest is deleted last: as long as the store refuses a deletion, it stays.
 * The whole deletion is recorded: DELETE_PARTITION_MARKED, STARTED, every segment's own deletion, FINISHED.
 """
 
@@ -39,11 +39,11 @@ _METADATA_BY_TOPIC_ID = 12
 
 class TopicExistence(Protocol):
     async def gone(self, topic_ids: Iterable[UUID], timeout_ms: int) -> set[UUID]:
-        """Those of `topic_ids` that no broker of the cluster knows; empty when one does not answer."""
+        """Returns those of `topic_ids` that no broker of the cluster knows. Raises `BrokerError`."""
 
 
 class ClusterTopicExistence:
-    """Asks every broker by topic id: unlike a listing, that tells a deleted topic from a forbidden one."""
+    """Asks every broker by topic id. Unlike a listing, that distinguishes a deleted topic from a forbidden one."""
 
     def __init__(self, client: BrokerClient) -> None:
         self._client = client
@@ -52,7 +52,9 @@ class ClusterTopicExistence:
         return (await self.gone_and_doubtful(topic_ids, timeout_ms))[0]
 
     async def gone_and_doubtful(self, topic_ids: Iterable[UUID], timeout_ms: int) -> tuple[set[UUID], set[UUID]]:
-        """Doubtful are those that one broker does not list and another one does not call unknown."""
+        """Returns the ids that no broker knows, and the doubtful ones.
+
+        A doubtful id is missing from one broker's listing, but another broker does not call it unknown."""
         metadata = await self._client.metadata(0, timeout_ms)
         if not metadata.brokers:
             raise BrokerError("the cluster names no broker", retriable=True)
@@ -78,7 +80,7 @@ def _put_off(troubles: list[RemoteLogError]) -> Iterator[None]:
 
 
 class TopicDeletionTask:
-    """For the partitions that this process owns. One round at a time."""
+    """Works on the partitions that this process owns. One round at a time."""
 
     def __init__(self, services: TaskServices, existence: TopicExistence) -> None:
         self._services = services
@@ -86,7 +88,9 @@ class TopicDeletionTask:
         self._missing = MissingTopics(services)
 
     async def run(self) -> int:
-        """One round; returns how many partitions were deleted to the end. Raises the first trouble, after the rest."""
+        """Runs one round, and returns how many partitions were deleted completely.
+
+        Raises the first error at the end of the round."""
         metadata = self._services.metadata
         partitions, configured = metadata.partitions(), metadata.topics_with_tier_config()
         names = {each.topic_id: each.topic for each in (*configured, *partitions)}
@@ -132,7 +136,7 @@ class TopicDeletionTask:
         return gone
 
     async def _delete(self, partition: TopicIdPartition) -> bool:
-        """False while segments remain that the store does not delete."""
+        """Deletes a partition. Returns False while the store has not deleted all segments."""
         segments = await begin_partition_deletion(self._services, partition)
         if await delete_all(self._services, segments, partial(_check, self._services, partition)) < len(segments):
             return False
@@ -143,13 +147,13 @@ class TopicDeletionTask:
 async def begin_partition_deletion(
     services: TaskServices, partition: TopicIdPartition
 ) -> list[RemoteLogSegmentMetadata]:
-    """Of a topic that is gone: what of it is to be deleted. May be repeated."""
+    """Begins the deletion of a partition of a deleted topic, and returns its segments. May be repeated."""
     states = RemotePartitionDeleteState
     reached = services.metadata.remote_partition_delete_state(partition)
     if reached is None:
         await _write(services, partition, states.DELETE_PARTITION_MARKED)
         services.checkpoint("partition-marked")
-    # Finished already: a log start that was recorded late, by whoever may, is all that can be left.
+    # If the deletion has finished, only a log start can be left that a proxy recorded late.
     if reached in (None, states.DELETE_PARTITION_MARKED):
         await _write(services, partition, states.DELETE_PARTITION_STARTED)
         services.checkpoint("partition-deletion-started")
@@ -159,13 +163,13 @@ async def begin_partition_deletion(
 
 
 async def end_partition_deletion(services: TaskServices, partition: TopicIdPartition) -> None:
-    """Every segment that `begin_partition_deletion` named is gone."""
+    """Ends the deletion, after every segment that `begin_partition_deletion` returned is gone."""
     _check(services, partition)
     await delete_manifest(services, partition)
     services.checkpoint("manifest-deleted")
     await _write(services, partition, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED)
     services.checkpoint("partition-deletion-finished")
-    _LOG.info("the remote log of a deleted topic is gone", extra={"partition": str(partition)})
+    _LOG.info("the remote log of a deleted topic was deleted", extra={"partition": str(partition)})
 
 
 def _check(services: TaskServices, partition: TopicIdPartition) -> None:

@@ -1,8 +1,8 @@
-"""`TopicPolicy`: what holds for one tiered topic, from our rules and from the broker's own configuration.
+"""`TopicPolicy`: the settings of one tiered topic, from the proxy's rules and the broker's configuration.
 
-* The first rule that matches decides; a topic that was given tier settings of its own (semantics 9.4) has those on top.
-* `retention.*` are the broker's and mean the total over both tiers; `local.retention.*` are ours.
-* Only `cleanup.policy=delete`, alone, can be tiered: a compacted topic's old offsets change after they were copied.
+* The first rule that matches decides. Tier settings of the topic itself (docs/semantics.md 9.4) override it key by key.
+* `retention.*` are the broker's and mean the total over both tiers. `local.retention.*` are Tidegate's.
+* Only topics with `cleanup.policy=delete` alone can be tiered: compaction changes old offsets after they were copied.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BROKER_KEYS = ("cleanup.policy", "retention.ms", "retention.bytes", "remote.stor
 
 @dataclass(frozen=True, slots=True)
 class TopicPolicy:
-    """Every retention is -1 when unlimited; a local one is None when only the total one counts."""
+    """A topic's policy. A retention of -1 is unlimited. A local retention is None if only the total one applies."""
 
     topic: str
     topic_id: UUID
@@ -39,7 +39,7 @@ class TopicPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a topic that a rule names cannot be tiered."""
+    """The reason why a topic that a rule names cannot be tiered."""
 
     topic: str
     reason: str
@@ -58,11 +58,18 @@ def topic_rule(topic: TopicConfig) -> TopicRule:
 
 
 def matching_rule(topic: str, rules: Sequence[TopicRule], overrides: Mapping[str, str] | None) -> TopicRule | None:
-    """The rule for `topic`, None when it is not to be tiered. Raises `ValueError` for an override that is no number."""
+    """Returns the rule for `topic`; None if it is not tiered. Raises `ValueError` for an override that is no number."""
     rule = next((rule for rule in rules if rule.matches(topic)), None)
     if overrides:
         rule = _overridden(rule or TopicRule(topic, remote_storage_enable=False), overrides)
     return rule if rule is not None and rule.remote_storage_enable else None
+
+
+def managed_rule(topic: str, rules: Sequence[TopicRule], overrides: Mapping[str, str] | None) -> TopicRule | None:
+    """Returns the rule by which an owner manages the topic, if the topic's configuration agrees (`policy_of`).
+
+    None: no owner manages it. Raises `ValueError` for an override that is not a number."""
+    return None if topic.startswith("__") else matching_rule(topic, rules, overrides)
 
 
 def _overridden(rule: TopicRule, overrides: Mapping[str, str]) -> TopicRule:
@@ -82,7 +89,7 @@ def _boolean(values: Mapping[str, str], key: str, default: bool) -> bool:
 def policy_of(
     topic: str, topic_id: UUID, partition_count: int, rule: TopicRule, config: Mapping[str, str]
 ) -> TopicPolicy | Refusal:
-    """`config` holds the broker's values of `BROKER_KEYS`."""
+    """Returns the topic's policy, or why it cannot be tiered. `config` has the broker's values of `BROKER_KEYS`."""
     cleanup = config.get("cleanup.policy", "")
     if cleanup != "delete":
         return Refusal(topic, f"cleanup.policy is {cleanup!r}; only 'delete' can be tiered")
@@ -91,7 +98,7 @@ def policy_of(
     try:
         retention_ms, retention_bytes = int(config["retention.ms"]), int(config["retention.bytes"])
     except (KeyError, ValueError):
-        return Refusal(topic, "the broker does not tell its retention")
+        return Refusal(topic, "the broker does not report its retention")
     return TopicPolicy(
         topic=topic,
         topic_id=topic_id,

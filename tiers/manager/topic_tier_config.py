@@ -1,8 +1,8 @@
-"""The tier settings that a topic may be given by Kafka's own APIs: their types, values and rules (semantics 9.4).
+"""The tier settings that Kafka's own APIs can set for a topic: their types, values and rules (docs/semantics.md 9.4).
 
-Rules, codes and words are Kafka's (LogConfig.validate), but for one: tiering needs no switch of the brokers. A topic's
-own settings win over the settings file's, key by key; what the file says is never held against a request, since local
-retention beyond the total one simply has no effect.
+Rules, codes and texts are Kafka's (LogConfig.validate), with one exception: tiering needs no switch on the brokers. A
+topic's own settings override those of the settings file, key by key. A request is never refused because of the file:
+local retention beyond the total one simply has no effect.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ TIER_DEFAULTS: Mapping[str, str] = {
 """Every tier setting of a topic, with Kafka's default."""
 
 BROKER_DEFAULTS: Mapping[str, str] = {"cleanup.policy": "delete", "retention.ms": "604800000", "retention.bytes": "-1"}
-"""What the rules look at beside them, with Kafka's defaults."""
+"""The broker's settings that the rules check as well, with Kafka's defaults."""
 
 _LONG = re.compile(r"[+-]?[0-9]+")
 _MAX_LONG = (1 << 63) - 1
 
 
 class InvalidTierConfigError(Exception):
-    """`code` and text are what Kafka answers."""
+    """A setting that is refused. `code` and the text are those that Kafka answers."""
 
     def __init__(self, message: str, code: ErrorCode = ErrorCode.INVALID_CONFIG) -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ def is_boolean(key: str) -> bool:
 
 
 def checked_value(key: str, value: str) -> str:
-    """The value as it is kept. Raises `InvalidTierConfigError`."""
+    """Returns the value in the form in which it is stored. Raises `InvalidTierConfigError`."""
     text = value.strip()
     if is_boolean(key):
         if text.lower() not in ("true", "false"):
@@ -68,7 +68,10 @@ def _invalid(key: str, value: object, message: str) -> InvalidTierConfigError:
 
 @dataclass(frozen=True, slots=True)
 class TierValue:
-    """`is_own`: the topic was given it; `is_from_file`: a rule of the settings file says it; else it is the default."""
+    """The value of a setting, and its source.
+
+    `is_own`: the topic has its own value. `is_from_file`: a rule of the settings file sets it. Else it is the
+    default."""
 
     value: str
     is_own: bool = False
@@ -76,7 +79,7 @@ class TierValue:
 
 
 def tier_values(rule: TopicRule | None, own: Mapping[str, str]) -> dict[str, TierValue]:
-    """What holds for a topic, by key; `rule` is the first of the settings file that matches it."""
+    """Returns the settings of a topic, by key. `rule` is the first rule of the settings file that matches the topic."""
     values = {key: TierValue(default) for key, default in TIER_DEFAULTS.items()}
     if rule is not None:
         said = {
@@ -98,9 +101,9 @@ def is_enabled(rule: TopicRule | None, own: Mapping[str, str]) -> bool:
 def check_tier_config(
     rule: TopicRule | None, before: Mapping[str, str], after: Mapping[str, str], broker: Mapping[str, str]
 ) -> None:
-    """`before` and `after` are the topic's own settings, `broker` what it will have of `BROKER_DEFAULTS`' keys.
+    """Checks the change of a topic's own settings from `before` to `after`. Raises `InvalidTierConfigError`.
 
-    Raises `InvalidTierConfigError`."""
+    `broker` has the values that the topic will have for the keys of `BROKER_DEFAULTS`."""
     if not is_enabled(rule, after):
         if is_enabled(rule, before) and after.get(DELETE_ON_DISABLE) != "true":
             raise InvalidTierConfigError(
@@ -123,7 +126,7 @@ def _check_local_retention(local_key: str, after: Mapping[str, str], broker: Map
     try:
         total = int(broker[total_key])
     except ValueError:
-        return  # the broker refuses it
+        return  # the broker refuses the request itself
     local = int(after.get(local_key, SAME_AS_TOTAL))
     if local == SAME_AS_TOTAL:
         return

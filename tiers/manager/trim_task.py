@@ -1,9 +1,13 @@
-"""Trimming the local tier: DeleteRecords up to the local retention target (DESIGN, safety rules 1, 2 and 4).
+"""`TrimTask` trims the local tier: DeleteRecords up to the local retention target.
 
-* Only a prefix of the local log that the remote tier covers without a gap is trimmed, of segments that this process's
-  own reader saw finished T_vis ago. The newest segment always stays local.
-* Where a trim will end is recorded before it begins: an emptied or restored broker is known by it after any restart.
-* Nothing above the LSO is touched, nor above the start of a share group: share groups read from the broker alone.
+See docs/design.md, safety rules 1, 2 and 4.
+
+* It trims only a prefix of the local log that the remote tier covers without a gap, and only segments that this
+  process's own reader saw finished T_vis ago or earlier. The newest segment always stays local.
+* The partition manifest accepts the segments, and is read back from the store right before the trim.
+* The end of a trim is recorded before the trim begins. After any restart, an emptied or restored broker is recognised
+  by it.
+* It removes no record above the LSO or above the start of a share group: share groups read from the broker alone.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from tiers.errors import OwnershipLostError
 from tiers.log.log_history import confirms
 from tiers.log.log_source import LocalLogBounds
 from tiers.manager.lineage import check_remote_lineage
+from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.task_services import TaskServices
 from tiers.manager.topic_policy import TopicPolicy
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
@@ -26,14 +31,17 @@ _LOG = logging.getLogger(__name__)
 
 
 class TrimTask:
-    def __init__(self, services: TaskServices, topic_id_partition: TopicIdPartition) -> None:
+    def __init__(
+        self, services: TaskServices, topic_id_partition: TopicIdPartition, manifest: PartitionManifestTask
+    ) -> None:
         self._services = services
         self._partition = topic_id_partition
+        self._manifest = manifest
 
     async def run(self, policy: TopicPolicy, local_only_bytes: int, log_start: int | None = None) -> int | None:
         """Trims the local log. Returns the local log start after the trim, None when there was nothing to trim.
 
-        The caller must have written the present metadata into the partition manifest before a trim. `log_start` is the
+        Trims nothing unless the store has the partition manifest that the caller wrote last. `log_start` is the
         recorded one that the leader confirms. `local_only_bytes` is the size of the local records that are not remote
         yet; an underestimate keeps more local."""
         if policy.local_retention_ms is None and policy.local_retention_bytes is None:
@@ -52,6 +60,8 @@ class TrimTask:
         await check_remote_lineage(
             services.source, services.metadata, partition, bounds.log_start_offset, log_start, timeout_ms
         )
+        if not await self._manifest.confirm():
+            return None
         await self._record(OffsetAndEpoch(target, bounds.leader_epoch))
         services.checkpoint("trim-decided")
         low_watermark = await services.source.delete_records(
@@ -80,10 +90,10 @@ class TrimTask:
     def target(
         self, policy: TopicPolicy, bounds: LocalLogBounds, local_only_bytes: int, log_start: int | None = None
     ) -> int:
-        """The offset to trim to; the local log start when nothing may go."""
+        """Returns the offset to trim to; the local log start if nothing may be trimmed."""
         services = self._services
         if (log_start or 0) > bounds.log_start_offset:
-            return bounds.log_start_offset  # expiry deletes that first; nobody checks the lineage of what it covers
+            return bounds.log_start_offset  # expiry removes these records first: the lineage check does not cover them
         covering = covering_segments(services.metadata, self._partition, bounds.log_start_offset)
         local_bytes = local_only_bytes + sum(segment.retained_bytes for segment in covering)
         target = bounds.log_start_offset
@@ -108,7 +118,7 @@ class TrimTask:
 def covering_segments(
     metadata: RemoteLogMetadataReader, partition: TopicIdPartition, offset: int
 ) -> list[RemoteLogSegmentMetadata]:
-    """The readable segments from the one that holds `offset` on, up to the first gap."""
+    """Returns the readable segments from the one that holds `offset` up to the first gap."""
     covering: list[RemoteLogSegmentMetadata] = []
     while (segment := metadata.remote_log_segment_metadata(partition, offset)) is not None:
         covering.append(segment)
@@ -117,5 +127,7 @@ def covering_segments(
 
 
 def segment_timestamp_ms(segment: RemoteLogSegmentMetadata | StoredSegment) -> int:
-    """What time retention counts from: the copy time for records without timestamps (DESIGN, safety rule 6)."""
+    """Returns the time from which time retention counts: the copy time for records without timestamps.
+
+    See docs/design.md, safety rule 6."""
     return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.event_timestamp_ms
