@@ -1,7 +1,7 @@
-"""The settings of the remote log, validated; and how every section of the file is read.
+"""The validated settings of the remote log, and the base class of all sections of the file.
 
-Where a KIP names a key it is used verbatim, dots included. Durations and sizes are numbers of milliseconds and bytes,
-or strings with a unit ("10s", "7d", "64MiB"). Unknown keys are errors that name the nearest known one.
+If a KIP names a key, that name is used verbatim, including its dots. Durations are milliseconds and sizes are bytes, or
+both are strings with a unit ("10s", "7d", "64MiB"). An unknown key is an error that names the nearest known key.
 """
 
 from __future__ import annotations
@@ -47,12 +47,14 @@ SizeBytes = Annotated[int, BeforeValidator(_size)]
 
 
 class Section(BaseModel):
-    """One section of the file; keys may hold dots. TOML reads `a.b = 1` as nested tables: they are flattened again."""
+    """One section of the file. Keys may contain dots.
+
+    TOML parses `a.b = 1` as nested tables, which this class flattens again."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=False, hide_input_in_errors=True)
 
     subsections: ClassVar[frozenset[str]] = frozenset()
-    """Fields that are sections of their own: that one is there says something, even if it is empty."""
+    """The fields that are sections. They are not flattened, because the presence of an empty section matters."""
 
     @model_validator(mode="before")
     @classmethod
@@ -68,7 +70,7 @@ class Section(BaseModel):
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"a": {"b": 1}}` is `{"a.b": 1}`."""
+    """Flattens nested mappings: `{"a": {"b": 1}}` becomes `{"a.b": 1}`."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -79,65 +81,83 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 class RemoteLogConfig(Section):
-    """Kafka's own keys, at the top of the file."""
+    """These keys are at the top of the file. Most of them are Kafka's own."""
 
     enabled: bool = Field(
         True,
         alias="remote.log.storage.system.enable",
         validation_alias=AliasChoices("remote.log.storage.system.enable", "remote.log.storage.enable"),
-        description="The master switch. False: everything passes through, nothing is copied or served from the tier.",
+        description=(
+            "The master switch. If it is false, all requests pass through, and the proxy neither copies to the remote "
+            "tier nor serves from it."
+        ),
     )
     task_interval_ms: DurationMs = Field(
         30_000,
         alias="remote.log.manager.task.interval.ms",
         validation_alias=AliasChoices("remote.log.manager.task.interval.ms", "rlm_process_interval_ms"),
         gt=0,
-        description="How often every partition is looked at for what to copy, trim and expire.",
+        description="How often the owner runs the copy, trim and expiration tasks of each partition.",
     )
     task_retry_backoff_ms: DurationMs = Field(
         1_000,
         alias="remote.log.manager.task.retry.backoff.ms",
         validation_alias=AliasChoices("remote.log.manager.task.retry.backoff.ms", "rlm_retry_interval_ms"),
         gt=0,
-        description="How long a failed task waits before it is tried again.",
+        description="How long the owner waits before it retries a failed task.",
     )
     copier_threads: int = Field(
-        10, alias="remote.log.manager.copier.thread.pool.size", gt=0, description="Partitions copied at the same time."
+        10,
+        alias="remote.log.manager.copier.thread.pool.size",
+        gt=0,
+        description="The number of partitions that are copied at the same time.",
     )
     copy_max_bytes_per_second: SizeBytes | None = Field(
         None,
         alias="remote.log.manager.copy.max.bytes.per.second",
         gt=0,
-        description="What all copying of this process may move (KIP-956); without it there is no limit.",
+        description="The copy quota of this process (KIP-956). By default there is no limit.",
     )
     copy_quota_window_num: int = Field(
-        11, alias="remote.log.manager.copy.quota.window.num", gt=0, description="Samples that the copy quota keeps."
+        11,
+        alias="remote.log.manager.copy.quota.window.num",
+        gt=0,
+        description="The number of samples in the window of the copy quota.",
     )
     copy_quota_window_size_seconds: int = Field(
-        1, alias="remote.log.manager.copy.quota.window.size.seconds", gt=0, description="How long each sample is."
+        1,
+        alias="remote.log.manager.copy.quota.window.size.seconds",
+        gt=0,
+        description="The length of each sample of the copy quota.",
     )
     fetch_max_bytes_per_second: SizeBytes | None = Field(
         None,
         alias="remote.log.manager.fetch.max.bytes.per.second",
         gt=0,
         description=(
-            "What clients may read from the remote tier, all together (KIP-956); a partition above it is answered "
-            "empty. Without it there is no limit. Workers share it equally."
+            "The quota for all reads of clients from the remote tier (KIP-956). While it is exceeded, the proxy "
+            "answers remote partitions empty. By default there is no limit. The quota is divided evenly among workers."
         ),
     )
     fetch_quota_window_num: int = Field(
-        11, alias="remote.log.manager.fetch.quota.window.num", gt=0, description="Samples that fetch quotas keep."
+        11,
+        alias="remote.log.manager.fetch.quota.window.num",
+        gt=0,
+        description="The number of samples in the window of the fetch quotas.",
     )
     fetch_quota_window_size_seconds: int = Field(
-        1, alias="remote.log.manager.fetch.quota.window.size.seconds", gt=0, description="How long each sample is."
+        1,
+        alias="remote.log.manager.fetch.quota.window.size.seconds",
+        gt=0,
+        description="The length of each sample of the fetch quotas.",
     )
     delete_attempts: int = Field(
         5,
         alias="remote.log.delete.publish.after.attempts",
         gt=0,
         description=(
-            "After how many attempts a segment that the store does not delete is published to "
-            "`__delete_failed_remote_log_segments`; it is tried further, ever more rarely."
+            "The number of failed attempts to delete a segment after which the owner publishes it to "
+            "`__delete_failed_remote_log_segments`. The owner keeps retrying, with growing pauses."
         ),
     )
     topic_deletion_delay_ms: DurationMs = Field(
@@ -145,8 +165,9 @@ class RemoteLogConfig(Section):
         alias="remote.log.topic.deletion.delay.ms",
         gt=0,
         description=(
-            "How long no broker must have known a topic any more, before its segments are deleted. That it was deleted"
-            " must be proved: by its DeleteTopics request, if that came through a proxy, or by an operator's word."
+            "How long all brokers must report a topic as unknown before the owner deletes its segments. The deletion "
+            "of the topic must also be proved: by its DeleteTopics request, if that came through a proxy, or by an "
+            "operator's command."
         ),
     )
     topic_deletion_unproved_delay_ms: DurationMs = Field(
@@ -154,21 +175,28 @@ class RemoteLogConfig(Section):
         alias="remote.log.topic.deletion.unproved.delay.ms",
         gt=0,
         description=(
-            "The same for a topic whose deletion is not proved. Of several that are missing since about the same time"
-            " nothing is deleted without an operator: see 'Topics that are missing' in docs/operations.md."
+            "The same for a topic whose deletion is not proved. If several topics are missing since about the same "
+            "time, the owner deletes nothing without an operator's command: see 'Topics that are missing' in "
+            "docs/operations.md."
         ),
     )
     reader_threads: int = Field(
-        10, alias="remote.log.reader.threads", gt=0, description="Downloads from the remote tier at the same time."
+        10,
+        alias="remote.log.reader.threads",
+        gt=0,
+        description="The number of concurrent downloads from the remote tier.",
     )
     reader_max_pending_tasks: int = Field(
-        100, alias="remote.log.reader.max.pending.tasks", gt=0, description="Downloads that may wait for a reader."
+        100,
+        alias="remote.log.reader.max.pending.tasks",
+        gt=0,
+        description="The number of downloads that may wait until one of them can start.",
     )
     fetch_max_wait_ms: DurationMs = Field(
         5_000,
         alias="remote.fetch.max.wait.ms",
         gt=0,
-        description="How long a fetch of remote partitions alone may wait for them, if its own wait is shorter.",
+        description="How long a fetch of only remote partitions may wait for data, if its own max wait is shorter.",
     )
     list_offsets_timeout_ms: DurationMs = Field(
         15_000,
@@ -180,41 +208,50 @@ class RemoteLogConfig(Section):
         128,
         alias="remote.log.metadata.custom.metadata.max.bytes",
         gt=0,
-        description="What a storage manager may keep with a segment (KIP-917).",
+        description="The maximum size of the custom metadata that a storage manager keeps with a segment (KIP-917).",
     )
     index_cache_bytes: SizeBytes = Field(
-        64 * MIB, alias="remote.log.index.cache.total.size.bytes", gt=0, description="Segment indexes kept in memory."
+        64 * MIB,
+        alias="remote.log.index.cache.total.size.bytes",
+        gt=0,
+        description="The size of the cache of segment indexes in memory.",
     )
     index_file_cache_bytes: SizeBytes = Field(
         1024 * MIB,
         alias="remote.log.index.file.cache.total.size.bytes",
         ge=0,
-        description="Segment indexes kept in files under `state.path`, so that a restart need not fetch them; 0: none.",
+        description=(
+            "The size of the cache of segment indexes in files under `state.path`. The cache survives a restart. 0 "
+            "turns it off."
+        ),
     )
     index_file_roll_bytes: SizeBytes = Field(
         MIB,
         alias="remote.log.index.file.roll.bytes",
         gt=0,
         lt=1 << 30,
-        description="Size at which a partition's remoteLogIndex gets a successor.",
+        description="The size at which a partition's remoteLogIndex file is rolled.",
     )
     index_file_roll_ms: DurationMs = Field(
         3_600_000,
         alias="remote.log.index.file.roll.ms",
         gt=0,
-        description="Age at which a partition's remoteLogIndex gets a successor.",
+        description="The age at which a partition's remoteLogIndex file is rolled.",
     )
     chunk_cache_bytes: SizeBytes = Field(
-        256 * MIB, alias="remote.log.chunk.cache.total.size.bytes", gt=0, description="Record data kept in memory."
+        256 * MIB,
+        alias="remote.log.chunk.cache.total.size.bytes",
+        gt=0,
+        description="The size of the cache of record data in memory.",
     )
     chunk_file_cache_bytes: SizeBytes = Field(
         0,
         alias="remote.log.chunk.file.cache.total.size.bytes",
         ge=0,
         description=(
-            "Record data kept in files under `state.path`, as the store has it: encrypted segments stay encrypted. It "
-            "outlives a restart, and what was deleted leaves it when its room is needed. Workers share it equally; 0: "
-            "none."
+            "The size of the cache of record data in files under `state.path`. The data of encrypted segments stays "
+            "encrypted. The cache survives a restart, and evicts the data of deleted segments when it needs the room. "
+            "The size is divided evenly among workers. 0 turns it off."
         ),
     )
     reader_hedge_max_percent: int = Field(
@@ -223,21 +260,21 @@ class RemoteLogConfig(Section):
         ge=0,
         le=50,
         description=(
-            "How many of a hundred reads of record data may be sent to the store a second time when they take longer "
-            "than almost all others; 0: none."
+            "The percentage of reads of record data that may be hedged: a read that takes longer than almost all "
+            "others is sent to the store a second time. 0 turns hedging off."
         ),
     )
     reader_max_bytes_in_flight: SizeBytes = Field(
         128 * MIB,
         alias="remote.log.reader.max.bytes.in.flight",
         gt=0,
-        description="What all downloads under way may take together.",
+        description="The total size of all running downloads.",
     )
     read_ahead_bytes: SizeBytes = Field(
         128 * MIB,
         alias="remote.log.reader.read.ahead.max.bytes",
         gt=0,
-        description="What may be downloaded before a client has asked for it.",
+        description="The total size of the data that is downloaded before clients ask for it.",
     )
     metadata_topic: str = Field(
         "__remote_log_metadata",
@@ -246,67 +283,76 @@ class RemoteLogConfig(Section):
         description="The topic that holds the metadata of every segment.",
     )
     metadata_topic_partitions: int = Field(
-        50, alias="remote.log.metadata.topic.num.partitions", gt=0, description="Used when the topic is created."
+        50,
+        alias="remote.log.metadata.topic.num.partitions",
+        gt=0,
+        description="The number of partitions with which the proxy creates the metadata topic.",
     )
     metadata_topic_replication_factor: int | None = Field(
         None,
         alias="remote.log.metadata.topic.replication.factor",
         gt=0,
-        description="Used when the topic is created; by default 3, or one per broker when there are fewer.",
+        description=(
+            "The replication factor with which the proxy creates the metadata topic; by default 3, or the number of "
+            "brokers if there are fewer."
+        ),
     )
     visible_after_ms: DurationMs = Field(
         10_000,
         alias="remote.log.visible.after.ms",
         gt=0,
-        description="How long a copied segment must have been visible before the broker's copy may be removed (T_vis).",
+        description="How long a copied segment must be visible before the owner may trim the broker's copy (T_vis).",
     )
 
 
 class TopicConfig(Section):
-    """Which topics are tiered: as many `[[topics]]` as you like; the first that matches a topic decides."""
+    """The tiered topics. There may be any number of `[[topics]]`; the first that matches a topic decides."""
 
     pattern: str = Field(
         validation_alias=AliasChoices("name", "pattern"),
         serialization_alias="name",
         min_length=1,
-        description="A topic's name, or a shell pattern like `orders-*` (then the key may be written `pattern`).",
+        description="The topic's name, or a shell pattern such as `orders-*`, for which the key may be `pattern`.",
     )
     remote_storage_enable: bool = Field(True, alias="remote.storage.enable", description="Whether to tier the topic.")
     local_retention_ms: DurationMs = Field(
         -2,
         alias="local.retention.ms",
         ge=-2,
-        description="How long the broker keeps what was copied; -2: as long as retention.ms.",
+        description="How long the broker keeps copied records. -2 stands for retention.ms.",
     )
     local_retention_bytes: SizeBytes = Field(
         -2,
         alias="local.retention.bytes",
         ge=-2,
-        description="How much of a partition the broker keeps of what was copied; -2: retention.bytes.",
+        description="How many bytes of copied records the broker keeps per partition. -2 stands for retention.bytes.",
     )
     segment_bytes: SizeBytes = Field(
-        64 * MIB, alias="segment.bytes", gt=0, lt=1 << 31, description="Size of a remote segment."
+        64 * MIB, alias="segment.bytes", gt=0, lt=1 << 31, description="The size of a remote segment."
     )
     segment_ms: DurationMs = Field(
-        3_600_000, alias="segment.ms", gt=0, description="Age at which a segment is copied though it is not full."
+        3_600_000, alias="segment.ms", gt=0, description="The age at which a segment is copied even if it is not full."
     )
     fetch_max_bytes_per_second: SizeBytes | None = Field(
         None,
         alias="remote.fetch.max.bytes.per.second",
         gt=0,
-        description="What all clients together may read of each such topic's remote tier. Workers share it equally.",
+        description=(
+            "The quota for all reads of clients from the remote tier of each such topic. It is divided evenly among "
+            "workers."
+        ),
     )
     copy_disable: bool = Field(
-        False, alias="remote.log.copy.disable", description="Stops copying; what was copied stays readable (KIP-950)."
+        False, alias="remote.log.copy.disable", description="Stops copying; copied records stay readable (KIP-950)."
     )
 
 
 class _StoreSettings(BaseModel):
-    """A section whose keys go to a storage manager, but for a few of its own."""
+    """A section whose keys go to a storage manager, except for a few keys of its own."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
-    settings: Mapping[str, SecretStr] = Field(default_factory=dict, description="The storage manager's own keys.")
+    settings: Mapping[str, SecretStr] = Field(default_factory=dict, description="The keys of the storage manager.")
 
     @model_validator(mode="before")
     @classmethod
@@ -318,25 +364,33 @@ class _StoreSettings(BaseModel):
         return {**own, "settings": {key: _text(value) for key, value in flat.items()}}
 
     def plain_settings(self) -> dict[str, str]:
-        """For the storage manager's constructor alone: secrets in the clear."""
+        """Returns the settings with secrets in plain text. Only for the constructor of the storage manager."""
         return {key: value.get_secret_value() for key, value in self.settings.items()}
 
 
 class StorageLocationConfig(_StoreSettings):
-    """Another bucket, prefix or store: as many `[[storage.locations]]` as you like. Each segment's is kept with its
-    metadata, so any may be added and its weight be changed; one may go when no segment lies there. See
-    `docs/storage.md`."""
+    """Another bucket, prefix or store for segments. There may be any number of `[[storage.locations]]`. The location of
+    each segment is recorded in its metadata. So you may add locations and change their weights at any time, and remove
+    a location that holds no segments. See `docs/storage.md`."""
 
-    name: str = Field(min_length=1, description="Kept with every segment that lies there: never change it.")
-    weight: int = Field(1, ge=0, description="Its share of new segments. 0: what lies there is read and expires.")
-    topics: str = Field("*", min_length=1, description="New segments of these topics alone; a shell pattern.")
+    name: str = Field(
+        min_length=1, description="The name of the location. It is recorded with every segment, so never change it."
+    )
+    weight: int = Field(
+        1,
+        ge=0,
+        description="The location's share of new segments. With 0 it takes none; its segments stay until they expire.",
+    )
+    topics: str = Field(
+        "*", min_length=1, description="A shell pattern: the location only takes new segments of topics that match."
+    )
     implementation: str = Field(
-        "", description="Of another kind than `[storage]`: then none of the settings there count here."
+        "", description="Another implementation than that of `[storage]`, whose settings then do not apply here."
     )
 
 
 class StorageConfig(_StoreSettings):
-    """The store. Every key but `implementation` goes to the storage manager as it is; see `docs/storage.md`."""
+    """The store. Every key except `implementation` goes to the storage manager unchanged; see `docs/storage.md`."""
 
     subsections: ClassVar[frozenset[str]] = frozenset({"locations"})
 
@@ -347,27 +401,27 @@ class StorageConfig(_StoreSettings):
     locations: tuple[StorageLocationConfig, ...] = ()
 
     def place_of(self, location: StorageLocationConfig) -> tuple[str, dict[str, str]]:
-        """The implementation and the settings of a location; secrets in the clear."""
+        """Returns the implementation and the settings of a location, with secrets in plain text."""
         if location.implementation:
             return location.implementation, location.plain_settings()
         return self.implementation, self.plain_settings() | location.plain_settings()
 
 
 class EncryptionConfig(BaseModel):
-    """Encryption at rest: AES-256-GCM per chunk, by a key of the segment's own that one of these keys wraps. Without
-    `current`, new segments are not encrypted; what was encrypted is read with the key that it names.
+    """Encryption at rest: AES-256-GCM per chunk with one key per segment, which one of these keys wraps. Without
+    `current`, new segments are not encrypted. Encrypted segments are read with the key that they name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     current: str | None = Field(
-        default=None, min_length=1, description="The key for new segments, by its name in `keys`."
+        default=None, min_length=1, description="The name, in `keys`, of the key for new segments."
     )
     keys: Mapping[str, Path] = Field(
         default_factory=dict,
         description=(
-            'A name and a file for every key in use: `keys.k2026 = "/etc/tidegate/k2026"`, 32 bytes or their base64. '
-            "Keep a key as long as any segment names it; without it the segment is lost."
+            'A name and a file for every key in use: `keys.k2026 = "/etc/tidegate/k2026"`. The file holds 32 bytes or '
+            "their base64. Keep a key as long as any segment names it; without the key, the segment is lost."
         ),
     )
 
@@ -378,7 +432,7 @@ class EncryptionConfig(BaseModel):
         return self
 
     def key_ring(self) -> KeyRing:
-        """Reads the files. Raises `ValueError` that names the one to mend."""
+        """Reads the key files. Raises `ValueError`, which names the file to correct."""
         return KeyRing({key_id: read_key_file(path) for key_id, path in self.keys.items()}, self.current)
 
 

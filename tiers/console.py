@@ -1,5 +1,4 @@
-"""How a command shows its answer: tables for people, JSON for programs, progress where somebody watches, and a sentence
-and an exit code for whatever ended it."""
+"""The output of commands: tables for people, JSON for programs, progress on a terminal, errors and exit codes."""
 
 from __future__ import annotations
 
@@ -30,15 +29,15 @@ FINDINGS = 1
 MISUSED = 2
 FAILED = 3
 _WIDTH = 1_000
-"""Of a table that goes into a file or a pipe: nothing is ever cut short."""
+"""The width of a table that goes to a file or a pipe: large enough that no cell is folded."""
 
-ConfigFile = Annotated[Path, typer.Option("--config", help="The TOML file; docs/configuration.md names every key.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs.")]
+ConfigFile = Annotated[Path, typer.Option("--config", help="The TOML file; docs/configuration.md describes every key.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 @contextmanager
 def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """On standard error, and only where somebody watches; gives what to call with every advance."""
+    """Shows a progress bar on standard error if that is a terminal. Yields the function to call with each advance."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -48,8 +47,9 @@ def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]
 
 @contextmanager
 def progress_count(what: str, count: Callable[[], int]) -> Iterator[None]:
-    """As `progress_bar`, where nobody knows how many there will be; `count`, called by another thread, says how many
-    there are."""
+    """Shows a counter for an unknown total, where `progress_bar` would show a bar.
+
+    Another thread calls `count`, which returns the current number."""
 
     class Count(ProgressColumn):
         def render(self, task: Task) -> Text:
@@ -63,15 +63,18 @@ def progress_count(what: str, count: Callable[[], int]) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """To whoever watches: standard output is the answer's."""
+    """Prints a message on standard error, because standard output is for the answer."""
     typer.echo(text, err=True)
 
 
-TRY_AGAIN = "try again; if it stays so, see whether the store runs and whether its address is right"
+TRY_AGAIN = "try again; if it still fails, check that the store runs and that its address is right"
 
 
 def explained(error: Exception, failed: int = FAILED) -> tuple[str, int]:
-    """What a user is told of what ended a command, and the exit code: `failed`, unless the user can put it right."""
+    """Returns the message and the exit code for an error that ended a command.
+
+    The exit code is `failed`, or `MISUSED` for an error in the configuration or on the command line.
+    """
     match error:
         case ExceptionGroup(exceptions=(only,)):
             return explained(only, failed)
@@ -85,10 +88,10 @@ def explained(error: Exception, failed: int = FAILED) -> tuple[str, int]:
             return f"{error}: {TRY_AGAIN}", failed
         case RemoteTierError() | RemoteLogError() | TlsError():
             return str(error), failed
-    # Click's own complaints about the command line; typer does not export their base class.
+    # These are Click's errors about the command line, whose base class typer does not export.
     if hasattr(error, "format_message") and hasattr(error, "exit_code"):
         return error.format_message(), MISUSED
-    logger.debug("what led to the internal error", exc_info=error)
+    logger.debug("the traceback of the internal error", exc_info=error)
     return f"internal error: {type(error).__name__}: {error}", failed
 
 
@@ -101,13 +104,13 @@ def _plain(value: Any) -> Any:
 
 
 def show_table(headings: Sequence[str], rows: Iterable[Sequence[object]], numbers: Sequence[str] = ()) -> None:
-    """`numbers` are the headings of columns that stand to the right. None is a dash."""
+    """Prints a table. The columns with a heading in `numbers` are right-aligned. None appears as a dash."""
     table = Table(box=box.SIMPLE_HEAD)
     for heading in headings:
-        # Folded, for rich would cut what a narrow terminal has no room for, digits too.
+        # Cells fold, because on a narrow terminal rich would otherwise truncate them, even digits.
         table.add_column(heading, justify="right" if heading in numbers else "left", overflow="fold")
     for row in rows:
-        # As text: brackets of an error are no markup.
+        # `Text` prevents rich from taking brackets in an error message for markup.
         table.add_row(*(Text("-" if cell is None else str(cell)) for cell in row))
     console = Console()
     (console if console.is_terminal else Console(width=_WIDTH)).print(table)

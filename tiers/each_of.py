@@ -1,4 +1,4 @@
-"""`each_of`: the same work for each of many items, a bounded number of them at a time."""
+"""`each_of` does the same work for each of many items, with bounded concurrency."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ T = TypeVar("T")
 async def each_of(
     items: Iterable[S], work: Callable[[S], Awaitable[T]], at_once: int, done: Callable[[], None] = lambda: None
 ) -> list[T]:
-    """In the order of `items`, at most `at_once` at a time. The first failure ends all, and comes out alone.
+    """Calls `work` for each item, at most `at_once` at a time. Returns the results in the order of `items`.
 
-    An item is taken when its turn has come: of a million, no more are held than are worked on."""
+    The first failure cancels all other calls, and is raised alone. It takes an item from `items` only when a call can
+    start, so it never holds more items than calls."""
     results: dict[int, T] = {}
     waiting = enumerate(items)
 

@@ -1,10 +1,10 @@
-"""What may go wrong with the remote log. `retriable` says whether the same call may succeed later, unchanged."""
+"""The errors of the remote log. `retriable` tells whether the same call may succeed later."""
 
 from __future__ import annotations
 
 
 class RemoteLogError(Exception):
-    """The root of this layer's errors."""
+    """The base class of all errors of the remote log."""
 
     retriable = False
 
@@ -14,27 +14,27 @@ class RemoteStorageError(RemoteLogError):
 
 
 class RetriableRemoteStorageError(RemoteStorageError):
-    """The store is slow, throttling or unreachable: try again with backoff."""
+    """The store is slow, throttles or is unreachable. The caller may retry with backoff."""
 
     retriable = True
 
 
 class SomeStoresInTroubleError(RetriableRemoteStorageError):
-    """Of several stores that are one remote tier some did it, others are slow, throttling or unreachable."""
+    """Some stores of the remote tier completed the call; others are slow, throttle or are unreachable."""
 
 
 class RemoteResourceNotFoundError(RemoteStorageError):
-    """The object does not exist, or a store that is eventually consistent does not show it yet."""
+    """The object does not exist, or an eventually consistent store does not show it yet."""
 
     retriable = True
 
 
 class CorruptSegmentError(RemoteStorageError):
-    """Stored bytes do not match their checksum. They are never served."""
+    """Stored bytes do not match their checksum or their format. They are never served."""
 
 
 class EncryptionKeyError(RemoteStorageError):
-    """The key ring lacks the key that a segment was encrypted with, or has another under its name."""
+    """The key ring lacks the key that wrapped a segment's key, or has another key with its name."""
 
 
 class RemoteLogMetadataError(RemoteLogError):
@@ -42,35 +42,37 @@ class RemoteLogMetadataError(RemoteLogError):
 
 
 class RemoteLogMetadataNotReadyError(RemoteLogMetadataError):
-    """The metadata topic has not been read far enough to answer."""
+    """The metadata topic has not been read up to the required offset."""
 
     retriable = True
 
 
 class OwnershipLostError(RemoteLogMetadataError):
-    """This process no longer owns the metadata partition: a newer member or a newer producer epoch exists."""
+    """The process no longer owns the metadata partition: there is a newer member or a newer producer epoch."""
 
 
 class InvalidTransitionError(RemoteLogMetadataError):
-    """A segment's or partition's state cannot move this way (semantics 11.2)."""
+    """The state machine does not allow this transition of a segment or a partition (docs/semantics.md 11.2)."""
 
 
 class CustomMetadataTooLargeError(RemoteLogError):
-    """Custom metadata above remote.log.metadata.custom.metadata.max.bytes (KIP-917)."""
+    """The custom metadata exceeds remote.log.metadata.custom.metadata.max.bytes (KIP-917)."""
 
 
 class ReaderQueueFullError(RemoteLogError):
-    """remote.log.reader.max.pending.tasks downloads wait already."""
+    """The queue of downloads is full: remote.log.reader.max.pending.tasks downloads wait already."""
 
     retriable = True
 
 
 class CircuitOpenError(RetriableRemoteStorageError):
-    """The store failed so often that it is left alone for a moment."""
+    """The store failed several times in a row, so the circuit breaker rejects calls for a moment."""
 
 
 class RemoteReadTimeoutError(RemoteLogError):
-    """The read did not end by its deadline. `cause` is what failed last; None: the download is healthy, only slow."""
+    """The read passed its deadline.
+
+    `cause` is the last error; None when the download did not fail and is only slow."""
 
     retriable = True
 
@@ -80,19 +82,20 @@ class RemoteReadTimeoutError(RemoteLogError):
 
 
 class OffsetBelowLogStartError(RemoteLogError):
-    """The offset lies below the tier's log start: it does not exist for clients any more."""
+    """The offset is below the log start, so it no longer exists for clients."""
 
 
 class LogDivergedError(RemoteLogError):
-    """The leader's log does not continue what has been copied (semantics 6.5). Nothing may be deleted."""
+    """The leader's log does not continue the copied segments (docs/semantics.md 6.5). The owner must not delete
+    anything."""
 
 
 class MetadataLostError(LogDivergedError):
-    """The brokers or the store show more of a partition than the metadata knows. The owner must not copy or delete."""
+    """The brokers or the store have more of a partition than the metadata knows. The owner must not copy or delete."""
 
 
 class OffsetGapError(RemoteLogError):
-    """The offset lies below the local log start, and no remote segment has it (DESIGN, safety rule 5)."""
+    """The offset is below the local log start, and no remote segment holds it (docs/design.md, safety rule 5)."""
 
 
 class BrokerError(RemoteLogError):
@@ -105,9 +108,10 @@ class BrokerError(RemoteLogError):
 
 
 class BrokerRefusedError(BrokerError):
-    """Broker and proxy do not agree on who they are: TLS or SASL. The message names the setting to look at.
+    """The TLS handshake or the SASL authentication with a broker failed. The message names the setting to check.
 
-    Retriable all the same: a certificate or a user may come later. Who was never let in had better give up."""
+    The error is retriable, because the broker may accept the certificate or the user later. A process that has never
+    connected successfully should give up instead."""
 
     def __init__(self, message: str, code: int | None = None) -> None:
         super().__init__(message, code, retriable=True)

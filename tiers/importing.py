@@ -1,4 +1,4 @@
-"""Opening the metadata topic for a command or a job that writes many records into it, and writing them."""
+"""Writes many records to the metadata topic, for a command or a job that imports metadata."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tiers.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now
 from tiers.tier_config import TierConfig
 
 WRITER = "tidegate-import"
-"""Who raised the log starts that are written here."""
+"""The writer in the log start records of an import."""
 _WRITE_TIMEOUT_MS = 8_000
 
 RecordsOf = Callable[[TopicBasedRemoteLogMetadataManager], Sequence[tuple[TopicIdPartition, Sequence[KeyAndValue]]]]
@@ -29,12 +29,13 @@ async def refuse_beside_owners(config: TierConfig, client: BrokerClient) -> None
     owners = await count_owners(client, topic, TIMEOUT_MS)
     if owners:
         raise RemoteTierError(
-            f"{owners} processes keep {topic}: stop every `tidegate serve` of it, and wait for its session to end"
+            f"{owners} processes own partitions of {topic}: stop every `tidegate serve` of this cluster, and wait "
+            "until their sessions end"
         )
 
 
 async def records_read(config: TierConfig, client: BrokerClient) -> int:
-    """How many offsets of an existing metadata topic are taken; 0 when it was never written to."""
+    """Returns the number of used offsets of an existing metadata topic; 0 when it was never written to."""
     with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
         async with metadata_to_now(config, client, Path(folder), watch=progress_count) as metadata:
             return _taken(metadata)
@@ -48,13 +49,15 @@ async def write_all(
     *,
     into_empty: bool,
 ) -> None:
-    """Creates the topic when it is missing; `check` is given the metadata as it reads then. Raises
+    """Writes the records of `records_of`, and then passes the metadata that results to `check`.
+
+    Creates the metadata topic if it is missing. With `into_empty`, an existing topic must be empty. Raises
     `RemoteTierError`."""
     await refuse_beside_owners(config, client)
     with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
         async with metadata_to_now(config, client, Path(folder), watch=progress_count) as metadata:
             if into_empty and _taken(metadata):
-                raise RemoteTierError(f"topic {metadata.topic.name} is not empty: delete it, or give another name")
+                raise RemoteTierError(f"topic {metadata.topic.name} is not empty: delete it, or name another topic")
             by_partition: dict[int, list[KeyAndValue]] = {}
             for partition, records in records_of(metadata):
                 by_partition.setdefault(metadata.metadata_partition(partition), []).extend(records)

@@ -1,6 +1,6 @@
-"""How a program that is no proxy reaches the tier: the cluster, everything that the metadata says by now, the store.
+"""Opens the remote tier for programs that are no proxy: the cluster, the current metadata and the store.
 
-It only looks: nothing is created, and no ownership is taken.
+`open_tier` only reads: it creates nothing and takes no ownership.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tiers.upstream_config import broker_client
 TIMEOUT_MS = 15_000
 
 Watch = Callable[[str, Callable[[], int]], AbstractContextManager[None]]
-"""`progress_count`, for a command: what is counted, and how much it is by now."""
+"""Shows progress: takes the name of the counted things and a function that returns the current count."""
 
 
 def unwatched(what: str, count: Callable[[], int]) -> AbstractContextManager[None]:
@@ -39,12 +39,12 @@ def unwatched(what: str, count: Callable[[], int]) -> AbstractContextManager[Non
 
 
 class RemoteTierError(Exception):
-    """The tier cannot be opened until somebody changes something; the message says what."""
+    """A command cannot go on until an operator changes something; the message says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTier:
-    """`metadata` is as of now; `storage` is open."""
+    """The opened tier. `metadata` was current when the tier was opened; `storage` is open."""
 
     config: TierConfig
     client: BrokerClient
@@ -52,11 +52,11 @@ class OpenTier:
     metadata: TopicBasedRemoteLogMetadataManager
     storage: LocatedRemoteStorageManager
     cluster_id: str
-    """As object keys have it."""
+    """The cluster id in object keys."""
     key_ring: KeyRing
 
     async def refresh(self) -> None:
-        """What is read of the metadata from now on is as of now, or later."""
+        """Reads the metadata topic up to its current end."""
         await read_all(self.metadata.follower, self.metadata.topic, 0, TIMEOUT_MS)
 
 
@@ -64,13 +64,17 @@ class OpenTier:
 async def tiered_cluster(
     config: TierConfig, *, is_new: bool = False
 ) -> AsyncIterator[tuple[BrokerClient, ClusterMetadata]]:
-    """Raises `RemoteTierError` in one line, of whatever is done in it too. `is_new`: nothing need be tiered yet."""
+    """Yields a client and the cluster's metadata.
+
+    Unless `is_new` is true, the metadata topic must exist. Raises `RemoteTierError`, with a message of one line, also
+    for a `RemoteLogError` of the code in the context.
+    """
     client = broker_client(config.upstream)
     try:
         cluster = await _cluster(config, client)
         metadata_topic = config.remote_log.metadata_topic
         if metadata_topic not in cluster.topics and not is_new:
-            # Opening the manager would create it; a command only looks.
+            # Opening the metadata manager would create the topic, but a command must only read.
             raise RemoteTierError(
                 f"the cluster has no topic {metadata_topic}: nothing was tiered yet; if something was, see 'The "
                 "metadata topic is lost' in docs/operations.md"
@@ -91,8 +95,10 @@ async def metadata_to_now(
     refusal_to_create: Callable[[], Awaitable[str | None]] | None = None,
     watch: Watch = unwatched,
 ) -> AsyncIterator[TopicBasedRemoteLogMetadataManager]:
-    """Everything that the metadata topic says; `folder` is for this alone. With `claims` it is a member of the group
-    that owns the metadata partitions, and asks for these."""
+    """Yields a metadata manager that has read the metadata topic up to its current end.
+
+    No other manager may use `folder`. With `claims`, the manager joins the group that owns the metadata partitions, and
+    claims these partitions."""
     remote_log = config.remote_log
     metadata_topic = MetadataTopicSettings(
         remote_log.metadata_topic, remote_log.metadata_topic_partitions, remote_log.metadata_topic_replication_factor
@@ -116,14 +122,14 @@ async def metadata_to_now(
 
 
 async def segments_without_metadata(config: TierConfig, cluster_id: str, storage: RemoteStorageManager) -> str | None:
-    """The one look into the store that lists it: there is no metadata topic, and none may be made if there was one.
+    """Returns why the metadata topic must not be created: the store holds segments of this cluster. None if it may be.
 
-    `cluster_id` as object keys have it."""
+    It lists the store, which no other check before creating the topic does. `cluster_id` is the one in object keys."""
     async for stored in storage.list_objects(""):
         segment = parse_segment_key(stored.key)
         if segment is not None and segment.cluster_id == cluster_id:
             return (
-                f"there is no topic {config.remote_log.metadata_topic}, and the store holds segments of this cluster:"
+                f"there is no topic {config.remote_log.metadata_topic}, but the store holds segments of this cluster:"
                 " see 'The metadata topic is lost' in docs/operations.md"
             )
     return None
@@ -139,7 +145,10 @@ async def _cluster(config: TierConfig, client: BrokerClient) -> ClusterMetadata:
 
 @asynccontextmanager
 async def open_tier(config: TierConfig, watch: Watch = unwatched) -> AsyncIterator[OpenTier]:
-    """Raises `RemoteTierError` in one line, of whatever is done in it too."""
+    """Yields the opened tier, without any ownership.
+
+    Raises `RemoteTierError`, with a message of one line, also for a `RemoteLogError` of the code in the context.
+    """
     async with tiered_cluster(config) as (client, cluster):
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
             async with (
@@ -152,7 +161,7 @@ async def open_tier(config: TierConfig, watch: Watch = unwatched) -> AsyncIterat
 
 @asynccontextmanager
 async def open_storage(config: TierConfig, cluster_id: str) -> AsyncIterator[LocatedRemoteStorageManager]:
-    """Raises `ConfigError` for settings that no store takes, else `RemoteTierError`."""
+    """Yields the opened store. Raises `ConfigError` for invalid settings, and `RemoteTierError` for other errors."""
     if config.storage is None:
         raise RemoteTierError("there is no [storage]")
     name = config.storage.implementation
@@ -187,12 +196,12 @@ def location_of(segment: RemoteLogSegmentMetadata) -> str:
 
 
 def storage_cluster_id(config: TierConfig, cluster_id: str) -> str:
-    """As object keys have it: the settings of the store may name another than the cluster's own."""
+    """Returns the cluster id in object keys. The settings of the store may name another one than the cluster's own."""
     return cluster_id if config.storage is None else config.storage.plain_settings().get("cluster.id", cluster_id)
 
 
 def open_key_ring(config: TierConfig) -> KeyRing:
-    """Raises `RemoteTierError`."""
+    """Reads the encryption keys. Raises `RemoteTierError`."""
     try:
         return config.encryption.key_ring()
     except ValueError as error:

@@ -1,12 +1,12 @@
-"""What the store holds and the metadata does not know, and the other way round (`find_orphans`).
+"""Finds orphaned objects, which the metadata does not know, and missing objects, which only the metadata knows.
 
-The store is listed first and the metadata read after: COPY_SEGMENT_STARTED is committed before the first object is
-written (safety rule 3), so a copy under way is never taken for an orphan. Nothing here is deleted by itself. What may
-be is older than a grace period and named by no partition manifest: what a manifest accepted and the metadata lacks is a
-sign of lost metadata, which `rebuild` is for.
+`find_orphans` lists the store first and reads the metadata afterwards. COPY_SEGMENT_STARTED is committed before the
+first object is written (docs/design.md, safety rule 3), so a copy in progress never looks orphaned. Nothing is deleted
+automatically. An object is deletable if it is older than a grace period and no partition manifest names it. If a
+manifest names an object that the metadata lacks, metadata was lost, and `rebuild` restores it.
 
-Uploads that did not end are beside the objects: a writer that died, or a request that was repeated, left them. Those of
-a copy that is recorded and not finished go with it.
+The report also has unfinished multipart uploads, which a writer that died or a repeated request left. The upload of a
+recorded, unfinished copy is not reported, because the owner deletes it together with the copy.
 """
 
 from __future__ import annotations
@@ -41,14 +41,17 @@ ORPHAN, NAMED, MANIFEST, UNKNOWN, MISSING, UPLOAD = (
     "a partition manifest names it: was metadata lost?",
     "the manifest of a partition without metadata",
     "not an object of the tier",
-    "a record names it, and it is not in the store",
-    "an upload that did not end",
+    "a record names it, but it is not in the store",
+    "an unfinished upload",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """`modified_ms` None: the store does not tell; then the object counts as new while there is a grace period."""
+    """One object or upload of the report.
+
+    `modified_ms` is None when the store does not report it. The object then counts as new, unless the grace period is
+    0."""
 
     key: str
     size_bytes: int
@@ -64,11 +67,11 @@ class Orphan:
 class OrphanReport:
     orphans: list[Orphan]
     other_clusters: int = 0
-    """Objects of other clusters in the same place, which nothing is said of."""
+    """The number of objects of other clusters in the same store, which the report does not judge."""
     deleted: int = 0
-    """Segments."""
+    """The number of deleted segments."""
     aborted: int = 0
-    """Uploads."""
+    """The number of aborted uploads."""
 
 
 async def find_orphans(tier: OpenTier, older_than_ms: int, grace_ms: int) -> OrphanReport:
@@ -92,7 +95,7 @@ async def judge_orphans(
     older_than_ms: int,
     grace_ms: int,
 ) -> OrphanReport:
-    """Which of the objects and uploads are nobody's. The metadata must have been read since they were listed."""
+    """Returns the orphaned objects and uploads. The metadata must have been read after they were listed."""
     known = set(tier.metadata.partitions())
     report = OrphanReport([])
     for stored in listed:
@@ -150,13 +153,16 @@ def _is_known(tier: OpenTier, key: SegmentObjectKey) -> bool:
 
 
 def _leaves_uploads(tier: OpenTier, key: SegmentObjectKey) -> bool:
-    """Nobody writes the segment any more, and nobody deletes it either with what was written of it."""
+    """Returns whether uploads of the segment stay forever: no process writes the segment or will delete it."""
     known = _known(tier, key)
     return known is None or known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
 
 async def _without_the_accepted(tier: OpenTier, orphans: list[Orphan]) -> list[Orphan]:
-    """What a manifest accepts is no orphan; where a manifest cannot be read, nothing is deletable."""
+    """Marks the objects that a partition manifest names. They are not deletable.
+
+    If a manifest is malformed, no object of its partition is deletable.
+    """
     accepted: dict[TopicIdPartition, frozenset[str] | None] = {}
     judged = []
     for orphan in orphans:
@@ -184,7 +190,7 @@ async def _accepted(tier: OpenTier, partition: TopicIdPartition) -> frozenset[st
 
 
 def _as_one(orphans: list[Orphan]) -> list[Orphan]:
-    """Both objects of a segment go, or neither."""
+    """Makes the two objects of a segment deletable together, or neither of them."""
     kept = {each.segment for each in orphans if not each.deletable}
     return [replace(each, deletable=each.deletable and each.segment not in kept) for each in orphans]
 
@@ -203,11 +209,14 @@ def _partitions(tier: OpenTier) -> list[TopicIdPartition]:
 
 
 async def delete_orphans(tier: OpenTier, report: OrphanReport) -> None:
-    """What is deletable, segment by segment, unless a record names it by now. Raises `RemoteTierError`."""
+    """Deletes the deletable objects, segment by segment, unless a record names them by now.
+
+    Raises `RemoteTierError` when the metadata knows no segment at all.
+    """
     wanted = {each.segment: each for each in report.orphans if each.deletable and each.upload is None}
     uploads = [each.upload for each in report.orphans if each.deletable and each.upload is not None]
     if (wanted or uploads) and not any(readable_segments(tier, partition) for partition in _partitions(tier)):
-        raise RemoteTierError("the metadata knows no segment at all: it was lost, and nothing is deleted by it")
+        raise RemoteTierError("the metadata knows no segment at all, so it was lost: nothing is deleted; see `rebuild`")
     with progress_bar("segments", len(wanted)) as advance:
         for orphan in wanted.values():
             key = parse_segment_key(orphan.key)

@@ -1,8 +1,8 @@
-"""`owned_tier`: a job owns the metadata partitions of its topics for as long as it runs, as a proxy does otherwise.
+"""`owned_tier` gives a job the ownership of the metadata partitions of its topics while the job runs.
 
-It is a member of the proxies' group that claims those partitions: meanwhile nobody else copies, trims, expires or
-deletes there, and what the job writes is fenced as theirs is. At the end, and when the process dies, they have them
-again. Of two jobs that claim the same partition one waits, and then gives up.
+The job joins the consumer group of the proxies and claims those partitions. Meanwhile no proxy copies, trims, expires
+or deletes there, and the job's records are fenced like those of a proxy. When the job ends or its process dies, the
+proxies own the partitions again. If two jobs claim the same partition, one waits and then gives up.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tiers.open_tier import (
 from tiers.tier_config import TierConfig
 
 CLAIM_TIMEOUT_MS = 60_000
-"""Longer than a group waits for a member that died."""
+"""How long a job waits for its claims; longer than the group waits for a dead member."""
 _LOOK_AGAIN_MS = 100
 
 
@@ -46,11 +46,12 @@ async def owned_tier(
     is_new: bool = False,
     watch: Watch = unwatched,
 ) -> AsyncIterator[OpenTier]:
-    """The tier, once its `metadata` owns the partitions that `choose` returns; that one looks at a tier that owns none.
+    """Yields the tier once its `metadata` owns the metadata partitions of the partitions that `choose` returns.
 
-    `is_new`: where nothing was tiered yet, the metadata topic is created, unless the store holds segments already.
+    `choose` gets a tier that owns no partitions. If `is_new` is true and there is no metadata topic, the topic is
+    created, unless the store already holds segments.
 
-    Raises `RemoteTierError`, also when somebody else keeps the ownership for `timeout_ms`."""
+    Raises `RemoteTierError`, also when another process keeps the ownership for `timeout_ms`."""
     async with tiered_cluster(config, is_new=is_new) as (client, cluster):
         with tempfile.TemporaryDirectory(prefix="tidegate-") as name:
             folder = Path(name)
@@ -62,7 +63,7 @@ async def owned_tier(
                     chosen = list(await choose(tier))
                     count = metadata.topic.partition_count
                 claims = frozenset(by_topic_id(partition, count) for partition in chosen)
-                # What was read so far is in the folder: the member goes on from there.
+                # The folder has the metadata that was read so far, so the member continues from there.
                 async with metadata_to_now(config, client, folder, claims) as metadata:
                     await _wait_until_owned(metadata, claims, timeout_ms)
                     yield replace(tier, metadata=metadata)
@@ -81,5 +82,5 @@ async def _wait_until_owned(
         missing = sorted(claims - metadata.owned_metadata_partitions())
         raise RemoteTierError(
             f"the metadata partitions {', '.join(map(str, missing))} were not handed over in {timeout_ms} ms:"
-            " another job runs over the same topics, or the group does not come to rest"
+            " another job runs on the same topics, or the consumer group keeps rebalancing; try again later"
         ) from error

@@ -1,8 +1,8 @@
-"""Quotas in bytes per second (KIP-956), by reservations: what is about to be moved counts before it is.
+"""Quotas in bytes per second (KIP-956), by reservations: bytes count as used before they are transferred.
 
-A rate is kept over a window that slides: `num` samples of `size_ms`, Kafka's two numbers. A reservation is granted
-while less than the window's worth was used or is reserved, so that within any window no more is moved than the limit
-allows and one reservation. Whoever comes first has it: many tasks at once do not overshoot by more than one.
+A rate applies to a sliding window of `num` samples of `size_ms` each, which are Kafka's two settings. A quota grants a
+reservation while the used and the reserved bytes are below the limit of the window. So within any window, the
+transferred bytes exceed the limit by at most one reservation, even if many tasks reserve concurrently.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Sample:
 
 
 class RateQuota:
-    """`clock_ms` is monotonic. Not for threads."""
+    """One quota. `clock_ms` is monotonic. It is not thread-safe."""
 
     def __init__(self, bytes_per_second: int, window: QuotaWindow, clock_ms: Callable[[], int]) -> None:
         self._window = window
@@ -46,7 +46,7 @@ class RateQuota:
         self._used_bytes = 0
 
     def reserve(self, size_bytes: int) -> Reservation | None:
-        """None when the quota is used up: `throttle_ms` says for how long."""
+        """Returns a reservation; None when the quota is used up. `throttle_ms` tells for how long."""
         now_ms = self._expire()
         if self._used_bytes >= self._allowed_bytes:
             return None
@@ -58,7 +58,9 @@ class RateQuota:
         return reservation
 
     def throttle_ms(self) -> int:
-        """Until something may be reserved, if nobody else does and nothing is given back; 0: now."""
+        """Returns the time until a reservation is possible; 0 means now.
+
+        The time is shorter if reserved bytes are returned, and longer if other tasks reserve."""
         now_ms = self._expire()
         left_bytes = self._used_bytes
         for sample in self._samples:
@@ -72,12 +74,12 @@ class RateQuota:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing was used within a window: it may be forgotten."""
+        """Whether nothing was used within the window, so that the quota can be dropped."""
         self._expire()
         return not self._samples
 
     def _expire(self) -> int:
-        """A sample counts until all that may lie in it is older than the window."""
+        """Drops the samples that are wholly older than the window. Returns the current time."""
         now_ms = self._clock_ms()
         oldest_ms = now_ms - self._window.length_ms - self._window.size_ms
         while self._samples and self._samples[0].start_ms <= oldest_ms:
@@ -92,13 +94,13 @@ class RateQuota:
 
 @dataclass(slots=True)
 class Reservation:
-    """As a context manager it is settled at the end: with `used_bytes`, nothing when nobody set it."""
+    """Reserved bytes of one or more quotas. As a context manager, it settles itself at the end, with `used_bytes`."""
 
     used_bytes: int = 0
     held: list[tuple[RateQuota, _Sample, int]] = field(default_factory=list)
 
     def settle(self, used_bytes: int) -> None:
-        """What was really moved; at once, and once."""
+        """Replaces the reserved bytes by the bytes that were really transferred. Further calls have no effect."""
         held, self.held = self.held, []
         for quota, sample, reserved_bytes in held:
             quota._add(sample, used_bytes - reserved_bytes)
@@ -113,7 +115,7 @@ class Reservation:
 
 
 def reserve_all(quotas: Sequence[RateQuota], size_bytes: int) -> Reservation | None:
-    """Of all of them, or of none."""
+    """Reserves from all quotas; returns None and reserves nothing when one of them is used up."""
     if any(quota.throttle_ms() for quota in quotas):
         return None
     whole = Reservation()
@@ -125,9 +127,10 @@ def reserve_all(quotas: Sequence[RateQuota], size_bytes: int) -> Reservation | N
 
 
 class RemoteFetchQuotas:
-    """remote.log.manager.fetch.max.bytes.per.second of the whole process, and limits of our own per topic and client.
+    """The fetch quotas: remote.log.manager.fetch.max.bytes.per.second for the process, and limits per topic and client.
 
-    None: no limit. `per_topic` is by shell pattern, the first that matches counts, for each of its topics apart."""
+    None means no limit. `per_topic` has shell patterns and limits. The first pattern that matches a topic decides, and
+    each topic has its own quota."""
 
     def __init__(
         self,
@@ -146,12 +149,12 @@ class RemoteFetchQuotas:
         self._of_clients: OrderedDict[str, RateQuota] = OrderedDict()
         self._of_topics: dict[str, RateQuota] = {}
         self.throttled_count = 0
-        """Reads that were answered empty."""
+        """The number of reads that were answered empty."""
         self.throttled_ms = 0
-        """For how long they could not have been answered otherwise, all together."""
+        """The sum over these reads of the time until the quotas would have allowed the read."""
 
     def reserve(self, topic: str, client_id: str, size_bytes: int) -> Reservation | None:
-        """None when one of the quotas is used up."""
+        """Returns a reservation from all quotas that apply; None when one of them is used up."""
         quotas = [one for one in (self._whole, self._of_topic(topic), self._of_client(client_id)) if one is not None]
         reservation = reserve_all(quotas, size_bytes)
         if reservation is None:
@@ -175,7 +178,7 @@ class RemoteFetchQuotas:
         if known is None:
             known = self._of_clients[client_id] = RateQuota(self._per_client, self._window, self._clock_ms)
             while len(self._of_clients) > _CLIENTS_KEPT or next(iter(self._of_clients.values())).is_idle:
-                # Clients choose their ids: what is kept of them is bounded.
+                # Clients choose their ids, so the number of quotas must be bounded.
                 oldest, _ = next(iter(self._of_clients.items()))
                 if oldest == client_id:
                     break

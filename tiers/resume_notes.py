@@ -1,7 +1,7 @@
-"""A file of the segments that were found whole: a check that was interrupted goes on where it ended.
+"""Notes of the segments that a check found intact, in a file, so that an interrupted check is resumable.
 
-A line for each, JSON; one that a crash cut short counts for nothing. `depth` says how thoroughly it was looked at: what
-was found whole at some depth need not be looked at again at that depth or a lesser one.
+The file has one line of JSON per segment; a line that a crash cut short does not count. `depth` is the thoroughness of
+the check: a segment that was intact at some depth need not be checked again at that depth or a lower one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from tiers.open_tier import RemoteTierError
 
 
 def noted_segments(path: Path | None, depth: int = 0) -> set[str]:
-    """The uuids of those that were noted at `depth` or more. Raises `RemoteTierError` for a file of something else."""
+    """Returns the uuids of the segments that were noted at `depth` or more; an empty set without a file.
+
+    Raises `RemoteTierError` when the file holds something else.
+    """
     if path is None or not path.exists():
         return set()
     lines = path.read_text(errors="replace").splitlines()
@@ -27,12 +30,12 @@ def noted_segments(path: Path | None, depth: int = 0) -> set[str]:
             name = str(note["segment"])
             noted[name] = max(noted.get(name, 0), int(note.get("depth", 0)))
     if lines and not noted:
-        raise RemoteTierError(f"{path} was not written by this command")
+        raise RemoteTierError(f"{path} was not written by this command: name another file")
     return {name for name, noted_depth in noted.items() if noted_depth >= depth}
 
 
 def note_segment(notes: IO[str], segment_id: RemoteLogSegmentId, depth: int = 0) -> None:
-    # In front of it, so that a line that was cut short takes no other with it.
+    # The newline comes first, so that a line that was cut short does not damage the next one.
     line = {"partition": str(segment_id.topic_id_partition), "segment": str(segment_id.id), "depth": depth}
     notes.write(f"\n{json.dumps(line)}")
     notes.flush()

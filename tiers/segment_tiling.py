@@ -1,4 +1,4 @@
-"""How the segments of a partition lie beside each other: readable ones tile from the log start to the remote end."""
+"""Finds holes and overlaps in a partition's readable segments, which must tile from the log start to the remote end."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
 
 class OffsetRun(NamedTuple):
-    """Both inclusive."""
+    """A run of offsets; both bounds are inclusive."""
 
     first_offset: int
     last_offset: int
 
 
 class Overlap(NamedTuple):
-    """Offsets that two segments hold."""
+    """A run of offsets that two segments hold."""
 
     run: OffsetRun
     one: RemoteLogSegmentMetadata
@@ -27,7 +27,7 @@ class Overlap(NamedTuple):
 
 
 def holes(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> Iterator[OffsetRun]:
-    """Runs of offsets between the log start and the remote end that no readable segment and no recorded gap has."""
+    """Yields the runs of offsets from the log start to the remote end without a readable segment or recorded gap."""
     end, offset = metadata.remote_end_offset(partition), metadata.log_start_offset(partition)
     earliest = metadata.earliest_offset(partition)
     if end is None or offset is None or earliest is None:
@@ -44,10 +44,10 @@ def holes(metadata: RemoteLogMetadataReader, partition: TopicIdPartition) -> Ite
 
 
 def overlaps(readable: Iterable[StoredSegment], log_start: int) -> Iterator[Overlap]:
-    """Of the readable segments of one partition, by start offset, from `log_start` on; what was cut off overlaps
-    nothing.
+    """Yields the overlaps of one partition's readable segments from `log_start` on.
 
-    Each segment is held against the one before it that reaches furthest."""
+    `readable` must be in ascending order of start offsets. Each segment is compared with the earlier segment that
+    reaches furthest. Offsets that a clamp cut off do not count."""
     furthest: StoredSegment | None = None
     reach = -1
     for segment in _in_order(readable):
@@ -63,7 +63,7 @@ def overlaps(readable: Iterable[StoredSegment], log_start: int) -> Iterator[Over
 
 
 def _in_order(segments: Iterable[StoredSegment]) -> Iterator[StoredSegment]:
-    """Of those that begin together the shortest first."""
+    """Yields the segments in their order; of those with the same start offset, the shortest first."""
     together: list[StoredSegment] = []
     for segment in segments:
         if together and segment.start_offset != together[0].start_offset:

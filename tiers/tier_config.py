@@ -1,7 +1,7 @@
-"""`TierConfig`: the part of the one TOML file that says what the remote tier is; and how the file is read.
+"""`TierConfig`: the settings of the remote tier in the TOML file, and the functions that read the file.
 
-Every program over the tier reads the same file and adds sections of its own by a subclass. What is wrong with the file
-is said in one line per mistake.
+Every program that uses the tier reads the same file. Its own sections are in a subclass. An error message has one line
+per mistake in the file.
 """
 
 from __future__ import annotations
@@ -27,17 +27,20 @@ from tiers.upstream_config import UpstreamConfig, UpstreamSaslConfig, UpstreamTl
 
 
 class ConfigError(Exception):
-    """What to say to the user, a line per mistake."""
+    """The configuration is invalid. The message has one line per mistake."""
 
 
 class StateConfig(Section):
-    """What a proxy keeps on disk. It can be deleted while the proxy is stopped: all of it is rebuilt."""
+    """The proxy's files on disk. They can be deleted while the proxy is stopped, because the proxy rebuilds them."""
 
-    path: Path = Field(Path("tidegate-state"), description="A folder of this proxy alone; created when missing.")
+    path: Path = Field(
+        Path("tidegate-state"),
+        description="The folder of this proxy's files. No other proxy may use it. The proxy creates a missing folder.",
+    )
 
 
 class TierConfig(BaseModel):
-    """Kafka's `remote.*` keys stand at the top of the file, before the first section."""
+    """The settings of the remote tier. Kafka's `remote.*` keys are at the top of the file, before the first section."""
 
     model_config = {"frozen": True, "extra": "forbid", "hide_input_in_errors": True}
 
@@ -52,7 +55,7 @@ class TierConfig(BaseModel):
         "encryption": EncryptionConfig,
         "topics": TopicConfig,
     }
-    """By section; "" is the top of the file."""
+    """The models by section; "" is the top of the file."""
 
     upstream: UpstreamConfig
     state: StateConfig = Field(default_factory=StateConfig.defaults)
@@ -70,17 +73,17 @@ class TierConfig(BaseModel):
     @model_validator(mode="after")
     def _check_together(self) -> TierConfig:
         if self.topics and self.storage is None and self.remote_log.enabled:
-            raise ValueError("[[topics]] names topics to tier, but there is no [storage] to copy them to")
+            raise ValueError("[[topics]] names topics to tier, but there is no [storage] to copy them to: add it")
         return self
 
     @property
     def is_tiered(self) -> bool:
-        """Whether there is a remote tier to read and serve at all."""
+        """Whether there is a remote tier."""
         return self.storage is not None and self.remote_log.enabled
 
     @classmethod
     def keys_at_top(cls) -> list[str]:
-        """Fields that are neither a section nor one of Kafka's keys."""
+        """Returns the keys at the top of the file that are no keys of Kafka."""
         return [name for name in cls.model_fields if name not in cls.section_models and name != "remote_log"]
 
     @classmethod
@@ -91,7 +94,7 @@ class TierConfig(BaseModel):
 
     @classmethod
     def sections(cls) -> list[str]:
-        """Those that are not part of another."""
+        """Returns the sections that are not part of another section."""
         return [section for section in cls.section_models if section and "." not in section]
 
 
@@ -99,13 +102,13 @@ C = TypeVar("C", bound=TierConfig)
 
 
 def own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    """Without sections of their own."""
+    """Returns the fields of the model that are no sections."""
     inner = getattr(model, "subsections", ())
     return {name: field for name, field in model.model_fields.items() if name not in inner}
 
 
 def load_config_file(path: Path, model: type[C]) -> C:
-    """Raises `ConfigError`."""
+    """Reads and validates a file. Raises `ConfigError`."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -114,7 +117,7 @@ def load_config_file(path: Path, model: type[C]) -> C:
 
 
 def parse_config_text(text: str, model: type[C], name: str) -> C:
-    """Raises `ConfigError`."""
+    """Validates TOML text; `name` is for the messages. Raises `ConfigError`."""
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -129,7 +132,7 @@ def _explain(error: ValidationError, model: type[TierConfig]) -> Iterator[str]:
     details = error.errors(include_url=False, include_input=False, include_context=False)
     for detail in details:
         if detail["type"] == "too_short" and any(_is_within(other["loc"], detail["loc"]) for other in details):
-            continue  # what is missing was given and invalid: that is reported itself
+            continue  # an entry is invalid, which another line reports
         where = [str(part) for part in detail["loc"] if part != "remote_log"]
         section, key = _place(where, model)
         match detail["type"]:
@@ -160,7 +163,7 @@ def _quoted(section: str, key: str) -> str:
 
 
 def _hint(section: str, key: str, model: type[TierConfig]) -> str:
-    """A key may also be right, but in another section."""
+    """Returns a hint for an unknown key: the nearest known key, or the section to which the key belongs."""
     if nearest := difflib.get_close_matches(key, model.keys_of(section), 1, 0.6):
         return f"; did you mean {nearest[0]}?"
     for other in ("", *model.sections()):

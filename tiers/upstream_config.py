@@ -1,4 +1,4 @@
-"""The cluster behind the proxy, as the file names it, and a client of it."""
+"""The settings of the cluster behind the proxy, and a client made of them."""
 
 from __future__ import annotations
 
@@ -31,42 +31,51 @@ HostAndPort = Annotated[Address, BeforeValidator(_address)]
 
 
 class CertificateConfig(Section):
-    certificate: Path = Field(description="The certificate and its chain.")
-    key: Path | None = Field(None, description="The private key; by default it lies in the certificate's file.")
-    key_password: SecretStr | None = Field(None, alias="key.password", description="Of an encrypted key.")
+    certificate: Path = Field(description="The file with the certificate and its chain.")
+    key: Path | None = Field(None, description="The file with the private key; by default the certificate's file.")
+    key_password: SecretStr | None = Field(None, alias="key.password", description="The password of an encrypted key.")
 
 
 class UpstreamTlsConfig(Section):
-    """TLS to the brokers, for clients' connections and the proxy's own; without this section it is plain text. Files
-    are in PEM form, and are read again when they change. Where brokers ask for no SASL, every client has the rights of
-    the proxy's own certificate.
+    """TLS to the brokers, for the connections of clients and for the proxy's own. Without this section, connections to
+    the brokers are plain text. Files are in PEM format; the proxy reads them again when they change. If the brokers do
+    not require SASL, every client has the rights of the proxy's own certificate.
     """
 
-    ca: Path | None = Field(None, description="Who signs the brokers' certificates; by default whom the system trusts.")
+    ca: Path | None = Field(
+        None,
+        description=(
+            "The file with the authorities that sign the brokers' certificates; by default the system's authorities."
+        ),
+    )
     verify_host_name: bool = Field(
         True, alias="verify.host.name", description="Whether a broker's certificate must name the broker's address."
     )
-    certificate: Path | None = Field(None, description="The proxy's own certificate, for brokers that ask for one.")
-    key: Path | None = Field(None, description="Its private key; by default it lies in the certificate's file.")
-    key_password: SecretStr | None = Field(None, alias="key.password", description="Of an encrypted key.")
+    certificate: Path | None = Field(None, description="The proxy's own certificate, for brokers that require one.")
+    key: Path | None = Field(None, description="The file with its private key; by default the certificate's file.")
+    key_password: SecretStr | None = Field(None, alias="key.password", description="The password of an encrypted key.")
 
     @model_validator(mode="after")
     def _check_key(self) -> UpstreamTlsConfig:
         if self.key is not None and self.certificate is None:
-            raise ValueError("there is a key without a certificate")
+            raise ValueError("there is a key without a certificate: set certificate")
         return self
 
 
 class UpstreamSaslConfig(Section):
-    """Who the proxy itself is to the brokers, when it copies, trims and keeps metadata. Clients bring their own
-    credentials, which pass through.
+    """The proxy's own credentials, which it uses to copy, to trim and to write metadata. Clients have their own
+    credentials, which the proxy passes through.
     """
 
     mechanism: Mechanism = Field(description="`PLAIN`, `SCRAM-SHA-256`, `SCRAM-SHA-512` or `OAUTHBEARER`.")
-    username: str | None = Field(None, min_length=1, description="For all mechanisms but `OAUTHBEARER`.")
-    password: SecretStr | None = Field(None, description="For all mechanisms but `OAUTHBEARER`.")
+    username: str | None = Field(
+        None, min_length=1, description="The user name, for all mechanisms except `OAUTHBEARER`."
+    )
+    password: SecretStr | None = Field(None, description="The password, for all mechanisms except `OAUTHBEARER`.")
     token_file: Path | None = Field(
-        None, alias="token.file", description="For `OAUTHBEARER`: a file of one token, read for every authentication."
+        None,
+        alias="token.file",
+        description="For `OAUTHBEARER`: the file with the token. The proxy reads it for every authentication.",
     )
 
     @model_validator(mode="after")
@@ -79,7 +88,7 @@ class UpstreamSaslConfig(Section):
         return self
 
     def credentials(self) -> SaslCredentials:
-        """For the broker client alone: the password in the clear."""
+        """Returns the credentials with the password in plain text. Only for the broker client."""
         password = "" if self.password is None else self.password.get_secret_value()
         return SaslCredentials(self.mechanism, self.username or "", password, self.token_file)
 
@@ -90,10 +99,10 @@ class UpstreamConfig(Section):
     subsections = frozenset({"tls", "sasl"})
 
     bootstrap_servers: Annotated[tuple[HostAndPort, ...], BeforeValidator(_addresses)] = Field(
-        alias="bootstrap.servers", min_length=1, description="Brokers to start from, as Kafka's clients name them."
+        alias="bootstrap.servers", min_length=1, description="The first brokers to contact, as in a Kafka client."
     )
     metadata_max_age_ms: DurationMs = Field(
-        5_000, alias="metadata.max.age.ms", gt=0, description="How often the cluster's brokers and topics are read."
+        5_000, alias="metadata.max.age.ms", gt=0, description="How often the proxy reads the cluster's metadata."
     )
     request_timeout_ms: DurationMs = Field(
         30_000, alias="request.timeout.ms", gt=0, description="The deadline of the proxy's own requests to brokers."
@@ -103,7 +112,7 @@ class UpstreamConfig(Section):
 
 
 def broker_client(config: UpstreamConfig, client_id: str = "tidegate") -> BrokerClient:
-    """Raises `TlsError`."""
+    """Returns a client of the cluster, not yet open. Raises `TlsError`."""
     return BrokerClient(
         config.bootstrap_servers,
         client_id=client_id,
@@ -114,7 +123,7 @@ def broker_client(config: UpstreamConfig, client_id: str = "tidegate") -> Broker
 
 
 def upstream_tls(config: UpstreamConfig) -> TlsContext | None:
-    """None: plain text. Raises `TlsError`."""
+    """Returns the TLS context for connections to brokers; None for plain text. Raises `TlsError`."""
     tls = config.tls
     if tls is None:
         return None

@@ -1,7 +1,8 @@
-"""What every partition takes in the store, indexes, manifest and encryption included.
+"""Measures the size of every partition in the store, including indexes, manifest and encryption.
 
-By metadata it counts what is known: each segment's `.indexes` object is read (a GET per segment), for it says how long
-the stored log is. By listing it adds up the objects that the store lists (a LIST per thousand), known or not.
+`known_usage` counts the segments in the metadata. It reads the `.indexes` object of each segment (one GET per segment),
+because that object has the size of the stored log. `listed_usage` adds up all objects that the store lists (one LIST
+per thousand objects), including those that the metadata does not know.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tiers.storage.remote_storage_manager import RemoteStorageManager, StoredObj
 
 
 class StoredSizes(NamedTuple):
-    """Of a segment's two objects."""
+    """The sizes of a segment's two objects."""
 
     log_bytes: int
     index_bytes: int
@@ -37,9 +38,11 @@ class StoredSizes(NamedTuple):
 
 @dataclass(slots=True)
 class PartitionUsage:
-    """`overhead_bytes` is what encryption adds to the log, and a part of `log_bytes`; None: a listing cannot tell.
+    """The size of a partition in the store, or of a topic if `partition` is None.
 
-    `unreadable`: segments whose `.indexes` object is missing or damaged, and what is; each counts as its log alone."""
+    `overhead_bytes` is the part of `log_bytes` that encryption adds; None if the sizes come from a listing, which does
+    not show it. `unreadable` has a message for each segment whose `.indexes` object is missing or damaged. Such a
+    segment counts with the size of its log."""
 
     topic: str
     topic_id: str
@@ -67,7 +70,7 @@ class PartitionUsage:
 
 
 async def stored_sizes(storage: RemoteStorageManager, segment: RemoteLogSegmentMetadata) -> StoredSizes:
-    """One GET. Raises `RemoteStorageError`, `CorruptSegmentError`."""
+    """Returns the sizes of a segment's objects by one GET. Raises `RemoteStorageError`, `CorruptSegmentError`."""
     data = await persistently(lambda: storage.fetch_indexes(segment))
     stored = decode_indexes_object(data, segment).chunks()
     return StoredSizes(sum(chunk.stored_bytes for chunk in stored), len(data))
@@ -89,7 +92,7 @@ def topic_usage(found: Iterable[PartitionUsage]) -> list[PartitionUsage]:
 
 
 async def known_usage(tier: OpenTier, partitions: Sequence[TopicIdPartition], at_once: int) -> list[PartitionUsage]:
-    """Raises `RemoteStorageError` when the store cannot be asked."""
+    """Returns the usage of the partitions by their metadata. Raises `RemoteStorageError` when the store fails."""
     lines = {each: PartitionUsage(each.topic, str(each.topic_id), each.partition) for each in partitions}
 
     async def measure(segment: RemoteLogSegmentMetadata) -> None:
@@ -120,7 +123,10 @@ def _finished(tier: OpenTier, partitions: Sequence[TopicIdPartition]) -> Iterato
 
 
 async def listed_usage(tier: OpenTier, wanted: Set[TopicIdPartition] | None) -> list[PartitionUsage]:
-    """Of `wanted`, or of everything: without the objects of other clusters, and of what is not the tier's at all."""
+    """Returns the usage by a listing of the store, for `wanted` or, if that is None, for all partitions.
+
+    Objects of other clusters and objects that are not the tier's do not count.
+    """
     names = {each: each.topic for each in tier.metadata.partitions()}
     found: dict[TopicIdPartition, PartitionUsage] = {}
     with progress_bar("objects", None) as advance:

@@ -1,10 +1,11 @@
-"""`BrokerClient`: requests of our own to the cluster's brokers, by node id, each with a deadline.
+"""`BrokerClient` sends the proxy's own requests to the cluster's brokers, by node id, each with a deadline.
 
-* One connection per broker and *lane*. A broker answers one request of a connection at a time, so a long poll (Fetch
-  with a wait, JoinGroup) takes a lane of its own; everything short shares the default one.
-* Nothing is retried here but the choice of a broker when `node_id` is None: a caller knows whether its request may be
-  sent twice. `BrokerError.retriable` says whether the trouble may pass; error codes inside responses are the caller's.
-* Connecting backs off per address, full jitter, 50 ms to 1 s. There is no background task.
+* It has one connection per broker and *lane*. A broker answers one request of a connection at a time. So a long poll
+  (Fetch with a wait, JoinGroup) uses its own lane, and all short requests share the default lane.
+* It does not retry requests, because only the caller knows whether its request may be sent twice. If `node_id` is None,
+  it tries to connect to one broker after the other. `BrokerError.retriable` says whether a retry may help. The caller
+  handles the error codes inside responses.
+* Attempts to connect back off per address, with full jitter, from 50 ms to 1 s. There is no background task.
 """
 
 from __future__ import annotations
@@ -52,18 +53,20 @@ class Leader(NamedTuple):
 
 @dataclass(slots=True)
 class _Link:
-    """A connection that may come and go."""
+    """The slot of a connection, which may be closed and opened again, and its backoff."""
 
     lock: asyncio.Lock
     connection: BrokerConnection | None = None
     ssl_context: ssl.SSLContext | None = None
-    """That `connection` was made with."""
+    """The context with which `connection` was opened."""
     failures: int = 0
     not_before_ms: int = 0
 
 
 class BrokerClient:
-    """`bootstrap` is asked until Metadata named the brokers, and again when none of those can be reached."""
+    """The client. It asks the `bootstrap` addresses until Metadata has named the brokers.
+
+    It asks them again when it can reach none of those brokers."""
 
     def __init__(
         self,
@@ -77,7 +80,7 @@ class BrokerClient:
         jitter: Callable[[], float] = random.random,
     ) -> None:
         if not bootstrap:
-            raise ValueError("no bootstrap address")
+            raise ValueError("there is no bootstrap address")
         self._bootstrap = tuple(bootstrap)
         self._client_id = client_id
         self.tls = tls
@@ -94,11 +97,11 @@ class BrokerClient:
         self._is_closed = False
 
     async def open(self) -> None:
-        """Reads the cluster's metadata; `BrokerError` when no bootstrap address answers in time."""
+        """Reads the cluster's metadata. Raises `BrokerError` when no bootstrap address answers in time."""
         await self.metadata(0, self._request_timeout_ms)
 
     async def close(self) -> None:
-        """Ends every connection; safe to call twice. Requests under way fail."""
+        """Closes every connection. Requests in progress fail. Safe to call twice."""
         self._is_closed = True
         links, self._links = self._links, {}
         retired, self._retired = self._retired, []
@@ -108,15 +111,16 @@ class BrokerClient:
 
     @property
     def cached_metadata(self) -> ClusterMetadata | None:
-        """What was read last, of whatever age."""
+        """The metadata that was read last, however old; None before the first read."""
         return self._metadata
 
     async def metadata(
         self, max_age_ms: int = DEFAULT_METADATA_MAX_AGE_MS, timeout_ms: int | None = None
     ) -> ClusterMetadata:
-        """All topics of the cluster, read at most `max_age_ms` before this call; callers share one refresh.
+        """Returns the metadata of all topics, read at most `max_age_ms` before this call.
 
-        0: asked after this call, whatever was known."""
+        With 0, the request to the broker begins after this call. Concurrent callers share one refresh. Raises
+        `BrokerError`."""
         not_before_ms = self._clock_ms() - max_age_ms
         refreshes_before = self._refreshes_begun
 
@@ -141,8 +145,9 @@ class BrokerClient:
             raise BrokerError("the cluster's metadata was not read in time", retriable=True) from error
 
     async def metadata_naming(self, topic: str, timeout_ms: int | None = None) -> ClusterMetadata:
-        """Asked after this call, of a broker that names `topic` if there is one: a topic is made before every broker
-        has heard of it, and only when none has, there is no such topic."""
+        """Returns metadata, read after this call, from a broker that knows `topic`, if any broker does.
+
+        A new topic exists before all brokers know it. Only if no broker knows the topic, there is no such topic."""
         deadline = _Deadline(self._clock_ms, timeout_ms or self._request_timeout_ms)
         metadata = await self.metadata(0, deadline.remaining_ms())
         if topic in metadata.topics:
@@ -151,7 +156,7 @@ class BrokerClient:
         async def said_by(node_id: int) -> ClusterMetadata:
             try:
                 return await self._said_by(node_id, deadline.at_most(_OTHER_BROKER_MS))
-            except BrokerError:  # it may be down: then it says nothing
+            except BrokerError:  # a broker that is down does not show whether the topic exists
                 return metadata
 
         answers = await each_of(list(metadata.brokers), said_by, _BROKERS_AT_ONCE)
@@ -159,8 +164,10 @@ class BrokerClient:
         return next(naming, metadata)
 
     async def of_any_broker(self, ask: Callable[[int, int], Awaitable[T]], timeout_ms: int | None = None) -> T:
-        """What `ask`, given a node id and so many milliseconds, brings of the first broker that answers: one that died
-        a moment ago is named for a while. Raises the last one's `BrokerError`."""
+        """Calls `ask(node_id, timeout_ms)` for one broker after the other, and returns the first result.
+
+        The metadata names a broker for a while after it died, so a retriable error leads to the next broker. Raises the
+        last `BrokerError`, or the first that is not retriable."""
         deadline = _Deadline(self._clock_ms, timeout_ms or self._request_timeout_ms)
         nodes = sorted((await self.metadata(timeout_ms=deadline.remaining_ms())).brokers)
         for left in range(len(nodes), 0, -1):
@@ -169,7 +176,7 @@ class BrokerClient:
             except BrokerError as error:
                 if not error.retriable or left == 1:
                     raise
-        raise AssertionError("metadata names a broker")
+        raise AssertionError("metadata always names a broker")
 
     async def _said_by(self, node_id: int | None, timeout_ms: int) -> ClusterMetadata:
         asked_at_ms = self._clock_ms()
@@ -182,20 +189,22 @@ class BrokerClient:
         if not metadata.brokers:
             raise BrokerError("the cluster names no broker yet", retriable=True)
         if self._metadata is not None and metadata.cluster_id != self._metadata.cluster_id:
-            # Nothing that we know of one cluster may be judged by another: its topics would all seem deleted.
-            raise BrokerError(f"cluster {metadata.cluster_id} answers in place of {self._metadata.cluster_id}")
+            # The metadata of another cluster must not replace this one's: all topics would look deleted.
+            raise BrokerError(
+                f"cluster {metadata.cluster_id} answers instead of {self._metadata.cluster_id}: check bootstrap.servers"
+            )
         self._forget_others({(broker.host, broker.port) for broker in metadata.brokers.values()})
         return metadata if self._metadata is None else metadata.not_older_than(self._metadata)
 
     def _forget_others(self, known: set[Address]) -> None:
-        """Ends connections to where no broker is any more."""
+        """Closes the connections to addresses that no broker has any more."""
         known.update(self._bootstrap)
         for key in [key for key in self._links if key[0] not in known]:
             link = self._links[key]
             if not link.lock.locked():
                 del self._links[key]
                 if link.connection is not None:
-                    link.connection.abort("no broker there any more")
+                    link.connection.abort("no broker has this address any more")
 
     async def leader_of(
         self,
@@ -203,16 +212,17 @@ class BrokerClient:
         timeout_ms: int | None = None,
         max_age_ms: int = DEFAULT_METADATA_MAX_AGE_MS,
     ) -> Leader:
-        """`BrokerError` with UNKNOWN_TOPIC_ID when no topic has this id, with LEADER_NOT_AVAILABLE while none leads.
+        """Returns the leader of a partition, found by the topic id.
 
-        That there is no such partition, only metadata that is asked for after this call says: what was read before may
-        be older than the partition."""
+        Raises `BrokerError` with UNKNOWN_TOPIC_ID when there is no such partition, and with LEADER_NOT_AVAILABLE while
+        it has no leader. Older metadata may lack a new partition. So it reports UNKNOWN_TOPIC_ID only by metadata that
+        was read after this call."""
         deadline = _Deadline(self._clock_ms, timeout_ms or self._request_timeout_ms)
         found = (await self.metadata(max_age_ms, deadline.remaining_ms())).partition(partition)
         if found is None and max_age_ms > 0:
             found = (await self.metadata(0, deadline.remaining_ms())).partition(partition)
         if found is None:
-            raise BrokerError(f"no partition {partition} with its topic id", ErrorCode.UNKNOWN_TOPIC_ID)
+            raise BrokerError(f"there is no partition {partition} with its topic id", ErrorCode.UNKNOWN_TOPIC_ID)
         if found.leader_id < 0:
             raise BrokerError(f"{partition} has no leader", ErrorCode.LEADER_NOT_AVAILABLE, retriable=True)
         return Leader(found.leader_id, found.leader_epoch)
@@ -227,10 +237,11 @@ class BrokerClient:
         max_version: int | None = None,
         lane: str = DEFAULT_LANE,
     ) -> Any:
-        """Sends kafka-python's request object, returns its response object.
+        """Sends kafka-python's request object and returns its response object.
 
-        `node_id` None: any broker. The version is the highest that the broker, kafka-python and `max_version` know; if
-        that is below `min_version`, `BrokerError` with UNSUPPORTED_VERSION. The request must expect a response."""
+        If `node_id` is None, it asks any broker. It uses the highest version that the broker and kafka-python support,
+        up to `max_version`. Raises `BrokerError`, with UNSUPPORTED_VERSION when that version is below `min_version`.
+        The request must be one that gets a response."""
         body, version = await self.request_raw(
             node_id, message, timeout_ms, min_version=min_version, max_version=max_version, lane=lane
         )
@@ -238,7 +249,7 @@ class BrokerClient:
         response_class = ResponseClassRegistry.get_response_class(message.header)
         try:
             return response_class.decode(body, version=version)
-        except Exception as error:  # the decoder raises whatever the bytes lead it to
+        except Exception as error:  # for malformed bytes the decoder raises exceptions of many types
             raise BrokerError(f"a response to {message.name} v{version} cannot be read: {error!r}") from error
 
     async def request_raw(
@@ -251,14 +262,14 @@ class BrokerClient:
         max_version: int | None = None,
         lane: str = DEFAULT_LANE,
     ) -> tuple[memoryview, int]:
-        """As `request`, but returns the response's body after its header, not decoded, and the version."""
+        """Does the same as `request`, but returns the undecoded body of the response and the version."""
         deadline = _Deadline(self._clock_ms, timeout_ms or self._request_timeout_ms)
         connection = await self._connection(node_id, lane, deadline)
         version = self._version(connection, message, min_version, max_version)
         try:
             return await connection.request(message, version, deadline.remaining_ms()), version
         except ProtocolError as error:
-            connection.abort("sent bytes that are no Kafka response")
+            connection.abort("the broker sent bytes that are no Kafka response")
             raise BrokerError(f"{connection.address} sent bytes that are no Kafka response: {error}") from error
 
     @staticmethod
@@ -269,7 +280,7 @@ class BrokerClient:
             highest = min(highest, max_version)
         if highest < max(lowest, min_version):
             raise BrokerError(
-                f"{connection.address} knows no version of {message.name} that we can use",
+                f"{connection.address} supports no version of {message.name} that the proxy can use",
                 ErrorCode.UNSUPPORTED_VERSION,
             )
         return highest
@@ -287,7 +298,10 @@ class BrokerClient:
         raise AssertionError("there is always a bootstrap address")
 
     def _candidates(self, lane: str) -> list[Address]:
-        """Every known address, those that failed last; else at random, so that no stale broker is asked for ever."""
+        """Returns every known address, those with fewer failures in a row first, else in random order.
+
+        The random order keeps the client from asking the same broker with stale metadata every time.
+        """
         known = () if self._metadata is None else [(b.host, b.port) for b in self._metadata.brokers.values()]
         addresses = dict.fromkeys([*known, *self._bootstrap])
 
@@ -323,7 +337,10 @@ class BrokerClient:
             raise BrokerError(f"no connection to {address[0]}:{address[1]} in time", retriable=True) from error
 
     def _usable(self, link: _Link) -> BrokerConnection | None:
-        """Not one of before the certificates changed: brokers would know us by the old one for as long as it lasts."""
+        """Returns the open connection; None when there is none or the certificates have changed since.
+
+        A connection would keep the old certificate for as long as it lasts, so it is retired.
+        """
         connection = link.connection
         if connection is None or connection.is_closed:
             return None
@@ -369,5 +386,5 @@ class _Deadline:
         return min(timeout_ms, self.remaining_ms())
 
     def share(self, parts: int) -> _Deadline:
-        """A deadline that leaves the other parts their time."""
+        """Returns a deadline after an equal share of the remaining time."""
         return _Deadline(self._clock_ms, max(1, self.remaining_ms() // parts))

@@ -1,4 +1,4 @@
-"""`ClusterMetadata`: one answer to Metadata, as frozen values. Errors of topics and partitions stay codes here."""
+"""`ClusterMetadata`: one response to Metadata as frozen values. It keeps the error codes of topics and partitions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Broker:
 
 @dataclass(frozen=True, slots=True)
 class PartitionMetadata:
-    """`leader_id` is -1 while there is none; `leader_epoch` is -1 when the broker does not tell (Metadata below v7)."""
+    """One partition. `leader_id` is -1 while it has no leader; `leader_epoch` is -1 in Metadata below v7."""
 
     index: int
     leader_id: int
@@ -41,7 +41,7 @@ class TopicMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMetadata:
-    """What the cluster said at `fetched_at_ms` (the client's monotonic clock, when the request left)."""
+    """The cluster's metadata. `fetched_at_ms` is the time of the request, by the client's monotonic clock."""
 
     cluster_id: str
     controller_id: int
@@ -51,19 +51,21 @@ class ClusterMetadata:
     topics_by_id: Mapping[UUID, TopicMetadata] = field(default_factory=dict)
 
     def partition(self, partition: TopicIdPartition) -> PartitionMetadata | None:
-        """By topic id: a topic that was recreated under the same name is another one."""
+        """Returns a partition by its topic id: a topic that was recreated under the same name is another topic."""
         topic = self.topics_by_id.get(partition.topic_id)
         return None if topic is None else topic.partitions.get(partition.partition)
 
     def not_older_than(self, known: ClusterMetadata) -> ClusterMetadata:
-        """This, but no partition goes back to an earlier leader epoch, and no topic loses one, which none ever does:
-        a broker may lag behind the one asked before."""
+        """Returns this metadata, but with the partitions of `known` that are newer or missing here.
+
+        A broker may lag behind the one that was asked before. So no partition goes back to an earlier leader epoch, and
+        no topic loses a partition, because topics never do."""
         topics = {name: _merged(topic, known.topics_by_id.get(topic.topic_id)) for name, topic in self.topics.items()}
         return replace(self, topics=topics, topics_by_id=_by_id(topics))
 
 
 _NO_ID = UUID(int=0)
-"""Of a topic that the broker does not know, which kafka-python says to have none."""
+"""The id of a topic that the broker does not know. kafka-python decodes it as None."""
 
 
 def _merged(topic: TopicMetadata, known: TopicMetadata | None) -> TopicMetadata:
@@ -82,7 +84,7 @@ def _by_id(topics: Mapping[str, TopicMetadata]) -> dict[UUID, TopicMetadata]:
 
 
 def from_response(response: Any, fetched_at_ms: int) -> ClusterMetadata:
-    """From kafka-python's MetadataResponse, version 10 or later (topic ids)."""
+    """Builds the metadata from kafka-python's MetadataResponse of version 10 or later, which has topic ids."""
     topics = {
         topic.name: TopicMetadata(
             name=topic.name,

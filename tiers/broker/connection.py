@@ -1,11 +1,12 @@
-"""`BrokerConnection`: one connection to a broker, requests pipelined, responses matched in order.
+"""`BrokerConnection`: one connection to a broker, which pipelines requests and matches responses in order.
 
-* A broker answers in request order (semantics 1.4): a response whose correlation id is not the oldest request's ends
-  the connection.
-* A lost connection fails everything under way with a retriable `BrokerError`; it is never opened again, a new one is.
-* An abandoned request (deadline, cancellation) keeps its place in the order; its response is dropped.
-* A session that ends is authenticated again before the next request (KIP-368): the broker looks at its end only when a
-  request comes, so an idle connection needs no timer.
+* A broker answers in request order (docs/semantics.md 1.4). If the correlation id of a response is not that of the
+  oldest request, the connection ends.
+* When a connection is lost, all its requests fail with a retriable `BrokerError`. The object is never reopened; the
+  client creates a new one.
+* A request that its caller abandoned (deadline, cancellation) keeps its place in the order; its response is dropped.
+* Before the end of a SASL session, the connection authenticates again, before its next request (KIP-368). A broker
+  checks the end of a session only when it receives a request, so an idle connection needs no timer.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ MAX_RESPONSE_BYTES = 128 * 1024 * 1024
 _API_VERSIONS_KEY = 18
 _SASL_AUTHENTICATE_KEY = 36
 _SESSION_USED_PERCENT = 85
-"""Of a session's lifetime: what is left is for the clocks and for the requests before."""
+"""The usable part of a session's lifetime. The rest allows for differing clocks and for the requests in progress."""
 _TLS_ALERT = 0x1503
-"""How a TLS listener's answer to plain text begins."""
+"""The first two bytes of a TLS listener's answer to plain text."""
 
 
 class _Pending(NamedTuple):
@@ -57,7 +58,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._filled = 0
         self._credentials = credentials
         self._refused: str | None = None
-        """Why the broker and we do not agree on TLS."""
+        """The reason why the TLS settings do not match the broker's; None when there is no such reason."""
         self._is_retired = False
         self._authentication = asyncio.Lock()
         self._authenticate_at_ms: int | None = None
@@ -74,7 +75,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
         ssl_context: ssl.SSLContext | None = None,
         credentials: SaslCredentials | None = None,
     ) -> BrokerConnection:
-        """Opens, negotiates, authenticates; `BrokerError` when it fails or takes too long; retriable unless refused."""
+        """Opens a connection, negotiates the API versions and authenticates.
+
+        Raises `BrokerError` when this fails or passes the deadline, and `BrokerRefusedError` when TLS or SASL fails.
+        """
         address = f"{host}:{port}"
         connection: BrokerConnection | None = None
         is_usable = False
@@ -91,7 +95,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         except OSError as error:
             if isinstance(error, ssl.SSLError):
                 raise BrokerRefusedError(f"{address}: {explain(error)}: {setting_to_change(error)}") from error
-            # A broker without TLS closes like one that goes away.
+            # A broker without TLS closes the connection, just as a broker that shuts down does.
             is_unsure = ssl_context is not None and isinstance(error, ConnectionResetError | ConnectionAbortedError)
             said = explain(error)
             if is_unsure:
@@ -107,10 +111,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
         return self._closed.done()
 
     async def request(self, message: Any, version: int, timeout_ms: int) -> memoryview:
-        """Sends kafka-python's `message` as `version`; returns the response's body, its header taken off.
+        """Sends kafka-python's `message` in that version and returns the response's body, without its header.
 
-        The body is the caller's. After `timeout_ms` a retriable `BrokerError`; a peer that was silent all that time
-        is taken for dead and the connection ends."""
+        The caller owns the body. After `timeout_ms` it raises a retriable `BrokerError`. If the broker sent nothing
+        during that time, it counts as dead, and the connection ends."""
         began_at_ms = self._clock_ms()
         if self._authentication.locked() or self._is_session_over():
             try:
@@ -125,7 +129,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         return self._authenticate_at_ms is not None and self._clock_ms() >= self._authenticate_at_ms
 
     async def _authenticate(self, timeout_ms: int) -> None:
-        """A connection that is left in the middle of it is of no use."""
+        """Authenticates, if there are credentials. If that fails or is cancelled, the connection ends."""
         if self._credentials is None:
             return
         began_at_ms = self._clock_ms()
@@ -175,32 +179,32 @@ class BrokerConnection(asyncio.BufferedProtocol):
             body = await self._send(message, version, timeout_ms)
             try:
                 response = ApiVersionsResponse.decode(body, version=version)
-            except Exception as error:  # the decoder raises whatever the bytes lead it to
+            except Exception as error:  # for malformed bytes the decoder raises exceptions of many types
                 raise BrokerError(f"{self.address}: a response to ApiVersions cannot be read: {error!r}") from error
             ranges = {api.api_key: (api.min_version, api.max_version) for api in response.api_keys}
             if response.error_code == ErrorCode.NONE:
                 self.api_versions = ranges
                 return
             if response.error_code != ErrorCode.UNSUPPORTED_VERSION or version == 0:
-                raise BrokerError(f"{self.address} refuses ApiVersions", response.error_code)
+                raise BrokerError(f"{self.address} refused the ApiVersions request", response.error_code)
             known = ranges.get(_API_VERSIONS_KEY, (0, 0))[1]
             version = known if known < version else 0
 
     def abort(self, reason: str) -> None:
-        """Ends the connection now; everything under way fails. Safe to call twice."""
+        """Ends the connection now. Requests in progress fail. Safe to call twice."""
         if self._transport is not None:
             self._transport.abort()
         self._fail(reason)
 
     def retire(self) -> None:
-        """Ends the connection when what is under way is answered; nothing more may be asked. Safe to call twice."""
+        """Ends the connection after the requests in progress. The caller must send no more. Safe to call twice."""
         self._is_retired = True
         if not self._pending:
             self.abort("another connection took its place")
 
     async def close(self) -> None:
-        """Ends the connection and waits until the transport is gone."""
-        self.abort("closed by us")
+        """Ends the connection and waits until its transport is closed."""
+        self.abort("the client closed the connection")
         if self._transport is not None:
             await asyncio.shield(self._closed)
 
@@ -245,7 +249,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if isinstance(exc, ssl.SSLError):
-            # By TLS 1.3 a broker looks at our certificate when the handshake is over for us.
+            # In TLS 1.3 the broker checks the client's certificate after the client has finished the handshake.
             self._refused = f"{explain(exc)}: {setting_to_change(exc)}"
         self._fail("closed by the broker" if exc is None else str(exc))
         if not self._closed.done():

@@ -1,4 +1,7 @@
-"""Fetch by topic id, sessionless, on `BrokerClient`: partitions with their record batches undecoded (semantics 13)."""
+"""Fetches partitions by topic id on a `BrokerClient`, without a session and without decoding batches.
+
+See docs/semantics.md 13.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ _SESSIONLESS_EPOCH = -1
 
 @dataclass(frozen=True, slots=True)
 class FetchPosition:
-    """`leader_epoch` -1 asks no leader epoch check, `last_fetched_epoch` -1 none for divergence."""
+    """The position from which to fetch a partition.
+
+    With a `leader_epoch` of -1, the broker does not check the leader epoch. With a `last_fetched_epoch` of -1, it does
+    not check for divergence."""
 
     topic_id: UUID
     partition: int
@@ -36,10 +42,10 @@ class FetchPosition:
 
 @dataclass(frozen=True, slots=True)
 class FetchedPartition:
-    """One partition of the answer. `records` is a view into the response, and may end in a part of a batch.
+    """One partition of the answer. `records` is a view of the response; its last batch may be incomplete.
 
-    `diverging` is the offset at which the log's history leaves that of the position's last fetched epoch (semantics
-    6.3). The answer then has neither an error nor records."""
+    `diverging` is the offset at which the log's history leaves that of the position's last fetched epoch
+    (docs/semantics.md 6.3). The answer then has neither an error nor records."""
 
     topic_id: UUID
     partition: int
@@ -64,9 +70,11 @@ async def fetch_raw(
     timeout_ms: int | None = None,
     lane: str = DEFAULT_LANE,
 ) -> list[FetchedPartition]:
-    """A throttled broker answers without partitions: the list may be shorter than `positions`.
+    """Fetches the positions from one broker.
 
-    A wait blocks what follows on its lane: give it one of its own. `BrokerError` for an error of the whole response."""
+    A broker that throttles answers without partitions, so the list may be shorter than `positions`. A request with
+    `max_wait_ms` blocks the requests after it on its lane, so it needs its own lane. Raises `BrokerError` for an error
+    of the whole response."""
     message = FetchRequest(
         max_wait_ms=max_wait_ms,
         min_bytes=min_bytes,
@@ -87,7 +95,7 @@ async def fetch_raw(
     except ProtocolError as error:
         raise BrokerError(f"a Fetch response cannot be read: {error}") from error
     if response.error_code != ErrorCode.NONE:
-        raise BrokerError("the broker refused a Fetch", response.error_code, retriable=True)
+        raise BrokerError("the broker refused a Fetch request", response.error_code, retriable=True)
     return fetched
 
 

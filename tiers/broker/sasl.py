@@ -1,6 +1,6 @@
-"""SASL of our own connections to brokers: SaslHandshake v1, then SaslAuthenticate until it is done (semantics 1.4).
+"""SASL for the proxy's own connections to brokers: SaslHandshake v1, then SaslAuthenticate (docs/semantics.md 1.4).
 
-The computation of SCRAM is kafka-python's. No exception of this file carries a secret, nor what the broker was sent.
+kafka-python computes SCRAM. No exception of this module contains a secret or a message that the broker was sent.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from tiers.errors import BrokerRefusedError
 Mechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 
 MIN_SCRAM_ITERATIONS: Final = 4096
-"""As Kafka's own clients: a server that asks for less is after the password."""
+"""The minimum of Kafka's own clients. A server that asks for fewer iterations could guess the password."""
 _ITERATIONS = re.compile(rb"(?:^|,)i=(\d{1,9})(?:,|$)")
 
 Ask = Callable[[Any, int], Awaitable[memoryview]]
-"""Sends a request of kafka-python in this version; returns the response's body."""
+"""Sends a request of kafka-python in the given version and returns the response's body."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaslCredentials:
-    """`token_file` is read again for every authentication, and holds nothing but the token."""
+    """The credentials. `token_file` holds only the token, and is read again for every authentication."""
 
     mechanism: Mechanism
     username: str = ""
@@ -45,9 +45,9 @@ class SaslCredentials:
 
 
 async def authenticate(credentials: SaslCredentials, ask: Ask, versions: tuple[int, int]) -> int:
-    """Returns how long the session lasts in ms, 0 for ever (KIP-368). `versions` are the broker's of SaslAuthenticate.
+    """Authenticates, and returns the lifetime of the session in ms; 0 means that it does not expire (KIP-368).
 
-    Raises `BrokerRefusedError`, and what `ask` raises."""
+    `versions` are the broker's versions of SaslAuthenticate. Raises `BrokerRefusedError` and the errors of `ask`."""
     mechanism = credentials.mechanism
     body = await ask(SaslHandshakeRequest(mechanism=mechanism), 1)
     handshake = SaslHandshakeResponse.decode(body, version=1)
@@ -62,7 +62,7 @@ async def authenticate(credentials: SaslCredentials, ask: Ask, versions: tuple[i
             body = await ask(SaslAuthenticateRequest(auth_bytes=token), version)
             response = SaslAuthenticateResponse.decode(body, version=version)
             if response.error_code:
-                reason = response.error_message or "the broker says no more"
+                reason = response.error_message or "the broker gives no reason"
                 setting = "token.file" if mechanism == "OAUTHBEARER" else "username and password"
                 raise _failed(response.error_code, f"{reason}: see {setting}")
             challenge = bytes(response.auth_bytes or b"")
@@ -74,22 +74,22 @@ async def authenticate(credentials: SaslCredentials, ask: Ask, versions: tuple[i
 
 
 async def _tokens(credentials: SaslCredentials) -> AsyncGenerator[bytes, bytes]:
-    """What the client says; is sent what the server says. Ends when the server has proven enough."""
+    """Yields the client's messages and receives the server's. Ends when the authentication is complete."""
     match credentials.mechanism:
         case "PLAIN":
             yield f"\0{credentials.username}\0{credentials.password}".encode()
         case "OAUTHBEARER":
             error = yield f"n,,\x01auth=Bearer {_read_token(credentials.token_file)}\x01\x01".encode()
             if error:
-                yield b"\x01"  # the failure itself comes only after this (RFC 7628)
+                yield b"\x01"  # only after this message does the server report the failure (RFC 7628)
         case mechanism:
             name = credentials.username.replace("=", "=3D").replace(",", "=2C")
             scram = ScramClient(name, credentials.password, mechanism)
             first = yield scram.first_message()
             iterations = _ITERATIONS.search(first)
             if iterations is None or int(iterations[1]) < MIN_SCRAM_ITERATIONS:
-                raise _failed(0, "the broker asks for too few iterations of SCRAM")
-            # Many iterations take their time.
+                raise _failed(0, "the broker asks for too few iterations of SCRAM: configure more on the broker")
+            # Many iterations take long, so they run in a thread.
             await asyncio.to_thread(_checked, scram.process_server_first_message, first)
             final = yield scram.final_message()
             _checked(scram.process_server_final_message, final)
@@ -99,7 +99,7 @@ def _checked(step: Callable[[bytes], None], message: bytes) -> None:
     try:
         step(message)
     except (ValueError, KeyError):
-        raise _failed(0, "the broker's part of SCRAM is wrong: it does not know the password: see password") from None
+        raise _failed(0, "the broker's SCRAM message is invalid: it does not know the password: see password") from None
 
 
 def _read_token(file: Path | None) -> str:

@@ -1,13 +1,13 @@
-"""Where the share groups (KIP-932) of the cluster stand: a trim past the start of one would take records from it.
+"""Reads the start offsets of all share groups (KIP-932), because a trim beyond one would take records from its group.
 
-A group is asked where it is coordinated: that is the broker which lists it. Brokers without share groups list none.
-What they list is all only if no group moved from one to another meanwhile.
-Groups that we may not describe are not listed to us (DESCRIBE on groups is needed).
+The coordinator of a group is the broker that lists it, so the reader asks every broker. Brokers without share groups
+list none. The lists are complete only if no group moves from one broker to another meanwhile. A broker does not list
+groups that the proxy's user may not describe, so the user needs DESCRIBE on groups.
 
-A group that has members and no start offset yet acquires records that no start offset tells of: the broker writes one
-down with the first that is acknowledged or released. Until then its partitions stay as they are. Without members it
-holds nothing: it begins again at what its share.auto.offset.reset finds then, in the local tier. A start offset is
-written down as it was before the records that are just acknowledged, so it is one behind: never too high.
+A group with members may hold records before it has a start offset: the broker stores a start offset only when the first
+record is acknowledged or released. Until then the partitions of the group must not be trimmed. A group without members
+holds no records; it starts at the offset that its share.auto.offset.reset finds later, in the local tier. The stored
+start offset is that from before the latest acknowledgement, so it may lag behind but is never too high.
 """
 
 from __future__ import annotations
@@ -38,15 +38,17 @@ _Starts = Mapping[tuple[UUID, int], "int | BrokerError"]
 
 
 class DescribeShareGroupOffsetsRequest(ApiMessage, load_json=_OUR_SCHEMAS):  # type: ignore[call-arg,misc]  # untyped
-    """KIP-932."""
+    """The request of KIP-932 that asks for the start offsets of share groups."""
 
 
 class DescribeShareGroupOffsetsResponse(ApiMessage, load_json=_OUR_SCHEMAS):  # type: ignore[call-arg,misc]  # untyped
-    """KIP-932."""
+    """The response of KIP-932 with the start offsets of share groups."""
 
 
 class ClusterShareGroups:
-    """The cluster is asked once for all who wait: for every caller after it came, as a group may just have begun."""
+    """The start offsets of all share groups in the cluster.
+
+    Concurrent callers share one round of requests, which begins after each of their calls: a group may be new."""
 
     def __init__(self, client: BrokerClient) -> None:
         self._client = client
@@ -56,9 +58,9 @@ class ClusterShareGroups:
         self._starts: _Starts = {}
 
     async def lowest_start(self, partition: TopicIdPartition, timeout_ms: int) -> int | None:
-        """The lowest share-partition start offset of any group, None when no group has one.
+        """Returns the lowest start offset of any group in the partition; None when no group has one.
 
-        `BrokerError` when a broker or group does not tell: then nothing is known, and nothing may be trimmed."""
+        Raises `BrokerError` when a broker or a group does not report its offsets. The caller must not trim then."""
         rounds_before = self._rounds_begun
         try:
             async with asyncio.timeout(timeout_ms / 1000), self._lock:
@@ -81,22 +83,25 @@ class ClusterShareGroups:
             if states:
                 await self._add_starts(starts, node_id, states, timeout_ms)
         if _led(await self._coordinators(timeout_ms)) != _led(metadata):
-            raise BrokerError("share groups that moved while they were asked for may have been missed", retriable=True)
+            raise BrokerError(
+                "share groups may have been missed, because their coordinators changed during the read", retriable=True
+            )
         return starts
 
     async def _coordinators(self, timeout_ms: int) -> ClusterMetadata:
-        """The brokers, and who leads which groups, asked now: of a broker that came back a moment ago, older metadata
-        knows nothing."""
+        """Returns the brokers and the leaders of the groups' partitions, read now.
+
+        Older metadata may lack a broker that came back a moment ago."""
         topic = MetadataRequest.MetadataRequestTopic(topic_id=_NO_ID, name=_GROUPS_TOPIC)
         message = MetadataRequest(topics=[topic], allow_auto_topic_creation=False)
         response = await self._client.request(None, message, timeout_ms, min_version=METADATA_WITH_TOPIC_IDS)
         metadata = from_response(response, 0)
         if any(leader_id < 0 for leader_id, _ in _led(metadata).values()):
-            raise BrokerError("share groups without a coordinator are not listed", retriable=True)
+            raise BrokerError("share groups are without a coordinator, so no broker lists them", retriable=True)
         return metadata
 
     async def _states(self, node_id: int, timeout_ms: int) -> dict[str, str]:
-        """Of the groups that this broker coordinates."""
+        """Returns the states of the groups that this broker coordinates, by group id."""
         message = ListGroupsRequest(states_filter=[], types_filter=["share"])
         try:
             response = await self._client.request(node_id, message, timeout_ms, min_version=_GROUP_TYPES_SINCE)
@@ -105,7 +110,7 @@ class ClusterShareGroups:
                 return {}
             raise
         if response.error_code != ErrorCode.NONE:
-            raise BrokerError("share groups could not be listed", response.error_code, retriable=True)
+            raise BrokerError("the share groups could not be listed", response.error_code, retriable=True)
         return {group.group_id: group.group_state for group in response.groups}
 
     async def _add_starts(
@@ -124,12 +129,14 @@ class ClusterShareGroups:
             if group.error_code == _GROUP_ID_NOT_FOUND:
                 continue
             if group.error_code != ErrorCode.NONE:
-                raise BrokerError(f"share group {group.group_id} tells no offsets", group.error_code, retriable=True)
+                raise BrokerError(
+                    f"share group {group.group_id} does not report its offsets", group.error_code, retriable=True
+                )
             _add_group(starts, group.group_id, group.topics, has_members=states.get(group.group_id) != _EMPTY)
 
 
 def _led(metadata: ClusterMetadata) -> dict[int, tuple[int, int]]:
-    """The leader and its epoch, by the number of a partition that has groups."""
+    """Returns the leader and its epoch for each partition of the topic that holds the groups."""
     groups = metadata.topics.get(_GROUPS_TOPIC)
     partitions = {} if groups is None else groups.partitions
     return {number: (one.leader_id, one.leader_epoch) for number, one in partitions.items()}
@@ -143,7 +150,9 @@ def _add_group(
             key = topic.topic_id, answer.partition_index
             known = starts.get(key)
             if answer.error_code != ErrorCode.NONE:
-                starts[key] = BrokerError(f"share group {group_id} does not tell where it is", answer.error_code)
+                starts[key] = BrokerError(
+                    f"share group {group_id} does not report its offset in a partition", answer.error_code
+                )
             elif not isinstance(known, BrokerError) and (answer.start_offset >= 0 or has_members):
                 start = max(answer.start_offset, 0)
                 starts[key] = start if known is None else min(known, start)

@@ -1,8 +1,8 @@
-"""`TlsContext`: certificates from files, read again when the files change.
+"""`TlsContext`: an SSL context made of certificate files, which are read again when they change.
 
-* Every connection takes the context of its moment. One that is open for a client keeps its own; the proxy's own
-  connections are made anew when it changes (`BrokerClient`).
-* A change that cannot be used is said once and changes nothing: what was loaded last goes on.
+* Every new connection uses the current context. Open connections of clients keep theirs. The proxy's own connections
+  are opened again when the context changes (`BrokerClient`).
+* If changed files are unusable, an error is logged once, and the last usable context stays.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Stamp = tuple[int, int, int] | None
 
 
 class TlsError(Exception):
-    """Certificates or keys that cannot be used; the message is one line and says which."""
+    """Certificates or keys are unusable. The message is one line and names the file."""
 
 
 def monotonic_ms() -> int:
@@ -31,7 +31,9 @@ def monotonic_ms() -> int:
 
 
 class TlsContext:
-    """`build` reads `files` and raises `TlsError`; so does the constructor. `name` is for the log."""
+    """An SSL context. `build` makes it from `files`, and raises `TlsError`; so does the constructor.
+
+    `name` is for the log."""
 
     def __init__(
         self,
@@ -49,14 +51,14 @@ class TlsContext:
         self._context = build()
 
     def current(self) -> ssl.SSLContext:
-        """Looks at the files at most every second."""
+        """Returns the current context. Checks the files for changes at most once a second."""
         if self._clock_ms() - self._checked_at_ms >= CHECK_INTERVAL_MS:
             self._checked_at_ms = self._clock_ms()
             self._refresh()
         return self._context
 
     def _refresh(self) -> None:
-        # Read before the files: what changes in between is seen again the next time.
+        # The stamps are read before the files. So a change between the two reads is noticed the next time.
         stamps = self._read_stamps()
         if stamps == self._stamps:
             return
@@ -83,7 +85,10 @@ def _stamp(file: Path) -> _Stamp:
 def client_context(
     ca: Path | None, certificate: Path | None, key: Path | None, key_password: str | None, *, verifies_host_name: bool
 ) -> ssl.SSLContext:
-    """For connections to brokers; without `ca` the system's authorities are trusted. Raises `TlsError`."""
+    """Returns a context for connections to brokers. Without `ca` it trusts the system's authorities.
+
+    Raises `TlsError`.
+    """
     context = ssl.create_default_context()
     if ca is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -96,7 +101,7 @@ def client_context(
 
 
 def load_authorities(context: ssl.SSLContext, ca: Path) -> None:
-    """Raises `TlsError`."""
+    """Loads the trusted authorities from a file. Raises `TlsError`."""
     try:
         context.load_verify_locations(ca)
     except (OSError, ValueError) as error:
@@ -104,15 +109,15 @@ def load_authorities(context: ssl.SSLContext, ca: Path) -> None:
 
 
 def load_certificate(context: ssl.SSLContext, certificate: Path, key: Path | None, password: str | None) -> None:
-    """`key` None: the key lies in the certificate's file. Raises `TlsError`."""
+    """Loads a certificate and its key. If `key` is None, the certificate's file has the key. Raises `TlsError`."""
     try:
-        # Never the password prompt of OpenSSL: a service has no terminal.
+        # The callback prevents OpenSSL's prompt for a password: a service has no terminal.
         context.load_cert_chain(certificate, key, password=lambda: password or "")
     except (OSError, ValueError) as error:
         for file in (certificate, key):
             if file is not None:
                 _check_readable(file)
-        problem = "are no certificate and its key in PEM form, or the key's password is wrong"
+        problem = "the files hold no certificate and key in PEM form, or the key's password is wrong"
         raise TlsError(f"{certificate}, {key or certificate}: {_reason(error, problem)}") from error
 
 
@@ -125,17 +130,17 @@ def _check_readable(file: Path) -> None:
 
 def _reason(error: Exception, otherwise: str) -> str:
     if isinstance(error, ssl.SSLError):
-        return "the key is not the certificate's" if error.reason == "KEY_VALUES_MISMATCH" else otherwise
+        return "the key does not match the certificate" if error.reason == "KEY_VALUES_MISMATCH" else otherwise
     return getattr(error, "strerror", None) or otherwise
 
 
 def is_plain_text(error: OSError) -> bool:
-    """Whether a handshake failed because the other side does not speak TLS."""
+    """Returns whether a handshake failed because the peer does not speak TLS."""
     return isinstance(error, ssl.SSLError) and error.reason in _PLAIN_TEXT
 
 
 def explain(error: Exception) -> str:
-    """Why a connection failed, in words without OpenSSL's places in its source."""
+    """Returns why a connection failed, without OpenSSL's references to its source code."""
     match error:
         case ssl.SSLCertVerificationError():
             return f"its certificate is not accepted: {error.verify_message}"
@@ -147,9 +152,9 @@ def explain(error: Exception) -> str:
 
 
 def setting_to_change(error: ssl.SSLError) -> str:
-    """Where to look after a connection to a broker failed by this."""
+    """Returns the setting to check after a connection to a broker failed with this error."""
     if is_plain_text(error):
-        return "take [upstream.tls] away, or name the broker's TLS port"
+        return "remove [upstream.tls], or name the broker's TLS port"
     if isinstance(error, ssl.SSLCertVerificationError):
         # X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
         return "see [upstream.tls] verify.host.name" if error.verify_code in (62, 64) else "see [upstream.tls] ca"

@@ -1,7 +1,7 @@
-"""The memory caches of the read path, LRU by bytes: verified chunks, and decoded indexes.
+"""The memory caches of the read path: verified chunks and decoded indexes, both LRU by bytes.
 
-Chunks are kept by extent, the run of adjacent chunks that one GET brought: their views share one buffer, so only a
-whole extent gives memory back, and the bytes counted are the bytes held.
+The chunk cache holds and evicts extents. An extent is the run of adjacent chunks that one GET read. Their views share
+one buffer, so only the eviction of a whole extent releases memory, and the counted bytes are the bytes in use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tiers.segment.segment_index import SegmentIndex
 
 
 class ChunkKey(NamedTuple):
-    """`segment` is the uuid of the copy attempt, so a key never means other bytes."""
+    """The key of a chunk. `segment` is the uuid of the copy attempt, so a key always stands for the same bytes."""
 
     segment: UUID
     number: int
@@ -25,7 +25,7 @@ class ChunkKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Chunks `[first_number, first_number + len(chunks))` of one segment: log bytes, checksums verified."""
+    """The chunks `[first_number, first_number + len(chunks))` of one segment: log bytes with verified checksums."""
 
     segment: UUID
     first_number: int
@@ -37,7 +37,7 @@ class Extent:
 
 
 class _ExtentCache(LRUCache[ChunkKey, Extent]):
-    """Tells when it lets an extent go; the key is that of the extent's first chunk."""
+    """An LRU cache that calls `on_evicted` for each evicted extent. The key is that of the extent's first chunk."""
 
     def __init__(self, max_bytes: int, on_evicted: Callable[[Extent], None]) -> None:
         super().__init__(max_bytes, getsizeof=lambda extent: extent.size_bytes)
@@ -50,7 +50,7 @@ class _ExtentCache(LRUCache[ChunkKey, Extent]):
 
 
 class ChunkCache:
-    """A view handed out stays valid after eviction: the buffer lives as long as somebody holds it."""
+    """The cache of verified chunks. A view that `get` returned stays valid after the eviction of its extent."""
 
     def __init__(self, max_bytes: int) -> None:
         self._extents = _ExtentCache(max_bytes, self._forget)
@@ -67,7 +67,7 @@ class ChunkCache:
         return int(self._extents.maxsize)
 
     def __contains__(self, key: ChunkKey) -> bool:
-        """Counts neither as a use nor as a hit."""
+        """Returns whether the chunk is cached. Counts neither as a use nor as a hit."""
         return key in self._extent_of
 
     def get(self, key: ChunkKey) -> memoryview | None:
@@ -80,7 +80,7 @@ class ChunkCache:
         return extent.chunks[key.number - extent.first_number]
 
     def put(self, extent: Extent) -> None:
-        """Keeps the extent if it fits at all. None of its chunks may be cached already."""
+        """Caches the extent unless it is larger than the whole cache. None of its chunks may be cached already."""
         if extent.size_bytes > self._extents.maxsize:
             return
         keys = extent.chunk_keys()
@@ -94,7 +94,7 @@ class ChunkCache:
 
 
 class IndexCache:
-    """Decoded `.indexes` objects by segment uuid; the cost of one is the size of the stored object."""
+    """The cache of decoded indexes by segment uuid. The size of an entry is the size of the stored object."""
 
     def __init__(self, max_bytes: int) -> None:
         self._indexes: LRUCache[UUID, tuple[SegmentIndex, int]] = LRUCache(max_bytes, getsizeof=lambda entry: entry[1])

@@ -1,7 +1,7 @@
-"""`ChunkFetcher`: the chunks and the index of a remote segment, from the caches or by as few ranged GETs as can be.
+"""`ChunkFetcher` returns the chunks and the index of a remote segment, from the caches or by few ranged GETs.
 
-Adjacent missing chunks are read by one GET of at least `min_get_bytes` and at most `max_get_bytes` (a chunk above that
-alone). A call is one attempt: retries are the reader's.
+One GET reads adjacent missing chunks, at least `min_get_bytes` and at most `max_get_bytes`. It reads a larger chunk
+alone. A call is one attempt; the reader retries.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ class ChunkFetcher:
         return await self.start_index(segment, connection_id).wait()
 
     def index_if_cached(self, segment: RemoteLogSegmentMetadata) -> SegmentIndex | None:
-        """Never waits; a missing index is on its way after this call, if the pool has room for it."""
+        """Returns the index if it is cached, else None. Never waits.
+
+        For a missing index it starts a download if the pool has an idle slot.
+        """
         cached = self._index_cache.get(segment.segment_id.id)
         if cached is None and self._index_pool.has_idle_slot:
             self.start_index(segment, READ_AHEAD_CONNECTION_ID)
@@ -89,10 +92,10 @@ class ChunkFetcher:
         wanted_log_bytes: int,
         connection_id: int,
     ) -> list[memoryview]:
-        """Chunks from `first_number` on, at least one, until they hold `wanted_log_bytes` or the segment ends.
+        """Returns chunks from `first_number` on, at least one, until they hold `wanted_log_bytes` or the segment ends.
 
-        Only the first is waited for: what comes after it is returned if it is there by then, and is on its way for the
-        next read if not. So trouble further on never holds back what can be read.
+        It waits only for the first chunk. It returns the following chunks if they have arrived by then; the others
+        arrive for the next read. So an error in a later chunk never delays the first one.
         """
         all_chunks = index.chunks()
         end_number = first_number + 1
@@ -100,7 +103,7 @@ class ChunkFetcher:
         while end_number < len(all_chunks) and planned_bytes < wanted_log_bytes:
             planned_bytes += all_chunks[end_number].log_bytes
             end_number += 1
-        # Everything is started before anything is awaited: the GETs run side by side.
+        # All GETs start before the first await, so they run concurrently.
         self._start_missing(segment, index, first_number, end_number, connection_id)
         first = self._chunk_cache.get(ChunkKey(segment.segment_id.id, first_number))
         if first is None:
@@ -110,7 +113,7 @@ class ChunkFetcher:
     def cached_chunks(
         self, segment: RemoteLogSegmentMetadata, index: SegmentIndex, first_number: int, wanted_log_bytes: int
     ) -> list[memoryview]:
-        """Those of the wanted chunks that are there now, up to the first that is not."""
+        """Returns the wanted chunks that are cached now, up to the first one that is not."""
         views: list[memoryview] = []
         for number in range(first_number, len(index.chunks())):
             view = self._chunk_cache.get(ChunkKey(segment.segment_id.id, number)) if wanted_log_bytes > 0 else None
@@ -128,7 +131,11 @@ class ChunkFetcher:
         end_number: int,
         connection_id: int,
     ) -> memoryview:
-        """Each round's flight brings `number`, or ended before it; then one begins with it, or raises."""
+        """Waits for the chunk `number`.
+
+        The flight for it may end before that chunk, because a later chunk of the run was damaged. The next round then
+        starts a flight that begins with it, and that flight brings the chunk or raises.
+        """
         key = ChunkKey(segment.segment_id.id, number)
         while True:
             flight = self._chunk_pool.flight(key)
@@ -166,9 +173,9 @@ class ChunkFetcher:
     def read_ahead(
         self, segment: RemoteLogSegmentMetadata, index: SegmentIndex, first_number: int, window_bytes: int
     ) -> int:
-        """Starts GETs for what is missing in the next `window_bytes`, while slots are idle; never waits.
+        """Starts GETs for the missing chunks of the next `window_bytes`, while slots are idle. Never waits.
 
-        Returns how much of the window lies beyond this segment.
+        Returns the number of bytes of the window that lie beyond this segment; 0 when no slot was idle.
         """
         all_chunks = index.chunks()
         number = first_number
@@ -193,7 +200,11 @@ class ChunkFetcher:
         wanted_end: int,
         connection_id: int,
     ) -> Flight[Extent]:
-        """One GET from the missing chunk `number` on: what is wanted or `min_get_bytes`, up to what is there."""
+        """Starts one GET from the missing chunk `number` on.
+
+        It reads up to `wanted_end` or `min_get_bytes`, whichever is more, but at most `max_get_bytes` and only up to
+        the next chunk that is cached or in flight.
+        """
         all_chunks = index.chunks()
         size_bytes = all_chunks[number].stored_bytes
         end = number + 1

@@ -1,10 +1,10 @@
-"""`ChunkFiles`: chunks in a folder, a file each, as the store has them: what is encrypted there is encrypted here.
+"""`ChunkFiles` keeps chunks in a folder, one file per chunk, with the bytes of the store. So encrypted chunks stay so.
 
     <folder>/<segment uuid, hex>-<chunk number>
     magic "TGCH" | CRC-32C uint32 of the stored bytes | segment uuid | chunk number int32 | stored bytes
 
-A file appears whole, by a rename, but is not synced: what a crash tears does not match its checksum, and is not there.
-When a file was used last is its modification time. One process has the folder.
+A rename makes a complete file appear, but the file is not synced. After a crash, a torn file fails its checksum and
+counts as missing. The modification time of a file is the time of its last use. Only one process may use the folder.
 """
 
 from __future__ import annotations
@@ -30,18 +30,21 @@ _BLOCK_BYTES = 4096
 
 
 def file_bytes(chunk_bytes: int) -> int:
-    """What the file of a chunk takes of the disk."""
+    """Returns the disk space of a chunk's file, in whole blocks."""
     return -(-(_HEADER.size + chunk_bytes) // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 class ChunkFiles:
-    """Not for an event loop: calls block on the disk, and raise its `OSError`s."""
+    """The files. Calls block on the disk and raise its `OSError`s, so they must not run on an event loop."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def load(self) -> list[tuple[ChunkKey, int]]:
-        """What is there and how much of the disk it takes, the longest unused first. What a crash left is removed."""
+        """Returns the chunks and the disk space of their files, the least recently used first.
+
+        Removes the partial files that a crash left.
+        """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found: list[tuple[float, ChunkKey, int]] = []
         with os.scandir(self._folder) as entries:
@@ -55,7 +58,7 @@ class ChunkFiles:
         return [(key, size) for _, key, size in sorted(found)]
 
     def read(self, keys: Sequence[ChunkKey]) -> list[memoryview]:
-        """Up to the first that is not there, or not whole."""
+        """Returns the stored bytes of the first `keys`, up to the first chunk that is missing or damaged."""
         found: list[memoryview] = []
         for key in keys:
             path = self._path(key)
@@ -66,17 +69,17 @@ class ChunkFiles:
             except FileNotFoundError:
                 break
             if len(data) < _HEADER.size or _HEADER.unpack_from(data) != _header(key, data[_HEADER.size :]):
-                _LOG.warning("a chunk file is not whole", extra={"path": str(path)})
+                _LOG.warning("a chunk file is damaged and is not used", extra={"path": str(path)})
                 break
             found.append(data[_HEADER.size :])
         return found
 
     def write(self, key: ChunkKey, stored: memoryview, check: Callable[[], None]) -> None:
-        """`check` is called before the file appears, and may raise."""
+        """Writes a chunk. Calls `check` before the file appears; if `check` raises, there is no file."""
         path = self._path(key)
         torn = path.with_name(path.name + _TORN)
         try:
-            with open(torn, "wb", buffering=0, opener=_private) as file:  # a Path takes no opener
+            with open(torn, "wb", buffering=0, opener=_private) as file:  # `Path.open` has no opener
                 written = file.write(_HEADER.pack(*_header(key, stored)))
                 while written < _HEADER.size + len(stored):
                     written += file.write(stored[written - _HEADER.size :])

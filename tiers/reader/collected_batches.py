@@ -1,4 +1,4 @@
-"""One answer of the remote tier as it grows: whole batches from an offset on, within a budget, up to a clamp."""
+"""Collects the batches of one remote read: whole batches from an offset on, within a byte budget, up to a clamp."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from tiers.segment.segment_index import AbortedTransactionRange, SegmentIndex
 from tiers.segment.transaction_index import overlapping
 
 PINNED_RATIO = 8
-"""How much of a download an answer may keep in memory, in multiples of what it uses."""
+"""A view may keep a buffer of at most this many times its own size in memory; a smaller view is copied."""
 
 
 def end_of_valid(view: memoryview, valid_end_offset: int) -> int:
-    """Where the batches end that lie wholly at or below the offset; a clamp lies between two batches."""
+    """Returns the end of the batches whose last offset is at most `valid_end_offset`.
+
+    A clamp lies between two batches, so no batch crosses it.
+    """
     end = 0
     for batch in iterate_batches(view):
         if batch.last_offset > valid_end_offset:
@@ -26,7 +29,7 @@ def end_of_valid(view: memoryview, valid_end_offset: int) -> int:
 
 
 def end_chunk_number(index: SegmentIndex, segment: RemoteLogSegmentMetadata) -> int:
-    """The number behind the last chunk that has anything of what may be served."""
+    """Returns the number after the last chunk with offsets up to `valid_end_offset`."""
     chunks = index.chunks()
     if segment.clamped_to is None:
         return len(chunks)
@@ -34,7 +37,9 @@ def end_chunk_number(index: SegmentIndex, segment: RemoteLogSegmentMetadata) -> 
 
 
 class CollectedBatches:
-    """The answer as it grows: batches from `offset` on, within the budget."""
+    """The batches of a read, from `offset` on and within `max_bytes`.
+
+    With `min_one_message`, the first batch is taken whatever its size."""
 
     def __init__(self, offset: int, max_bytes: int, min_one_message: bool) -> None:
         self.records: list[memoryview] = []
@@ -47,14 +52,17 @@ class CollectedBatches:
         self._min_one_message = min_one_message
 
     def take(self, view: memoryview, last_offset: int, valid_end_offset: int) -> None:
-        """`view` is the next chunk; `last_offset` its inclusive end. What is above `valid_end_offset` is left out."""
+        """Takes batches of the next chunk, whose inclusive end is `last_offset`. Skips those above `valid_end_offset`.
+
+        Raises `OffsetGapError` when no batch from the first chunk on may be served.
+        """
         start = 0 if self.records else skip_to_offset(view, self.next_offset)
         end = len(view)
         if last_offset > valid_end_offset:
             end = end_of_valid(view, valid_end_offset)
             last_offset = valid_end_offset
             if end <= start and not self.records:
-                raise OffsetGapError(f"the remote log was cut at {valid_end_offset}, inside a batch")
+                raise OffsetGapError(f"the remote log was clamped at {valid_end_offset}, inside a batch")
         if end - start > self.remaining_bytes:
             end = min(
                 end, cut_at_batches(view, self.remaining_bytes, self._min_one_message and not self.records, start)
@@ -72,6 +80,6 @@ class CollectedBatches:
             self.next_offset = last_offset + 1
 
     def aborted_transactions(self) -> tuple[AbortedTransaction, ...]:
-        """What Fetch must emit for what was taken (semantics 7)."""
+        """Returns the aborted transactions that Fetch must emit with the taken batches (docs/semantics.md 7)."""
         ranges = overlapping(self.aborted, self.first_offset, self.next_offset - 1)
         return tuple(AbortedTransaction(one.producer_id, one.first_offset) for one in ranges)

@@ -1,11 +1,11 @@
-"""`DiskChunkCache`: chunks on a local disk below those in memory, LRU by bytes, for an event loop; and `DiskExtents`.
+"""`DiskChunkCache`: a second cache of chunks, on a local disk, LRU by bytes, for an event loop; and `DiskExtents`.
 
-* What lies where is kept in memory: what is not here costs no disk access. Files are read and written in a few threads
-  of its own, and a writer never keeps a reader waiting: chunks that come faster than the disk takes them are left out.
-* All files together never take more than `max_bytes`: room is made before a file is written.
-* The cache is an aid. A disk that fails, is full, or does not answer in time costs a GET, and is left alone for a
-  while; a file that is not whole goes.
-* It outlives the process. Chunks of deleted segments are not asked for any more, and so they go first.
+* The keys are in memory, so a miss costs no disk access. The cache reads and writes files in its own few threads.
+  Writes never delay reads: the cache skips chunks that arrive faster than the disk writes.
+* All files together never exceed `max_bytes`, because the cache evicts before it writes.
+* The cache is optional. If the disk fails, is full or does not answer in time, the reader falls back to a GET, and the
+  cache does not use the disk for a while. It removes damaged files.
+* The files survive a restart. Readers no longer ask for chunks of deleted segments, so those are evicted first.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _LOAD_DEADLINE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class DiskChunkCacheSettings:
-    """`max_bytes` of the folder, which one process has; `max_pending_bytes` may wait to be written."""
+    """The settings. Only one process may use `folder`; `max_pending_bytes` limits the chunks that wait for a write."""
 
     folder: Path
     max_bytes: int
     max_pending_bytes: int = 64 << 20
     rest_ms: int = 60_000
-    """How long a disk that failed is left alone."""
+    """How long the cache does not use a disk that failed."""
 
 
 class DiskChunkCache:
-    """An asynchronous context manager; leaving it abandons what is not written yet. `clock_ms` is monotonic."""
+    """An asynchronous context manager; leaving it drops the chunks that wait to be written. `clock_ms` is monotonic."""
 
     def __init__(
         self, settings: DiskChunkCacheSettings, clock_ms: Callable[[], int], files: ChunkFiles | None = None
@@ -57,7 +57,7 @@ class DiskChunkCache:
         self._reads = BlockingCalls("disk-chunk-reads", _READ_THREADS)
         self._writes = BlockingCalls("disk-chunk-writes", 1)
         self._sizes: OrderedDict[ChunkKey, int] = OrderedDict()
-        """What can be read, the longest unused first."""
+        """The chunks that can be read and the sizes of their files, the least recently used first."""
         self._being_written: set[ChunkKey] = set()
         self._pending_bytes = 0
         self._is_loaded = False
@@ -87,12 +87,12 @@ class DiskChunkCache:
         self._writes.close()
 
     async def wait_idle(self) -> None:
-        """Until nothing is loaded, written or removed."""
+        """Waits until no file is loaded, written or removed."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     async def get(self, keys: Sequence[ChunkKey]) -> list[memoryview]:
-        """The stored bytes of those from the first one on that are here and whole."""
+        """Returns the stored bytes of the first `keys`, up to the first chunk that is missing or damaged."""
         found: list[memoryview] = []
         known = []
         for key in keys:
@@ -103,7 +103,7 @@ class DiskChunkCache:
         if known and not self._is_resting():
             try:
                 found = await self._reads.run(lambda _: self._files.read(known), _READ_DEADLINE_S)
-            except OSError as error:  # a deadline's too
+            except OSError as error:  # includes `TimeoutError`
                 self._rest(error)
             else:
                 self.forget(known[len(found) : len(found) + 1])
@@ -112,11 +112,11 @@ class DiskChunkCache:
         return found
 
     def put(self, first: ChunkKey, stored: Sequence[memoryview]) -> None:
-        """Chunks of one segment from `first` on, which are intact. Never waits: they are written some time later."""
+        """Caches intact chunks of one segment, from `first` on. Never waits: a background task writes them."""
         if self._is_resting():
             return
         if not self._is_loaded:
-            if not self._tasks:  # the last attempt failed
+            if not self._tasks:  # the last attempt to load failed
                 self._spawn(self._load())
             return
         for number, view in enumerate(stored, first.number):
@@ -130,7 +130,7 @@ class DiskChunkCache:
             self._spawn(self._write(key, view))
 
     def forget(self, keys: Sequence[ChunkKey]) -> None:
-        """What turned out to be of no use."""
+        """Removes chunks that turned out to be unusable."""
         gone = [key for key in keys if key in self._sizes]
         for key in gone:
             self.size_bytes -= self._sizes.pop(key)
@@ -151,7 +151,7 @@ class DiskChunkCache:
         size = file_bytes(len(view))
         self.size_bytes += size
         evicted = [] if self._is_resting() else self._evict()
-        # What else is being written may take all the room there is.
+        # The other chunks in progress may take all the room that is left.
         has_room = self.size_bytes <= self._settings.max_bytes
 
         def write(call: Call[None]) -> None:
@@ -183,7 +183,7 @@ class DiskChunkCache:
         return evicted
 
     async def _in_files(self, work: Callable[[Call[None]], None], deadline_s: float = _WRITE_DEADLINE_S) -> bool:
-        """In the one thread that changes files, in the order of calls. False when the disk failed."""
+        """Runs `work` in the one thread that changes files, in the order of calls. Returns False on a disk error."""
         try:
             await self._writes.run(work, deadline_s)
         except OSError as error:
@@ -203,12 +203,12 @@ class DiskChunkCache:
     def _rest(self, error: OSError) -> None:
         if not self._is_resting():
             extra = {"folder": str(self._settings.folder), "error": str(error) or type(error).__name__}
-            _LOG.warning("the disk chunk cache cannot be used and is left alone for a while", extra=extra)
+            _LOG.warning("the disk chunk cache fails and is not used for a while; check the disk", extra=extra)
         self._rests_until_ms = self._clock_ms() + self._settings.rest_ms
 
 
 class DiskExtents:
-    """What the disk has, else what `inner` brings, which the disk then keeps."""
+    """An `ExtentSource` that reads from the disk cache first, then from `inner`, and caches what `inner` returns."""
 
     def __init__(self, disk: DiskChunkCache, inner: ExtentSource) -> None:
         self._disk = disk
@@ -217,7 +217,7 @@ class DiskExtents:
     async def fetch(
         self, segment: RemoteLogSegmentMetadata, index: SegmentIndex, first_number: int, end_number: int
     ) -> StoredExtent:
-        """A part that the disk has is the answer: what `inner` has to bring must not hold it back."""
+        """Returns the chunks that the disk has, even if they are only a part: a GET must not delay them."""
         keys = [ChunkKey(segment.segment_id.id, number) for number in range(first_number, end_number)]
         stored = await self._disk.get(keys)
         if stored:

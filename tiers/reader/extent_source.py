@@ -1,4 +1,4 @@
-"""`ExtentSource`: where chunks come from that memory lacks. Every chunk is checked before anything sees it."""
+"""`ExtentSource`: the source of chunks that are not in memory. It verifies every chunk before it returns it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tiers.segment.segment_index import Chunk, SegmentIndex
 
 
 class StoredExtent(NamedTuple):
-    """`stored` has what the store has of each of the extent's chunks: the log's bytes, or encrypted ones."""
+    """An extent and the stored bytes of its chunks: `stored` holds the log bytes, or the encrypted ones."""
 
     extent: Extent
     stored: Sequence[memoryview]
@@ -25,13 +25,14 @@ class ExtentSource(Protocol):
     async def fetch(
         self, segment: RemoteLogSegmentMetadata, index: SegmentIndex, first_number: int, end_number: int
     ) -> StoredExtent:
-        """Chunks from `first_number` on, at least that one, before `end_number`: as many as are intact here.
+        """Returns chunks from `first_number` on, below `end_number`, up to the first that is missing or damaged.
 
-        One attempt. Raises `CorruptSegmentError` when not even the first one is, and any `RemoteStorageError`."""
+        This is one attempt. It returns at least one chunk. Raises `CorruptSegmentError` when the first chunk is
+        damaged, and any `RemoteStorageError`."""
 
 
 class StoreExtents:
-    """One ranged GET for all of them."""
+    """An `ExtentSource` that reads all chunks by one ranged GET."""
 
     def __init__(self, reads: SegmentReads) -> None:
         self._reads = reads
@@ -61,7 +62,10 @@ def open_extent(
     stored: Sequence[memoryview],
     size_bytes: int,
 ) -> StoredExtent | None:
-    """The chunks up to the first that is not intact; None: that is the first. `size_bytes` is what the views pin."""
+    """Decrypts and verifies the chunks. Returns those before the first damaged one; None when the first is damaged.
+
+    `size_bytes` is the memory that the views in `stored` keep alive.
+    """
     chunks: list[memoryview] = []
     for number, stored_bytes in enumerate(stored, first_number):
         view = _log_bytes(index, number, stored_bytes)

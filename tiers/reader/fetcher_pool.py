@@ -1,12 +1,12 @@
 """`FetcherPool`: the bounded pool of remote downloads (remote.log.reader.threads, remote.log.reader.max.pending.tasks).
 
-* At most `threads` downloads run, with at most `max_bytes_in_flight` between them (one may always run); at most
-  `max_pending_tasks` wait, further ones are refused with `ReaderQueueFullError`.
-* Admission goes round-robin over connections, and a full queue gives way to a connection that has less in it: one
-  backfill cannot starve another connection's single read.
-* One flight per key, shared by all who wait for it. A flight that runs outlives its waiters, since what it brings lands
-  in a cache; one that is still queued is dropped with its last waiter.
-* A flight is one attempt. Backoff between attempts happens outside, so that a sleeping retry occupies no slot.
+* At most `threads` downloads run, with at most `max_bytes_in_flight` in total; one download may always run. At most
+  `max_pending_tasks` downloads wait. The pool rejects further ones with `ReaderQueueFullError`.
+* The pool admits downloads round-robin over connections. If the queue is full, a connection with fewer downloads in it
+  displaces one of the connection with the most. So a backfill cannot starve another connection's single read.
+* All callers that wait for a key share one flight. A running flight continues without waiters, because its result goes
+  to a cache. A queued flight is dropped with its last waiter.
+* A flight is one attempt. The backoff between attempts happens outside the pool, so a sleeping retry occupies no slot.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Flight(Generic[T]):
         self._result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     async def wait(self) -> T:
-        """The result, or what the download raised. Cancelling a waiter leaves a running download alone."""
+        """Returns the result of the download or raises its error. Cancelling the waiter stops no running download."""
         self._waiters += 1
         try:
             return await asyncio.shield(self._result)
@@ -70,7 +70,7 @@ class Flight(Generic[T]):
 
     def _fail(self, error: Exception) -> None:
         self._result.set_exception(error)
-        self._result.exception()  # a download that nobody waits for any more may fail in silence
+        self._result.exception()  # marks the error as retrieved: asyncio must not log it if no waiter is left
 
 
 class FetcherPool(Generic[T]):
@@ -119,7 +119,7 @@ class FetcherPool(Generic[T]):
         return self.pending_count == 0 and self.running_count < self._threads
 
     def take_idle_slot(self, size_bytes: int) -> bool:
-        """For a second download beside one that runs: False when any waits for the slot, or for the bytes."""
+        """Reserves a slot and bytes for a hedged download. Returns False when another download may need them."""
         if not self.has_idle_slot or self.bytes_in_flight + size_bytes > self._max_bytes_in_flight:
             return False
         self.running_count += 1
@@ -132,22 +132,25 @@ class FetcherPool(Generic[T]):
         self._admit()
 
     async def wait_idle(self) -> None:
-        """Until no download runs or waits."""
+        """Waits until no download runs or waits."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     def flight(self, key: Hashable) -> Flight[T] | None:
-        """The flight that will bring `key`, if there is one."""
+        """Returns the flight that downloads `key`; None when there is none."""
         return self._flights.get(key)
 
     def start(
         self, keys: Sequence[Hashable], size_bytes: int, connection_id: int, download: Callable[[], Awaitable[T]]
     ) -> Flight[T]:
-        """Admits a download that will bring `keys`, none of which may have a flight already."""
+        """Queues a download of `keys`, and runs it when a slot is free. No key may have a flight already.
+
+        Raises `ReaderQueueFullError`, and `RemoteStorageError` when the pool is closed.
+        """
         if self._group is None:
             raise RemoteStorageError("the fetcher pool is closed")
         if self.pending_count >= self._max_pending_tasks and not self._make_room(connection_id):
-            raise ReaderQueueFullError(f"{self.pending_count} downloads wait already")
+            raise ReaderQueueFullError(f"the queue of remote reads is full: {self.pending_count} downloads wait")
         flight = Flight(self, keys, size_bytes, connection_id, download)
         for key in flight.keys:
             self._flights[key] = flight
@@ -157,13 +160,16 @@ class FetcherPool(Generic[T]):
         return flight
 
     def _make_room(self, connection_id: int) -> bool:
-        """Refuses what the connection with the most downloads in the queue asked for last, for one that has fewer."""
+        """Drops the last queued download of the connection that has the most, if `connection_id` has fewer.
+
+        Returns whether there is room now.
+        """
         longest = max(self._queues.values(), key=len, default=None)
         if longest is None or len(longest) <= len(self._queues.get(connection_id, ())) + 1:
             return False
         flight = longest[-1]
         self._remove(flight)
-        flight._fail(ReaderQueueFullError("its place in the queue went to another connection"))
+        flight._fail(ReaderQueueFullError("the queue of remote reads is full: another connection took the place"))
         return True
 
     def _admit(self) -> None:
@@ -199,7 +205,7 @@ class FetcherPool(Generic[T]):
             self._admit()
 
     def _remove(self, flight: Flight[T]) -> None:
-        """From the queue that it is in."""
+        """Removes a queued flight from its queue."""
         queue = self._queues[flight.connection_id]
         queue.remove(flight)
         if not queue:

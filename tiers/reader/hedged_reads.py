@@ -1,12 +1,12 @@
-"""`HedgedReads`: a ranged GET that takes longer than almost all others gets a second one beside it.
+"""`HedgedReads` sends a second ranged GET (a hedge) when the first one takes longer than almost all others.
 
-* The first success is the answer, and the other is cancelled. The error of one leaves the other running; when both
-  fail, the error is the first one's. A GET that fails before it was hedged is the caller's to repeat.
-* A GET is slow after the 95th percentile of the last ones, within bounds. Until there are enough to say, the upper
-  bound counts.
-* One hedge per GET, no more than a small part of all GETs, and only in a slot of the pool that nobody waits for: a
-  store that is slow altogether is not asked more.
-* Both end with the caller: a deadline or a cancellation around the call is that of both.
+* The first success is the result, and the other GET is cancelled. If one GET fails, the other continues. If both fail,
+  the call raises the error of the first. If a GET fails before it was hedged, the caller must retry.
+* A GET is slow once it takes longer than the 95th percentile of the last ones, within bounds. The upper bound applies
+  until there are enough samples.
+* A GET has at most one hedge, only a small part of all GETs is hedged, and a hedge only uses an idle slot of the pool.
+  So hedging does not add load to a store that is slow for all GETs.
+* Both GETs end with the call: a deadline or a cancellation of the call ends both.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _MIN_SAMPLES = 20
 _SLOW_PERCENTILE = 95
 _PERCENT = 100
 _MAX_CREDIT = 10 * _PERCENT
-"""What calm times save up: ten hedges."""
+"""The most credit that can accumulate: ten hedges."""
 
 
 @dataclass(frozen=True, slots=True)
 class HedgeSettings:
-    """`max_percent` of all GETs may be hedged; 0: none is."""
+    """The settings. At most `max_percent` of all GETs are hedged; 0 turns hedging off."""
 
     max_percent: int = 5
     min_delay_ms: int = 50
@@ -38,7 +38,7 @@ class HedgeSettings:
 
 
 class IdleSlots(Protocol):
-    """`FetcherPool`, as far as a hedge needs it."""
+    """The methods of `FetcherPool` that a hedge needs."""
 
     def take_idle_slot(self, size_bytes: int) -> bool: ...
 
@@ -50,7 +50,7 @@ async def sleep_ms(delay_ms: int) -> None:
 
 
 class HedgedReads:
-    """`clock_ms` is monotonic; `pause_ms` sleeps."""
+    """A `SegmentReads` that hedges slow GETs. `clock_ms` is monotonic; `pause_ms` sleeps."""
 
     def __init__(
         self,
@@ -67,13 +67,13 @@ class HedgedReads:
         self._pause_ms = pause_ms
         self._latencies_ms: deque[int] = deque(maxlen=_SAMPLES)
         self._credit = 0
-        """Each GET adds its percents, a hedge takes a hundred."""
+        """Each GET adds `max_percent` to the credit; a hedge takes 100 from it."""
         self.hedged_requests = 0
         self.hedge_wins = 0
 
     @property
     def delay_ms(self) -> int:
-        """After which a GET is hedged."""
+        """The time after which a GET is hedged."""
         settings = self._settings
         if len(self._latencies_ms) < _MIN_SAMPLES:
             return settings.max_delay_ms
@@ -90,7 +90,7 @@ class HedgedReads:
             return await self._inner.fetch_log_segment(metadata, start_position, end_position)
 
         async def attempt() -> memoryview | Exception:
-            # An error is a value here: raised, it would end the task group and the other attempt with it.
+            # The attempt returns its error. If it raised, the task group would cancel the other attempt.
             try:
                 return await self._inner.fetch_log_segment(metadata, start_position, end_position)
             except Exception as error:
@@ -134,7 +134,7 @@ Attempt = asyncio.Task[memoryview | Exception]
 
 
 async def _first_success(attempts: list[Attempt]) -> Attempt:
-    """Or the first attempt, when none succeeds."""
+    """Returns the first attempt that succeeds; `attempts[0]` when all of them fail."""
     pending = set(attempts)
     while pending:
         _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

@@ -1,12 +1,14 @@
-"""`LocalIndexCache`: indexes of remote segments in local files, so that a restart or a small memory costs no GET.
+"""`LocalIndexCache` keeps the indexes of remote segments in local files, to save GETs after a restart or an eviction.
 
     <folder>/<topic>-<partition>-<topic id>/<base>.remoteLogIndex, ...     see tiers/segment/local_index_files.py
 
-* Whoever has read a segment's index from the store appends it. A set of files is rolled by size and by age, and
-  belongs to the process that began it: what an earlier process left is read, never continued.
-* All sets together stay below `max_bytes`; the set that was used longest ago goes first. A set that contradicts itself
-  goes at once, and what it held is fetched from the store again. The same goes for a disk that fails.
-* One process has the folder, one thread at a time works on it. What finds it taken, or full, does without.
+* After the reader has read a segment's index from the store, it appends the index to a set of files. A set is rolled by
+  size and by age. Only the process that began a set appends to it; a later process only reads the set.
+* All sets together stay below `max_bytes`. The cache evicts the least recently used set first. It removes an
+  inconsistent set at once, and the reader fetches those indexes from the store again. The same applies to a set after a
+  disk error.
+* The folder belongs to one process, and one thread at a time works on it. If another thread is busy in the folder or
+  the disk fails, a call has no effect.
 """
 
 from __future__ import annotations
@@ -34,12 +36,14 @@ _LOG = logging.getLogger(__name__)
 
 _NAME = re.compile(rf"(\d{{20}})({'|'.join(map(re.escape, SUFFIXES))})")
 _MAX_TOPIC_CHARACTERS = 200
-"""Of 249: the name of a folder has 255, and the topic id says which topic it is."""
+"""A topic's name may have 249 characters, but a folder's name only 255. The topic id makes the folder's name unique."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalIndexSettings:
-    """`max_bytes` for everything; a set is rolled when its remoteLogIndex has `roll_bytes`, or at `roll_ms`."""
+    """The settings. `max_bytes` limits all files together.
+
+    A set is rolled when its remoteLogIndex has `roll_bytes`, or after `roll_ms`."""
 
     folder: Path
     max_bytes: int = 1 << 30
@@ -51,11 +55,13 @@ class LocalIndexSettings:
 class _Set:
     files: LocalIndexFiles
     began_ms: int | None
-    """None: by an earlier process."""
+    """None if an earlier process began the set."""
 
 
 class LocalIndexCache:
-    """Not for an event loop: calls block on the disk. What the disk or the files do, no call raises."""
+    """The cache. Its calls block on the disk, so they must not run on an event loop.
+
+    No call raises for a disk error or a damaged file; such an error is a cache miss."""
 
     def __init__(
         self,
@@ -70,23 +76,26 @@ class LocalIndexCache:
         self._append = append
         self._busy = threading.Lock()
         self._sets: dict[Path, _Set] = {}
-        """By path without suffix, the longest unused first."""
+        """The sets by path without suffix, the least recently used first."""
         self._stems: dict[Path, dict[Path, None]] = {}
-        """The same by folder."""
+        """The keys of `_sets` by folder, in the same order."""
         self._is_loaded = False
         self.size_bytes = 0
 
     def get(self, segment: RemoteLogSegmentMetadata) -> tuple[SegmentIndex, int] | None:
-        """The index, and how many bytes it takes; None when it is not here."""
+        """Returns the index and its size in bytes; None when the cache does not have it."""
         return self._alone(lambda: self._get(segment))
 
     def put(self, segment: RemoteLogSegmentMetadata, raw: bytes) -> None:
-        """`raw` is the stored object of a segment that is not here. Raises `CorruptSegmentError` if it is not whole."""
+        """Caches `raw`, the stored `.indexes` object of a segment that the cache does not have.
+
+        Raises `CorruptSegmentError` when `raw` is damaged.
+        """
         indexes = decode_indexes_object(raw, segment)
         self._alone(lambda: self._put(indexes))
 
     def _alone(self, work: Callable[[], T | None]) -> T | None:
-        """A call that the disk does not let go has the files until it comes back."""
+        """Runs `work` unless another call is busy; returns None otherwise. A call that hangs in the disk stays busy."""
         if not self._busy.acquire(blocking=False):
             return None
         try:
@@ -95,7 +104,10 @@ class LocalIndexCache:
                 self._is_loaded = True
             return work()
         except OSError as error:
-            _LOG.warning("local index files cannot be read or written", extra={"error": str(error)})
+            _LOG.warning(
+                "local index files cannot be read or written; the indexes come from the store",
+                extra={"error": str(error)},
+            )
             return None
         finally:
             self._busy.release()
@@ -105,10 +117,10 @@ class LocalIndexCache:
             files = self._sets[stem].files
             try:
                 found = files.find(segment, self._ciphers)
-            except EncryptionKeyError:  # the store may have it under another key by now
+            except EncryptionKeyError:  # the store may have the index with another wrapping key by now
                 continue
             except (CorruptSegmentError, OSError) as error:
-                _LOG.warning("local index files are given up", extra={"path": str(stem), "error": str(error)})
+                _LOG.warning("removing damaged local index files", extra={"path": str(stem), "error": str(error)})
                 self._remove(stem)
                 continue
             if found is not None:
@@ -139,7 +151,10 @@ class LocalIndexCache:
             self._remove(next(iter(self._sets)))
 
     def _stem_that_takes(self, folder: Path, segment: RemoteLogSegmentMetadata) -> Path | None:
-        """Of those that can, the one that ends nearest: readers at several places go on in a set each."""
+        """Returns the set that can take the segment and ends nearest before it; None when no set can take it.
+
+        So concurrent readers at different offsets each append to their own set.
+        """
         now_ms = self._clock_ms()
         fit = [
             (one.files.last_offset, stem)
@@ -151,7 +166,7 @@ class LocalIndexCache:
         return max(fit)[1] if fit else None
 
     def _begin(self, folder: Path, base_offset: int) -> Path:
-        """In the place of a set of that name."""
+        """Begins a set. Removes an existing set with the same name."""
         stem = folder / f"{base_offset:020}"
         if stem in self._sets:
             self._remove(stem)
@@ -162,7 +177,7 @@ class LocalIndexCache:
         return stem
 
     def _add(self, stem: Path, one: _Set) -> None:
-        """As the one used last."""
+        """Adds the set, or moves it to the end, as the most recently used one."""
         self._sets.pop(stem, None)
         self._sets[stem] = one
         stems = self._stems.setdefault(stem.parent, {})
@@ -178,10 +193,10 @@ class LocalIndexCache:
         self.size_bytes -= files.size_bytes
         with contextlib.suppress(OSError):
             files.remove()
-            files.folder.rmdir()  # not while another set is there
+            files.folder.rmdir()  # fails while the folder has another set
 
     def _load(self) -> None:
-        """Those that are whole; what is left of others is removed."""
+        """Loads the complete sets of earlier processes and removes the files of incomplete ones."""
         found: dict[Path, set[str]] = {}
         self._settings.folder.mkdir(parents=True, exist_ok=True)
         for path in self._settings.folder.glob("*/*"):
@@ -191,7 +206,7 @@ class LocalIndexCache:
         for stem, suffixes in found.items():
             try:
                 if len(suffixes) < len(SUFFIXES):
-                    raise CorruptSegmentError(f"{stem} has only {', '.join(suffixes)}")
+                    raise CorruptSegmentError(f"{stem}: the set has only the files {', '.join(suffixes)}")
                 files = LocalIndexFiles.existing(stem.parent, int(stem.name))
                 known.append((files.path(OFFSET_INDEX).stat().st_mtime, stem, files))
             except (CorruptSegmentError, OSError):

@@ -1,4 +1,4 @@
-"""`LocalIndexes`: the local index files for an event loop. They are an aid: a stuck disk costs a GET."""
+"""`LocalIndexes` makes `LocalIndexCache` usable on an event loop. If the disk hangs, the reader falls back to a GET."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEADLINE_MS = 1_000
 
 
 class LocalIndexes:
-    """Its own thread works on the files; a few more, while calls are stuck in the disk."""
+    """The local index files, used in an own thread. It adds a few threads while calls hang in the disk."""
 
     def __init__(self, cache: LocalIndexCache, deadline_ms: int = DEADLINE_MS) -> None:
         self.cache = cache
@@ -21,7 +21,7 @@ class LocalIndexes:
         self._calls = BlockingCalls("local-indexes", 1)
 
     async def get(self, segment: RemoteLogSegmentMetadata) -> tuple[SegmentIndex, int] | None:
-        """The index, and how many bytes it takes."""
+        """Returns the index and its size in bytes; None when it is not in the files or the deadline passes."""
         try:
             found = await self._calls.run(lambda _: self.cache.get(segment), self._deadline_s)
         except TimeoutError:
@@ -31,7 +31,7 @@ class LocalIndexes:
         return found
 
     async def put(self, segment: RemoteLogSegmentMetadata, raw: bytes) -> None:
-        """`raw`: the stored object, which was decoded without an error."""
+        """Caches `raw`, the stored object. `raw` must be intact."""
         try:
             await self._calls.run(lambda _: self.cache.put(segment, raw), self._deadline_s)
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""What the read path of the remote tier is doing, for Prometheus: plain attributes, looked at on a scrape.
+"""The Prometheus metrics of the remote read path. A scrape reads the attributes of the reader.
 
 tidegate_remote_reader_running, _pending, _bytes_in_flight     pool = chunk | index
 tidegate_remote_reader_cache_bytes                             cache = chunk | index
@@ -10,7 +10,7 @@ tidegate_remote_reader_disk_chunk_bytes                        files on the disk
 tidegate_remote_reader_hedged_requests_total, _hedge_wins_total
 tidegate_remote_reader_read_ahead_bytes                        reserved windows
 tidegate_remote_fetch_throttle_time_seconds                    sum and count: remote-fetch-throttle-time of KIP-956
-tidegate_remote_reader_circuit_open                            1 while the store is left alone
+tidegate_remote_reader_circuit_open                            1 while the circuit breaker rejects calls
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class RemoteLogReaderMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         reader = self._reader
         pools = (("chunk", reader.chunk_pool), ("index", reader.index_pool))
-        running = GaugeMetricFamily(f"{_PREFIX}_running", "Downloads under way.", labels=["pool"])
+        running = GaugeMetricFamily(f"{_PREFIX}_running", "Downloads in progress.", labels=["pool"])
         pending = GaugeMetricFamily(f"{_PREFIX}_pending", "Downloads that wait for a slot.", labels=["pool"])
-        in_flight = GaugeMetricFamily(f"{_PREFIX}_bytes_in_flight", "Their bytes.", labels=["pool"])
+        in_flight = GaugeMetricFamily(f"{_PREFIX}_bytes_in_flight", "Bytes of running downloads.", labels=["pool"])
         for name, pool in pools:
             running.add_metric([name], pool.running_count)
             pending.add_metric([name], pool.pending_count)
@@ -44,28 +44,28 @@ class RemoteLogReaderMetrics(Collector):
         cache.add_metric(["index"], reader.index_cache.size_bytes)
         yield from (running, pending, in_flight, cache)
         yield CounterMetricFamily(f"{_PREFIX}_chunk_hits", "Chunks found in memory.", value=reader.chunk_cache.hits)
-        yield CounterMetricFamily(f"{_PREFIX}_chunk_misses", "Chunks not there.", value=reader.chunk_cache.misses)
+        yield CounterMetricFamily(f"{_PREFIX}_chunk_misses", "Chunks not in memory.", value=reader.chunk_cache.misses)
         if (local := reader.local_indexes) is not None:
             yield CounterMetricFamily(f"{_PREFIX}_local_index_hits", "Indexes read from files.", value=local.hits)
-            yield CounterMetricFamily(f"{_PREFIX}_local_index_misses", "Indexes in no file.", value=local.misses)
-            yield GaugeMetricFamily(f"{_PREFIX}_local_index_bytes", "Local index files.", value=local.cache.size_bytes)
+            yield CounterMetricFamily(f"{_PREFIX}_local_index_misses", "Indexes not in files.", value=local.misses)
+            yield GaugeMetricFamily(f"{_PREFIX}_local_index_bytes", "Index files' bytes.", value=local.cache.size_bytes)
         if (disk := reader.disk_chunks) is not None:
             yield CounterMetricFamily(f"{_PREFIX}_disk_chunk_hits", "Chunks read from files.", value=disk.hits)
-            yield CounterMetricFamily(f"{_PREFIX}_disk_chunk_misses", "Chunks in no file.", value=disk.misses)
-            yield CounterMetricFamily(f"{_PREFIX}_disk_chunk_evictions", "Chunks that made room.", value=disk.evictions)
-            yield GaugeMetricFamily(f"{_PREFIX}_disk_chunk_bytes", "Files of chunks.", value=disk.size_bytes)
+            yield CounterMetricFamily(f"{_PREFIX}_disk_chunk_misses", "Chunks not in files.", value=disk.misses)
+            yield CounterMetricFamily(f"{_PREFIX}_disk_chunk_evictions", "Chunks evicted.", value=disk.evictions)
+            yield GaugeMetricFamily(f"{_PREFIX}_disk_chunk_bytes", "Bytes of chunk files.", value=disk.size_bytes)
         hedged = reader.hedged_reads
         yield CounterMetricFamily(f"{_PREFIX}_hedged_requests", "Slow GETs sent again.", value=hedged.hedged_requests)
-        yield CounterMetricFamily(f"{_PREFIX}_hedge_wins", "Those whose second was first.", value=hedged.hedge_wins)
+        yield CounterMetricFamily(f"{_PREFIX}_hedge_wins", "Second GETs that won.", value=hedged.hedge_wins)
         yield GaugeMetricFamily(
-            f"{_PREFIX}_read_ahead_bytes", "Windows of read-ahead.", value=reader.read_ahead.reserved_bytes
+            f"{_PREFIX}_read_ahead_bytes", "Bytes reserved for read-ahead.", value=reader.read_ahead.reserved_bytes
         )
         yield SummaryMetricFamily(
             "tidegate_remote_fetch_throttle_time_seconds",
-            "remote-fetch-throttle-time of KIP-956: how long the quota let no such read pass, each time it did not.",
+            "remote-fetch-throttle-time of KIP-956: the time until a quota allows a read again, per throttled read.",
             count_value=reader.quotas.throttled_count,
             sum_value=reader.quotas.throttled_ms / 1000,
         )
         yield GaugeMetricFamily(
-            f"{_PREFIX}_circuit_open", "1 while the store is left alone.", value=int(reader.breaker.is_open)
+            f"{_PREFIX}_circuit_open", "1 while the circuit is open.", value=int(reader.breaker.is_open)
         )

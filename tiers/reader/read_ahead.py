@@ -1,8 +1,8 @@
-"""How far to read ahead of each consumer: per stream, doubling on sequential hits, within one global byte budget.
+"""`ReadAhead` decides how far to read ahead of each stream, within one global byte budget.
 
-A stream is one connection reading one partition. What it may have waiting in the cache is its window; the windows of
-all streams together never exceed the budget, so that streams do not push each other's chunks out before they are read.
-The stream that was idle longest gives its window up first.
+A stream is one connection that reads one partition. Its window is the number of bytes to read ahead; it doubles with
+each sequential read. The windows of all streams together never exceed the budget, so that the streams do not evict each
+other's chunks before they are read. If the budget is exhausted, the stream that was idle longest loses its window.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class ReadAhead:
         self.reserved_bytes = 0
 
     def window_bytes(self, key: StreamKey, offset: int, next_offset: int) -> int:
-        """A read from `offset` ended; the next one will ask for at most `next_offset`. What to have ready after it.
+        """Returns the number of bytes to read ahead after a read of `[offset, next_offset)`.
 
-        A read is sequential when it begins no further than the one before it ended, and not before that one's start:
-        clients that take less than they were given ask for the rest.
+        A read is sequential if `offset` is at most the end of the read before it and `next_offset` at least that end.
+        A client may use only a part of an answer and then ask for the rest.
         """
         stream = self._streams.get(key)
         if stream is None:

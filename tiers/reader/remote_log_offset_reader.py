@@ -1,7 +1,8 @@
-"""`RemoteLogOffsetReader`: offsets of the remote tier by timestamp, for ListOffsets (semantics 5.2).
+"""`RemoteLogOffsetReader` finds offsets of the remote tier by timestamp, for ListOffsets (docs/semantics.md 5.2).
 
-Timestamps are not monotonic: segments are judged by their maximum, in offset order, never searched by bisection; and a
-segment whose maximum promises a record but has none at or after the start offset is passed over (Kafka stops there).
+Timestamps are not monotonic, so the reader checks the maximum timestamp of each segment in offset order and never uses
+a binary search. If a segment's maximum is high enough but its record lies below the start offset, the reader continues
+with the next segment, whereas Kafka stops there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _SEGMENTS_BETWEEN_YIELDS = 256
 
 
 class TimestampOffset(NamedTuple):
-    """A record's timestamp and offset, and the leader epoch of its batch; -1 when that has none."""
+    """A record's timestamp and offset, and the leader epoch of its batch; -1 when the batch has none."""
 
     timestamp_ms: int
     offset: int
@@ -43,9 +44,10 @@ class RemoteLogOffsetReader:
         deadline_ms: int,
         connection_id: int,
     ) -> TimestampOffset | None:
-        """The first record with that timestamp or a later one in `[from_offset, to_offset)`, control records included.
+        """Returns the first record in `[from_offset, to_offset)` with at least that timestamp.
 
-        Raises as `RemoteLogReader.read` does: None means that there is none, never that it could not be found out.
+        Control records count as well. None means that the range has no such record. If a segment cannot be read, it
+        raises like `RemoteLogReader.read`.
         """
         offset = from_offset
         looked_at = 0
@@ -72,8 +74,10 @@ class RemoteLogOffsetReader:
         deadline_ms: int,
         connection_id: int,
     ) -> TimestampOffset | None:
-        """The first record with the greatest timestamp of all segments that begin in `[from_offset, to_offset)`, and of
-        what the segment that holds `from_offset` has from there on."""
+        """Returns the first record with the greatest timestamp, control records included; None when there is none.
+
+        The search covers the segments that begin in `[from_offset, to_offset)`, and the part from `from_offset` on of
+        the segment that holds `from_offset`. Raises like `RemoteLogReader.read`, and `SegmentDeletedError`."""
         best: RemoteLogSegmentMetadata | None = None
         found: TimestampOffset | None = None
         offset = from_offset
@@ -100,8 +104,10 @@ class RemoteLogOffsetReader:
     async def _max_of_part(
         self, segment: RemoteLogSegmentMetadata, from_offset: int, deadline_ms: int, connection_id: int
     ) -> TimestampOffset | None:
-        """The segment's own maximum may lie before `from_offset`, or behind where it was cut: chunks, then batches,
-        then records tell."""
+        """Returns the first record with the greatest timestamp in the valid part of the segment from `from_offset` on.
+
+        The segment's maximum timestamp may lie before `from_offset` or after a clamp. So this looks at the chunks, and
+        then at the batches and records of chunks that lie only partly in the range."""
         index = await self._reader.index(segment, deadline_ms=deadline_ms, connection_id=connection_id)
         end_offset, greatest_ms = segment.valid_end_offset, NO_TIMESTAMP
         for number, chunk in enumerate(index.chunks()):
@@ -149,7 +155,7 @@ def _first_in_chunk(view: memoryview, timestamp_ms: int, from_offset: int) -> Ti
 
 
 def _max_in_chunk(view: memoryview, from_offset: int, to_offset: int) -> int:
-    """The greatest timestamp of `[from_offset, to_offset]`, -1 when there is none."""
+    """Returns the greatest timestamp in `[from_offset, to_offset]`, -1 when there is none."""
     greatest_ms = NO_TIMESTAMP
     for batch in iterate_batches(view):
         if batch.last_offset > to_offset:

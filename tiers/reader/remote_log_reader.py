@@ -1,13 +1,15 @@
-"""`RemoteLogReader`: record batches of the remote tier by offset, byte for byte as the broker had them (semantics 3.3).
+"""`RemoteLogReader` reads record batches of the remote tier by offset, byte for byte as the broker had them.
 
 offset -> segment (RLMM) -> index -> chunks (caches, or ranged GETs through bounded pools) -> slices at whole batches.
 
-* Views are read-only and share the cache's buffers; nothing is copied but crumbs: a client that takes its answer
-  slowly must not pin many times its size.
-* Trouble that may pass is retried until the deadline (`RetriedRead`); if the metadata says that the segment was deleted
-  meanwhile, the look-up begins anew.
-* Nothing above a segment's `valid_end_offset` is ever served: a clamp cut it off.
-* Cancelling a call leaves its downloads running: they land in the caches for the next one.
+The answers follow docs/semantics.md 3.3.
+
+* The returned views are read-only and share the cache's buffers. The reader copies only small slices of large buffers,
+  because a client that reads its answer slowly must not keep many times its size in memory.
+* The reader retries retriable errors until the deadline (`RetriedRead`). If the metadata says that the segment was
+  deleted meanwhile, it looks up the segment again.
+* It never serves offsets above a segment's `valid_end_offset`, because a clamp cut them off.
+* If a call is cancelled, its downloads continue and fill the caches for the next call.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ READ_COMMITTED = 1
 
 @dataclass(frozen=True, slots=True)
 class RemoteLogReaderSettings:
-    """The first two are remote.log.reader.threads and remote.log.reader.max.pending.tasks."""
+    """The settings; the first two are remote.log.reader.threads and remote.log.reader.max.pending.tasks."""
 
     threads: int = 10
     max_pending_tasks: int = 100
@@ -71,12 +73,13 @@ class RemoteLogReaderSettings:
 
 @dataclass(frozen=True, slots=True)
 class RemoteRead:
-    """Whole batches; `records` is empty only when not even the first one fits `max_bytes`.
+    """The result of a read: whole batches.
 
-    `first_offset` is the base offset of the first batch, possibly below what was asked for. `next_offset` is an upper
-    bound: the true next offset lies between the batches returned and it. `aborted_transactions` is None under
-    read_uncommitted, else what Fetch must emit: ascending first offsets, no duplicates, none whose marker lies before
-    the first batch (semantics 7).
+    `records` is empty only if the first batch exceeds `max_bytes`, or if a fetch quota is used up. `first_offset` is
+    the base offset of the first batch, which may be below the requested offset. `next_offset` is an upper bound of the
+    offset after the last returned batch. `aborted_transactions` is None under read_uncommitted. Otherwise it holds the
+    aborted transactions that Fetch must emit: in ascending order of first offsets, without duplicates, and without
+    those whose marker lies before the first batch (docs/semantics.md 7).
     """
 
     records: list[memoryview]
@@ -98,12 +101,12 @@ def monotonic_ms() -> int:
 
 
 def decode_index(raw: bytes, segment: RemoteLogSegmentMetadata, ciphers: SegmentCiphers | None = None) -> SegmentIndex:
-    """By the remote log index. `ciphers` open what is encrypted."""
+    """Returns the remote log index of an `.indexes` object. `ciphers` opens encrypted segments."""
     return decode_indexes_object(raw, segment).remote_log_index(ciphers)
 
 
 class RemoteLogReader:
-    """An asynchronous context manager: it owns the pools; the storage manager is opened and closed by the caller."""
+    """The reader, an asynchronous context manager. It owns its pools; the caller owns the storage manager."""
 
     def __init__(
         self,
@@ -118,7 +121,7 @@ class RemoteLogReader:
         local_indexes: LocalIndexes | None = None,
         disk_chunks: DiskChunkCache | None = None,
     ) -> None:
-        """`local_indexes` and `disk_chunks` are the reader's to close; None: what memory lacks is fetched."""
+        """The reader closes `local_indexes` and `disk_chunks`; both are optional caches on disk."""
         settings = settings or RemoteLogReaderSettings()
         self._rlmm = rlmm
         self._retried = RetriedRead(rlmm, clock_ms, jitter)
@@ -144,7 +147,7 @@ class RemoteLogReader:
         reads = GuardedReads(self.hedged_reads, self.breaker)
         extents: ExtentSource = StoreExtents(reads)
         if disk_chunks is not None:
-            # Above the breaker: what the disk has is served while the store is down.
+            # The disk cache is in front of the breaker, so it serves its chunks while the store is down.
             extents = DiskExtents(disk_chunks, extents)
         self._fetcher = ChunkFetcher(
             reads,
@@ -192,13 +195,15 @@ class RemoteLogReader:
         client_id: str = "",
         log_start_offset: int | None = None,
     ) -> RemoteRead:
-        """Batches from the one that holds `offset` on; with `min_one_message` the first whatever its size (KIP-74).
-        The result is empty, without an error, when a fetch quota is used up (KIP-956). A read never crosses a gap: the
-        gap may have lost the marker that ends a transaction.
+        """Reads up to `max_bytes` of batches, from the one that holds `offset` on.
 
-        `deadline_ms` is a time of the injected clock. `log_start_offset` is the one that the leader confirms; None: the
-        highest recorded one. Raises `OffsetBelowLogStartError`, `OffsetGapError` when no segment holds the offset,
-        `RemoteReadTimeoutError` at the deadline, and any `RemoteLogError` that will not pass.
+        With `min_one_message` it returns the first batch whatever its size (KIP-74). When a fetch quota is used up, the
+        result is empty, without an error (KIP-956). A read never crosses a gap, because the gap may have lost the
+        marker that ends a transaction.
+
+        `deadline_ms` is a time of the injected clock. `log_start_offset` is the one that the leader confirmed; None
+        stands for the highest recorded one. Raises `OffsetBelowLogStartError`, `OffsetGapError` when no segment holds
+        the offset, `RemoteReadTimeoutError` at the deadline, and any `RemoteLogError` that is not retriable.
         """
         while True:
             segment = self.segment_for(partition, offset, log_start_offset)
@@ -218,11 +223,11 @@ class RemoteLogReader:
     def segment_for(
         self, partition: TopicIdPartition, offset: int, log_start_offset: int | None = None
     ) -> RemoteLogSegmentMetadata:
-        """Raises `OffsetBelowLogStartError` or `OffsetGapError` when there is none."""
+        """Returns the segment that holds `offset`. Raises `OffsetBelowLogStartError` or `OffsetGapError`."""
         if log_start_offset is None:
             log_start_offset = self._rlmm.log_start_offset(partition)
         if log_start_offset is None or offset < log_start_offset:
-            raise OffsetBelowLogStartError(f"offset {offset} of {partition} is below its start {log_start_offset}")
+            raise OffsetBelowLogStartError(f"offset {offset} of {partition} is below its log start {log_start_offset}")
         segment = self._rlmm.remote_log_segment_metadata(partition, offset)
         if segment is None:
             raise OffsetGapError(f"no remote segment of {partition} holds offset {offset}")
@@ -240,7 +245,7 @@ class RemoteLogReader:
         deadline_ms: int,
         connection_id: int,
     ) -> memoryview:
-        """One chunk, verified."""
+        """Returns one verified chunk."""
 
         async def attempt() -> memoryview:
             return (await self._fetcher.chunks(segment, index, number, 1, connection_id))[0]
@@ -250,7 +255,7 @@ class RemoteLogReader:
     async def leader_epochs(
         self, partition: TopicIdPartition, *, deadline_ms: int, connection_id: int
     ) -> tuple[LeaderEpochEntry, ...]:
-        """Every leader epoch that the remote tier knows, ascending; empty when it has no readable segment."""
+        """Returns every leader epoch that the remote tier knows, ascending; empty when it has no readable segment."""
         while True:
             end_offset = self._rlmm.remote_end_offset(partition)
             segment = None if end_offset is None else self._rlmm.remote_log_segment_metadata(partition, end_offset)
@@ -260,7 +265,7 @@ class RemoteLogReader:
                 index = await self.index(segment, deadline_ms=deadline_ms, connection_id=connection_id)
             except SegmentDeletedError:
                 continue
-            # A segment that a clamp cuts also knows epochs of what was cut off.
+            # The index of a clamped segment also has epochs of the offsets that were cut off.
             return tuple(entry for entry in index.leader_epochs() if entry.start_offset <= end_offset)
 
     async def _read_from(
@@ -277,8 +282,8 @@ class RemoteLogReader:
         index = await self.index(segment, deadline_ms=deadline_ms, connection_id=connection_id)
         number = index.chunk_number_for_offset(offset)
         if number is None:
-            raise CorruptSegmentError(f"the index of {segment.segment_id.id} ends before its last offset")
-        # The first chunk may lie partly before the offset: what it yields is not known yet, so one more is wanted.
+            raise CorruptSegmentError(f"the index of segment {segment.segment_id.id} ends before its last offset")
+        # The first chunk may lie partly before the offset. So this asks for as many bytes more as that chunk has.
         views = await self._retried.run(
             segment,
             partial(
@@ -304,7 +309,7 @@ class RemoteLogReader:
                 collected.aborted += index.aborted_transactions(collected.first_offset, collected.next_offset - 1)
             if collected.is_full or number < end_number:
                 break
-            # Over the border only for what is there: a neighbour in trouble must not hold back what was read.
+            # From the next segment it takes only cached chunks: an error there must not delay the batches of this one.
             following = self._following(segment)
             following_index = None if following is None else self._index_if_cached(following)
             if following is None or following_index is None:
@@ -322,7 +327,10 @@ class RemoteLogReader:
         )
 
     def _following(self, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata | None:
-        """What begins right behind it. Only from its first chunk on: one that holds more is looked up by offset."""
+        """Returns the segment that begins exactly after this one; None when there is none.
+
+        A segment that begins earlier is not returned, because the caller continues at its first chunk.
+        """
         next_offset = segment.valid_end_offset + 1
         following = self._rlmm.remote_log_segment_metadata(segment.topic_id_partition, next_offset)
         return following if following is not None and following.start_offset == next_offset else None
@@ -355,4 +363,4 @@ class RemoteLogReader:
                     return
                 segment, index, number = following, following_index, 0
         except RemoteLogError:
-            return  # reading ahead is a courtesy: the read that needs the bytes will say what is wrong
+            return  # reading ahead is optional: the read that needs the bytes reports the error

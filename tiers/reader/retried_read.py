@@ -1,8 +1,8 @@
-"""`RetriedRead`: attempts at one read of a segment until its deadline, outside the pools' slots.
+"""`RetriedRead` retries one read of a segment until its deadline. It occupies no slot of a pool between the attempts.
 
-* Trouble that may pass is waited out with backoff. A FINISHED segment that the store does not find is such trouble
-  (stores may be eventually consistent), unless the metadata says that the segment was deleted meanwhile.
-* A checksum mismatch is read again once, then it is an error.
+* It retries retriable errors with backoff. If the store does not find a FINISHED segment, it retries as well, because
+  stores may be eventually consistent, unless the metadata says that the segment was deleted meanwhile.
+* After a checksum mismatch it reads once more. A second mismatch is an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _METADATA_RELOAD_TIMEOUT_MS = 1000
 
 
 class SegmentDeletedError(RemoteLogError):
-    """The metadata moved on under a read: look the offset up again."""
+    """The metadata says that the segment was deleted during the read. The caller must look up the offset again."""
 
 
 class RetriedRead:
@@ -33,19 +33,27 @@ class RetriedRead:
         self._jitter = jitter
 
     async def run(self, segment: RemoteLogSegmentMetadata, attempt: Callable[[], Awaitable[T]], deadline_ms: int) -> T:
-        """Raises `SegmentDeletedError`, `RemoteReadTimeoutError`, and any `RemoteLogError` that will not pass."""
+        """Returns the result of the first attempt that succeeds. `deadline_ms` is a time of the injected clock.
+
+        Raises `SegmentDeletedError`, `RemoteReadTimeoutError` at the deadline, and any `RemoteLogError` that is not
+        retriable.
+        """
         failures = 0
         is_reread = False
         cause: Exception | None = None
         while True:
             remaining_ms = deadline_ms - self._clock_ms()
             if remaining_ms <= 0:
-                raise RemoteReadTimeoutError(f"{segment.topic_id_partition} was not read in time", cause) from cause
+                raise RemoteReadTimeoutError(
+                    f"the deadline of a read of {segment.topic_id_partition} passed", cause
+                ) from cause
             try:
                 async with asyncio.timeout(remaining_ms / 1000):
                     return await attempt()
             except TimeoutError as error:
-                raise RemoteReadTimeoutError(f"{segment.topic_id_partition} was not read in time", cause) from error
+                raise RemoteReadTimeoutError(
+                    f"the deadline of a read of {segment.topic_id_partition} passed", cause
+                ) from error
             except CorruptSegmentError:
                 if is_reread:
                     raise
@@ -62,12 +70,12 @@ class RetriedRead:
             await asyncio.sleep(max(pause_ms, 1) / 1000)
 
     async def _raise_if_deleted(self, segment: RemoteLogSegmentMetadata, deadline_ms: int) -> None:
-        """The metadata decides whether an object that is not found was deleted."""
+        """Raises `SegmentDeletedError` when fresh metadata says that the segment is no longer readable."""
         timeout_ms = min(_METADATA_RELOAD_TIMEOUT_MS, deadline_ms - self._clock_ms())
         try:
             await self._rlmm.ensure_fresh(segment.topic_id_partition, 0, max(timeout_ms, 1))
         except RemoteLogError:
-            return  # not known: waiting is never wrong
+            return  # without fresh metadata a retry is always safe
         known = self._rlmm.remote_log_segment_metadata_by_id(segment.segment_id)
         if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
             raise SegmentDeletedError(f"segment {segment.segment_id.id} was deleted")

@@ -1,4 +1,4 @@
-"""Waiting out a remote store's trouble: full-jitter exponential backoff, and a circuit breaker per store."""
+"""Exponential backoff with full jitter, and a circuit breaker per remote store."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ BACKOFF_CAP_MS = 1000
 
 
 def backoff_ms(failures: int, remaining_ms: int, jitter: Callable[[], float]) -> float:
-    """The pause after the `failures`-th failure in a row: factor 2, full jitter, at most half of what remains.
+    """Returns the pause after the `failures`-th failure in a row, with factor 2 and full jitter.
 
-    `jitter` returns a number in [0, 1).
+    The pause is at most half of `remaining_ms`. `jitter` returns a number in [0, 1).
     """
     ceiling = min(BACKOFF_CAP_MS, BACKOFF_BASE_MS << min(max(failures - 1, 0), 10))
     return min(ceiling * jitter(), remaining_ms / 2)
 
 
 class CircuitBreaker:
-    """Opens after `threshold` failures in a row; then one call may probe the store every `open_ms`.
+    """A circuit breaker that opens after `threshold` failures in a row.
 
-    `open_ms` stays under a second, so that a store which recovers serves the fetches that still wait for it.
+    While it is open, one call may probe the store every `open_ms`. `open_ms` is below a second, so that a store that
+    recovers can still serve the waiting fetches.
     """
 
     def __init__(self, clock_ms: Callable[[], int], *, threshold: int = 8, open_ms: int = 500) -> None:
@@ -37,12 +38,12 @@ class CircuitBreaker:
         return self._failures >= self._threshold
 
     def before_call(self) -> None:
-        """Raises `CircuitOpenError` when the store is to be left alone; else the caller must record how it went."""
+        """Raises `CircuitOpenError` while the circuit is open; otherwise the caller must record the call's outcome."""
         if not self.is_open:
             return
         now_ms = self._clock_ms()
         if now_ms < self._probe_at_ms:
-            raise CircuitOpenError(f"the store failed {self._failures} times in a row")
+            raise CircuitOpenError(f"the circuit breaker is open: the store failed {self._failures} times in a row")
         self._probe_at_ms = now_ms + self._open_ms
 
     def record_success(self) -> None:

@@ -1,4 +1,4 @@
-"""`SegmentReads`: what the read path asks a store for. A store, or a wrapper that makes a store's reads better."""
+"""`SegmentReads`: the reads that the read path needs from a store, implemented by a store or by a wrapper of one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class SegmentReads(Protocol):
-    """Two methods of `RemoteStorageManager`, whose contract holds here as well."""
+    """Two methods of `RemoteStorageManager`, with the same contract."""
 
     async def fetch_log_segment(
         self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
@@ -24,7 +24,7 @@ class SegmentReads(Protocol):
 
 
 class GuardedReads:
-    """Behind the store's circuit breaker: `CircuitOpenError` while it is left alone."""
+    """A `SegmentReads` behind the store's circuit breaker. Raises `CircuitOpenError` while the circuit is open."""
 
     def __init__(self, inner: SegmentReads, breaker: CircuitBreaker) -> None:
         self._inner = inner
@@ -46,7 +46,7 @@ class GuardedReads:
         except RemoteResourceNotFoundError:
             self._breaker.record_success()
             raise
-        except (RetriableRemoteStorageError, asyncio.CancelledError):  # the pool cancels a call that hangs
+        except (RetriableRemoteStorageError, asyncio.CancelledError):  # the pool cancels a download that hangs
             self._breaker.record_failure()
             raise
         self._breaker.record_success()

@@ -1,12 +1,13 @@
-"""The `.indexes` object: everything about a segment but its batches, in one self-describing file, written last.
+"""The `.indexes` object: one self-describing file with everything about a segment except its batches; written last.
 
     magic "TGIX" | version int16 = 1 | number of sections int16
     per section: type int16 | position int32 | length int32 | CRC-32C uint32
-    CRC-32C uint32 of all the above
+    CRC-32C uint32 of all bytes above
     the sections, in the table's order, without gaps, up to the end of the object
 
-Section types are never reused; a reader skips the ones that it does not know. Every byte is under a checksum, and the
-sections are held against each other: what decodes is complete and of one piece. Anything else is `CorruptSegmentError`.
+Section types are never reused. A reader skips the sections that it does not know. A checksum covers every byte, and
+the decoder compares the sections with each other. So an object that decodes is complete and consistent; for every other
+object the decoder raises `CorruptSegmentError`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _INT64 = Struct(">q")
 
 
 class Section(IntEnum):
-    """The order of writing is that of the numbers."""
+    """The section types. The encoder writes the sections in the order of these numbers."""
 
     METADATA = 1
     OFFSET_INDEX = 2
@@ -49,21 +50,24 @@ class Section(IntEnum):
     LEADER_EPOCH_CHECKPOINT = 6
     REMOTE_LOG_INDEX = 7
     ENCRYPTION = 8
-    """Only where chunks are encrypted."""
+    """Present only when the chunks are encrypted."""
     PRODUCER_SNAPSHOT = 9
     HISTORY_FROM = 10
-    """int64."""
+    """An int64."""
 
 
 class SegmentCiphers(Protocol):
-    """A key ring."""
+    """A key ring that opens the ciphers of encrypted segments."""
 
-    def cipher(self, uuid: UUID, section: bytes | memoryview) -> ChunkCipher: ...
+    def cipher(self, uuid: UUID, section: bytes | memoryview) -> ChunkCipher:
+        """Returns the cipher of the segment `uuid` with this ENCRYPTION section. Raises `EncryptionKeyError`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentIndexes:
-    """The indexes of one segment. `leader_epochs` is cumulative; the `bytes` are files in Kafka's or our own format."""
+    """The indexes of one segment. The `bytes` are files in Kafka's or Tidegate's own format.
+
+    `leader_epochs` is cumulative: it includes the leader epochs of earlier segments."""
 
     offset_index: bytes | memoryview
     time_index: bytes | memoryview
@@ -72,26 +76,28 @@ class SegmentIndexes:
     leader_epochs: tuple[LeaderEpochEntry, ...]
     remote_log_index: bytes | memoryview
     producer_snapshot: bytes | memoryview
-    """The producers' state at the segment's end."""
+    """The state of the producers at the segment's end."""
     history_from: int
-    """Whatever these know of producers and transactions was read from here on, without a gap; 0: they know all."""
+    """The offset from which the copier has seen every batch of the log.
+
+    Above 0, the indexes may lack producers and transactions that began below this offset."""
     encryption: bytes | memoryview | None = None
-    """The segment's wrapped key; None: the stored bytes are the log's."""
+    """The ENCRYPTION section with the segment's wrapped key; None when the stored bytes are the log's bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexesObject:
-    """A decoded object. `metadata` is as it was while the segment was copied: without custom metadata."""
+    """A decoded `.indexes` object. `metadata` dates from the copy of the segment, so it has no custom metadata."""
 
     metadata: RemoteLogSegmentMetadata
     indexes: SegmentIndexes
 
     def chunks(self) -> tuple[Chunk, ...]:
-        """Where they lie: no key is needed."""
+        """Returns the chunks of the segment. This needs no encryption key."""
         return self._remote_log_index(None).chunks()
 
     def remote_log_index(self, ciphers: SegmentCiphers | None = None) -> RemoteLogIndex:
-        """Raises `EncryptionKeyError` when chunks are encrypted and `ciphers` cannot open them."""
+        """Returns the remote log index. Raises `EncryptionKeyError` when `ciphers` cannot open encrypted chunks."""
         return self._remote_log_index(open_cipher(self.metadata.segment_id.id, self.indexes.encryption, ciphers))
 
     def _remote_log_index(self, cipher: ChunkCipher | None) -> RemoteLogIndex:
@@ -101,7 +107,7 @@ class IndexesObject:
         )
 
     def kafka_segment_index(self, chunk_bytes: int = 1 << 20) -> KafkaSegmentIndex:
-        """Only for a segment whose stored bytes are the log's."""
+        """Returns an index made of Kafka's files. The segment must not be encrypted."""
         metadata, indexes = self.metadata, self.indexes
         return KafkaSegmentIndex(
             metadata.start_offset,
@@ -133,11 +139,15 @@ def encode_indexes_object(metadata: RemoteLogSegmentMetadata, indexes: SegmentIn
 
 
 def decode_indexes_object(data: bytes | memoryview, expected: RemoteLogSegmentMetadata | None = None) -> IndexesObject:
-    """Sections are views of `data`. Raises `CorruptSegmentError`, also for another segment than `expected`."""
+    """Decodes an object; its sections are views of `data`.
+
+    Raises `CorruptSegmentError` when the object is damaged or incomplete, or when it belongs to another segment than
+    `expected`.
+    """
     sections = decode_sections(data)
     missing = [section.name for section in Section if section not in sections and section is not Section.ENCRYPTION]
     if missing:
-        raise CorruptSegmentError(f"indexes object without {', '.join(missing)}")
+        raise CorruptSegmentError(f"the indexes object is without {', '.join(missing)}")
     decoded = IndexesObject(
         decode_segment_metadata(bytes(sections[Section.METADATA])),
         SegmentIndexes(
@@ -158,7 +168,9 @@ def decode_indexes_object(data: bytes | memoryview, expected: RemoteLogSegmentMe
         expected.start_offset,
         expected.end_offset,
     ):
-        raise CorruptSegmentError(f"indexes object of {metadata.segment_id}, expected {expected.segment_id}")
+        raise CorruptSegmentError(
+            f"the indexes object belongs to {metadata.segment_id}, but {expected.segment_id} was expected"
+        )
     check_whole_segment(decoded.chunks(), metadata)
     return decoded
 
@@ -166,11 +178,14 @@ def decode_indexes_object(data: bytes | memoryview, expected: RemoteLogSegmentMe
 def open_cipher(
     uuid: UUID, encryption: bytes | memoryview | None, ciphers: SegmentCiphers | None
 ) -> ChunkCipher | None:
-    """None: the segment is not encrypted. Raises `EncryptionKeyError` when it is, and `ciphers` cannot open it."""
+    """Returns the segment's cipher; None when the segment is not encrypted.
+
+    Raises `EncryptionKeyError` when the segment is encrypted and `ciphers` cannot open it.
+    """
     if encryption is None:
         return None
     if ciphers is None:
-        raise EncryptionKeyError(f"segment {uuid} is encrypted, and there are no keys")
+        raise EncryptionKeyError(f"segment {uuid} is encrypted, but there are no keys: configure [encryption.keys]")
     return ciphers.cipher(uuid, encryption)
 
 
@@ -185,36 +200,41 @@ def encode_sections(sections: Mapping[int, bytes]) -> bytes:
 
 
 def decode_sections(data: bytes | memoryview) -> dict[int, memoryview]:
-    """Every section by its type, known or not, its checksum verified."""
+    """Returns every section by its type, including unknown types, after verifying its checksum.
+
+    Raises `CorruptSegmentError`.
+    """
     view = memoryview(data)
     if len(view) < _HEADER.size:
-        raise CorruptSegmentError(f"indexes object of {len(view)} bytes")
+        raise CorruptSegmentError(f"an indexes object of {len(view)} bytes is shorter than its header")
     magic, version, count = _HEADER.unpack_from(view)
     if magic != MAGIC or version != VERSION:
         raise CorruptSegmentError(f"not an indexes object of version {VERSION}: magic {magic!r}, version {version}")
     table_end = _HEADER.size + _TABLE_ENTRY.size * count
     if count < 0 or table_end + _CRC.size > len(view):
-        raise CorruptSegmentError(f"indexes object: table of {count} sections in {len(view)} bytes")
+        raise CorruptSegmentError(f"indexes object: a table of {count} sections does not fit {len(view)} bytes")
     if crc32c(view, 0, table_end) != _CRC.unpack_from(view, table_end)[0]:
-        raise CorruptSegmentError("indexes object: CRC mismatch in the table")
+        raise CorruptSegmentError("indexes object: CRC mismatch in the section table")
     sections: dict[int, memoryview] = {}
     expected_position = table_end + _CRC.size
     for section, position, length, crc in _TABLE_ENTRY.iter_unpack(view[_HEADER.size : table_end]):
         end = position + length
         if position != expected_position or length < 0 or end > len(view) or section in sections:
-            raise CorruptSegmentError(f"indexes object: section {section} at {position} of {length} bytes")
+            raise CorruptSegmentError(
+                f"indexes object: section {section} at {position} with {length} bytes is misplaced or a duplicate"
+            )
         if crc32c(view, position, end) != crc:
             raise CorruptSegmentError(f"indexes object: CRC mismatch in section {section}")
         sections[section] = view[position:end]
         expected_position = end
     if expected_position != len(view):
-        raise CorruptSegmentError(f"indexes object: {len(view) - expected_position} bytes after the last section")
+        raise CorruptSegmentError(f"indexes object: {len(view) - expected_position} bytes follow the last section")
     return sections
 
 
 def _history_from(section: memoryview) -> int:
     if len(section) != _INT64.size or (offset := int(_INT64.unpack(section)[0])) < 0:
-        raise CorruptSegmentError(f"indexes object: {len(section)} bytes are not where its history begins")
+        raise CorruptSegmentError(f"indexes object: the history section of {len(section)} bytes is invalid")
     return offset
 
 
@@ -262,7 +282,7 @@ def decode_segment_metadata(data: bytes) -> RemoteLogSegmentMetadata:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptSegmentError(f"segment metadata: {error!r}") from error
     if not metadata.segment_leader_epochs or metadata.start_offset > metadata.end_offset:
-        raise CorruptSegmentError(f"segment metadata: {metadata.segment_id} holds no offsets or no leader epoch")
+        raise CorruptSegmentError(f"segment metadata: {metadata.segment_id} has no offsets or no leader epoch")
     return metadata
 
 
@@ -275,7 +295,10 @@ def _int64(value: object) -> int:
 
 
 def _int_of_bits(value: object, bits: int) -> int:
-    """JSON takes any number, and text, for a number."""
+    """Returns `value` if it is an integer of that size. A JSON decoder returns values of any type and size.
+
+    Raises `ValueError`.
+    """
     if type(value) is not int or not -(1 << bits - 1) <= value < 1 << bits - 1:
-        raise ValueError(f"{value!r} where an int{bits} is expected")
+        raise ValueError(f"found {value!r} instead of an int{bits}")
     return value

@@ -1,10 +1,10 @@
-"""Indexes of a segment whose `.indexes` object is lost, made of its log, as far as that and its neighbours tell.
+"""Rebuilds the indexes of a segment whose `.indexes` object is lost, from its log and the neighbouring segments.
 
-* The segment before tells what was known at its end: leader epochs, producers, open transactions. Without it, what
-  began before the segment is not known: where that matters to readers the log itself tells it.
-* Which transactions that are open at the end abort, the segment after tells. Without it they must not be guessed:
-  readers would be given records of aborted transactions.
-* With both, the indexes are those that were lost, to the byte.
+* The segment before it has the state at its end: leader epochs, producers, open transactions. Without that segment, the
+  indexes lack everything that began earlier. Readers do not depend on it: the log itself has the data that they need.
+* The segment after it shows which of the open transactions aborted. Without that segment, the indexer must not guess:
+  readers would receive records of aborted transactions.
+* With both neighbours, the rebuilt indexes equal the lost ones byte for byte.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from tiers.segment.transaction_tracker import OpenTransactions
 
 
 class LogIndexer:
-    """Give it all of the log by `append`, in pieces of whole batches, then ask for `finish`; at last `discard`."""
+    """Rebuilds the indexes of one segment.
+
+    The caller passes the whole log to `append`, in pieces of whole batches, then calls `finish`, and finally `discard`.
+    """
 
     def __init__(
         self,
@@ -32,7 +35,10 @@ class LogIndexer:
         after: IndexesObject | None,
         leader_epochs: Sequence[LeaderEpochEntry] = (),
     ) -> None:
-        """`before` and `after` must be neighbours without a gap. `leader_epochs`: known without `before`."""
+        """`before` and `after` are the neighbouring segments; no offsets may be missing between them and this one.
+
+        `leader_epochs` are the known leader epochs for the case that `before` is None.
+        """
         self._segment = segment
         self._after = after
         start = segment.start_offset
@@ -51,11 +57,14 @@ class LogIndexer:
         self._builder = SegmentBuilder(path, start, lambda: 0, epochs, known, producers)
 
     def append(self, batches: bytes) -> None:
-        """Blocks on the disk. Raises `CorruptBatchError`, `LogDivergedError`, `SegmentOverflowError`."""
+        """Appends whole batches. Blocks on the disk.
+
+        Raises `CorruptBatchError`, `LogDivergedError`, `SegmentOverflowError`.
+        """
         self._builder.append(batches, list(self._reported()))
 
     def _reported(self) -> Iterable[AbortedTransaction]:
-        """What the leader said of transactions that the segment after saw end, or still open."""
+        """Yields the aborted transactions that the segment after this one knows and that began before its start."""
         if self._after is None:
             return
         for one in self._after.indexes.aborted_transactions:
@@ -63,17 +72,21 @@ class LogIndexer:
                 yield AbortedTransaction(one.producer_id, one.first_offset)
 
     def finish(self) -> BuiltSegment:
-        """Raises `CorruptSegmentError` when the log is not that of the segment, or does not tell enough."""
+        """Returns the segment with its rebuilt indexes.
+
+        Raises `CorruptSegmentError` when the log is not the segment's, or when a transaction is open at the end and the
+        segment after it is missing.
+        """
         segment, built = self._segment, self._builder.finish()
         found = built.end_offset, built.size_bytes, built.segment_leader_epochs
         wanted = segment.end_offset, segment.segment_size_bytes, segment.segment_leader_epochs
         if found != wanted:
-            raise CorruptSegmentError(f"the log is not the segment's: it has {found}, the segment {wanted}")
+            raise CorruptSegmentError(f"the log is not the segment's: the log has {found}, the segment has {wanted}")
         if self._after is None and built.open_transactions.ongoing:
             first = built.open_transactions.ongoing[0]
             raise CorruptSegmentError(
                 f"a transaction of producer {first.producer_id} from {first.first_offset} on is open at its end, "
-                "and there is no segment after it to tell whether it aborted"
+                "and no segment follows that shows whether the transaction aborted"
             )
         return built
 

@@ -1,6 +1,6 @@
-"""`KafkaIndexBuilder`: from the batches of a segment to its `.index` and `.timeindex` in Kafka's format (semantics 10).
+"""`KafkaIndexBuilder` makes a segment's `.index` and `.timeindex` files from its batches (docs/semantics.md 10).
 
-The rules are those of LogSegment.append: equal logs give equal files, whoever makes them and whenever.
+It follows the rules of Kafka's LogSegment.append. Equal logs always give equal files.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class KafkaIndexBuilder:
         self._time_index: list[TimestampOffset] = []
 
     def add(self, batch: RecordBatch) -> None:
-        """Of every batch, in the log's order."""
+        """Adds one batch. The caller must add every batch, in the log's order."""
         self.extend((batch,))
 
     def extend(self, batches: Iterable[RecordBatch]) -> None:
-        """`add` of each; for many at a time, which a scrub is slow without."""
+        """Adds many batches, in the log's order. A scrub uses it, because one call per batch is slow."""
         max_timestamp_ms = self.max_timestamp_ms
         since_last_entry = self._bytes_since_last_entry
         position = self.size_bytes
@@ -58,7 +58,7 @@ class KafkaIndexBuilder:
         self.size_bytes = position
 
     def finish(self) -> tuple[bytes, bytes]:
-        """The offset index and the time index; nothing may be added after."""
+        """Returns the offset index and the time index. The caller must not add batches afterwards."""
         self._offer_time_entry()
         offset_index = encode_offset_index(self._base_offset, self._offset_index)
         return offset_index, encode_time_index(self._base_offset, self._time_index)

@@ -1,12 +1,12 @@
 """`KafkaSegmentIndex`: the `SegmentIndex` made of Kafka's own `.index` and `.timeindex`.
 
-Kafka's entries name the *last* offset of a batch and its *start*, so the offset at which a chunk's last batch ends, and
-its own maximum timestamp, are known only as upper bounds. Hence, unlike in `RemoteLogIndex`:
+Kafka's entries hold the *last* offset of a batch and its *start* position. So the last offset of a chunk and its
+maximum timestamp are known only as upper bounds. Therefore it differs from `RemoteLogIndex`:
 
 * `last_offset` may be too high by less than one batch. A reader that finds no batch with the wanted offset in the
-  chunk goes on to the next one, as Kafka does when it scans forward from an index entry.
-* `max_timestamp_ms` is the highest that any batch up to the chunk's end may have; `first_timestamp_ms` is unknown, -1.
-* There is no checksum of a chunk: batches are verified by their own.
+  chunk continues with the next chunk, as Kafka does when it scans forward from an index entry.
+* `max_timestamp_ms` is an upper bound for every batch up to the chunk's end. `first_timestamp_ms` is unknown and -1.
+* A chunk has no checksum. Readers verify each batch by its own CRC.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ UNKNOWN_TIMESTAMP_MS = -1
 
 
 class KafkaSegmentIndex:
-    """Chunks of about `chunk_bytes`, cut where the offset index has an entry; the stored bytes are the log's."""
+    """A `SegmentIndex` with chunks of about `chunk_bytes`, which end where the offset index has an entry.
+
+    The stored bytes must be the log's bytes."""
 
     __slots__ = ("_aborted", "_chunks", "_last_offsets", "_leader_epochs")
 
@@ -43,9 +45,9 @@ class KafkaSegmentIndex:
         entries = decode_offset_index(base_offset, offset_index)
         times = decode_time_index(base_offset, time_index)
         if entries and (entries[-1].offset > end_offset or entries[-1].position >= segment_size_bytes):
-            raise CorruptSegmentError(f"offset index: {entries[-1]} lies past the segment's end")
+            raise CorruptSegmentError(f"offset index: {entries[-1]} lies beyond the segment's end")
         if times and times[-1].offset > end_offset:
-            raise CorruptSegmentError(f"time index: {times[-1]} lies past the segment's end")
+            raise CorruptSegmentError(f"time index: {times[-1]} lies beyond the segment's end")
 
         cuts: list[tuple[int, int]] = []
         position = 0
@@ -92,9 +94,9 @@ class KafkaSegmentIndex:
 
 
 def _highest_timestamp_until(times: list[TimestampOffset], last_offset: int) -> int:
-    """An upper bound of the timestamps at or below `last_offset`.
+    """Returns an upper bound of the timestamps at offsets up to `last_offset`.
 
-    The maximum first reaches an entry's timestamp at that entry's offset, so before it everything is lower.
+    The maximum reaches an entry's timestamp only at that entry's offset, so all timestamps before it are lower.
     """
     number = bisect_left(times, last_offset + 1, key=_offset_of)
     if number < len(times):

@@ -1,19 +1,21 @@
-"""A set of the founding local index files: where the chunks of a partition's remote segments lie (semantics 10.1).
+"""A set of local index files that map offsets to the chunks of a partition's remote segments (docs/semantics.md 10.1).
 
-    <base>.remoteLogIndex       an entry per chunk, of segment after segment
+    <base>.remoteLogIndex       one entry per chunk, segment by segment
     <base>.remoteOffsetIndex    as `.index`: last offset of a chunk - base, position of its entry in remoteLogIndex
     <base>.remoteTimeIndex      as `.timeindex`: highest timestamp so far, last offset of its chunk - base
-    <base>.remoteSegments       per segment: length int32 | what else a read needs of it, as sections with checksums
+    <base>.remoteSegments       per segment: length int32 | the other data that a read needs, as checksummed sections
 
-* `base` is the start offset of the first segment, in 20 digits. Segments are appended by ascending offset, and need not
-  follow upon each other: a file holds what somebody has read.
-* An entry's RDI is that of the segment's own index, as version 1, and names the stored object and the place of the
-  segment in remoteSegments: version int8 = 1, stored position int64, stored length int32, CRC-32C uint32,
+The format is the founding one (docs/founding.md, "Local index files").
+
+* `base` is the start offset of the first segment, in 20 digits. Segments are appended in ascending order of their
+  offsets. There may be gaps between them, because a file only holds segments that a client has read.
+* An entry's RDI has version 1. It extends the RDI of the segment's own index by the segment's uuid and by the position
+  of the segment in remoteSegments: version int8 = 1, stored position int64, stored length int32, CRC-32C uint32,
   segment uuid 16, place int32. So offsets alone never lead to the bytes of another copy attempt.
-* A segment is found by the offset index, which is written last and has no checksum: it is a hint. What it leads to is
-  believed only if checksums hold and the chunks are the whole segment of that uuid. So a torn append, wherever it was
-  cut, is a segment that is not found; whatever else does not fit together is corruption: remove the set.
-* Nothing is synced: all of it can be fetched again. Calls block on the disk.
+* `find` starts at the offset index, which is written last and has no checksum. Its entries are only a hint: `find`
+  trusts the data behind them only if the checksums match and the chunks form the whole segment of that uuid. So a torn
+  append only means that the segment is not found. Every other inconsistency is corruption, and the set must be removed.
+* Nothing is synced, because all of it can be fetched again. Calls block on the disk.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ OFFSET_INDEX = ".remoteOffsetIndex"
 TIME_INDEX = ".remoteTimeIndex"
 SEGMENTS = ".remoteSegments"
 SUFFIXES = (SEGMENTS, LOG_INDEX, TIME_INDEX, OFFSET_INDEX)
-"""In the order of writing."""
+"""The suffixes in the order in which `append` writes the files."""
 
 _RDI = Struct(">bqiI16si")
 _RDI_VERSION = 1
@@ -73,16 +75,16 @@ def append_to(path: Path, content: bytes) -> None:
     with path.open("ab", buffering=0) as file:
         written = file.write(content)
     if written != len(content):
-        raise OSError(f"{path}: {written} of {len(content)} bytes were written")
+        raise OSError(f"{path}: only {written} of {len(content)} bytes were written")
 
 
 class LocalIndexFiles:
-    """`last_offset` is the highest that is covered, `base_offset - 1` in a new set.
+    """One set of files. `last_offset` is the highest offset in it; `base_offset - 1` for an empty set.
 
-    Raises `OSError` wherever the disk does; after that a set is fit only for `remove`."""
+    Every method may raise `OSError` for an error of the disk. After that, only `remove` may be called."""
 
     def __init__(self, folder: Path, base_offset: int, append: Append = append_to) -> None:
-        """A new set: nothing may lie under this name."""
+        """Creates a new set. There must be no files with its names."""
         self.folder = folder
         self.base_offset = base_offset
         self.last_offset = base_offset - 1
@@ -92,12 +94,12 @@ class LocalIndexFiles:
 
     @classmethod
     def existing(cls, folder: Path, base_offset: int) -> LocalIndexFiles:
-        """Of an earlier process: to be read only. Raises `CorruptSegmentError` when it cannot hold any segment."""
+        """Opens the set of an earlier process, for reading only. Raises `CorruptSegmentError` when it has no entry."""
         files = cls(folder, base_offset)
         files._sizes = {suffix: files.path(suffix).stat().st_size for suffix in SUFFIXES}
         count = files._sizes[OFFSET_INDEX] // ENTRY_BYTES
         if not count:
-            raise CorruptSegmentError(f"{files.path(OFFSET_INDEX)}: no entry")
+            raise CorruptSegmentError(f"{files.path(OFFSET_INDEX)}: the offset index has no entry")
         last = _read(files.path(OFFSET_INDEX), (count - 1) * ENTRY_BYTES, ENTRY_BYTES)
         files.last_offset = base_offset + _OFFSET_ENTRY.unpack(last)[0]
         return files
@@ -107,11 +109,11 @@ class LocalIndexFiles:
 
     @property
     def size_bytes(self) -> int:
-        """On the disk, in whole blocks."""
+        """The space on the disk, in whole blocks."""
         return sum(-(-size // _BLOCK_BYTES) * _BLOCK_BYTES for size in self._sizes.values())
 
     def takes(self, segment: RemoteLogSegmentMetadata, max_bytes: int) -> bool:
-        """Whether `append` can follow, in a set whose remoteLogIndex is rolled at `max_bytes`."""
+        """Returns whether the segment can be appended to this set, whose remoteLogIndex is rolled at `max_bytes`."""
         return (
             self.last_offset < segment.start_offset
             and self._sizes[LOG_INDEX] < max_bytes
@@ -145,9 +147,10 @@ class LocalIndexFiles:
     def find(
         self, segment: RemoteLogSegmentMetadata, ciphers: SegmentCiphers | None = None
     ) -> tuple[SegmentIndex, int] | None:
-        """The segment's index and the bytes that were read for it; None when the segment is not here.
+        """Returns the segment's index and the number of bytes read for it; None when the set lacks the segment.
 
-        Raises `CorruptSegmentError` when the files contradict each other, `EncryptionKeyError` as the store's would.
+        Raises `CorruptSegmentError` when the files contradict each other. Raises `EncryptionKeyError` when the segment
+        is encrypted and `ciphers` cannot open it.
         """
         if not self.base_offset <= segment.start_offset <= segment.end_offset <= self.last_offset:
             return None
@@ -164,9 +167,9 @@ class LocalIndexFiles:
         try:
             owner, aborted, epochs = (bytes(sections[one]) for one in _KEPT)
         except KeyError as error:
-            raise CorruptSegmentError(f"{self.path(SEGMENTS)}: no section {error}") from error
+            raise CorruptSegmentError(f"{self.path(SEGMENTS)}: section {error} is missing") from error
         if owner != uuid.bytes:
-            raise CorruptSegmentError(f"{self.path(SEGMENTS)}: another segment than {uuid}")
+            raise CorruptSegmentError(f"{self.path(SEGMENTS)}: found another segment instead of {uuid}")
         encryption = sections.get(Section.ENCRYPTION)
         index = RemoteLogIndex(
             chunks,
@@ -177,7 +180,10 @@ class LocalIndexFiles:
         return index, size_bytes + len(entries) * _ENTRY_BYTES
 
     def _entries(self, segment: RemoteLogSegmentMetadata) -> list[RemoteLogIndexEntry]:
-        """From the first that ends in the segment to the one that ends it; none where no entry goes as far."""
+        """Returns the entries from the first that ends in the segment to the one that ends the segment.
+
+        Returns an empty list when the set does not reach the segment's end.
+        """
         raw = self.path(OFFSET_INDEX).read_bytes()
         count = len(raw) // ENTRY_BYTES
 
@@ -191,10 +197,12 @@ class LocalIndexFiles:
         start: int = _OFFSET_ENTRY.unpack_from(raw, first * ENTRY_BYTES)[1]
         end: int | None = None if last + 1 == count else _OFFSET_ENTRY.unpack_from(raw, (last + 1) * ENTRY_BYTES)[1]
         if start < 0 or (end is not None and end <= start):
-            raise CorruptSegmentError(f"{self.path(OFFSET_INDEX)}: from {start} to {end}")
+            raise CorruptSegmentError(f"{self.path(OFFSET_INDEX)}: the positions {start} and {end} do not ascend")
         entries, _ = decode_entries(_read(self.path(LOG_INDEX), start, None if end is None else end - start))
         if len(entries) <= last - first:
-            raise CorruptSegmentError(f"{self.path(LOG_INDEX)}: {len(entries)} entries where {last - first + 1} are")
+            raise CorruptSegmentError(
+                f"{self.path(LOG_INDEX)}: has {len(entries)} entries where the offset index has {last - first + 1}"
+            )
         return entries[: last - first + 1]
 
     def _sections(self, place: int) -> tuple[dict[int, memoryview], int]:
@@ -202,11 +210,11 @@ class LocalIndexFiles:
         prefix = _read(path, place, _LENGTH.size)
         length = _LENGTH.unpack(prefix)[0] if len(prefix) == _LENGTH.size else -1
         if not 0 <= length <= self._sizes[SEGMENTS]:
-            raise CorruptSegmentError(f"{path}: length {length} at {place}")
+            raise CorruptSegmentError(f"{path}: the length {length} at {place} is invalid")
         return decode_sections(_read(path, place + _LENGTH.size, length)), length
 
     def remove(self) -> None:
-        """The offset index first: without it the others are found by nobody."""
+        """Removes the files, the offset index first: without it, no process uses the other files."""
         for suffix in reversed(SUFFIXES):
             self.path(suffix).unlink(missing_ok=True)
 
@@ -215,7 +223,7 @@ _KEPT = (Section.METADATA, Section.ABORTED_TRANSACTIONS, Section.LEADER_EPOCH_CH
 
 
 def _segment_record(indexes: IndexesObject) -> bytes:
-    """Of the metadata the uuid alone."""
+    """Returns the segment's entry in remoteSegments. Of the metadata it keeps only the uuid."""
     kept: dict[int, bytes] = {
         Section.METADATA: indexes.metadata.segment_id.id.bytes,
         Section.ABORTED_TRANSACTIONS: encode_aborted_ranges(indexes.indexes.aborted_transactions),
@@ -237,15 +245,15 @@ def _own_entry(entry: RemoteLogIndexEntry) -> RemoteLogIndexEntry:
 
 def _place(entry: RemoteLogIndexEntry) -> tuple[UUID, int]:
     if len(entry.rdi) != _RDI.size or entry.rdi[0] != _RDI_VERSION:
-        raise CorruptSegmentError(f"local remote log index: an RDI of {len(entry.rdi)} bytes and unknown version")
+        raise CorruptSegmentError(f"local remote log index: an RDI of {len(entry.rdi)} bytes has an unknown format")
     *_, uuid, place = _RDI.unpack(entry.rdi)
     if place < 0:
-        raise CorruptSegmentError(f"local remote log index: a segment's place is {place}")
+        raise CorruptSegmentError(f"local remote log index: the position {place} of a segment is negative")
     return UUID(bytes=uuid), place
 
 
 def _read(path: Path, position: int, size: int | None) -> bytes:
-    """Less at the end of the file; up to it when `size` is None."""
+    """Reads `size` bytes at `position`, fewer at the end of the file; up to the end when `size` is None."""
     with path.open("rb", buffering=0) as file:
         left = max(0, os.fstat(file.fileno()).st_size - position)
         return os.pread(file.fileno(), left if size is None else min(size, left), position)

@@ -1,12 +1,14 @@
-"""Indexes of one segment that takes the place of several: what its log has, known as well as they knew it.
+"""Makes the indexes of one segment that replaces several consecutive segments.
 
-The offset, time and remote log index are made of the batches anew. What batches alone do not tell is taken over:
+A builder makes the offset, time and remote log index from the batches again. This module takes over the data that the
+batches alone do not have:
 
-* An aborted transaction is known to the segment that holds its marker; one that is still open, to the last segment.
-* Producers' state, the leader epochs since the log began, and whether that is all: the last segment's.
+* The segment with a transaction's ABORT marker knows the aborted transaction. The last segment knows those that are
+  still open.
+* The last segment has the state of the producers, the leader epochs since the log began, and `history_from`.
 
-So the whole equals what a copier makes that got all batches into one segment. Its parts must continue each other: one
-that knows less than the one before it, after a copier lost what it knew, is merged with nothing before it.
+So the merged segment equals the one that a copier makes from all these batches. The parts must continue each other: if
+a copier lost its state, its next segment knows less than the one before it, and the two are not merged.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ from tiers.segment.transaction_index import (
 
 
 def why_not_continued(earlier: IndexesObject, later: IndexesObject) -> str | None:
-    """What keeps `later` from being merged with the segment before it; None: nothing does."""
+    """Returns the reason why `later` cannot be merged with `earlier`, the segment before it; None if it can."""
     if later.metadata.start_offset != earlier.metadata.end_offset + 1:
-        return f"offsets from {earlier.metadata.end_offset + 1} on are missing or come twice"
+        return f"offsets from {earlier.metadata.end_offset + 1} on are missing or occur twice"
     known = earlier.indexes.leader_epochs
     if later.indexes.leader_epochs[: len(known)] != known:
         return f"the segment at {later.metadata.start_offset} does not know the leader epochs before it"
@@ -41,24 +43,27 @@ def why_not_continued(earlier: IndexesObject, later: IndexesObject) -> str | Non
 
 
 def epochs_before(first: IndexesObject) -> tuple[LeaderEpochEntry, ...]:
-    """What a builder of the merged segment is given for the leader epochs before it."""
+    """Returns the leader epochs before the merged segment, for its builder."""
     start = first.metadata.start_offset
     return tuple(entry for entry in first.indexes.leader_epochs if entry.start_offset < start)
 
 
 def with_merged_indexes(built: BuiltSegment, parts: Sequence[IndexesObject]) -> BuiltSegment:
-    """`built` has the batches of all `parts`, in order, and has seen no report of aborted transactions.
+    """Returns `built` with the data that only the indexes of `parts` have.
 
-    Raises `CorruptSegmentError` when it is not what the parts say."""
+    `built` must hold the batches of all `parts`, in order, appended without aborted transactions. Raises
+    `CorruptSegmentError` when `built` does not match the parts."""
     last = parts[-1].indexes
     described = parts[0].metadata.start_offset, parts[-1].metadata.end_offset, sum(_size_bytes(each) for each in parts)
     if described != (built.start_offset, built.end_offset, built.size_bytes):
         raise CorruptSegmentError(
-            f"the segments have offsets {described[0]} to {described[1]} in {described[2]} bytes, their logs "
-            f"{built.start_offset} to {built.end_offset} in {built.size_bytes}"
+            f"the segments have offsets {described[0]} to {described[1]} in {described[2]} bytes, but their logs "
+            f"have {built.start_offset} to {built.end_offset} in {built.size_bytes} bytes"
         )
     if built.leader_epochs != last.leader_epochs:
-        raise CorruptSegmentError(f"the log has leader epochs {built.leader_epochs}, its indexes {last.leader_epochs}")
+        raise CorruptSegmentError(
+            f"the log has leader epochs {built.leader_epochs}, but its indexes have {last.leader_epochs}"
+        )
     ranges = _ranges(parts)
     return replace(
         built,
@@ -87,7 +92,11 @@ def _ranges(parts: Sequence[IndexesObject]) -> tuple[AbortedTransactionRange, ..
 
 
 def _transaction_index(parts: Sequence[IndexesObject], start: int) -> list[AbortedTxn]:
-    """Where older transactions may be open unseen, no last stable offset above the segment's start is claimed."""
+    """Returns the entries of all parts.
+
+    If `history_from` is above 0, transactions that the indexes do not know may be open at the segment's start. Then no
+    entry may claim a last stable offset above that start.
+    """
     entries = [entry for part in parts for entry in decode_transaction_index(part.indexes.transaction_index)]
     if parts[0].indexes.history_from == 0:
         return entries

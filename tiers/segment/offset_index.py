@@ -1,7 +1,7 @@
-"""`.index`, Kafka's offset index (semantics 10): which batch holds an offset, one entry per 4096 bytes of log.
+"""Encodes and decodes `.index`, Kafka's offset index, with one entry per 4096 bytes of log (docs/semantics.md 10).
 
 An entry is (last offset of a batch - base offset, start position of that batch), both int32, both strictly increasing.
-There is no checksum in the file: any inconsistency means that it must be rebuilt from the log.
+The file has no checksum. An inconsistent file must be rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -30,21 +30,24 @@ def encode_offset_index(base_offset: int, entries: list[OffsetPosition]) -> byte
 
 
 def decode_offset_index(base_offset: int, data: bytes | memoryview) -> list[OffsetPosition]:
-    """Raises `CorruptSegmentError` for half an entry, or entries that do not increase."""
+    """Decodes the file. Raises `CorruptSegmentError` for a partial entry and for entries that do not increase."""
     if len(data) % ENTRY_BYTES:
-        raise CorruptSegmentError(f"offset index of {len(data)} bytes: not a multiple of {ENTRY_BYTES}")
+        raise CorruptSegmentError(f"offset index: {len(data)} bytes are not a multiple of {ENTRY_BYTES}")
     entries: list[OffsetPosition] = []
     last = (-1, -1)
     for relative, position in _ENTRY.iter_unpack(data):
         if relative <= last[0] or position <= last[1]:
-            raise CorruptSegmentError(f"offset index entry {len(entries)}: ({relative}, {position}) after {last}")
+            raise CorruptSegmentError(f"offset index entry {len(entries)}: ({relative}, {position}) follows {last}")
         last = (relative, position)
         entries.append(OffsetPosition(base_offset + relative, position))
     return entries
 
 
 def look_up_offset(entries: list[OffsetPosition], base_offset: int, offset: int) -> OffsetPosition:
-    """The greatest entry whose offset is at most `offset`, else `(base_offset, 0)`: scan the log from there on."""
+    """Returns the entry from which to scan the log for `offset`.
+
+    This is the greatest entry whose offset is at most `offset`; `(base_offset, 0)` when there is none.
+    """
     number = bisect_right(entries, offset, key=_offset_of)
     return entries[number - 1] if number else OffsetPosition(base_offset, 0)
 

@@ -1,13 +1,15 @@
-"""`ProducerState`: from batches to the producer snapshot at a segment's end, as Kafka's ProducerStateManager keeps it.
+"""`ProducerState` makes the producer snapshot at a segment's end by the rules of Kafka's ProducerStateManager.
 
-* A batch of another epoch forgets the sequences of the epoch before; so does a marker, which under KIP-890 names the
-  next epoch already.
-* Entries are in the order in which Java's HashMap walks them: the file is the broker's to the byte. A broker that has
-  forgotten many producers walks a larger table, in another order; the entries are the same.
-* Idle producers: a broker forgets one that has been silent for `producer.id.expiration.ms` (one day) by its own clock,
-  within ten minutes. Here the log itself is the clock, so that equal logs give equal snapshots: one is left out whose
-  last timestamp lies a day below the highest of the segment. Neither forgets a producer with an open transaction.
-* Complete only if the log was read from its start, or the snapshot of the segment before was taken over.
+* A batch or a marker of another epoch resets the producer's sequences. Under KIP-890 a marker already has the next
+  epoch.
+* The entries are in the iteration order of Java's HashMap, so the file equals the broker's byte for byte. A broker that
+  has expired many producers iterates a larger table in another order, but has the same entries.
+* A broker expires a producer that is idle for `producer.id.expiration.ms` (one day) by its own clock, with a delay of
+  up to ten minutes. `ProducerState` uses the log as its clock, so that equal logs give equal snapshots: the snapshot
+  omits a producer whose last timestamp lies a day or more below the highest timestamp of the segment. Neither the
+  broker nor `ProducerState` expires a producer with an open transaction.
+* The snapshot is complete only if the copier read the log from its start, or took over the snapshot of the segment
+  before this one.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class ProducerState:
         self._producers = {entry.producer_id: _Producer(*entry[1:]) for entry in carried}
 
     def on_data_batch(self, batch: RecordBatch) -> None:
-        """To be called for every batch that is not a control batch, in order."""
+        """Processes a batch. The caller must pass every batch that is not a control batch, in the log's order."""
         if batch.producer_id == NO_PRODUCER_ID:
             return
         producer = self._entered(batch)
@@ -71,7 +73,7 @@ class ProducerState:
         return producer
 
     def entries(self, log_time_ms: int) -> tuple[ProducerStateEntry, ...]:
-        """Of the producers that are not idle at `log_time_ms`, in the order of Kafka's file."""
+        """Returns the producers that are not idle at `log_time_ms`, in the order of Kafka's file."""
         idle_before_ms = log_time_ms - PRODUCER_ID_EXPIRATION_MS
         kept = [
             ProducerStateEntry(
@@ -94,13 +96,13 @@ class ProducerState:
 
 
 def _java_hash(producer_id: int) -> int:
-    """HashMap's spreading of Long.hashCode."""
+    """Returns `Long.hashCode` after the bit spreading of Java's HashMap."""
     code = (producer_id ^ producer_id >> 32) & 0xFFFFFFFF
     return code ^ code >> 16
 
 
 def _last_sequence(batch: RecordBatch) -> int:
-    """Sequences go on at 0 after the largest int32."""
+    """Returns the sequence of the batch's last record. Sequences wrap around to 0 after the largest int32."""
     if batch.base_sequence == NO_SEQUENCE:
         return NO_SEQUENCE
     last = batch.base_sequence + batch.last_offset - batch.base_offset

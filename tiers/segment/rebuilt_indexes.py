@@ -1,10 +1,12 @@
-"""`RebuiltIndexes`: what a segment's indexes must be, made anew of its log while that is read back, chunk by chunk.
+"""`RebuiltIndexes` rebuilds a segment's indexes from its log, chunk by chunk, and compares the stored ones with them.
 
-* Offset index, time index and remote log index are equal to the byte, or stale. Where chunks begin and end is the
-  stored index's to say; all that it says of them is made anew.
-* Leader epochs are those of the batches. One that the log does not name, before its first v2 batch, is believed.
-* Of aborted transactions the log tells the end, and the begin if that is in the segment. One that began earlier and
-  wrote nothing here, or ends later, only its neighbours know: it is neither missed nor doubted.
+* The stored offset index, time index and remote log index must equal the rebuilt ones byte for byte. The rebuild takes
+  the borders of the chunks from the stored index, and makes everything else about the chunks from the log.
+* The leader epochs come from the batches. Before its first batch of magic 2 a log names no epoch; there the rebuild
+  trusts the epoch in the metadata.
+* The log shows where an aborted transaction ends, and where it begins if that is in the segment. Only the neighbouring
+  segments know of a transaction that began earlier and wrote nothing here, or that ends later. The comparison therefore
+  neither requires nor rejects such a transaction.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ _CONTROL = 0x20
 
 
 class RebuiltIndexes:
-    """`missing_offsets`: how many the log does not have, which is no fault. `records`: what headers tell, of legacy
-    compressed sets nothing."""
+    """The rebuilt indexes of one segment.
+
+    `missing_offsets` counts the offsets that the log lacks, which is no error. `records` is the number of records by
+    the batch headers; a compressed wrapper of magic 0 or 1 counts as one record."""
 
     def __init__(self, segment: RemoteLogSegmentMetadata) -> None:
         self.batches = 0
@@ -45,16 +49,17 @@ class RebuiltIndexes:
     def add_chunk(
         self, stored: Chunk, crc32c: int, log_bytes: memoryview, batches: Sequence[RecordBatch]
     ) -> str | None:
-        """Every chunk in its order; `batches` are all of its bytes. What is wrong with where it begins, if anything.
+        """Adds a chunk. The caller must add the chunks in their order; `batches` must cover all of `log_bytes`.
 
-        Raises `CorruptBatchError` for a control batch that cannot be read."""
+        Returns an error message when the chunk overlaps the chunk before it, else None. Raises `CorruptBatchError` for
+        a malformed control batch."""
         first = batches[0]
         first_offset = first_offset_of(first, self._next_offset)
-        # Only the first batch of a segment may begin below it, as in the builder.
+        # As in the builder, only the first batch of a segment may begin below the segment's start offset.
         lowest = first.last_offset if not self._chunks else first_offset
         trouble = None
         if lowest < self._next_offset:
-            trouble = f"offset {lowest} after {self._next_offset - 1}, which the chunk before ends with"
+            trouble = f"offset {lowest} after {self._next_offset - 1}, the end of the chunk before"
         max_timestamp_ms = -1
         epoch = self._epochs[-1].epoch if self._epochs else -1
         next_offset = self._next_offset
@@ -92,28 +97,28 @@ class RebuiltIndexes:
         return trouble
 
     def skip_chunk(self, stored: Chunk) -> None:
-        """One that cannot be read, or was added with trouble."""
+        """Skips a chunk that cannot be read, or for which `add_chunk` returned an error or raised."""
         self._next_offset = max(self._next_offset, stored.last_offset + 1)
 
     def differences(self, stored: IndexesObject) -> Iterator[str]:
-        """After the last chunk."""
+        """Yields a message per difference between the stored and the rebuilt indexes. Call it after the last chunk."""
         indexes = stored.indexes
         offset_index, time_index = self._builder.finish()
         if offset_index != indexes.offset_index:
-            yield "the offset index is not what the log gives"
+            yield "the offset index does not match the log"
         if time_index != indexes.time_index:
-            yield "the time index is not what the log gives"
+            yield "the time index does not match the log"
         if encode_remote_log_index(self._chunks) != indexes.remote_log_index:
-            yield "the remote log index is not what the log gives"
+            yield "the remote log index does not match the log"
         if self._builder.max_timestamp_ms != self._segment.max_timestamp_ms:
-            yield "the segment's latest timestamp is not the log's"
+            yield "the segment's latest timestamp does not match the log"
         epochs = tuple(self._epochs)
         if epochs != self._segment.segment_leader_epochs or epochs != self._clipped(indexes.leader_epochs):
-            yield "the leader epochs are not those of the log"
+            yield "the leader epochs do not match the log"
         known = {(one.producer_id, one.last_offset) for one in indexes.aborted_transactions}
         known = {one for one in known if one[1] != MARKER_NOT_COPIED}
         if not self._ended <= known <= self._markers:
-            yield "the aborted transactions are not those of the log"
+            yield "the aborted transactions do not match the log"
 
     def _learn_epoch(self, epoch: int, first_offset: int) -> int:
         if not self._epochs:

@@ -1,13 +1,16 @@
-"""`RemoteLogIndex`: the founding index, one entry per chunk (semantics 10.1), and the `SegmentIndex` made of it.
+"""The founding remote log index, with one entry per chunk, and the `SegmentIndex` made of it.
 
-    magic int16 = 0 | length int16 = 42 + n | crc int32 = CRC-32 of what follows | firstOffset int64 | lastOffset int64
+    magic int16 = 0 | length int16 = 42 + n | crc int32 = CRC-32 of the rest | firstOffset int64 | lastOffset int64
     | firstTimestamp int64 | lastTimestamp int64 | dataLength int32 | rdiLength int16 = n | rdi
 
+The format is in docs/semantics.md 10.1.
+
 * `lastTimestamp` is the chunk's *maximum* timestamp: timestamps are not monotonic, and a look-up must not miss one.
-* `dataLength` counts the chunk's log bytes. Where and how long the stored bytes are is the RDI's to say: they differ
-  when a store holds encrypted chunks.
-* Our RDI: version int8 = 0, stored position int64, stored length int32, CRC-32C of the chunk's log bytes uint32.
-* A torn tail (an append that a crash cut short) is dropped; an unknown magic or a CRC that differs is corruption.
+* `dataLength` counts the chunk's log bytes. The RDI has the position and the length of the stored bytes, which differ
+  from the log bytes when the chunks are encrypted.
+* An RDI consists of version int8 = 0, stored position int64, stored length int32, CRC-32C uint32 of the log bytes.
+* The decoder drops a torn tail, which a crash during an append leaves. It treats an unknown magic and a CRC mismatch
+  as corruption.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ _RDI_VERSION = 0
 
 
 class RemoteLogIndexEntry(NamedTuple):
-    """Offsets inclusive; `last_timestamp_ms` is the maximum; `data_length` in log bytes."""
+    """One entry. Both offsets are inclusive. `last_timestamp_ms` is the maximum. `data_length` counts log bytes."""
 
     first_offset: int
     last_offset: int
@@ -50,13 +53,13 @@ class RemoteLogIndexEntry(NamedTuple):
 
 def encode_entry(entry: RemoteLogIndexEntry) -> bytes:
     if len(entry.rdi) > MAX_RDI_BYTES:
-        raise ValueError(f"an RDI of {len(entry.rdi)} bytes; the format holds {MAX_RDI_BYTES}")
+        raise ValueError(f"an RDI of {len(entry.rdi)} bytes exceeds the maximum of {MAX_RDI_BYTES}")
     body = _BODY.pack(*entry[:5], len(entry.rdi)) + entry.rdi
     return _PREFIX.pack(MAGIC, _FIXED_LENGTH + len(entry.rdi), zlib.crc32(body)) + body
 
 
 def decode_entries(data: bytes | memoryview) -> tuple[list[RemoteLogIndexEntry], int]:
-    """The entries and the number of bytes that they take: what lies beyond is a torn append, to be truncated.
+    """Returns the entries and their total size in bytes. The bytes after them are a torn append, to be truncated.
 
     Raises `CorruptSegmentError` for an unknown magic, a CRC mismatch, lengths that contradict each other, or last
     offsets that do not increase.
@@ -67,7 +70,7 @@ def decode_entries(data: bytes | memoryview) -> tuple[list[RemoteLogIndexEntry],
     while len(view) - pos >= _PREFIX.size:
         magic, length, crc = _PREFIX.unpack_from(view, pos)
         if magic != MAGIC or length < _FIXED_LENGTH:
-            raise CorruptSegmentError(f"remote log index entry at {pos}: magic {magic}, length {length}")
+            raise CorruptSegmentError(f"remote log index entry at {pos}: magic {magic} or length {length} is invalid")
         end = pos + _LENGTH_FROM + length
         if end > len(view):
             break
@@ -75,11 +78,13 @@ def decode_entries(data: bytes | memoryview) -> tuple[list[RemoteLogIndexEntry],
             raise CorruptSegmentError(f"remote log index entry at {pos}: CRC mismatch")
         first, last, first_ms, last_ms, data_length, rdi_length = _BODY.unpack_from(view, pos + _CRC_FROM)
         if pos + _RDI_FROM + rdi_length != end:
-            raise CorruptSegmentError(f"remote log index entry at {pos}: RDI of {rdi_length} in length {length}")
+            raise CorruptSegmentError(
+                f"remote log index entry at {pos}: an RDI of {rdi_length} bytes does not match the length {length}"
+            )
         entry = RemoteLogIndexEntry(first, last, first_ms, last_ms, data_length, bytes(view[pos + _RDI_FROM : end]))
         if entries and entry.last_offset <= entries[-1].last_offset:
             raise CorruptSegmentError(
-                f"remote log index entry at {pos}: offset {entry.last_offset} after {entries[-1].last_offset}"
+                f"remote log index entry at {pos}: last offset {entry.last_offset} after {entries[-1].last_offset}"
             )
         entries.append(entry)
         pos = end
@@ -87,9 +92,9 @@ def decode_entries(data: bytes | memoryview) -> tuple[list[RemoteLogIndexEntry],
 
 
 def entry_of_chunk(chunk: Chunk) -> RemoteLogIndexEntry:
-    """Raises `ValueError` when the chunk has no checksum: ours always do."""
+    """Returns the chunk's entry. Raises `ValueError` when the chunk has no checksum; a built chunk always has one."""
     if chunk.crc32c is None:
-        raise ValueError("a chunk without a checksum cannot be indexed")
+        raise ValueError("cannot index a chunk without a checksum")
     return RemoteLogIndexEntry(
         chunk.first_offset,
         chunk.last_offset,
@@ -101,9 +106,9 @@ def entry_of_chunk(chunk: Chunk) -> RemoteLogIndexEntry:
 
 
 def chunk_of_entry(entry: RemoteLogIndexEntry) -> Chunk:
-    """Raises `CorruptSegmentError` when the RDI is not ours."""
+    """Returns the entry's chunk. Raises `CorruptSegmentError` when its RDI has another format."""
     if len(entry.rdi) != _RDI.size or entry.rdi[0] != _RDI_VERSION:
-        raise CorruptSegmentError(f"remote data identifier of {len(entry.rdi)} bytes and unknown version")
+        raise CorruptSegmentError(f"a remote data identifier of {len(entry.rdi)} bytes has an unknown format")
     _, stored_position, stored_bytes, crc32c = _RDI.unpack(entry.rdi)
     return Chunk(
         entry.first_offset,
@@ -122,32 +127,38 @@ def encode_remote_log_index(chunks: Iterable[Chunk]) -> bytes:
 
 
 def chunks_of_segment(entries: Iterable[RemoteLogIndexEntry]) -> list[Chunk]:
-    """Raises `CorruptSegmentError` for chunks that do not lie one behind the other from the segment's start on."""
+    """Returns the chunks of the entries.
+
+    Raises `CorruptSegmentError` unless the stored chunks begin at position 0 and follow each other without gaps.
+    """
     chunks = [chunk_of_entry(entry) for entry in entries]
     position = 0
     for chunk in chunks:
         if chunk.stored_position != position or chunk.stored_bytes <= 0 or chunk.log_bytes <= 0:
-            raise CorruptSegmentError(f"remote log index: {chunk} where position {position} is expected")
+            raise CorruptSegmentError(f"remote log index: found {chunk} where position {position} is expected")
         position += chunk.stored_bytes
     return chunks
 
 
 def check_whole_segment(chunks: Sequence[Chunk], metadata: RemoteLogSegmentMetadata) -> None:
-    """Raises `CorruptSegmentError` for chunks that are more or less than the segment's log."""
+    """Raises `CorruptSegmentError` unless the chunks cover exactly the segment's log."""
     log_bytes = sum(chunk.log_bytes for chunk in chunks)
     if not chunks or log_bytes != metadata.segment_size_bytes or chunks[-1].last_offset != metadata.end_offset:
         raise CorruptSegmentError(
             f"remote log index: {len(chunks)} chunks of {log_bytes} bytes for a segment of "
-            f"{metadata.segment_size_bytes}, {metadata.segment_id.id}"
+            f"{metadata.segment_size_bytes} bytes, {metadata.segment_id.id}"
         )
 
 
 class ChunkCipher(Protocol):
-    def open(self, number: int, stored: bytes | memoryview) -> bytes: ...
+    """The cipher of one encrypted segment."""
+
+    def open(self, number: int, stored: bytes | memoryview) -> bytes:
+        """Returns the log bytes of the chunk with that number. Raises `CorruptSegmentError`."""
 
 
 class RemoteLogIndex:
-    """`SegmentIndex` over remote log index entries. Every bound in a chunk is exact."""
+    """The `SegmentIndex` made of remote log index entries. Every bound in a chunk is exact."""
 
     __slots__ = ("_aborted", "_chunks", "_cipher", "_last_offsets", "_leader_epochs", "_max_timestamps")
 
@@ -173,10 +184,13 @@ class RemoteLogIndex:
         leader_epochs: tuple[LeaderEpochEntry, ...],
         cipher: ChunkCipher | None = None,
     ) -> RemoteLogIndex:
-        """A segment's index is complete or corrupt: unlike a file that is appended to, it ends in no torn entry."""
+        """Decodes the index of one segment. Raises `CorruptSegmentError`.
+
+        A torn entry at the end is corruption as well, because this index is written at once and never appended to.
+        """
         entries, size_bytes = decode_entries(data)
         if size_bytes != len(data):
-            raise CorruptSegmentError(f"remote log index: {len(data) - size_bytes} bytes after the last entry")
+            raise CorruptSegmentError(f"remote log index: found {len(data) - size_bytes} bytes after the last entry")
         return cls(chunks_of_segment(entries), aborted, leader_epochs, cipher)
 
     def chunks(self) -> tuple[Chunk, ...]:

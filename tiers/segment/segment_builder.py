@@ -1,11 +1,11 @@
-"""`SegmentBuilder`: batches come in, a log segment and all its indexes come out (semantics 6.5, 7, 10, 13).
+"""`SegmentBuilder` makes a log segment and all its indexes from batches (docs/semantics.md 6.5, 7, 10, 13).
 
-* Batches go into the spool file byte for byte; positions count in the concatenated batch stream.
-* An `append` that raises a batch error has changed nothing. An `OSError` leaves the builder fit only for `discard`.
-* Offsets ascend without overlap. Holes are the log's own (a topic that was compacted once): they are counted, so that
-  the copier can raise its alarm, and the segment covers them.
-* When a segment is full is the caller's to say: ask `size_bytes` and `first_append_ms` between appends.
-* Calls block on the disk: not for an event loop.
+* It writes the batches to the spool file byte for byte. Positions count from the start of that file.
+* If `append` raises a batch error, it has changed nothing. After an `OSError` only `discard` may be called.
+* Offsets ascend without overlap. The log may lack offsets, for example if its topic was compacted once. The segment
+  covers them, and the builder counts them so that the copier can raise an alarm.
+* The caller decides when a segment is full. It reads `size_bytes` and `first_append_ms` between appends.
+* The methods block on the disk, so they must not run on an event loop.
 """
 
 from __future__ import annotations
@@ -37,15 +37,16 @@ CHUNK_BYTES = 1 << 20
 
 
 class SegmentOverflowError(RemoteLogError):
-    """The batches do not fit this segment's int32 positions and relative offsets: finish it and start another."""
+    """The batches exceed the int32 positions or relative offsets of this segment. Finish it and start another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltSegment:
     """A finished segment. `end_offset` is inclusive.
 
-    `leader_epochs` is cumulative, `segment_leader_epochs` clipped to the segment; the next builder takes the former,
-    `open_transactions` and `producers`. `missing_offsets` counts offsets in the range that the log did not hold.
+    `leader_epochs` is cumulative; `segment_leader_epochs` is clipped to the segment. The builder of the next segment
+    takes over `leader_epochs`, `open_transactions` and `producers`. `missing_offsets` counts the offsets in the
+    segment's range that the log did not hold.
     """
 
     log_segment: Path
@@ -63,7 +64,7 @@ class BuiltSegment:
     indexes: SegmentIndexes
 
     def log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> LogSegmentData:
-        """What a storage manager copies; `metadata` travels in the `.indexes` object."""
+        """Returns the data that a storage manager copies. The `.indexes` object includes `metadata`."""
         return LogSegmentData(self.log_segment, encode_indexes_object(metadata, self.indexes))
 
 
@@ -78,9 +79,10 @@ class SegmentBuilder:
         producers: tuple[ProducerStateEntry, ...] = (),
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """Creates `path`, which must not exist. What has a default is a field of the previous `BuiltSegment`.
+        """Creates the file `path`, which must not exist.
 
-        `base_offset` is where the previous segment ended plus one. Only the very first batch may begin below it.
+        `leader_epochs`, `open_transactions` and `producers` come from the previous `BuiltSegment`. `base_offset` is the
+        end offset of the previous segment plus one. Only the segment's first batch may begin below it.
         """
         self.base_offset = base_offset
         self.next_offset = base_offset
@@ -108,19 +110,19 @@ class SegmentBuilder:
 
     @property
     def end_offset(self) -> int:
-        """Inclusive; `base_offset - 1` while nothing was appended."""
+        """The inclusive end offset; `base_offset - 1` before the first `append`."""
         return self.next_offset - 1
 
     @property
     def leader_epoch(self) -> int | None:
-        """The epoch of the last batch, of earlier segments too; None when no batch was ever copied."""
+        """The leader epoch of the last batch, also if an earlier segment holds it; None before the first batch ever."""
         return self._leader_epochs[-1].epoch if self._leader_epochs else None
 
     def append(self, records: bytes, aborted_transactions: Sequence[AbortedTransaction]) -> None:
-        """Whole, CRC-checked batches, as `LogSource.read` returns them, with the aborted transactions of that answer.
+        """Appends the result of one `LogSource.read`: whole, CRC-checked batches and their aborted transactions.
 
-        Raises `CorruptBatchError` for a batch that is cut short or overlaps, `LogDivergedError` for a leader epoch that
-        falls, `SegmentOverflowError` for what a segment cannot hold.
+        Raises `CorruptBatchError` for a truncated or overlapping batch, `LogDivergedError` for a leader epoch that
+        decreases, and `SegmentOverflowError` when the segment cannot hold the batches.
         """
         batches = self._checked(records)
         if not batches:
@@ -153,9 +155,9 @@ class SegmentBuilder:
             self._chunk.add_crc(records, run_start, len(records))
 
     def finish(self) -> BuiltSegment:
-        """Makes the log file durable and closes it. Raises `ValueError` when nothing was appended."""
+        """Makes the log file durable, closes it and returns the segment. Raises `ValueError` when it is empty."""
         if self._chunk is None:
-            raise ValueError("an empty segment cannot be finished")
+            raise ValueError("cannot finish an empty segment")
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -191,22 +193,24 @@ class SegmentBuilder:
         )
 
     def discard(self) -> None:
-        """Closes and removes the spool file; safe to call twice, and after `finish`."""
-        with contextlib.suppress(OSError):  # a full disk takes what is buffered no better now
+        """Closes and removes the spool file. Safe to call twice, and after `finish`."""
+        with contextlib.suppress(OSError):  # closing flushes the buffer, which fails again on a full disk
             self._file.close()
         self._path.unlink(missing_ok=True)
 
     def _checked(self, records: bytes) -> list[tuple[RecordBatch, EndTransactionMarker | None]]:
         batches = list(iterate_batches(records))
         if (batches[-1].end if batches else 0) != len(records):
-            raise CorruptBatchError(f"{len(records)} bytes of records end in a batch that is cut short")
+            raise CorruptBatchError(f"{len(records)} bytes of records end in a truncated batch")
         next_offset = self.next_offset
         leader_epoch = NO_LEADER_EPOCH if self.leader_epoch is None else self.leader_epoch
         at_start = self.size_bytes == 0
         for batch in batches:
             lowest = batch.last_offset if at_start else first_offset_of(batch, next_offset)
             if lowest < next_offset:
-                raise CorruptBatchError(f"batch of offsets {batch.base_offset} to {batch.last_offset} at {next_offset}")
+                raise CorruptBatchError(
+                    f"a batch of offsets {batch.base_offset} to {batch.last_offset} overlaps the log at {next_offset}"
+                )
             if NO_LEADER_EPOCH < batch.leader_epoch < leader_epoch:
                 raise LogDivergedError(
                     f"leader epoch {batch.leader_epoch} at offset {batch.base_offset} after {leader_epoch}"
@@ -216,7 +220,8 @@ class SegmentBuilder:
             at_start = False
         if self.size_bytes + len(records) > MAX_RELATIVE or next_offset - 1 - self.base_offset > MAX_RELATIVE:
             raise SegmentOverflowError(
-                f"{self.size_bytes} + {len(records)} bytes, offsets {self.base_offset} to {next_offset - 1}"
+                f"the segment cannot hold {self.size_bytes} + {len(records)} bytes "
+                f"with offsets {self.base_offset} to {next_offset - 1}"
             )
         return [(batch, end_transaction_marker(records, batch) if batch.is_control else None) for batch in batches]
 
@@ -229,7 +234,7 @@ class SegmentBuilder:
             self._producers.on_data_batch(batch)
 
     def _learn_epoch(self, batch: RecordBatch, first_offset: int) -> None:
-        """Legacy batches name no epoch: they continue the one before, or epoch 0."""
+        """Records the batch's leader epoch. Batches of magic 0 and 1 have none: they continue the last epoch, or 0."""
         known = self._leader_epochs[-1].epoch if self._leader_epochs else NO_LEADER_EPOCH
         epoch = max(batch.leader_epoch, known, 0)
         if epoch > known:
@@ -246,7 +251,10 @@ class SegmentBuilder:
 
 
 def first_offset_of(batch: RecordBatch, next_offset: int) -> int:
-    """A legacy compressed wrapper names only its last offset: it is taken to continue the log at `next_offset`."""
+    """Returns the batch's first offset.
+
+    A compressed wrapper of magic 0 or 1 names only its last offset. It is assumed to begin at `next_offset`.
+    """
     return batch.base_offset if batch.magic == 2 or batch.codec == CODEC_NONE else next_offset
 
 

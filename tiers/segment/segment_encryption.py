@@ -1,12 +1,13 @@
-"""Encryption at rest: AES-256-GCM per chunk, by a key of the segment's own that a key of the ring wraps.
+"""Encryption at rest: AES-256-GCM per chunk with one key per segment, which a key of the ring wraps.
 
     stored chunk        the chunk's log bytes, encrypted | tag 16
     ENCRYPTION section  version int8 = 0 | length int16, key id | nonce 12 | the segment's key, encrypted, 32 | tag 16
 
-* Every attempt to copy has a key of its own, so a chunk's nonce is its number. The chunk is bound to its place: segment
-  uuid and number are authenticated with it, and one that was swapped, cut or replaced does not open.
-* What says where a chunk lies, its offsets, timestamps and checksum, is not record data and stays readable.
-* Another wrapping key is for segments still to come; older ones name theirs, which must stay in the ring as long.
+* Every copy attempt has its own key, so the number of a chunk can be its nonce. The segment's uuid and the chunk's
+  number are authenticated with the chunk. So a chunk that was swapped, cut or replaced does not decrypt.
+* The position of a chunk, its offsets, timestamps and checksum are no record data and stay readable.
+* A new wrapping key applies to new segments only. Each older segment names its wrapping key, which must stay in the
+  ring as long as the segment exists.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ class SegmentCipher:
         return self._aead.encrypt(number.to_bytes(_NONCE_BYTES, "big"), chunk, self._place(number))
 
     def open(self, number: int, stored: bytes | memoryview) -> bytes:
-        """Raises `CorruptSegmentError` for anything but what was sealed as this chunk."""
+        """Decrypts the chunk. Raises `CorruptSegmentError` unless `stored` was sealed as this chunk of this segment."""
         try:
             return self._aead.decrypt(number.to_bytes(_NONCE_BYTES, "big"), stored, self._place(number))
         except InvalidTag:
-            raise CorruptSegmentError(f"segment {self._uuid}: chunk {number} is not what was encrypted") from None
+            raise CorruptSegmentError(f"segment {self._uuid}: chunk {number} fails authentication") from None
 
     def _place(self, number: int) -> bytes:
         return _CHUNK.pack(self._uuid.bytes, number)
@@ -61,37 +62,47 @@ class SegmentCipher:
 
 @dataclass(frozen=True, slots=True)
 class KeyRing:
-    """Wrapping keys by id. New segments take `current`; None: they are not encrypted."""
+    """The wrapping keys by id. New segments use the key `current`; None leaves new segments unencrypted."""
 
     keys: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     current: str | None = None
 
     def __post_init__(self) -> None:
-        """Raises `ValueError`."""
+        """Raises `ValueError` for a missing current key, a key of another size and an invalid key id."""
         if self.current is not None and self.current not in self.keys:
             raise ValueError(f"the current key {self.current!r} is not in the ring")
         for key_id, key in self.keys.items():
             if len(key) != KEY_BYTES:
                 raise ValueError(f"key {key_id!r} has {len(key)} bytes, not {KEY_BYTES}")
             if not 0 < len(key_id.encode()) <= _MAX_KEY_ID_BYTES:
-                raise ValueError(f"a key's id has 1 to {_MAX_KEY_ID_BYTES} bytes")
+                raise ValueError(f"a key's id must have 1 to {_MAX_KEY_ID_BYTES} bytes")
 
     def new_cipher(self, uuid: UUID) -> tuple[SegmentCipher, bytes]:
-        """A fresh key's cipher, and the section that keeps the key with the segment. There must be a `current`."""
+        """Returns the cipher of a new segment key, and the ENCRYPTION section that holds that key.
+
+        Raises `ValueError` when there is no `current` key.
+        """
         key = secrets.token_bytes(KEY_BYTES)
         return SegmentCipher(uuid, key), self._wrap(uuid, key)
 
     def cipher(self, uuid: UUID, section: bytes | memoryview) -> SegmentCipher:
-        """Raises `EncryptionKeyError` when no key of the ring opens it, `CorruptSegmentError` when it is torn."""
+        """Returns the cipher of an encrypted segment.
+
+        Raises `EncryptionKeyError` when no key of the ring opens the section, and `CorruptSegmentError` when the
+        section is malformed.
+        """
         return SegmentCipher(uuid, self._unwrap(uuid, section))
 
     def wrapped_again(self, uuid: UUID, section: bytes | memoryview) -> bytes:
-        """The same segment key under `current`: after that its old wrapping key is not needed for it."""
+        """Returns the section with the same segment key, wrapped by `current`. Raises like `cipher` and `new_cipher`.
+
+        The segment no longer needs its old wrapping key once this section is stored.
+        """
         return self._wrap(uuid, self._unwrap(uuid, section))
 
     def _wrap(self, uuid: UUID, key: bytes) -> bytes:
         if self.current is None:
-            raise ValueError("the ring has no current key")
+            raise ValueError("the key ring has no current key")
         key_id = self.current.encode()
         nonce = secrets.token_bytes(_NONCE_BYTES)
         wrapped = AESGCM(self.keys[self.current]).encrypt(nonce, key, uuid.bytes + key_id)
@@ -107,12 +118,13 @@ class KeyRing:
             return AESGCM(wrapping_key).decrypt(nonce, wrapped, uuid.bytes + key_id.encode())
         except InvalidTag:
             raise EncryptionKeyError(
-                f"segment {uuid} is encrypted with another key than the one that [encryption.keys] calls {key_id!r}"
+                f"segment {uuid} is encrypted with another key than the one that [encryption.keys] calls {key_id!r}: "
+                "restore the key"
             ) from None
 
 
 def wrapping_key_id(uuid: UUID, section: bytes | memoryview) -> str:
-    """Which key of the ring a segment needs."""
+    """Returns the id of the wrapping key that the segment needs. Raises `CorruptSegmentError`."""
     return _split(uuid, section)[0]
 
 
@@ -122,14 +134,17 @@ def _split(uuid: UUID, section: bytes | memoryview) -> tuple[str, bytes]:
         version, id_length = _PREFIX.unpack_from(raw)
         key_id, sealed = raw[_PREFIX.size : _PREFIX.size + id_length].decode(), raw[_PREFIX.size + id_length :]
     except (struct.error, ValueError) as error:
-        raise CorruptSegmentError(f"segment {uuid}: its encryption section cannot be read: {error}") from error
+        raise CorruptSegmentError(f"segment {uuid}: its encryption section is malformed: {error}") from error
     if version != _VERSION or id_length <= 0 or len(sealed) != _NONCE_BYTES + KEY_BYTES + TAG_BYTES:
-        raise CorruptSegmentError(f"segment {uuid}: its encryption section is of another form")
+        raise CorruptSegmentError(f"segment {uuid}: its encryption section has an unknown format")
     return key_id, sealed
 
 
 def seal_segment(built: BuiltSegment, uuid: UUID, ring: KeyRing, path: Path) -> BuiltSegment:
-    """`built` with its log sealed chunk by chunk into the new file `path`. Blocks on the disk, which it fills twice."""
+    """Encrypts the log of `built` chunk by chunk into the new file `path`, and returns the encrypted segment.
+
+    Blocks on the disk, which then holds the segment twice.
+    """
     cipher, section = ring.new_cipher(uuid)
     sealed_chunks = []
     position = 0
@@ -144,7 +159,7 @@ def seal_segment(built: BuiltSegment, uuid: UUID, ring: KeyRing, path: Path) -> 
 
 
 def read_key_file(path: Path) -> bytes:
-    """32 bytes, or their base64. Raises `ValueError`, without what the file holds."""
+    """Reads a key file, which holds 32 bytes or their base64. Raises `ValueError`, which never shows the content."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -156,5 +171,5 @@ def read_key_file(path: Path) -> bytes:
     except binascii.Error:
         key = b""
     if len(key) != KEY_BYTES:
-        raise ValueError(f"{path}: expected {KEY_BYTES} bytes or their base64, as `openssl rand -base64 32` makes")
+        raise ValueError(f"{path}: expected {KEY_BYTES} bytes or their base64; create it by `openssl rand -base64 32`")
     return key

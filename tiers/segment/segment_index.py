@@ -1,11 +1,11 @@
-"""`SegmentIndex`: from an offset or a timestamp to the chunks of one segment that a reader must fetch.
+"""`SegmentIndex` finds the chunks of one segment that a reader must fetch for an offset or a timestamp.
 
-Two implementations, one contract test: `RemoteLogIndex` (the founding format, one entry per chunk, default; its RDI
-says where the stored bytes lie, so it also works when they are not the log's bytes) and `KafkaSegmentIndex`
-(Kafka's own .index and .timeindex).
+There are two implementations with one contract test. `RemoteLogIndex` is the default: it uses the founding format
+(docs/founding.md, "Remote log index"), with one entry per chunk. Its RDI has the position of the stored bytes, so it
+also works for encrypted segments. `KafkaSegmentIndex` uses Kafka's own .index and .timeindex files.
 
-`RemoteLogIndex` is exact. Kafka's files are not: there a chunk's `last_offset` and `max_timestamp_ms` are upper bounds.
-So a reader that does not find what it wants in the chunk named goes on to the next; it never has to go back.
+`RemoteLogIndex` is exact. In `KafkaSegmentIndex`, a chunk's `last_offset` and `max_timestamp_ms` are upper bounds. So
+a reader that does not find its record in the chunk continues with the next chunk. It never has to go back.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tiers.model.segment_metadata import LeaderEpochEntry
 class Chunk:
     """A run of whole batches that one GET can read.
 
-    `[stored_position, stored_position + stored_bytes)` is what the store holds, `log_bytes` what it decodes to;
-    `crc32c` covers the log bytes (None: the index does not know it). Offsets are inclusive. `first_timestamp_ms` is -1
-    when the index does not know it.
+    The store holds the chunk at `[stored_position, stored_position + stored_bytes)` of the object; `log_bytes` is its
+    size in the log. `crc32c` covers the log bytes; None when the index does not know the checksum. Offsets are
+    inclusive. `first_timestamp_ms` is -1 when the index does not know it.
     """
 
     first_offset: int
@@ -37,8 +37,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class AbortedTransactionRange:
-    """An aborted transaction that overlaps the segment; `last_offset` is that of its ABORT marker, 2^63-1 while the
-    marker is not copied (semantics 7)."""
+    """An aborted transaction that overlaps the segment (docs/semantics.md 7).
+
+    `last_offset` is the offset of its ABORT marker; 2^63-1 if that marker lies beyond the segment."""
 
     producer_id: int
     first_offset: int
@@ -47,21 +48,27 @@ class AbortedTransactionRange:
 
 class SegmentIndex(Protocol):
     def chunks(self) -> tuple[Chunk, ...]:
-        """All chunks, ascending, together the whole segment."""
+        """Returns all chunks in ascending order. Together they are the whole segment."""
 
     def chunk_number_for_offset(self, offset: int) -> int | None:
-        """The number of the first chunk whose `last_offset` >= `offset`; None above the segment's end."""
+        """Returns the number of the first chunk whose `last_offset` >= `offset`; None above the segment's end."""
 
     def chunk_number_for_timestamp(self, timestamp_ms: int, from_chunk: int = 0) -> int | None:
-        """The first chunk number from `from_chunk` on whose `max_timestamp_ms` >= `timestamp_ms`, else None."""
+        """Returns the number of the first chunk from `from_chunk` on whose `max_timestamp_ms` >= `timestamp_ms`.
+
+        Returns None when there is no such chunk.
+        """
 
     def aborted_transactions(self, first_offset: int, last_offset: int) -> list[AbortedTransactionRange]:
-        """Those that overlap `[first_offset, last_offset]`, by ascending first offset, without duplicates."""
+        """Returns the aborted transactions that overlap `[first_offset, last_offset]`.
+
+        They are in ascending order of their first offsets and without duplicates.
+        """
 
     def open_chunk(self, number: int, stored: memoryview) -> memoryview:
-        """The log bytes of a chunk from its stored bytes: themselves, or decrypted. Raises `CorruptSegmentError`.
+        """Returns the log bytes of a chunk: `stored` itself, or the decrypted bytes. Raises `CorruptSegmentError`.
 
-        What comes out is still to be held against the chunk's checksum."""
+        The caller must verify the result by the chunk's checksum."""
 
     def leader_epochs(self) -> tuple[LeaderEpochEntry, ...]:
-        """Every epoch known at the segment's end, earlier segments' included (cumulative)."""
+        """Returns every leader epoch known at the segment's end, including those of earlier segments (cumulative)."""

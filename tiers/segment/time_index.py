@@ -1,7 +1,10 @@
-"""`.timeindex`, Kafka's time index (semantics 10): how far the log's maximum timestamp has risen, and where.
+"""Encodes and decodes `.timeindex`, Kafka's time index: the increases of the log's maximum timestamp.
 
-An entry is (maximum timestamp so far int64, last offset of the batch that holds it - base offset int32). One is offered
-with every offset index entry and at the end of the segment, and is kept only if its timestamp is above the last one's.
+See docs/semantics.md 10.
+
+An entry is (maximum timestamp so far int64, last offset of the batch that holds it - base offset int32). The builder
+tries to add an entry with every offset index entry and at the end of the segment. It adds the entry only if the
+timestamp is above that of the last entry.
 """
 
 from __future__ import annotations
@@ -28,21 +31,24 @@ def encode_time_index(base_offset: int, entries: list[TimestampOffset]) -> bytes
 
 
 def decode_time_index(base_offset: int, data: bytes | memoryview) -> list[TimestampOffset]:
-    """Raises `CorruptSegmentError` for half an entry, or entries that do not increase."""
+    """Decodes the file. Raises `CorruptSegmentError` for a partial entry and for entries that do not increase."""
     if len(data) % ENTRY_BYTES:
-        raise CorruptSegmentError(f"time index of {len(data)} bytes: not a multiple of {ENTRY_BYTES}")
+        raise CorruptSegmentError(f"time index: {len(data)} bytes are not a multiple of {ENTRY_BYTES}")
     entries: list[TimestampOffset] = []
     last = (-1, -1)
     for timestamp_ms, relative in _ENTRY.iter_unpack(data):
         if timestamp_ms <= last[0] or relative <= last[1]:
-            raise CorruptSegmentError(f"time index entry {len(entries)}: ({timestamp_ms}, {relative}) after {last}")
+            raise CorruptSegmentError(f"time index entry {len(entries)}: ({timestamp_ms}, {relative}) follows {last}")
         last = (timestamp_ms, relative)
         entries.append(TimestampOffset(timestamp_ms, base_offset + relative))
     return entries
 
 
 def look_up_timestamp(entries: list[TimestampOffset], base_offset: int, timestamp_ms: int) -> TimestampOffset:
-    """The greatest entry whose timestamp is at most `timestamp_ms`, else `(-1, base_offset)`: scan from there on."""
+    """Returns the entry from which to scan the log for `timestamp_ms`.
+
+    This is the greatest entry whose timestamp is at most `timestamp_ms`; `(-1, base_offset)` when there is none.
+    """
     number = bisect_right(entries, timestamp_ms, key=_timestamp_of)
     return entries[number - 1] if number else TimestampOffset(-1, base_offset)
 

@@ -1,11 +1,13 @@
-"""Aborted transactions of a segment, in two shapes (semantics 7).
+"""Encodes and decodes the aborted transactions of a segment, in two formats (docs/semantics.md 7).
 
-* Ours: every aborted transaction that *overlaps* the segment, `(producer id, first offset, last offset)`, so that a
-  read needs no later segment. `last_offset` is `MARKER_NOT_COPIED` while the ABORT marker lies beyond the segment.
-* Kafka's `.txnindex`: an entry lies in the segment that holds the *marker*. Written so that Kafka's own tools can read
-  our segments; no read of ours depends on it.
+* Tidegate's own format has every aborted transaction that *overlaps* the segment, as `(producer id, first offset, last
+  offset)`. So a read needs no later segment. `last_offset` is `MARKER_NOT_COPIED` if the ABORT marker lies beyond the
+  segment.
+* Kafka's `.txnindex` has the aborted transactions whose *marker* is in the segment. Kafka's own tools need it to read
+  the segments; no reader of Tidegate depends on it.
 
-A transaction is known by its producer id and first offset: the producer epoch may change within it (KIP-890).
+The producer id and the first offset identify a transaction. The producer epoch does not, because it may change within
+a transaction (KIP-890).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _KAFKA_VERSION = 0
 
 
 class AbortedTxn(NamedTuple):
-    """A `.txnindex` entry. `last_stable_offset`: as it became when the marker at `last_offset` was written."""
+    """A `.txnindex` entry. `last_stable_offset` is the LSO right after the append of the marker at `last_offset`."""
 
     producer_id: int
     first_offset: int
@@ -39,11 +41,11 @@ def encode_aborted_ranges(ranges: Iterable[AbortedTransactionRange]) -> bytes:
 
 def decode_aborted_ranges(data: bytes | memoryview) -> tuple[AbortedTransactionRange, ...]:
     if len(data) % _RANGE.size:
-        raise CorruptSegmentError(f"aborted transactions of {len(data)} bytes: not a multiple of {_RANGE.size}")
+        raise CorruptSegmentError(f"aborted transactions: {len(data)} bytes are not a multiple of {_RANGE.size}")
     ranges = tuple(AbortedTransactionRange(*fields) for fields in _RANGE.iter_unpack(data))
     for one in ranges:
         if one.last_offset < one.first_offset:
-            raise CorruptSegmentError(f"aborted transaction that ends before it starts: {one}")
+            raise CorruptSegmentError(f"an aborted transaction ends before it starts: {one}")
     return ranges
 
 
@@ -52,16 +54,19 @@ def encode_transaction_index(entries: Iterable[AbortedTxn]) -> bytes:
 
 
 def decode_transaction_index(data: bytes | memoryview) -> list[AbortedTxn]:
-    """Raises `CorruptSegmentError` for half an entry, another version, or markers that do not ascend."""
+    """Decodes `.txnindex`.
+
+    Raises `CorruptSegmentError` for a partial entry, another version, and markers that do not ascend.
+    """
     if len(data) % _KAFKA_ENTRY.size:
-        raise CorruptSegmentError(f"transaction index of {len(data)} bytes: not a multiple of {_KAFKA_ENTRY.size}")
+        raise CorruptSegmentError(f"transaction index: {len(data)} bytes are not a multiple of {_KAFKA_ENTRY.size}")
     entries: list[AbortedTxn] = []
     for version, *fields in _KAFKA_ENTRY.iter_unpack(data):
         if version != _KAFKA_VERSION:
-            raise CorruptSegmentError(f"transaction index entry of version {version}")
+            raise CorruptSegmentError(f"transaction index: version {version} of an entry is not supported")
         entry = AbortedTxn(*fields)
         if entries and entry.last_offset <= entries[-1].last_offset:
-            raise CorruptSegmentError(f"transaction index: {entry} after {entries[-1]}")
+            raise CorruptSegmentError(f"transaction index: {entry} follows {entries[-1]}")
         entries.append(entry)
     return entries
 
@@ -69,11 +74,12 @@ def decode_transaction_index(data: bytes | memoryview) -> list[AbortedTxn]:
 def overlapping(
     ranges: Iterable[AbortedTransactionRange], first_offset: int, last_offset: int
 ) -> list[AbortedTransactionRange]:
-    """Those that overlap `[first_offset, last_offset]`, by ascending first offset, each (producer, first offset) once.
+    """Returns the ranges that overlap `[first_offset, last_offset]`.
 
-    Clients count on all three (semantics 7, emission rules). `first_offset` must be that of the first returned batch.
-    Of two entries for one transaction the one that knows its marker is kept, so ranges of several segments may be
-    passed together, oldest first.
+    They are in ascending order of their first offsets, and each pair of producer id and first offset occurs once.
+    Clients rely on these three properties (docs/semantics.md 7, emission rules). `first_offset` must be the first
+    offset of the first returned batch. The caller may pass the ranges of several segments: of two entries for one
+    transaction, the one with the lower last offset stays, which is the one that knows the marker.
     """
     found: dict[tuple[int, int], AbortedTransactionRange] = {}
     for one in ranges:

@@ -1,11 +1,15 @@
-"""`TransactionTracker`: from batches and the leader's reports to the aborted transactions of one segment (semantics 7).
+"""`TransactionTracker` finds a segment's aborted transactions by the batches and the leader's reports.
 
-* The leader reports `(producer id, first offset)` with the data. The ABORT marker in the data tells where it ends.
-* A producer has one transaction at a time, so a marker at M ends exactly one: the newest that began before M. What the
-  same producer began before that one ended before this segment; left open, it would hide committed records.
-* Reports may be over-inclusive: a first offset above M belongs to a later transaction and stays open.
-* What is open at the segment's end overlaps the segment without a known end, and is handed on to the next segment.
-* A marker that contradicts the reports is believed: data and marker are both in the log.
+See docs/semantics.md 7.
+
+* With the data, the leader reports the `(producer id, first offset)` of aborted transactions. The ABORT marker in the
+  data shows where a transaction ends.
+* A producer has one transaction at a time, so a marker at M ends exactly one: the newest that began before M. Older
+  transactions of that producer ended before this segment. If they stayed open, they would hide committed records.
+* Reports may include later transactions: one whose first offset is above M stays open.
+* An aborted transaction that is open at the segment's end overlaps the segment without a known end. The next segment's
+  tracker takes it over.
+* If a marker contradicts the reports, the tracker trusts the marker, because it is part of the log.
 """
 
 from __future__ import annotations
@@ -22,10 +26,12 @@ from tiers.segment.transaction_index import MARKER_NOT_COPIED, AbortedTxn
 
 @dataclass(frozen=True, slots=True)
 class OpenTransactions:
-    """What one segment hands on to the next. Producers appear in `ongoing` once, in `aborted` by ascending offset.
+    """The open transactions at the end of a segment, for the tracker of the next segment.
 
-    Every batch from `history_from` on has been seen (None: from where this ends). Above 0, older transactions may be
-    open unseen, so the Kafka-shaped index claims no last stable offset above the segment's start.
+    A producer appears in `ongoing` at most once. `aborted` is in ascending order of the first offsets. The copier has
+    seen every batch from `history_from` on; None stands for the start of the next segment. If `history_from` is above
+    0, unknown older transactions may be open. Kafka's transaction index then claims no last stable offset above the
+    segment's start.
     """
 
     aborted: tuple[AbortedTransaction, ...] = ()
@@ -47,19 +53,21 @@ class TransactionTracker:
             self._aborted.setdefault(one.producer_id, set()).add(one.first_offset)
 
     def on_report(self, aborted: Iterable[AbortedTransaction]) -> None:
-        """To be called before the batches that came with the report; repeats are expected."""
+        """Processes a report. Call it before the methods for the batches of the same answer. Reports may repeat."""
         for one in aborted:
             if one.first_offset > self._last_marker.get(one.producer_id, -1) and not self._ended_before(one):
                 self._aborted.setdefault(one.producer_id, set()).add(one.first_offset)
 
     def _ended_before(self, one: AbortedTransaction) -> bool:
-        """Of what began before this segment and was seen to begin, only the ongoing is open: an answer whose batches
-        went into two segments comes with one report."""
+        """Returns whether a reported transaction is known to have ended before this segment.
+
+        If one answer's batches go into two segments, both get the same report, which may name transactions that ended
+        in the earlier one. Of the transactions whose begin the copier has seen, only the ongoing ones are open."""
         seen = self.history_from <= one.first_offset < self._base_offset
         return seen and self._ongoing.get(one.producer_id) != one.first_offset
 
     def on_data_batch(self, batch: RecordBatch) -> None:
-        """To be called for every batch that is not a control batch, in order."""
+        """Processes a batch. The caller must pass every batch that is not a control batch, in the log's order."""
         if batch.is_transactional:
             self._ongoing.setdefault(batch.producer_id, batch.base_offset)
 
@@ -74,7 +82,7 @@ class TransactionTracker:
         if not marker.aborts:
             return
         first_offset = max(begun, default=seen)
-        if first_offset is not None:  # None: a transaction without data, which nobody needs to filter
+        if first_offset is not None:  # None means a transaction without data, so readers have nothing to filter
             self._ranges.append(AbortedTransactionRange(producer_id, first_offset, offset))
             self._index.append(AbortedTxn(producer_id, first_offset, offset, self._last_stable_offset(offset)))
 
@@ -84,7 +92,7 @@ class TransactionTracker:
         return oldest if self.history_from == 0 else min(oldest, self._base_offset)
 
     def ranges(self, end_offset: int) -> tuple[AbortedTransactionRange, ...]:
-        """Every aborted transaction that overlaps the segment ending at `end_offset`, by ascending first offset."""
+        """Returns every aborted transaction that overlaps the segment up to `end_offset`, by ascending first offset."""
         still_open = (
             AbortedTransactionRange(producer_id, first_offset, MARKER_NOT_COPIED)
             for producer_id, firsts in self._aborted.items()
@@ -94,7 +102,7 @@ class TransactionTracker:
         return tuple(sorted((*self._ranges, *still_open), key=_first_offset_then_producer))
 
     def transaction_index(self) -> list[AbortedTxn]:
-        """Kafka's entries, by ascending marker."""
+        """Returns the entries of Kafka's `.txnindex`, by ascending offset of the marker."""
         return self._index
 
     def open_transactions(self) -> OpenTransactions:

@@ -1,12 +1,13 @@
-"""`ArrowRemoteStorageManager`: whatever `pyarrow.fs` reaches as the remote tier: Google Cloud Storage, Azure Blob
-Storage and Data Lake, and by URI all else that it knows.
+"""`ArrowRemoteStorageManager`: a remote tier on any store that `pyarrow.fs` supports.
 
-* A range costs two requests: opening an object asks for its size, which the clamping of ranges needs.
-* An object that was not written to its end appears too when its stream is dropped: a write that fails closes its stream
-  and deletes what that has made.
-* A GCS file holds the interpreter's lock while it begins its download, whatever it is asked (`NativeFile.closed`), and
-  gives up after minutes: all runs in a child process (`child_storage.py`).
-* S3 and HDFS have managers of their own, which are faster and abort what they give up.
+These are Google Cloud Storage, Azure Blob Storage and Data Lake, and the other file systems that pyarrow opens by URI.
+
+* A range costs two requests: opening an object asks for its size, which is needed to clamp the range.
+* An object also appears when its stream is dropped before its end. So a failed write closes its stream and deletes the
+  object.
+* A GCS file holds the interpreter's lock while it begins its download, even for `NativeFile.closed`, and gives up only
+  after minutes. So the library runs in a child process (`child_storage.py`).
+* S3 and HDFS have their own managers, which are faster and abort the writes that they give up.
 """
 
 from __future__ import annotations
@@ -56,30 +57,33 @@ _REFUSALS = {
 
 
 class ArrowRemoteStorageManager(ChildStorageManager):
-    """Settings: `uri` (gs://bucket/prefix, abfss://container@account.dfs.core.windows.net/prefix,
-    az://container/prefix, or any other that pyarrow takes), `cluster.id`; `endpoint.url`, `anonymous` (false);
-    of Azure `account.name`, `account.key`, `sas.token`; `threads` (16), `timeout.ms` (30000), and `copy.timeout.ms`
-    (600000) for a whole segment. Without a key or a token the credentials are the environment's."""
+    """The storage manager `arrow`.
+
+    The required settings are `cluster.id` and `uri`: gs://bucket/prefix,
+    abfss://container@account.dfs.core.windows.net/prefix, az://container/prefix, or another URI that pyarrow accepts.
+    Optional are `endpoint.url`, `anonymous` (false), `threads` (16), `timeout.ms` (30000), and `copy.timeout.ms`
+    (600000), the deadline for a whole segment. Azure also has `account.name`, `account.key` and `sas.token`. Without a
+    key or a token, the credentials come from the environment."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         super().__init__(in_this_process, settings)
 
 
 def in_this_process(settings: Mapping[str, str]) -> FileSystemRemoteStorageManager:
-    """Not yet open. Raises `ValueError`."""
+    """Returns the manager that the child process runs, not yet open. Raises `ValueError`."""
     values = read_settings("arrow", settings, _DEFAULTS)
     return FileSystemRemoteStorageManager.of(ArrowFiles(values), values)
 
 
 class ArrowFiles:
-    """A `BlockingFileSystem`."""
+    """The `BlockingFileSystem` on `pyarrow.fs`."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = values
         self._timeout_ms = read_number(values, "timeout.ms", 1)
         uri = urlsplit(values["uri"])
         if not uri.scheme or uri.scheme in ("hdfs", "viewfs"):
-            raise ValueError("setting 'uri': expected a URI such as gs://bucket/prefix; HDFS has a manager of its own")
+            raise ValueError("setting 'uri': expected a URI such as gs://bucket/prefix; use `hdfs` for HDFS")
         if uri.scheme in _AZURE:
             _azure_account(uri, values)
         self._uri = uri
@@ -93,7 +97,7 @@ class ArrowFiles:
         self._root = root.strip("/") if self._files.type_name in _OBJECT_STORES else root.rstrip("/")
         self.shows_on_close = self._files.type_name in _OBJECT_STORES
         if not self.shows_on_close and self.size_or_folder("") is None:
-            # Not created: what is not mounted must not be mistaken for an empty store.
+            # The folder is not created, because a file system that is not mounted must not look like an empty store.
             raise RemoteStorageError(f"{self.name} does not exist: create it, or change `uri`")
 
     def disconnect(self) -> None:
@@ -128,12 +132,12 @@ class ArrowFiles:
         try:
             files, root = fs.FileSystem.from_uri(self._values["uri"])
         except (ValueError, TypeError, NotImplementedError) as error:
-            # pyarrow quotes the URI, which may hold a secret.
-            raise RemoteStorageError(f"{self.name}: pyarrow does not take it: change `uri`") from error
+            # The message omits pyarrow's own one, which quotes the URI and may so show a secret.
+            raise RemoteStorageError(f"{self.name}: pyarrow does not support this URI: change `uri`") from error
         return files, root
 
     def size_or_folder(self, path: str) -> int | None:
-        """Folders have size 0."""
+        """Returns the size of a file, 0 for a folder, and None when there is neither."""
         info = self._files.get_file_info(self._path(path))
         return None if info.type == fs.FileType.NotFound else int(info.size or 0)
 
@@ -166,7 +170,7 @@ class ArrowFiles:
             while position < length:
                 count = file.readinto(view[position:])
                 if not count:
-                    raise RetriableRemoteStorageError(f"{self.name}/{path}: {position} of {length} bytes")
+                    raise RetriableRemoteStorageError(f"{self.name}/{path}: only {position} of {length} bytes arrived")
                 position += count
             return view
 
@@ -177,7 +181,10 @@ class ArrowFiles:
             return
 
     def walk(self, prefix: str) -> Iterator[StoredObject]:
-        """Folders that cannot hold the prefix are not entered. Object stores need show none, and are listed whole."""
+        """Yields the files. Does not enter folders that cannot hold the prefix.
+
+        Object stores need not have folders, so they are listed recursively.
+        """
         folder, _, begin = prefix.rpartition("/")
         base = self._path(folder) if folder else self._root
         is_whole = not begin or self.shows_on_close
@@ -215,7 +222,7 @@ class ArrowFiles:
 
 
 def _azure_account(uri: SplitResult, values: Mapping[str, str]) -> tuple[str, str]:
-    """The container and the account, which the URI or the settings name. Raises `ValueError`."""
+    """Returns the container and the account, which the URI or the settings name. Raises `ValueError`."""
     container, _, host = uri.netloc.rpartition("@")
     if not container:
         container, host = host, ""
@@ -223,8 +230,8 @@ def _azure_account(uri: SplitResult, values: Mapping[str, str]) -> tuple[str, st
     if not account:
         raise ValueError("setting 'account.name' of the arrow storage manager is missing")
     if values["account.key"] and values["sas.token"]:
-        raise ValueError("`account.key` and `sas.token` exclude each other")
+        raise ValueError("`account.key` and `sas.token` exclude each other: remove one")
     if values["endpoint.url"].startswith("http:") and not (values["account.key"] or values["sas.token"]):
-        # Azure's library ends the process when it is to send a bearer token in the clear.
+        # Azure's library ends the process instead of sending a bearer token without TLS.
         raise ValueError("`endpoint.url` without TLS needs `account.key` or `sas.token`")
     return container, account

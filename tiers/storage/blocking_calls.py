@@ -1,11 +1,11 @@
-"""`BlockingCalls`: the calls of a library that blocks, each under a deadline, in a bounded number of threads.
+"""`BlockingCalls` runs the calls of a blocking library, each with a deadline, in a bounded number of threads.
 
-* A call that passes its deadline, or whose caller is cancelled, is abandoned: its thread cannot be stopped. Another
-  takes its place, so that a store which answered nothing for a while can be used again at once; only when
-  `MAX_ABANDONED` per place are stuck do new calls wait for them.
-* What an abandoned call returns or raises is forgotten. `Abandoned` tells the call itself, so that it can take back
-  what it has begun.
-* Threads are daemons: a peer that never answers does not hold up the end of the process.
+* If a call passes its deadline or its caller is cancelled, the call is abandoned, because its thread cannot be stopped.
+  Another thread takes its place, so a store that recovers can be used again at once. New calls wait for abandoned ones
+  only when `MAX_ABANDONED` times the number of threads hang.
+* The result or the error of an abandoned call is dropped. `Call.check` raises `Abandoned` in the call itself, so that
+  the call can undo what it has begun.
+* The threads are daemons, so a peer that never answers does not delay the end of the process.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ MAX_ABANDONED = 4
 
 
 class Abandoned(Exception):
-    """Raised within a call that nobody waits for any more."""
+    """Raised in a call whose caller no longer waits for it."""
 
 
 class Call(Generic[T]):
-    """What the work is told about its caller."""
+    """One call. The work receives it, to ask whether the caller still waits."""
 
     def __init__(self, work: Callable[[Call[T]], T], loop: asyncio.AbstractEventLoop) -> None:
         self.work = work
@@ -36,13 +36,13 @@ class Call(Generic[T]):
         self.is_abandoned = False
 
     def check(self) -> None:
-        """Raises `Abandoned`. To be asked before whatever others would see."""
+        """Raises `Abandoned` when the caller no longer waits. Call it before each step that others can see."""
         if self.is_abandoned:
             raise Abandoned
 
 
 class BlockingCalls:
-    """Used on one loop. `threads` calls run at the same time; the others wait within their own deadlines."""
+    """Runs at most `threads` calls at a time; the others wait within their deadlines. It belongs to one event loop."""
 
     def __init__(self, name: str, threads: int) -> None:
         self._name = name
@@ -54,11 +54,14 @@ class BlockingCalls:
 
     @property
     def abandoned(self) -> int:
-        """Threads that are stuck in calls that nobody waits for."""
+        """The number of threads that hang in abandoned calls."""
         return self._abandoned
 
     async def run(self, work: Callable[[Call[T]], T], timeout_s: float | None) -> T:
-        """Raises `TimeoutError` at the deadline, waiting for a thread included."""
+        """Returns the result of `work` or raises its error.
+
+        Raises `TimeoutError` at the deadline, which covers the wait for a thread; None sets no deadline.
+        """
         async with asyncio.timeout(timeout_s):
             await self._free.acquire()
             if self._is_closed:
@@ -75,7 +78,7 @@ class BlockingCalls:
                 raise
 
     def close(self) -> None:
-        """Idle threads end now, the others with their call."""
+        """Ends the idle threads now, and each other thread after its call."""
         self._is_closed = True
         while self._idle:
             self._idle.pop().put(None)
@@ -98,11 +101,11 @@ class BlockingCalls:
             try:
                 call.check()
                 result = call.work(call)
-            except BaseException as raised:  # a Rust library's panic is a BaseException, and must not end the thread
+            except BaseException as raised:  # a panic of a Rust library is a BaseException and must not end the thread
                 error = raised
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 call.loop.call_soon_threadsafe(self._ended, call, inbox, result, error)
-            # Or the last result would live for as long as the thread is idle.
+            # Without this, an idle thread would keep its last result alive.
             del call, result, error
 
     def _ended(
@@ -132,7 +135,7 @@ class BlockingCalls:
 
 
 class _Panic(RuntimeError):
-    """A BaseException of a library, which would end the loop if it were raised there."""
+    """Wraps a BaseException of a library, which would end the event loop if it were raised there."""
 
 
 def _forget(future: asyncio.Future[T]) -> None:

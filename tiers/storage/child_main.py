@@ -1,7 +1,7 @@
-"""The child process of a `ChildStorageManager`: runs one storage manager for its parent, who has the deadlines.
+"""The child process of a `ChildStorageManager`. It runs one storage manager for its parent, which has the deadlines.
 
-It ends when its parent hangs up, by will or by death, and before that gives calls that are under way a moment to take
-back what they have begun. Signals are the parent's business.
+It ends when the parent closes the connection or dies. Before it ends, it cancels the running calls and gives them time
+to undo what they have begun. It ignores signals, because the parent handles them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     asyncio.run(_serve(socket.socket(fileno=int(sys.argv[1]))))
-    os._exit(0)  # what a library has stuck does not hold it up
+    os._exit(0)  # threads that hang in the library must not delay the end
 
 
 async def _serve(channel: socket.socket) -> None:
@@ -88,7 +88,7 @@ class _Served:
         return pickle.PickleBuffer(result) if isinstance(result, memoryview) else result
 
     async def _open(self) -> None:
-        """Here, for the parent opens once, and its children are many."""
+        """Opens the manager at the first call: the parent sends `open` only once, but may start several children."""
         async with self._opening:
             if not self._is_open:
                 await self._manager.open()

@@ -1,12 +1,12 @@
-"""`ChildStorageManager`: a store whose library may hold up a whole process, in a child process of its own.
+"""`ChildStorageManager` runs a storage manager in a child process, because its library may block a whole process.
 
-* pyarrow holds the interpreter's lock while Google's storage answers nothing; hdfs-native waits on a silent connection
-  for as long as the kernel keeps it. Neither can be interrupted, but a process can be ended.
-* A call that passes its deadline ends the child's service: it takes no new calls, the next call starts another child,
-  and it ends with the last of its calls, each of which has a deadline. So what got stuck lives no longer than that.
-* At most `MAX_RETIRED` of them are left to end so; the oldest is killed before there are more, and its calls fail.
-* A child is told of every call that nobody waits for any more, and so can take back what that has begun. One that has
-  not ended `grace_s` after it was hung up on is killed.
+* pyarrow holds the interpreter's lock while Google Cloud Storage does not answer. hdfs-native waits for a silent
+  connection as long as the kernel keeps it. Neither can be interrupted, but a process can be killed.
+* If a call passes its deadline, its child is retired. A retired child takes no new calls, and the next call starts
+  another child. The retired child ends with the last of its calls, each of which has a deadline.
+* There are at most `MAX_RETIRED` retired children. Before there are more, the oldest is killed, and its calls fail.
+* The parent tells a child about each abandoned call, so that the child can undo it. If a child has not ended `grace_s`
+  after the parent closed its connection, the parent kills it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ logger = logging.getLogger(__name__)
 MAX_RETIRED = 2
 _START_S = 60.0
 _BUFFER_BYTES = 4 << 20
-"""What the kernel grants of it. Every time that it is full costs a change of processes."""
+"""The requested size of the socket's buffer; the kernel may grant less. A full buffer costs a context switch."""
 
 
 class ChildStorageManager:
-    """A `RemoteStorageManager`. `make` is found by its name in the child; here it only reads the settings."""
+    """A `RemoteStorageManager` in a child process.
+
+    The child imports `make` by its name. This process calls `make` only to check the settings."""
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class ChildStorageManager:
 
     @property
     def processes(self) -> list[int]:
-        """The ids of the children that have not ended, the one in service last."""
+        """The process ids of the children that have not ended; the active one is last."""
         children = [*self._retired, *([] if self._child is None else [self._child])]
         return [child.pid for child in children if child.is_alive()]
 
@@ -128,13 +130,15 @@ class ChildStorageManager:
             if not self._is_open:
                 raise RuntimeError(f"{self._name} is not open")
             if self._child is None or self._child.is_retired:
-                if self._child is not None and self._child not in self._retired:  # it ended by itself
+                if self._child is not None and self._child not in self._retired:  # the child ended by itself
                     self._retired.append(self._child)
                 self._child = await _start(self._name, self._task)
             return self._child
 
     def _retire(self, child: _Child) -> None:
-        logger.warning("a store's process is replaced: a call passed its deadline", extra={"store": self._name})
+        logger.warning(
+            "replacing the child process of a store, because a call passed its deadline", extra={"store": self._name}
+        )
         self._retired = [one for one in self._retired if one.is_alive()]
         while len(self._retired) >= MAX_RETIRED:
             self._retired.pop(0).kill()
@@ -143,7 +147,7 @@ class ChildStorageManager:
 
 
 class _Child(asyncio.Protocol):
-    """One process, and the calls that wait for it."""
+    """One child process and its pending calls."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], grace_s: float) -> None:
         self._name = name
@@ -187,7 +191,7 @@ class _Child(asyncio.Protocol):
             self.hang_up()
 
     def hang_up(self) -> None:
-        """The child ends by itself when it has taken back what nobody waits for; else it is killed."""
+        """Closes the connection. The child undoes its abandoned calls and ends; after `grace_s` it is killed."""
         self.is_retired = True
         if not self._is_lost:
             self._is_lost = True
@@ -208,7 +212,7 @@ class _Child(asyncio.Protocol):
         if not self._is_lost:
             self._transport.write(frame_of(request))
         elif request[1] != CANCEL:
-            raise RetriableRemoteStorageError(f"{self._name}: the store's process has ended")
+            raise RetriableRemoteStorageError(f"{self._name}: the store's child process has ended")
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment]  # uvloop's are not subclasses of asyncio's
@@ -232,7 +236,7 @@ class _Child(asyncio.Protocol):
         self.hang_up()
         for future in self._pending.values():
             if not future.done():
-                future.set_exception(RetriableRemoteStorageError(f"{self._name}: the store's process has ended"))
+                future.set_exception(RetriableRemoteStorageError(f"{self._name}: the store's child process has ended"))
 
 
 async def _start(name: str, task: Task) -> _Child:
@@ -254,7 +258,7 @@ async def _start(name: str, task: Task) -> _Child:
 
 
 def _spawn(channel: int) -> subprocess.Popen[bytes]:
-    # The folder of the caller must not be searched for modules before ours.
+    # `-P` keeps the working directory out of the module search path, so it cannot shadow the project's modules.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
     command = [sys.executable, "-P", "-m", "tiers.storage.child_main", str(channel)]
     return subprocess.Popen(command, env=environment, pass_fds=[channel], stdin=subprocess.DEVNULL)

@@ -1,6 +1,6 @@
-"""What a process and the child that serves its store say to each other: pickles, each with its length before it.
+"""The messages between a process and the child process of its store: pickles, each after its length.
 
-Both ends of the socket pair are this program, and nobody else has it.
+Pickle is safe here: both ends of the socket pair are this program, and no other process has access to it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tiers.storage.file_system import FileSystemRemoteStorageManager
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The first that the child is told: whom it serves, and how long it may take to end."""
+    """The first message to the child: the storage manager to run, and the time that the child has for ending."""
 
     make: Callable[[Mapping[str, str]], FileSystemRemoteStorageManager]
     settings: Mapping[str, str]
@@ -24,14 +24,14 @@ class Task:
 
 
 Request = tuple[int, str, tuple[object, ...]]
-"""Its number, the method and its arguments."""
+"""The number of the request, the method and its arguments."""
 Answer = tuple[int, object, Exception | None]
-"""The number of the request, the result or else the error."""
+"""The number of the request, the result, and the error or None."""
 
 CANCEL = "cancel"
-"""The method of a request that takes back the one of its number. It has no answer, and neither has what it cancels."""
+"""The method of a request that cancels the request with the same number. Neither of the two gets an answer."""
 READY = -1
-"""The number of the answer that says that requests are read."""
+"""The number of the first answer, by which the child reports that it reads requests."""
 LENGTH = struct.Struct(">Q")
 
 
@@ -41,13 +41,13 @@ def frame_of(said: object) -> bytes:
 
 
 class FrameBuffer:
-    """Bytes as they arrive, what was said as it ends."""
+    """Collects bytes as they arrive and yields the complete messages."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """To be iterated to its end."""
+        """Yields the messages that `data` completes. The caller must exhaust the iterator."""
         self._bytes += data
         position = 0
         while len(self._bytes) >= position + LENGTH.size:

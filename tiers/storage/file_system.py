@@ -1,10 +1,10 @@
-"""`FileSystemRemoteStorageManager`: the life of a segment's objects on a `BlockingFileSystem`, which HDFS and
-`pyarrow.fs` each provide in a few calls.
+"""`FileSystemRemoteStorageManager`: a `RemoteStorageManager` on a `BlockingFileSystem`, such as HDFS or `pyarrow.fs`.
 
-* An object appears whole or not at all. Where closing a file is what shows it (object stores) it is written in place;
-  elsewhere it is written to `.tmp/<segment uuid>.<random>` and moved, which refuses to replace.
-* Everything blocks, hence runs in `BlockingCalls` under a deadline. A copy looks up between pieces of 1 MiB whether it
-  was abandoned, and takes back what it has written.
+* An object appears whole or not at all. If a file becomes visible only when it is closed (object stores), the manager
+  writes it in place. Otherwise the manager writes it to `.tmp/<segment uuid>.<random>` and then moves it, without
+  replacing an existing file.
+* All calls of the library block, so they run in `BlockingCalls` with a deadline. Between pieces of 1 MiB, a copy checks
+  whether it was abandoned. In that case it removes what it has written.
 """
 
 from __future__ import annotations
@@ -30,42 +30,46 @@ _TEMPORARY = ".tmp"
 
 
 class BlockingFileSystem(Protocol):
-    """Called in threads, several at a time. Paths are relative to the store's root; parents are made as needed.
+    """A file system whose calls block. Several threads call it concurrently.
 
-    Raises whatever its library raises; `error_of` says what that means.
+    Paths are relative to the store's root. Missing parent folders are created. The methods raise the exceptions of
+    their library; `error_of` maps them to storage errors.
     """
 
     name: str
-    """For error messages: where this is."""
+    """The place of the store, for error messages."""
     shows_on_close: bool
-    """Whether a file that is being written cannot be seen before it is closed."""
+    """Whether a file becomes visible only when its writer closes it."""
 
     def connect(self) -> None:
-        """Called once, before all else."""
+        """Connects. The manager calls it once, before all other methods."""
 
     def disconnect(self) -> None:
-        """Called last, perhaps twice or without `connect`. Calls that are stuck keep their connections."""
+        """Disconnects. The manager may call it twice, or without `connect`. Hanging calls keep their connections."""
 
     def size(self, path: str) -> int | None:
-        """In bytes; None when there is no such file."""
+        """Returns the size of the file in bytes; None when there is no such file."""
 
     def write(self, path: str, pieces: Iterator[bytes]) -> None:
-        """Replaces what was there. When `pieces` raises, what was written may be left, whole or not."""
+        """Writes a file and replaces an existing one. If `pieces` raises, a partial or whole file may remain."""
 
     def move(self, source: str, target: str, *, replace: bool) -> None:
-        """Atomically. Asked only of a file system that does not show on close."""
+        """Moves a file atomically. Called only if `shows_on_close` is false.
+
+        Raises `FileExistsError` when `target` exists and `replace` is false.
+        """
 
     def read(self, path: str, start: int, end: int | None) -> memoryview:
-        """The bytes `[start, end]`, by default to the end; clamped to the file."""
+        """Returns the bytes `[start, end]`, clamped to the file; None reads to the end of the file."""
 
     def delete(self, path: str) -> None:
-        """What is missing is no error."""
+        """Deletes a file. A missing file is no error."""
 
     def walk(self, prefix: str) -> Iterator[StoredObject]:
-        """At least every file whose path begins so, in any order, temporary files included."""
+        """Yields at least every file whose path begins with `prefix`, in any order, including temporary files."""
 
     def error_of(self, error: Exception) -> RemoteStorageError:
-        """In this layer's words; `FileNotFoundError` has been dealt with."""
+        """Returns the storage error for an exception of the library, which is not `FileNotFoundError`."""
 
 
 DEFAULTS: Mapping[str, str | None] = {
@@ -74,11 +78,11 @@ DEFAULTS: Mapping[str, str | None] = {
     "timeout.ms": "30000",
     "copy.timeout.ms": "600000",
 }
-"""The settings that all of them have."""
+"""The settings that all stores on a `BlockingFileSystem` have."""
 
 
 class FileSystemRemoteStorageManager:
-    """What the stores of a blocking library have in common; not an entry point itself."""
+    """The common part of the stores whose library blocks. It is no entry point itself."""
 
     def __init__(
         self, files: BlockingFileSystem, cluster_id: str, threads: int, timeout_ms: int, copy_timeout_ms: int
@@ -92,7 +96,7 @@ class FileSystemRemoteStorageManager:
 
     @classmethod
     def of(cls, files: BlockingFileSystem, values: Mapping[str, str]) -> Self:
-        """Raises `ValueError`."""
+        """Creates a manager from its settings. Raises `ValueError`."""
         threads, timeout_ms = read_number(values, "threads", 1), read_number(values, "timeout.ms", 1)
         return cls(files, values["cluster.id"], threads, timeout_ms, read_number(values, "copy.timeout.ms", 1))
 
@@ -101,13 +105,13 @@ class FileSystemRemoteStorageManager:
         return self._files.name
 
     def without_deadlines(self) -> Self:
-        """For a caller that has the same ones and cancels."""
+        """Returns this manager without deadlines, for a caller that enforces the same deadlines and cancels."""
         self.timeout_s = self.copy_timeout_s = None
         return self
 
     @property
     def abandoned_calls(self) -> int:
-        """How many threads are stuck in the library past their deadlines."""
+        """The number of threads that hang in abandoned calls of the library."""
         return 0 if self._calls is None else self._calls.abandoned
 
     async def open(self) -> None:
@@ -121,7 +125,7 @@ class FileSystemRemoteStorageManager:
         found = await self.get_object(path)
         await self.delete_object(path)
         if found != path.encode():
-            raise RemoteStorageError(f"{self._files.name}: an object does not read back as it was written")
+            raise RemoteStorageError(f"{self._files.name}: an object reads back with other bytes than were written")
 
     async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
         log, indexes = self._paths(metadata)
@@ -181,7 +185,7 @@ class FileSystemRemoteStorageManager:
         await self._run(lambda _: self._files.delete(path))
 
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
-        """The whole listing is in memory: these libraries promise no order."""
+        """Yields the objects in order. It holds the whole listing in memory, because the libraries promise no order."""
 
         def collect(_: Call[list[StoredObject]]) -> list[StoredObject]:
             found = [
@@ -222,7 +226,7 @@ class FileSystemRemoteStorageManager:
     def _create(
         self, call: Call[Any], path: str, size_bytes: int, attempt: str, pieces: Callable[[], Iterator[bytes]]
     ) -> None:
-        """Unless this attempt has created it before."""
+        """Creates the object unless this attempt has created it before."""
         found = self._files.size(path)
         if found is None:
             try:
@@ -257,8 +261,8 @@ class FileSystemRemoteStorageManager:
             raise
 
     def _undo(self, path: str) -> None:
-        """What it cannot delete now is found again by the name of its attempt."""
-        with contextlib.suppress(BaseException):  # a panic is one
+        """Deletes a partial file. If that fails, `delete_log_segment_data` finds the file by its segment's uuid."""
+        with contextlib.suppress(BaseException):  # a panic of a Rust library is a BaseException
             self._files.delete(path)
 
 
@@ -276,7 +280,7 @@ def _pieces_of(call: Call[Any], source: Path, size_bytes: int) -> Iterator[bytes
                 call.check()
                 piece = os.pread(file.fileno(), min(PIECE_BYTES, size_bytes - position), position)
                 if not piece:
-                    raise RemoteStorageError(f"the segment to copy ends at {position}, expected {size_bytes}")
+                    raise RemoteStorageError(f"the segment to copy ends at {position} instead of {size_bytes}")
                 yield piece
                 position += len(piece)
     except OSError as error:

@@ -1,12 +1,13 @@
-"""`HdfsRemoteStorageManager`: a folder of HDFS as the remote tier, by hdfs-native: no JVM and no libhdfs.
+"""`HdfsRemoteStorageManager`: a folder of HDFS as the remote tier, by hdfs-native, without a JVM and without libhdfs.
 
-* The blocking client alone: the asynchronous one runs its retries on Python's loop, where they panic.
-* A read past the end panics too: every range is clamped to the length, which opening the file tells anyway.
-* A file takes about half a second to close however small it is, since the NameNode first waits for the DataNode's
-  report: this is the price of a segment's two files, whatever their size.
-* The one connection to the NameNode has no deadline, and a call waits for it as long as the kernel keeps it: all runs
-  in a child process (`child_storage.py`), which is replaced when a call passes its deadline.
-* Who it is comes from Kerberos, or from `$HADOOP_USER_NAME`, which the library reads whenever it connects.
+* It uses only the blocking client. The asynchronous one runs its retries on Python's event loop, where they panic.
+* A read beyond the end panics as well, so every range is clamped to the file's length. Opening a file returns the
+  length anyway.
+* Closing a file takes about half a second, even for a small file, because the NameNode waits for the DataNode's report.
+  A segment has two files, so each copy pays this twice.
+* The one connection to the NameNode has no deadline, and a call waits for it as long as the kernel keeps it. So the
+  library runs in a child process (`child_storage.py`), which is replaced when a call passes its deadline.
+* The user comes from Kerberos, or from `$HADOOP_USER_NAME`, which the library reads whenever it connects.
 """
 
 from __future__ import annotations
@@ -53,27 +54,30 @@ _REFUSALS = {
 
 
 class HdfsRemoteStorageManager(ChildStorageManager):
-    """Settings: `url` (hdfs://host:port or hdfs://nameservice), `path` (absolute), `cluster.id`; `config.dir` (of
-    Hadoop's XML files), `kerberos.principal`, `kerberos.keytab`, `replication` (the cluster's), `threads` (16),
-    `timeout.ms` (30000), and `copy.timeout.ms` (600000) for a whole segment."""
+    """The storage manager `hdfs`.
+
+    The required settings are `url` (hdfs://host:port or hdfs://nameservice), `path` (absolute) and `cluster.id`.
+    Optional are `config.dir` (the folder of Hadoop's XML files), `kerberos.principal`, `kerberos.keytab`, `replication`
+    (by default the cluster's), `threads` (16), `timeout.ms` (30000), and `copy.timeout.ms` (600000), the deadline for a
+    whole segment."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         super().__init__(in_this_process, settings)
 
 
 def in_this_process(settings: Mapping[str, str]) -> FileSystemRemoteStorageManager:
-    """Not yet open. Raises `ValueError`."""
+    """Returns the manager that the child process runs, not yet open. Raises `ValueError`."""
     values = settings_of(settings)
     return FileSystemRemoteStorageManager.of(HdfsFiles(values), values)
 
 
 def settings_of(settings: Mapping[str, str]) -> dict[str, str]:
-    """With the defaults. Raises `ValueError`."""
+    """Returns the settings with the defaults. Raises `ValueError`."""
     return read_settings("hdfs", settings, _DEFAULTS)
 
 
 class HdfsFiles:
-    """A `BlockingFileSystem`. An open file can be seen, as long as what was written of it."""
+    """The `BlockingFileSystem` on hdfs-native. A file is visible while it is written, with its current length."""
 
     shows_on_close = False
 
@@ -87,7 +91,7 @@ class HdfsFiles:
         self._principal = values["kerberos.principal"] or None
         self._keytab = values["kerberos.keytab"] or None
         self._replication = read_number(values, "replication", 1) if values["replication"] else None
-        # The library's own patience is minutes: a call that nobody waits for any more must end soon after.
+        # The library's own timeouts are minutes. An abandoned call must end soon after its deadline.
         self._config = {
             "dfs.client.socket-timeout": values["timeout.ms"],
             "dfs.client.failover.max.attempts": "4",
@@ -118,7 +122,7 @@ class HdfsFiles:
 
     def write(self, path: str, pieces: Iterator[bytes]) -> None:
         options = WriteOptions(replication=self._replication, overwrite=True, create_parent=True)
-        # Not the library's own wrapper, which closes what is dropped and so would finish what has failed.
+        # This avoids the library's wrapper, which closes a dropped file and so would complete a failed one.
         writer = self._client.inner.create(self._path(path), options)
         for piece in pieces:
             writer.write(piece)
@@ -143,14 +147,14 @@ class HdfsFiles:
                 buffer[position : position + len(piece)] = piece
                 position += len(piece)
         if position != length or len(buffer) != length:
-            raise RetriableRemoteStorageError(f"{self.name}/{path}: {position} of {length} bytes")
+            raise RetriableRemoteStorageError(f"{self.name}/{path}: only {position} of {length} bytes arrived")
         return memoryview(buffer)
 
     def delete(self, path: str) -> None:
         self._client.delete(self._path(path))
 
     def walk(self, prefix: str) -> Iterator[StoredObject]:
-        """Folders that cannot hold the prefix are not entered. One that goes meanwhile held nothing."""
+        """Yields the files. Does not enter folders that cannot hold the prefix, and skips a folder that vanishes."""
         first = prefix.rpartition("/")[0]
         folders = [self._path(first) if first else self._root or "/"]
         while folders:

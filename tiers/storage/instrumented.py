@@ -1,12 +1,12 @@
-"""`InstrumentedRemoteStorageManager`: any storage manager, measured. One place for all stores, third parties' included.
+"""`InstrumentedRemoteStorageManager` measures any storage manager, including those of third parties.
 
     tidegate_remote_storage_requests_total    store, operation
     tidegate_remote_storage_errors_total      store, operation, kind = retriable | not_found | refused
-    tidegate_remote_storage_bytes_total       store, operation: bytes that were stored or read
-    tidegate_remote_storage_seconds           store, operation: histogram, failures included
-    tidegate_remote_storage_in_flight         store: calls under way
+    tidegate_remote_storage_bytes_total       store, operation: bytes stored or read
+    tidegate_remote_storage_seconds           store, operation: histogram, including failed calls
+    tidegate_remote_storage_in_flight         store: calls in progress
 
-A cancelled call counts as a request and its seconds, not as an error: its caller gave up, the store did not fail.
+A cancelled call counts in requests and seconds, but not in errors: its caller gave up, the store did not fail.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class RemoteStorageMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         labels = ("store", "operation")
         prefix = "tidegate_remote_storage"
-        self.requests = Counter(f"{prefix}_requests", "Calls of the remote store", labels, registry=registry)
+        self.requests = Counter(f"{prefix}_requests", "Calls to the remote store", labels, registry=registry)
         self.errors = Counter(f"{prefix}_errors", "Calls that failed", (*labels, "kind"), registry=registry)
         self.bytes = Counter(f"{prefix}_bytes", "Bytes stored or read", labels, registry=registry)
         self.seconds = Histogram(
             f"{prefix}_seconds", "Duration of a call", labels, registry=registry, buckets=_BUCKETS_S
         )
-        self.in_flight = Gauge(f"{prefix}_in_flight", "Calls under way", ("store",), registry=registry)
+        self.in_flight = Gauge(f"{prefix}_in_flight", "Calls in progress", ("store",), registry=registry)
 
 
 class InstrumentedRemoteStorageManager:
-    """Adds nothing but numbers: values and errors of `inner` pass unchanged. `store` is its name in the settings."""
+    """Adds metrics; results and errors of `inner` pass unchanged. `store` is the store's name in the settings."""
 
     def __init__(self, inner: RemoteStorageManager, store: str, metrics: RemoteStorageMetrics) -> None:
         self._inner = inner

@@ -1,12 +1,13 @@
 """`LocalRemoteStorageManager`: a directory as the remote tier, on a local disk or on a mounted file system.
 
-* An object appears whole or not at all: temporary file, fsync, atomic rename, fsync of the directory.
-* Temporary files lie in `.tmp` under the root and begin with their segment's uuid: a delete finds what a crash left
-  without a search of the partition's directory. Those of small objects are removed by an opening, a day later.
-* The log file is taken over by a hard link where the file system allows it, else copied by the kernel: its maker must
-  not write to it any more.
-* File work runs in a bounded pool of threads. A call that passes its deadline is answered as retriable and abandoned:
-  its thread, which cannot be stopped, then lets no object appear any more.
+* An object appears whole or not at all, by a temporary file, fsync, an atomic rename and fsync of the directory.
+* Temporary files are in `.tmp` under the root, and their names begin with the segment's uuid. So a delete finds the
+  files that a crash left without searching the partition's directory. `open` removes temporary files of small objects
+  that are older than a day.
+* If the file system allows it, the manager stores the log file by a hard link; otherwise the kernel copies it. The
+  caller must no longer write to the file.
+* File operations run in a bounded pool of threads. A call that passes its deadline fails with a retriable error and is
+  abandoned. Its thread cannot be stopped, but it no longer makes an object appear.
 """
 
 from __future__ import annotations
@@ -50,8 +51,10 @@ _REFUSALS = {
 
 
 class LocalRemoteStorageManager:
-    """Settings: `path` (an existing directory), `cluster.id`; `threads` (8), `timeout.ms` (30000), and
-    `copy.timeout.ms` (600000) for a whole segment."""
+    """The storage manager `local`.
+
+    The required settings are `path` (an existing directory) and `cluster.id`. Optional are `threads` (8), `timeout.ms`
+    (30000), and `copy.timeout.ms` (600000), the deadline for a whole segment."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         values = read_settings("local", settings, _DEFAULTS)
@@ -68,7 +71,7 @@ class LocalRemoteStorageManager:
         key = f".check-{uuid.uuid4()}"
         await self.put_object(key, key.encode())
         if await self.get_object(key) != key.encode():
-            raise RemoteStorageError(f"{self._root}: an object does not read back as it was written")
+            raise RemoteStorageError(f"{self._root}: an object reads back with other bytes than were written")
         await self.delete_object(key)
 
     async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
@@ -154,13 +157,13 @@ class LocalRemoteStorageManager:
             return RemoteStorageError(f"{self._root} is not a directory: create or mount it, or change `path`")
         if error.errno in _REFUSALS:
             return RemoteStorageError(f"{error.filename}: {error.strerror}; change `path` or its permissions")
-        # Of a copy, Python names first the file that was copied: it is the store's that has no room.
+        # For a copy, `filename` is the source and `filename2` the target. The error is about the store, the target.
         where = error.filename2 or error.filename or self._root
         return RetriableRemoteStorageError(f"{where}: {error.strerror or repr(error)}")
 
     def _open(self) -> None:
         if not self._root.is_dir():
-            # Not created: a file system that is not mounted must not be mistaken for an empty store.
+            # The root is not created, because a file system that is not mounted must not look like an empty store.
             raise FileNotFoundError(errno.ENOENT, "no such directory", str(self._root))
         temporaries = self._root / _TEMPORARY
         temporaries.mkdir(exist_ok=True)
@@ -189,7 +192,7 @@ class LocalRemoteStorageManager:
             write(temporary)
             self._make_directories(path.parent)
             if abandoned is not None and abandoned.is_set():
-                raise RetriableRemoteStorageError(f"{path}: abandoned by its caller")
+                raise RetriableRemoteStorageError(f"{path}: the caller abandoned the copy")
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -217,7 +220,7 @@ class LocalRemoteStorageManager:
         _fsync_directory(path.parent)
 
     def _walk(self, prefix: str) -> Iterator[StoredObject]:
-        """Depth first, names in order; directories that cannot hold the prefix are not entered."""
+        """Yields the objects depth first, names in order. Does not enter directories that cannot hold the prefix."""
         root = str(self._root)
 
         def walk(directory: str, base: str) -> Iterator[StoredObject]:
@@ -244,7 +247,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
         raise
     except OSError:  # another device, or a file system without hard links
         shutil.copyfile(source, target)
-    # The file may have been written days ago, but the object is new: a sweep for orphans goes by its age.
+    # The file may be days old, but the object is new. `orphans` judges objects by their age, so this sets it to now.
     os.utime(target)
     with target.open("rb") as file:
         os.fsync(file.fileno())
@@ -261,12 +264,12 @@ def _read_range(path: Path, start_position: int, end_position: int) -> memoryvie
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         length = max(0, min(end_position + 1, size) - start_position)
-        # Not into a `bytearray`, which would be zeroed first: that costs half as much as the reading.
+        # A `bytearray` would be zeroed first, which costs half as much as the read.
         data = os.pread(file.fileno(), length, start_position)
         while len(data) < length:
             more = os.pread(file.fileno(), length - len(data), start_position + len(data))
             if not more:
-                raise OSError(errno.EIO, f"ends at {start_position + len(data)}, expected {size}", str(path))
+                raise OSError(errno.EIO, f"the file ends at {start_position + len(data)} instead of {size}", str(path))
             data += more
         return memoryview(data)
 

@@ -1,13 +1,14 @@
-"""`LocatedRemoteStorageManager`: several buckets, prefixes or whole stores, and for every segment the choice of one.
+"""`LocatedRemoteStorageManager` spreads segments over several locations: buckets, prefixes or whole stores.
 
     custom metadata (KIP-917) = "TGL" | 1 | flags | length of the name | name | the store's own custom metadata
 
-* The choice is recorded with the segment. Reads and deletes go by the record alone, so what is current can be changed
-  at any time; a location that is recorded and not configured any more is an error that names it.
-* *Home* is the store of `[storage]` itself. It holds what no location was chosen for, all segments from before there
-  were locations, and the small objects.
-* A copy that did not end has no record. What such a copy left is deleted in every place where it may lie.
-* The choice is a function of the segment's uuid: a copy that is repeated goes to the same place.
+* It chooses a location for each segment and records it in the segment's custom metadata. Reads and deletes use only
+  that record, so the locations for new segments can change at any time. If a recorded location is no longer configured,
+  the error names it.
+* *Home* is the store of `[storage]` itself. It holds the segments for which no location was chosen, those from before
+  locations were configured, and the small objects.
+* An unfinished copy has no record. Its objects are deleted in every location.
+* The choice is a function of the segment's uuid, so a repeated copy goes to the same location.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class StorageLocation:
-    """`weight` is its share of new segments of the topics that `topics`, a shell pattern, matches; 0 takes none."""
+    """A location. It takes new segments of the topics that match `topics`, a shell pattern.
+
+    `weight` is its share of these segments; with 0 it takes no new segments."""
 
     name: str
     storage: RemoteStorageManager
@@ -50,7 +53,7 @@ class StorageLocation:
 
 
 def check_location_name(name: str) -> str:
-    """Raises `ValueError`."""
+    """Returns the name. Raises `ValueError` when it is invalid."""
     if not _NAME.fullmatch(name):
         raise ValueError(f"location {name!r}: expected up to 64 letters, digits, '.', '_' and '-'")
     return name
@@ -62,22 +65,27 @@ def encode_location(name: str, inner: bytes | None) -> bytes:
 
 
 def decode_location(custom_metadata: bytes | None) -> tuple[str, bytes | None]:
-    """The location's name and the store's own custom metadata; home for what names no location."""
+    """Returns the location's name and the store's own custom metadata; `HOME` when no location is recorded.
+
+    Raises `RemoteStorageError` for truncated custom metadata.
+    """
     if custom_metadata is None or not custom_metadata.startswith(_MAGIC):
         return HOME, custom_metadata
     start = len(_MAGIC) + 2
     if len(custom_metadata) < start or len(custom_metadata) < start + custom_metadata[start - 1]:
-        raise RemoteStorageError("the segment's custom metadata is cut off: it names no location")
+        raise RemoteStorageError("the segment's custom metadata is cut off, so its location is unknown")
     end = start + custom_metadata[start - 1]
     inner = custom_metadata[end:] if custom_metadata[start - 2] & _HAS_INNER else None
     return custom_metadata[start:end].decode(errors="replace"), inner
 
 
 class LocatedRemoteStorageManager:
-    """Without locations it adds nothing, but still refuses to look at home for what is recorded elsewhere."""
+    """The store with all its locations.
+
+    Without locations it only passes calls to `home`, but still raises for a segment that is recorded elsewhere."""
 
     def __init__(self, home: RemoteStorageManager, locations: Sequence[StorageLocation] = ()) -> None:
-        """Raises `ValueError` for names that are wrong or used twice."""
+        """Raises `ValueError` for invalid names and for names that occur twice."""
         self._home = home
         self._locations = locations
         self._places: dict[str, RemoteStorageManager] = {HOME: home}
@@ -133,14 +141,14 @@ class LocatedRemoteStorageManager:
         return all(deleted)
 
     def place_of(self, metadata: RemoteLogSegmentMetadata) -> RemoteStorageManager:
-        """The store that a segment's record names."""
+        """Returns the store that is recorded for the segment."""
         return self._place_of(metadata)[0]
 
     async def put_object(self, key: str, data: bytes) -> None:
         await self._home.put_object(key, data)
 
     async def get_object(self, key: str) -> bytes:
-        """Segments' objects are looked for everywhere: who has only the key does not know the location."""
+        """Reads an object. Looks for a segment's object in every location, because its key does not name one."""
         try:
             return await self._home.get_object(key)
         except RemoteResourceNotFoundError:
@@ -158,7 +166,7 @@ class LocatedRemoteStorageManager:
         await self._home.delete_object(key)
 
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
-        """One location after the other; each object says by `custom_metadata` where it lies."""
+        """Yields the objects, location by location. The `custom_metadata` of each object names its location."""
         for name, place in self._different_places():
             async for stored in place.list_objects(prefix):
                 if self._locations:
@@ -167,7 +175,7 @@ class LocatedRemoteStorageManager:
                     yield stored
 
     async def list_uploads(self) -> AsyncIterator[UnfinishedUpload]:
-        """Of the locations whose stores keep such things."""
+        """Yields the unfinished uploads of all locations whose stores support them."""
         for name, place in self._different_places():
             if isinstance(place, UnfinishedUploads):
                 async for upload in place.list_uploads():
@@ -183,7 +191,7 @@ class LocatedRemoteStorageManager:
             await place.close()
 
     def _different_places(self) -> list[tuple[str, RemoteStorageManager]]:
-        """Two names of one place count once."""
+        """Returns the distinct stores; a store with two names occurs once."""
         seen: dict[int, tuple[str, RemoteStorageManager]] = {}
         for name, place in self._places.items():
             seen.setdefault(id(place), (name, place))
@@ -206,8 +214,8 @@ class LocatedRemoteStorageManager:
         if place is None:
             known = ", ".join(repr(known) for known in self._places if known != HOME) or "none"
             raise RemoteStorageError(
-                f"segment {metadata.segment_id.id} lies in the location {name!r}, which is not configured: "
-                f"add [[storage.locations]] of that name (configured: {known})"
+                f"segment {metadata.segment_id.id} is stored in location {name!r}, which is not configured: "
+                f"add [[storage.locations]] with that name (configured: {known})"
             )
         return place, replace(metadata, custom_metadata=inner)
 

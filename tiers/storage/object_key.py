@@ -1,12 +1,13 @@
-"""The one spelling of object keys.
+"""Builds and parses the keys of all objects in a store.
 
     <prefix entropy>/<cluster id>/<topic id>/<partition>/<base offset>-<end offset>-<segment uuid>.log | .indexes
     <prefix entropy>/<cluster id>/<topic id>/<partition>/manifest.json
 
-* The entropy, four hex digits of a hash of (cluster id, topic id, partition), spreads partitions over a store's keys.
-* Topics are named by id: a topic that was deleted and created again is another topic.
-* Offsets have 20 digits, so that a listing of a partition is in offset order.
-* Keys are relative to whatever prefix a store was given.
+* The entropy consists of four hex digits of a hash of (cluster id, topic id, partition). It spreads the partitions over
+  the key space of a store.
+* A key names the topic by its id, because a topic that was deleted and created again is another topic.
+* Offsets have 20 digits, so a listing of a partition is in offset order.
+* Keys are relative to the prefix in the settings of the store.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _MANIFEST_KEY = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PartitionManifestKey:
-    """What a partition manifest's key says."""
+    """The parts of a partition manifest's key."""
 
     cluster_id: str
     topic_id: UUID
@@ -49,7 +50,7 @@ class PartitionManifestKey:
 
 @dataclass(frozen=True, slots=True)
 class SegmentObjectKey:
-    """What a segment object's key says. `suffix` is `.log` or `.indexes`; `end_offset` is inclusive."""
+    """The parts of a segment object's key. `suffix` is `.log` or `.indexes`; `end_offset` is inclusive."""
 
     cluster_id: str
     topic_id: UUID
@@ -61,14 +62,14 @@ class SegmentObjectKey:
 
 
 def check_cluster_id(cluster_id: str) -> str:
-    """Raises `ValueError` for what cannot be a part of a key."""
+    """Returns the cluster id. Raises `ValueError` when it cannot be part of a key."""
     if not _CLUSTER_ID.fullmatch(cluster_id):
         raise ValueError(f"cluster id {cluster_id!r}: expected letters, digits, '_', '-' and '.'")
     return cluster_id
 
 
 def partition_prefix(cluster_id: str, partition: TopicIdPartition) -> str:
-    """Ends in a slash: partition 1 is no prefix of partition 10."""
+    """Returns the prefix of a partition's keys. It ends in a slash, so partition 1 is no prefix of partition 10."""
     path = f"{cluster_id}/{partition.topic_id}/{partition.partition}/"
     return f"{hashlib.sha256(path.encode()).hexdigest()[:4]}/{path}"
 
@@ -91,7 +92,7 @@ def _segment_key(cluster_id: str, metadata: RemoteLogSegmentMetadata) -> str:
 
 
 def parse_segment_key(key: str) -> SegmentObjectKey | None:
-    """None for a key that is not a segment's, also when its entropy is not the right one for the rest."""
+    """Returns the parts of a segment object's key; None for other keys, and for a key with the wrong entropy."""
     found = _SEGMENT_KEY.fullmatch(key)
     if found is None:
         return None
@@ -109,7 +110,7 @@ def parse_segment_key(key: str) -> SegmentObjectKey | None:
 
 
 def parse_partition_manifest_key(key: str) -> PartitionManifestKey | None:
-    """None for a key that is not a partition manifest's, also when its entropy is not the right one for the rest."""
+    """Returns the parts of a partition manifest's key; None for other keys, and for a key with the wrong entropy."""
     found = _MANIFEST_KEY.fullmatch(key)
     if found is None:
         return None
@@ -119,7 +120,7 @@ def parse_partition_manifest_key(key: str) -> PartitionManifestKey | None:
 
 
 def segment_of_key(key: SegmentObjectKey, custom_metadata: bytes | None) -> RemoteLogSegmentMetadata:
-    """All that a store needs in order to find or delete the segment's objects; the rest says nothing."""
+    """Returns metadata by which a store finds or deletes the segment's objects. Its other fields are placeholders."""
     return RemoteLogSegmentMetadata(
         segment_id=RemoteLogSegmentId(TopicIdPartition(key.topic_id, key.partition), key.segment_uuid),
         start_offset=key.base_offset,

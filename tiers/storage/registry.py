@@ -1,4 +1,6 @@
-"""Storage managers by name: entry points of the group `tidegate.remote_storage_manager`, ours and third parties'."""
+"""Creates storage managers by name, from the entry points of the group `tidegate.remote_storage_manager`.
+
+Third parties may add entry points to that group."""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ ENTRY_POINT_GROUP = "tidegate.remote_storage_manager"
 
 
 def remote_storage_manager_names() -> list[str]:
-    """What is installed, in order."""
+    """Returns the names of the installed storage managers, sorted."""
     return sorted({found.name for found in entry_points(group=ENTRY_POINT_GROUP)})
 
 
 def create_storage(config: StorageConfig, cluster_id: str) -> LocatedRemoteStorageManager:
-    """The store of `[storage]` with its locations, not yet open. Raises `ValueError`."""
+    """Returns the store of `[storage]` with its locations, not yet open. Raises `ValueError`."""
     made: dict[tuple[str, frozenset[tuple[str, str]]], RemoteStorageManager] = {}
 
     def make(implementation: str, settings: Mapping[str, str]) -> RemoteStorageManager:
@@ -40,7 +42,10 @@ def create_storage(config: StorageConfig, cluster_id: str) -> LocatedRemoteStora
 
 
 def create_remote_storage_manager(name: str, settings: Mapping[str, str]) -> RemoteStorageManager:
-    """Not yet open. Raises `ValueError` for a name that is not installed, or settings that it refuses."""
+    """Returns a storage manager that is not yet open.
+
+    Raises `ValueError` when no installed storage manager has that name, or when it rejects its settings.
+    """
     found = list(entry_points(group=ENTRY_POINT_GROUP, name=name))
     if not found:
         known = ", ".join(remote_storage_manager_names()) or "none: is the package itself installed?"

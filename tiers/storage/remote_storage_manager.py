@@ -1,13 +1,14 @@
-"""`RemoteStorageManager` (KIP-405, KIP-917): the life of a segment's objects in a store. Third parties may add one.
+"""`RemoteStorageManager` stores, reads and deletes the objects of segments (KIP-405, KIP-917).
 
-Rules that every implementation keeps, and the contract test checks:
+Third parties may add an implementation. Every implementation follows these rules, and the contract test checks them:
 
-* A segment has two objects, `<key>.log` and `<key>.indexes`; the second is written last. Nothing else is written.
-* The key holds the segment's uuid, new for every attempt, so no copy ever overwrites another's objects.
-* Ranges are positions in the stored `.log` object; both ends are inclusive; an end past the object is clamped.
-* A missing object is `RemoteResourceNotFoundError`, a refusal for good (credentials, bucket) `RemoteStorageError`, all
-  else that may heal `RetriableRemoteStorageError`. No other exception leaves an implementation.
-* Not promised: a listing right after a write. Nothing on the copy, read or delete path lists.
+* A segment has two objects, `<key>.log` and `<key>.indexes`. The implementation writes `<key>.indexes` last, and writes
+  no other object.
+* The key includes the segment's uuid, which is new for every attempt, so no copy overwrites another's objects.
+* Ranges are positions in the stored `.log` object, with both ends inclusive. An end beyond the object is clamped.
+* A missing object raises `RemoteResourceNotFoundError`. A permanent refusal (credentials, bucket) raises
+  `RemoteStorageError`. A transient error raises `RetriableRemoteStorageError`. An implementation raises no others.
+* A listing need not show an object right after its write. The copy, read and delete paths never list.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
 @dataclass(frozen=True, slots=True)
 class LogSegmentData:
-    """What `copy_log_segment_data` stores: a file of concatenated record batches, and the `.indexes` object's bytes."""
+    """The data of a segment to copy: a file of concatenated record batches, and the bytes of the `.indexes` object."""
 
     log_segment: Path
     indexes: bytes
@@ -30,9 +31,10 @@ class LogSegmentData:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One line of a listing; `key` is relative to the store's prefix. `custom_metadata` is what a segment's metadata
-    must have for this object to be found, where the store needs any; `modified_ms` when it was written, where the store
-    tells."""
+    """One object of a listing. `key` is relative to the store's prefix.
+
+    `custom_metadata` is the custom metadata by which the store finds the object, if the store needs any. `modified_ms`
+    is the time of the last write, if the store reports it."""
 
     key: str
     size_bytes: int
@@ -41,35 +43,36 @@ class StoredObject:
 
 
 class RemoteStorageManager(Protocol):
-    """Constructed with its settings, found by entry point `tidegate.remote_storage_manager`."""
+    """A store. A factory makes it from its settings; entry points `tidegate.remote_storage_manager` name factories."""
 
     async def open(self) -> None:
-        """Connects; called once, on the loop that will use it."""
+        """Connects. The caller calls it once, on the event loop that it will use."""
 
     async def check(self) -> None:
-        """Proves that objects can be written, read and deleted; raises an error that names what to change."""
+        """Writes, reads and deletes an object. Raises an error that names the setting to change."""
 
     async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
         """Stores both objects durably, `.log` first. Idempotent per uuid: a second call with the same data succeeds.
 
-        Returns custom metadata (KIP-917) to be kept with the segment, or None.
+        Returns custom metadata (KIP-917) to keep with the segment, or None.
         """
 
     async def fetch_log_segment(
         self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
     ) -> memoryview:
-        """The stored bytes `[start_position, end_position]` of `.log`; the buffer is the caller's alone, and may be
-        read-only: no later call changes it.
+        """Returns the stored bytes `[start_position, end_position]` of `.log`.
 
-        `start_position` at or past the end gives an empty view; `end_position` is clamped to the object.
+        The caller owns the buffer, which may be read-only; no later call changes it. If `start_position` is at or
+        beyond the end, the view is empty. `end_position` is clamped to the object.
         """
 
     async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
-        """The whole `.indexes` object."""
+        """Returns the whole `.indexes` object."""
 
     async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
-        """Removes both objects, `.indexes` first, and multipart leftovers of this uuid. True when nothing is left,
-        also when nothing was there; False when the store did not confirm it."""
+        """Removes both objects, `.indexes` first, and the multipart uploads of this uuid.
+
+        Returns True when nothing is left, also when there was nothing; False when the store did not confirm it."""
 
     async def put_object(self, key: str, data: bytes) -> None:
         """Writes or replaces a small object (partition manifests)."""
@@ -78,19 +81,20 @@ class RemoteStorageManager(Protocol):
         """Reads a small object."""
 
     async def delete_object(self, key: str) -> None:
-        """Removes a small object; one that is missing is no error."""
+        """Removes a small object. A missing object is no error."""
 
     def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
-        """Every object under `prefix`; costs money: for `rebuild` and `orphans` alone."""
+        """Yields every object under `prefix`. Listing costs money, so only `rebuild` and `orphans` may call it."""
 
     async def close(self) -> None:
-        """Releases connections; safe to call twice."""
+        """Releases the connections. Safe to call twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedUpload:
-    """What a writer that died, or a request that was repeated, left in a store that keeps the parts of an object until
-    it has them all. `key` is relative to the store's prefix; `location` is which of several stores has it."""
+    """An unfinished multipart upload. A writer that died or a repeated request may leave one.
+
+    `key` is relative to the store's prefix. `location` names the store, if there are several."""
 
     key: str
     id: str
@@ -100,13 +104,13 @@ class UnfinishedUpload:
 
 @runtime_checkable
 class UnfinishedUploads(Protocol):
-    """What a storage manager offers besides, where its store keeps such things beside the objects."""
+    """The additional methods of a storage manager whose store keeps unfinished multipart uploads."""
 
     def list_uploads(self) -> AsyncIterator[UnfinishedUpload]:
-        """All of them, those under way too; costs money: for `orphans` alone."""
+        """Yields all uploads, including those in progress. Listing costs money, so only `orphans` may call it."""
 
     async def abort_upload(self, upload: UnfinishedUpload) -> None:
-        """One that is gone is no error."""
+        """Aborts an upload. A missing upload is no error."""
 
 
 class RemoteStorageManagerFactory(Protocol):

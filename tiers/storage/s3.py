@@ -1,8 +1,9 @@
-"""`S3RemoteStorageManager`: a bucket of S3, or of any store that speaks it, as the remote tier.
+"""`S3RemoteStorageManager`: a bucket of S3, or of an S3-compatible store, as the remote tier.
 
-Requests per operation, which a test counts: copy of a small segment 2 PUTs; of a large one 1 PUT and a multipart
-upload; a range 1 GET; indexes 1 GET; delete of a copied segment 1 HEAD and 2 DELETEs. Nothing of these lists, but the
-delete of an attempt that did not finish: its multipart uploads can be found in no other way.
+A test counts the requests per operation. The copy of a small segment takes 2 PUTs; that of a large one takes 1 PUT and
+a multipart upload. A range takes 1 GET, and the indexes take 1 GET. The delete of a copied segment takes 1 HEAD and 2
+DELETEs. None of these lists. Only the delete of an unfinished attempt does, because a listing is the only way to find
+its multipart uploads.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tiers.storage.s3_upload import S3Uploader, StagedUpload
 from tiers.storage.settings import read_flag, read_number, read_settings
 
 _MINIMUM_PART_BYTES = 5 * 1024 * 1024
-"""S3's own; only the last part may be smaller."""
+"""S3's minimum; only the last part may be smaller."""
 _DEFAULTS = {
     "bucket": None,
     "cluster.id": None,
@@ -43,9 +44,12 @@ _DEFAULTS = {
 
 
 class S3RemoteStorageManager:
-    """Settings: `bucket`, `cluster.id`; `prefix`, `endpoint.url`, `region`, `access.key.id` and `secret.access.key`
-    (without them the SDK's own chain), `path.style` (false), `part.size` in bytes (16 MiB), `timeout.ms` of every
-    request (30000), `max.concurrency` in connections for reads and as many for the rest (64).
+    """The storage manager `s3`.
+
+    The required settings are `bucket` and `cluster.id`. Optional are `prefix`, `endpoint.url`, `region`,
+    `access.key.id` and `secret.access.key` (without them the SDK's credential chain applies), `path.style` (false),
+    `part.size` in bytes (16 MiB), `timeout.ms` (30000), the deadline of every request, and `max.concurrency` (64), the
+    number of connections for reads and also the number for all other requests.
     """
 
     def __init__(self, settings: Mapping[str, str]) -> None:
@@ -59,7 +63,7 @@ class S3RemoteStorageManager:
         self._access_key_id = values["access.key.id"] or None
         self._secret_access_key = values["secret.access.key"] or None
         if (self._access_key_id is None) != (self._secret_access_key is None):
-            raise ValueError("`access.key.id` and `secret.access.key` belong together: give both or neither")
+            raise ValueError("`access.key.id` and `secret.access.key` belong together: set both or neither")
         self._path_style = read_flag(values, "path.style")
         self._part_bytes = read_number(values, "part.size", _MINIMUM_PART_BYTES)
         self._timeout_s = read_number(values, "timeout.ms", 1) / 1000
@@ -75,8 +79,8 @@ class S3RemoteStorageManager:
             connect_timeout=self._timeout_s,
             read_timeout=self._timeout_s,
             retries={"mode": "standard", "total_max_attempts": 2},
-            # Neither checksum nor signature of the payload: both cost more CPU than all else, and every copy is
-            # read back and verified by the checksums in the segment's own indexes.
+            # Checksums and signatures of payloads are off, because they cost more CPU than all other work. Every copy
+            # is read back and verified by the checksums in the segment's own indexes.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             s3={
@@ -107,7 +111,7 @@ class S3RemoteStorageManager:
         found = await self.get_object(name)
         await self.delete_object(name)
         if found != name.encode():
-            raise RemoteStorageError(f"s3://{self._bucket}: an object does not read back as it was written")
+            raise RemoteStorageError(f"s3://{self._bucket}: an object reads back with other bytes than were written")
 
     async def copy_log_segment_data(self, metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
         await self._up.create_from_file(self._log_key(metadata), data.log_segment)
@@ -129,7 +133,7 @@ class S3RemoteStorageManager:
         try:
             await self._up.call("head_object", indexes, Key=indexes)
         except RemoteResourceNotFoundError:
-            # The indexes are written last: without them an upload of the log may be pending.
+            # The indexes are written last. Without them, a multipart upload of the log may be unfinished.
             await self._abort_uploads(log)
         await self._up.call("delete_object", indexes, Key=indexes)
         await self._up.call("delete_object", log, Key=log)
@@ -139,15 +143,19 @@ class S3RemoteStorageManager:
         await self._up.call("put_object", self._prefix + key, Key=self._prefix + key, Body=data)
 
     async def create_object(self, key: str, source: Path) -> bool:
-        """Of a whole file; False when there was an object of that key, which stays as it is."""
+        """Creates an object from a file. Returns False when there is an object already, which stays as it is."""
         return await self._up.create_unless_there(self._prefix + key, source)
 
     async def stage_object(self, key: str, source: Path) -> StagedUpload:
-        """Of a whole file, which cannot be seen until `publish_object`."""
+        """Uploads a file. The object is not visible before `publish_object`."""
         return await self._up.stage(self._prefix + key, source)
 
     async def publish_object(self, key: str, staged: StagedUpload) -> bool:
-        """False when there was an object of that key, which stays as it is, or what was staged is gone."""
+        """Makes a staged object visible.
+
+        Returns False when there is an object with that key already, which stays as it is, or when the staged upload is
+        gone.
+        """
         try:
             await self._up.complete(self._prefix + key, staged)
         except PreconditionFailedError:
@@ -192,14 +200,14 @@ class S3RemoteStorageManager:
         await self._resources.aclose()
 
     async def _abort_uploads(self, key: str) -> None:
-        """No paging: one attempt has one upload, or the few that were retried."""
+        """Aborts the uploads of `key`. One page suffices: an attempt has one upload, or a few after retries."""
         page = await self._up.call("list_multipart_uploads", key, Prefix=key)
         for upload in page.get("Uploads", ()):
             if upload["Key"] == key:
                 await self._abort(key, upload["UploadId"])
 
     async def _abort(self, key: str, upload_id: str) -> None:
-        # Gone already: it was completed, or aborted by whoever began it.
+        # A missing upload was completed, or its writer aborted it.
         with suppress(NoSuchUploadError):
             await self._up.call("abort_multipart_upload", key, Key=key, UploadId=upload_id)
 

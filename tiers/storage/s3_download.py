@@ -1,7 +1,7 @@
-"""Ranged GETs by presigned URL: signed once per object, read by a plain HTTP session.
+"""Ranged GETs by presigned URLs, which are signed once per object and read by a plain HTTP session.
 
-The signing client spends about a millisecond of CPU on every request; a presigned URL serves every range of its object
-for a while, since the range is no part of the signature. The body streams into a buffer of the announced length.
+The signing client takes about a millisecond of CPU per request. The range is not part of the signature, so a presigned
+URL serves all ranges of its object until it expires. The body streams into a buffer of the announced length.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ERROR_DOCUMENT_BYTES = 4096
 
 
 class S3Downloader:
-    """Owns an HTTP session; made on the loop that uses it. `client` is aiobotocore's."""
+    """Owns an HTTP session, so it must be created on the event loop that uses it. `client` is aiobotocore's."""
 
     def __init__(self, client: Any, bucket: str, timeout_s: float, max_connections: int) -> None:
         self._client = client
@@ -32,13 +32,13 @@ class S3Downloader:
         self._urls: TTLCache[str, URL] = TTLCache(_KEPT_URLS, _KEPT_S)
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=max_connections),
-            timeout=aiohttp.ClientTimeout(),  # the deadline covers the wait for a connection as well
+            timeout=aiohttp.ClientTimeout(),  # none here: the deadline in `get` also covers the wait for a connection
             auto_decompress=False,
             raise_for_status=False,
         )
 
     async def get(self, key: str, start: int = 0, end: int | None = None) -> memoryview:
-        """`[start, end]`, by default the whole object; empty when `start` is at or past the object's end."""
+        """Returns the bytes `[start, end]`, by default the whole object; empty if `start` is at or beyond its end."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 signed_before = key in self._urls
@@ -47,7 +47,7 @@ class S3Downloader:
                 except _Refused as refused:
                     if not signed_before:
                         raise error_of_answer(self._bucket, key, refused.status, refused.code) from None
-                    # The credentials that signed the kept URL may have expired since.
+                    # The credentials that signed the cached URL may have expired meanwhile.
                     self._urls.pop(key, None)
                 try:
                     return await self._get(key, start, end)
@@ -75,14 +75,18 @@ class S3Downloader:
                 raise error_of_answer(self._bucket, key, response.status, code)
             length = response.content_length
             if length is None or (end is not None and length > end + 1 - start):
-                raise RetriableRemoteStorageError(f"s3://{self._bucket}/{key}: {length} bytes for {headers}")
+                raise RetriableRemoteStorageError(
+                    f"s3://{self._bucket}/{key}: the answer announces {length} bytes for {headers}"
+                )
             buffer = bytearray(length)
             position = 0
             async for piece in response.content.iter_any():
                 buffer[position : position + len(piece)] = piece
                 position += len(piece)
             if position != length:
-                raise RetriableRemoteStorageError(f"s3://{self._bucket}/{key}: {position} of {length} bytes")
+                raise RetriableRemoteStorageError(
+                    f"s3://{self._bucket}/{key}: only {position} of {length} bytes arrived"
+                )
             return memoryview(buffer)
 
     async def _url(self, key: str) -> URL:

@@ -1,6 +1,6 @@
-"""What S3 answers, in the words of this layer: what heals by itself, what needs a person, and what that person changes.
+"""Maps errors of S3 to storage errors: whether a retry may help, and otherwise which setting the operator must change.
 
-Error codes are S3's own; servers that speak S3 differ in status codes more than in these.
+The mapping uses S3's error codes first, because S3-compatible servers differ more in status codes than in these.
 """
 
 from __future__ import annotations
@@ -60,21 +60,21 @@ _CODE_ELEMENT = re.compile(rb"<Code>([A-Za-z0-9]{1,64})</Code>")
 
 
 class PreconditionFailedError(RemoteStorageError):
-    """Create-if-absent found the object there. Stays within this implementation."""
+    """A create-if-absent request found an existing object. The implementation handles it internally."""
 
 
 class NoSuchUploadError(RetriableRemoteStorageError):
-    """The multipart upload was completed or aborted. Stays within this implementation where it is no error."""
+    """The multipart upload was completed or aborted. The implementation handles it internally where it is expected."""
 
 
 def error_code_of(body: bytes) -> str:
-    """The code in an error document; empty when there is none."""
+    """Returns the code in an error document; empty when there is none."""
     found = _CODE_ELEMENT.search(body)
     return found[1].decode() if found else ""
 
 
 def error_of_answer(bucket: str, key: str, status: int, code: str) -> RemoteStorageError:
-    """The error for a refusal. `code` may be empty or a bare status, as HEAD answers have no body."""
+    """Returns the error for a failed request. `code` may be empty or a bare status: HEAD answers have no body."""
     where = f"s3://{bucket}/{key}"
     answer = f"{status} {code}".strip()
     if code == "NoSuchBucket":
@@ -94,19 +94,19 @@ def error_of_answer(bucket: str, key: str, status: int, code: str) -> RemoteStor
     if status == 403:
         return RemoteStorageError(
             f"{where}: {answer}: check `access.key.id`, `secret.access.key` and their rights in this bucket; "
-            f"without s3:ListBucket a missing object is answered the same"
+            f"without s3:ListBucket, S3 answers the same for a missing object"
         )
     if status == 404:
         return RemoteResourceNotFoundError(f"{where}: {answer}")
     if status == 501:
-        return RemoteStorageError(f"{where}: {answer}: this server lacks a feature that is needed")
+        return RemoteStorageError(f"{where}: {answer}: this server lacks a required feature")
     if status >= 500:
         return RetriableRemoteStorageError(f"{where}: {answer}")
     return RemoteStorageError(f"{where}: {answer}")
 
 
 def error_of_exception(bucket: str, key: str, error: Exception) -> RemoteStorageError:
-    """The error for whatever the client libraries raise."""
+    """Returns the error for an exception of the client libraries."""
     where = f"s3://{bucket}/{key}"
     match error:
         case RemoteStorageError():
@@ -121,7 +121,7 @@ def error_of_exception(bucket: str, key: str, error: Exception) -> RemoteStorage
         case _ if isinstance(error, _HEALING_EXCEPTIONS):
             return RetriableRemoteStorageError(f"{where}: {type(error).__name__}: {error}")
         case BotoCoreError():
-            # No credentials, or parameters that the client itself refuses: asking again changes nothing.
+            # There are no credentials, or the client rejects the parameters: a retry does not help.
             return RemoteStorageError(f"{where}: {error}")
         case _:
             return RemoteStorageError(f"{where}: {error!r}")

@@ -1,7 +1,8 @@
-"""Create-if-absent of files: one PUT for a small one, a multipart upload for a large one, or one that others complete.
+"""Creates objects from files, unless they exist: by one PUT for a small file, by a multipart upload for a large one.
 
-An upload that fails or is cancelled is aborted. What a crash leaves is found again by its key, which holds the uuid of
-the attempt. Payloads are not signed: every copy is read back and verified by its checksums.
+An upload can also be staged, so that another process completes it. An upload that fails or is cancelled is aborted. An
+upload that a crash left can be found by its key, which includes the uuid of the attempt. Payloads are not signed,
+because every copy is read back and verified by its checksums.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MAX_PARTS = 10_000
 
 
 class StagedUpload(NamedTuple):
-    """A multipart upload that has all its parts."""
+    """A multipart upload with all its parts, which can be completed."""
 
     id: str
     etags: tuple[str, ...]
@@ -28,36 +29,43 @@ class StagedUpload(NamedTuple):
 
 class S3Uploader:
     def __init__(self, client: Any, bucket: str, timeout_s: float, part_bytes: int) -> None:
-        """`timeout_s` is the deadline of each request; up to `PARTS_AT_ONCE` parts are in memory."""
+        """`timeout_s` is the deadline of each request. An upload holds up to `PARTS_AT_ONCE` parts in memory."""
         self._client = client
         self._bucket = bucket
         self._timeout_s = timeout_s
         self._part_bytes = part_bytes
 
     async def create_from_file(self, key: str, path: Path) -> None:
-        """Raises `RemoteStorageError` when the object is there with another size: then a uuid was used twice."""
+        """Creates the object. An existing object of the same size is no error.
+
+        Raises `RemoteStorageError` for an existing object of another size: then a uuid was used twice.
+        """
         size = await self._put_file(key, path)
         if size is not None:
             await self._check_size(key, size)
 
     async def create_unless_there(self, key: str, path: Path) -> bool:
-        """False when there is an object of that key, whatever it is."""
+        """Creates the object. Returns False when there is an object with that key already, whatever its content."""
         return await self._put_file(key, path) is None
 
     async def stage(self, key: str, path: Path) -> StagedUpload:
-        """Nothing can be seen of it until somebody, anywhere, completes it."""
+        """Uploads all parts. The object is not visible until a process calls `complete`."""
         with path.open("rb", 0) as file:
             return await self._upload_parts(key, file.fileno(), os.fstat(file.fileno()).st_size)
 
     async def complete(self, key: str, upload: StagedUpload) -> None:
-        """Raises `PreconditionFailedError` when there is an object of that key, `NoSuchUploadError`."""
+        """Completes an upload.
+
+        Raises `PreconditionFailedError` when there is an object with that key, and `NoSuchUploadError` when the upload
+        is gone.
+        """
         parts = {"Parts": [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(upload.etags, start=1)]}
         await self.call(
             "complete_multipart_upload", key, Key=key, UploadId=upload.id, MultipartUpload=parts, IfNoneMatch="*"
         )
 
     async def _put_file(self, key: str, path: Path) -> int | None:
-        """None, or the file's size when there is an object already."""
+        """Returns None if it created the object, or the file's size if there is an object already."""
         try:
             file = await asyncio.to_thread(path.open, "rb", 0)
         except OSError as error:
@@ -83,7 +91,7 @@ class S3Uploader:
             await self._check_size(key, len(data))
 
     async def call(self, operation: str, key: str, **parameters: Any) -> Any:
-        """One request under the deadline, its errors in this layer's words."""
+        """Sends one request with the deadline. Raises `RemoteStorageError` for every error of the client library."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await getattr(self._client, operation)(Bucket=self._bucket, **parameters)
@@ -127,7 +135,7 @@ class S3Uploader:
         return StagedUpload(created["UploadId"], tuple(task.result() for task in tasks))
 
     async def _abort(self, key: str, upload_id: str) -> None:
-        # Not confirmed: then the delete of this attempt finds it.
+        # If the abort fails, the delete of this attempt finds the upload.
         with contextlib.suppress(RemoteStorageError):
             await self.call("abort_multipart_upload", key, Key=key, UploadId=upload_id)
 
@@ -137,7 +145,7 @@ class S3Uploader:
         except OSError as error:
             raise RemoteStorageError(f"the segment to copy cannot be read: {error.strerror}") from error
         if len(data) != length:
-            raise RemoteStorageError(f"the segment to copy ends at {start + len(data)}, expected {start + length}")
+            raise RemoteStorageError(f"the segment to copy ends at {start + len(data)} instead of {start + length}")
         return data
 
     async def _check_size(self, key: str, size: int) -> None:

@@ -1,4 +1,4 @@
-"""The settings of a storage manager: strings by dotted keys, as a third party's would be."""
+"""Reads the settings of a storage manager: strings by dotted keys, the same for built-in and third-party managers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 
 def read_settings(store: str, settings: Mapping[str, str], defaults: Mapping[str, str | None]) -> dict[str, str]:
-    """`settings` over `defaults`; a default of None must be given. Raises `ValueError` that names what to change.
+    """Returns `settings` with the missing ones from `defaults`. A setting whose default is None is required.
 
-    Values are never quoted in errors: they may be secrets.
+    Raises `ValueError`, whose message names the setting but never quotes a value, because values may be secrets.
     """
     for key in settings:
         if key not in defaults:
