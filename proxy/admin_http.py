@@ -1,7 +1,7 @@
-"""The admin port: `/metrics` for Prometheus, `/livez` and `/readyz` for whoever starts and stops processes.
+"""The admin port: `/metrics` for Prometheus, `/livez` and `/readyz` for a process manager such as Kubernetes.
 
-Live means that the event loop turns. Ready means that clients may be sent here: the cluster is known, nothing is amiss
-that `/readyz` would name, and the process is not about to stop.
+A process is live while its event loop runs. A process is ready while clients may connect to it: it knows the cluster,
+it found no problem, and it is not stopping. If a process is not ready, `/readyz` answers 503 with one line per reason.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from prometheus_client import CollectorRegistry, generate_latest
 from proxy.context import Address
 
 NotReady = Callable[[], list[str]]
-"""Why clients should not be sent here, a line per reason; empty when ready."""
+"""Returns the reasons why clients should not connect to this process, one line each. Ready: no reasons."""
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class AdminPages(Protocol):
-    """What the pages say: one process of itself, or a supervisor of all of its processes."""
+    """The source of the pages: one process, or a supervisor that answers for all of its processes."""
 
     async def metrics(self) -> bytes:
-        """In Prometheus's text format."""
+        """Returns the metrics in Prometheus's text format."""
 
     async def not_ready(self) -> list[str]: ...
 
@@ -47,14 +47,18 @@ class _OneProcess:
 async def admin_http(
     at: Address | socket.socket, registry: CollectorRegistry, not_ready: NotReady
 ) -> AsyncIterator[Address]:
-    """Serves until left; yields the bound address. Raises `OSError` when it cannot bind."""
+    """Serves the pages of one process until the context exits, and yields the bound address.
+
+    Raises `OSError` if the address cannot be bound."""
     async with admin_pages(at, _OneProcess(registry, not_ready)) as bound:
         yield bound
 
 
 @asynccontextmanager
 async def admin_pages(at: Address | socket.socket, pages: AdminPages) -> AsyncIterator[Address]:
-    """`at` is what to bind, or a socket that listens already."""
+    """Serves `pages` until the context exits, and yields the bound address.
+
+    `at` is the address to bind, or a socket that is already listening. Raises `OSError` if it cannot be bound."""
 
     async def metrics(request: web.Request) -> web.Response:
         return web.Response(body=await pages.metrics(), headers={"Content-Type": _METRICS_TYPE})

@@ -1,4 +1,7 @@
-"""How many clients may be connected, in total and from one address. A TLS handshake counts: it costs the most."""
+"""Limits the number of client connections, in total and per IP address.
+
+A connection counts from the start of its TLS handshake, because the handshake is its most expensive part.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections import Counter
 
 
 class Admission:
-    """A place among the connections, given back once."""
+    """The place of one admitted connection."""
 
     __slots__ = ("_address", "_admissions")
 
@@ -15,14 +18,14 @@ class Admission:
         self._address = address
 
     def give_back(self) -> None:
-        """Safe to call twice."""
+        """Frees the place. Further calls have no effect."""
         admissions, self._admissions = self._admissions, None
         if admissions is not None:
             admissions.give_back(self._address)
 
 
 class Admissions:
-    """0: no limit."""
+    """Counts the open connections. A limit of 0 means no limit."""
 
     def __init__(self, max_connections: int, max_connections_per_address: int) -> None:
         self._max = max_connections
@@ -31,7 +34,7 @@ class Admissions:
         self._by_address: Counter[str] = Counter()
 
     def admit(self, address: str) -> Admission | str:
-        """The name of the limit that is reached, or a place."""
+        """Admits a connection and returns its place, or returns the name of the limit that is reached."""
         if self._max and self._total >= self._max:
             return "limits.max.connections"
         if self._max_per_address and self._by_address[address] >= self._max_per_address:
@@ -48,5 +51,5 @@ class Admissions:
 
 
 def address_of(peername: object) -> str:
-    """The peer's IP address; all whose address is not known any more count as one."""
+    """Returns the peer's IP address. All peers whose address is no longer known share the empty address."""
     return str(peername[0]) if isinstance(peername, tuple) else ""

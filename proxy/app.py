@@ -1,9 +1,9 @@
-"""The composition root of one process: builds every part from its settings, in order, and takes them down in reverse.
+"""The composition root of one process: builds its parts from the settings in order, and closes them in reverse order.
 
 metrics, admin HTTP -> broker client -> remote tier -> listeners -> ready -> signal -> drain -> end
 
-What a process does is its role: a `Proxy`, with a remote tier of its own or as one of several workers, or the
-`RemoteLogProcess` beside those.
+Every process has one role. A `Proxy` serves clients, either with a remote tier of its own or as one of several workers.
+A `RemoteLogProcess` runs beside the workers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ RIGHTS_TIMEOUT_MS = 10_000
 
 
 def pass_through_handlers(address_of: AddressOf) -> dict[int, Handler]:
-    """What a proxy without a remote tier decodes, but for Produce."""
+    """Returns the handlers of a proxy without a remote tier, except the handler of Produce."""
     addresses = AddressHandler(address_of)
     return {
         **dict.fromkeys(ADDRESS_APIS, addresses),
@@ -66,26 +66,29 @@ def listener_addresses(config: TidegateConfig) -> ListenerAddresses:
 
 
 class Role(Protocol):
-    """What a process does; its parts are closed with the stack that they were opened on."""
+    """The work of one process. Each method opens its parts on a stack, and the stack closes them."""
 
     def not_ready(self) -> list[str]: ...
 
     async def open(self, stack: AsyncExitStack) -> None:
-        """Raises `BrokerRefusedError`."""
+        """Opens the parts that do not need the remote tier. Raises `BrokerRefusedError`."""
 
     async def open_tier(self, stack: AsyncExitStack) -> None:
-        """Takes as long as it takes, and may be cancelled. Raises `RemoteTierError`, `BrokerRefusedError`."""
+        """Opens the remote tier. Has no deadline, but the caller may cancel it.
+
+        Raises `RemoteTierError` and `BrokerRefusedError`."""
 
     def serve(self, stack: AsyncExitStack) -> None:
-        """Raises `OSError` when a port cannot be bound."""
+        """Starts to serve. Raises `OSError` if a port cannot be bound."""
 
     async def drain(self) -> None: ...
 
 
 class Proxy:
-    """The remote tier brings handlers of its own before the first client is let in.
+    """Serves clients. The remote tier installs its handlers before the proxy accepts the first client.
 
-    `worker` names this process among those that share a state; None: the remote tier is this process's own."""
+    `worker` is the name of this process among the workers that share the metadata's state. None: this process has a
+    remote tier of its own."""
 
     def __init__(self, config: TidegateConfig, registry: CollectorRegistry, worker: str | None = None) -> None:
         self.metrics = ProxyMetrics()
@@ -123,16 +126,17 @@ class Proxy:
         if self._stops:
             return ["stopping"]
         if not self.topology.is_ready:
-            return [f"the cluster was not read yet: {self.topology.trouble or 'no answer so far'}"]
+            return [f"the proxy has not read the cluster yet: {self.topology.trouble or 'no answer so far'}"]
         if self.topology.refusal is not None:
-            return [f"the brokers turn the proxy away: {self.topology.refusal}"]
+            return [f"the brokers reject the proxy: {self.topology.refusal}"]
         return [] if self._tier is None else self._tier.not_ready()
 
     async def open(self, stack: AsyncExitStack) -> None:
         stack.push_async_callback(self.client.close)
         await stack.enter_async_context(self.server)
         if not self._config.is_tiered:
-            # Clients need nothing of the proxy's own rights, but settings that never let it in are a mistake.
+            # Without a remote tier, clients do not depend on the proxy's own login. But the brokers' rejection of that
+            # login shows a mistake in the settings, so it ends the start.
             await self.topology.meet_cluster()
 
     async def open_tier(self, stack: AsyncExitStack) -> None:
@@ -145,7 +149,7 @@ class Proxy:
         self._tier = tier
 
     def listen(self, stack: AsyncExitStack) -> None:
-        """Binds the bootstrap port and follows the cluster until the stack is left. Raises `OSError`."""
+        """Binds the bootstrap port, and follows the cluster's metadata until the stack closes. Raises `OSError`."""
         self.topology.listen_for_bootstrap()
         following = self.server.spawn(self.topology.run())
         stack.callback(following.cancel)
@@ -155,8 +159,8 @@ class Proxy:
         listener, upstream = self._config.listener, self._config.upstream
         if upstream.tls is not None and upstream.tls.certificate is not None and upstream.sasl is None:
             logger.warning(
-                "[upstream.tls] has a certificate and there is no [upstream.sasl]: where brokers ask for no SASL, "
-                "every client has the rights of this certificate"
+                "[upstream.tls] has a certificate, but there is no [upstream.sasl]: if the brokers do not require "
+                "SASL, every client has the rights of this certificate"
             )
         logger.info(
             "serving %s:%d", listener.advertised_host, listener.bootstrap_port, extra={"host": listener.host}
@@ -168,7 +172,7 @@ class Proxy:
 
 
 class RemoteLogProcess:
-    """Keeps the metadata's state for the workers, and runs the RLM tasks."""
+    """Maintains the metadata's state that the workers share, and runs the RLM tasks."""
 
     def __init__(self, config: TidegateConfig, registry: CollectorRegistry) -> None:
         self._config = config
@@ -177,7 +181,7 @@ class RemoteLogProcess:
         self._metadata: TopicBasedRemoteLogMetadataManager | None = None
 
     def not_ready(self) -> list[str]:
-        return ["the remote log is not open yet"] if self._metadata is None else alarms(self._metadata)
+        return ["the remote tier is not open yet"] if self._metadata is None else alarms(self._metadata)
 
     async def open(self, stack: AsyncExitStack) -> None:
         stack.push_async_callback(self._client.close)
@@ -198,7 +202,7 @@ class RemoteLogProcess:
             except BrokerRefusedError:
                 raise
             except BrokerError as error:
-                logger.warning("the cluster's metadata cannot be read: %s", error)
+                logger.warning("the cluster's metadata cannot be read, trying again: %s", error)
                 await asyncio.sleep(RETRY_MS / 1000)
 
     def serve(self, stack: AsyncExitStack) -> None:
@@ -217,9 +221,9 @@ async def run(
     make_role: MakeRole = Proxy,
     admin: socket.socket | None = None,
 ) -> None:
-    """Serves until SIGTERM, SIGINT or `stop`, then drains. Raises `OSError` when a port cannot be bound.
+    """Serves until SIGTERM, SIGINT or `stop`, then drains. Raises `OSError` if a port cannot be bound.
 
-    `admin` is the listener of the admin pages, if it is not to be the configured one."""
+    `admin` is an open listener for the admin pages. None: the configured address is bound."""
     stop = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
     registry = CollectorRegistry()
@@ -243,7 +247,10 @@ async def run(
 
 
 async def _open_tier(role: Role, stack: AsyncExitStack, stop: asyncio.Event) -> bool:
-    """False when `stop` came first. In this very task, which also closes what it opens."""
+    """Opens the remote tier, and returns False if `stop` is set first.
+
+    The current task opens the tier, and `stop` cancels that task: a task group must be entered and left by the same
+    task, and the current task also closes the stack."""
     task = asyncio.current_task()
     assert task is not None
 
@@ -272,6 +279,6 @@ async def _open_tier(role: Role, stack: AsyncExitStack, stop: asyncio.Event) -> 
 
 
 def serve(config: TidegateConfig, make_role: MakeRole = Proxy, admin: socket.socket | None = None) -> None:
-    """`run` on an event loop of its own."""
+    """Calls `run` on a new event loop."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run(config, None, make_role, admin))

@@ -1,4 +1,4 @@
-"""`BrokerConfigs`: what the brokers say of a topic's configuration, as far as the tier's rules look at it."""
+"""`BrokerConfigs`: reads the topic configuration keys that the tier's rules depend on from the brokers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from kafka.protocol.admin import DescribeConfigsRequest
 
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
+from tiers.errors import BrokerError
+from tiers.manager.topic_policy import BROKER_KEYS
 from tiers.manager.topic_tier_config import BROKER_DEFAULTS
 
 _TOPIC_RESOURCE, _BROKER_RESOURCE = 2, 4
@@ -19,7 +21,7 @@ _MS_PER_UNIT = {"log.retention.ms": 1, "log.retention.minutes": 60_000, "log.ret
 class BrokerValue(NamedTuple):
     value: str
     default: str
-    """What it would be if the topic did not set it."""
+    """The value that would apply if the topic did not set the key."""
 
 
 class BrokerConfigs:
@@ -27,7 +29,7 @@ class BrokerConfigs:
         self._client = client
 
     async def of_topics(self, topics: Collection[str], timeout_ms: int) -> Mapping[str, Mapping[str, BrokerValue]]:
-        """`BROKER_DEFAULTS`' keys of those topics that the brokers know. Raises `BrokerError`."""
+        """Returns the keys of `BROKER_DEFAULTS` for each topic that the brokers know. Raises `BrokerError`."""
         return {
             result.resource_name: {entry.name: _value_of(entry) for entry in result.configs}
             for result in await self._describe(
@@ -36,8 +38,24 @@ class BrokerConfigs:
             if result.error_code == ErrorCode.NONE
         }
 
+    async def of_policy(self, topic: str, timeout_ms: int) -> Mapping[str, str] | None:
+        """Returns the topic's values of `BROKER_KEYS`; None: the topic is not there, or the proxy may not ask for them.
+
+        Raises `BrokerError`."""
+        results = await self._describe({topic: list(BROKER_KEYS)}, _TOPIC_RESOURCE, None, timeout_ms)
+        result = next((each for each in results if each.resource_name == topic), None)
+        if result is None:
+            raise BrokerError(f"the configuration of {topic} is not told", retriable=True)
+        if result.error_code in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.TOPIC_AUTHORIZATION_FAILED):
+            return None
+        if result.error_code != ErrorCode.NONE:
+            raise BrokerError(f"the configuration of {topic} is not told", result.error_code, retriable=True)
+        return {entry.name: entry.value for entry in result.configs if entry.value is not None}
+
     async def defaults(self, timeout_ms: int) -> Mapping[str, str]:
-        """What a new topic gets; Kafka's own defaults where a broker does not tell. Raises `BrokerError`."""
+        """Returns the values that a new topic gets. If a broker does not report a key, Kafka's own default applies.
+
+        Raises `BrokerError`."""
         keys = [*_MS_PER_UNIT, "log.retention.bytes", "log.cleanup.policy"]
 
         async def described(node_id: int, left_ms: int) -> list[Any]:

@@ -1,7 +1,7 @@
-"""One worker's share of what all workers together may take: connections, memory, downloads.
+"""Divides the limits for connections, memory and downloads into equal shares, one for each worker.
 
-The kernel spreads connections over the workers, not evenly: a share is what a worker may take at most, and what one
-does not use is not lent to another.
+The kernel distributes connections over the workers, but not evenly. A share is the most that one worker may use, and a
+worker cannot use the idle share of another.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from proxy.config import TidegateConfig
 
 
 def share_of(config: TidegateConfig) -> TidegateConfig:
-    """The settings of one of `config.workers` workers, which bind the same ports."""
+    """Returns the settings of one of `config.workers` workers. All workers bind the same ports."""
     workers = config.workers
 
     def part(total: int) -> int:
-        """Rounded up: never nothing."""
+        """Rounds up, so that a limit never becomes 0."""
         return -(-total // workers)
 
     def part_of_limit(total: int | None) -> int | None:

@@ -1,4 +1,4 @@
-"""`tidegate check`: reaches every broker and the store, says where clients will find each broker and what is wrong."""
+"""`tidegate check`: contacts every broker and the store, and reports the advertised addresses and all problems."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Report:
     cluster_id: str | None = None
     brokers: list[BrokerCheck] = field(default_factory=list)
     store: str | None = None
-    """The implementation that was reached; None without one."""
+    """The storage implementation, if the store answered."""
     problems: list[str] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
@@ -54,7 +54,7 @@ class Report:
 
 
 async def check(config: TidegateConfig) -> Report:
-    """Never raises for what is wrong outside: that is the report."""
+    """Contacts the brokers and the store. Problems become lines of the report, not exceptions."""
     report = Report()
     try:
         listener_tls(config.listener.tls)
@@ -92,9 +92,14 @@ async def _check_brokers(config: TidegateConfig, client: BrokerClient, report: R
         if trouble is not None:
             report.problems.append(f"broker {node_id} cannot be reached: {trouble}")
         if advertised[1] > MAX_PORT:
-            report.problems.append(f"broker {node_id} would need port {advertised[1]}: lower listener base.port")
+            report.problems.append(
+                f"broker {node_id} would need port {advertised[1]}, which does not exist: lower listener.base.port"
+            )
         if advertised[1] == addresses.bootstrap_port:
-            report.problems.append(f"broker {node_id} and the bootstrap port are both {advertised[1]}: move base.port")
+            report.problems.append(
+                f"broker {node_id} would need port {advertised[1]}, which is listener.bootstrap.port: "
+                "change listener.base.port"
+            )
 
 
 async def _check_rights(config: TidegateConfig, client: BrokerClient, report: Report) -> None:
@@ -129,7 +134,7 @@ async def _check_store(config: TidegateConfig, report: Report) -> None:
             await store.check()
         report.store = name
     except TimeoutError:
-        report.problems.append(f"store {name}: no answer in time")
+        report.problems.append(f"store {name}: the store did not answer in time")
     except RemoteLogError as error:
         report.problems.append(f"store {name}: {error}")
     finally:

@@ -1,6 +1,6 @@
-"""A process that a supervisor started: reads on its standard input what it is to be, and ends when it is left alone.
+"""The main program of a child process: reads its task from standard input, and ends when the supervisor dies.
 
-Its name stands on the command line too, for people who look at processes.
+The supervisor also puts the child's name on the command line, so that `ps` shows it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ logger = logging.getLogger(__name__)
 
 FAILED = 1
 _GRACE_MS = 10_000
-"""What closing may take beyond the drain."""
+"""How long closing may take after the drain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A worker, or the remote log process. `admin_fd` is the inherited listener of its admin pages."""
+    """The task of a child: to be a worker or the remote-log process.
+
+    `admin_fd` is the inherited listener of the child's admin pages."""
 
     config: TidegateConfig
     name: str
@@ -45,16 +47,16 @@ class Task:
 
 
 def end_timeout_ms(config: TidegateConfig) -> int:
-    """How long a child may take from SIGTERM to its end."""
+    """Returns how long a child may take from SIGTERM to its exit."""
     return config.limits.drain_timeout_ms + _GRACE_MS
 
 
 def main() -> None:
-    sys.exit(run(pickle.load(sys.stdin.buffer)))  # the supervisor is the same program, and the only one at that pipe
+    sys.exit(run(pickle.load(sys.stdin.buffer)))  # only the supervisor, which is the same program, writes to this pipe
 
 
 def run(task: Task) -> int:
-    """The exit code."""
+    """Runs the task until SIGTERM, and returns the exit code."""
     threading.Thread(target=_end_when_left_alone, args=(end_timeout_ms(task.config),), daemon=True).start()
     set_up_logging(task.config.log.level, task.config.log.format)
     for handler in logging.getLogger().handlers:
@@ -79,7 +81,9 @@ def _name(child: str, record: logging.LogRecord) -> bool:
 
 
 def _end_when_left_alone(timeout_ms: int) -> None:
-    """The supervisor writes no more, so only its death ends this read. A loop that does not turn ends all the same."""
+    """Ends this process when the supervisor dies, even if the event loop is blocked.
+
+    The supervisor writes nothing after the task, so the read returns only when its death closes the pipe."""
     os.read(sys.stdin.fileno(), 1)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(timeout_ms / 1000)

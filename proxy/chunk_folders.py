@@ -1,7 +1,7 @@
-"""Which process keeps chunks of the remote tier in which folder: `chunks/<worker>` under `state.path`.
+"""The folder of each process for cached chunks of the remote tier: `chunks/<worker>` under `state.path`.
 
-Every process has a folder of its own and its share of the bytes. What processes had that are no more, since there are
-fewer workers now or the cache was switched off, counts in nobody's share: it goes when the whole starts.
+Every process has a folder of its own and its share of the bytes. If the number of workers was reduced or the cache was
+switched off, folders of former processes remain, and no share counts their bytes. They are deleted at the next start.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from proxy.config import TidegateConfig
 
 
 def chunk_folder(config: TidegateConfig, worker: str | None) -> Path:
-    """`worker` None: of the one process that does everything."""
+    """Returns the folder of `worker`. None stands for the only process of a proxy without workers."""
     return config.state.path / "chunks" / (worker or "whole")
 
 
 def remove_other_chunk_folders(config: TidegateConfig, workers: Iterable[str | None]) -> None:
-    """All but those of `workers`; with the cache switched off, all. To be called before any of them starts. Blocks."""
+    """Deletes all chunk folders except those of `workers`. If the cache is switched off, deletes all of them.
+
+    Call this before any of the workers starts. Blocks on file I/O."""
     is_on = config.remote_log.chunk_file_cache_bytes > 0
     kept = {chunk_folder(config, worker) for worker in workers} if is_on else set()
     for folder in (config.state.path / "chunks").glob("*"):

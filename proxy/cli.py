@@ -1,6 +1,6 @@
-"""The command `tidegate`. What a user gets wrong is answered in one line.
+"""The command `tidegate`. It answers a user's mistake with one line on standard error.
 
-Exit codes: 0 good, 1 failed, 2 misused; under `tidegate tier` 1 is for findings, and 3 for failed.
+Exit codes: 0 success, 1 failure, 2 wrong usage. Under `tidegate tier`, 1 means findings and 3 means failure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tiers import console
 from tiers.console import ConfigFile, explained
 
 FAILED = 1
-"""Of what is no `tidegate tier`."""
+"""The exit code of a failure, except under `tidegate tier`."""
 
 app = typer.Typer(
     name="tidegate",
@@ -37,7 +37,9 @@ app.add_typer(tier)
 
 @app.command()
 def serve(config: ConfigFile) -> None:
-    """Runs the proxy until SIGTERM or SIGINT, then drains its connections."""
+    """Runs the proxy.
+
+    SIGTERM or SIGINT ends it: the proxy stops accepting clients, answers the requests in progress, and exits."""
     settings = load_config(config)
     set_up_logging(settings.log.level, settings.log.format)
     if not settings.workers:
@@ -48,7 +50,10 @@ def serve(config: ConfigFile) -> None:
 
 @app.command()
 def check(config: ConfigFile) -> None:
-    """Reaches every broker and the store, prints the address map and what is wrong."""
+    """Contacts every broker and the store, and reports all problems.
+
+    Also prints the address at which clients reach each broker through the proxy. Writes a small object to the store
+    and deletes it again. Exit code 1: there is a problem."""
     settings = load_config(config)
     set_up_logging("error", "text")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -61,7 +66,7 @@ def check(config: ConfigFile) -> None:
 
 @app.command(name="version")
 def show_version() -> None:
-    """Prints the version."""
+    """Prints the version of Tidegate."""
     try:
         typer.echo(version("tidegate"))
     except PackageNotFoundError:
@@ -73,7 +78,7 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code; every failure is a line on standard error."""
+    """Runs the command and returns its exit code. Prints a failure on standard error."""
     try:
         result = app(arguments, standalone_mode=False, prog_name="tidegate")
     except typer.Exit as ended:

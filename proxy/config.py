@@ -1,4 +1,4 @@
-"""`TidegateConfig`: the one TOML file as a proxy reads it, its own sections included."""
+"""`TidegateConfig`: the settings of a proxy, which are those of the remote tier and the proxy's own sections."""
 
 from __future__ import annotations
 
@@ -21,32 +21,42 @@ def _host_names(value: object) -> object:
     names = [name.lower().rstrip(".") for name in value if isinstance(name, str)] if isinstance(value, list) else []
     for name in names:
         if not _HOST_NAME.fullmatch(name) or name.rpartition(".")[2].isdecimal():
-            raise ValueError(f"{name!r} is no host name; `*` may stand for the first label alone")
+            raise ValueError(f"{name!r} is no host name; `*` may only stand for the whole first label")
     return names or value
 
 
 class ListenerCertificateConfig(CertificateConfig):
-    """One more certificate for the same ports: for clients that name one of these hosts in the TLS handshake (SNI). Who
-    names none, or another one, is shown the certificate of `[listener.tls]`.
+    """Another certificate for the same ports. The proxy uses it for clients that name one of these host names in the
+    TLS handshake (SNI). For all other clients, the proxy uses the certificate of `[listener.tls]`.
     """
 
     names: Annotated[tuple[str, ...], BeforeValidator(_host_names)] = Field(
-        min_length=1, description="Host names; `*.example.org` is every name of one more label. The exact one wins."
+        min_length=1,
+        description=(
+            "The host names. `*.example.org` matches every name with exactly one more label. An exact name takes "
+            "precedence."
+        ),
     )
 
 
 class ListenerTlsConfig(CertificateConfig):
-    """TLS of the client's side; without this section it is plain text. Files are in PEM form, and are read again when
-    they change. A client's certificate lets it in and says nothing to the brokers: they know clients by SASL alone.
+    """TLS for the connections of clients. Without this section, these connections are plain text. Files are in PEM
+    format; the proxy reads them again when they change. A client's certificate admits the client to the proxy only. The
+    brokers do not see it and identify clients by SASL alone.
     """
 
     subsections = frozenset({"certificates"})
 
-    client_ca: Path | None = Field(None, alias="client.ca", description="Who signs the certificates of clients.")
+    client_ca: Path | None = Field(
+        None, alias="client.ca", description="The file with the authorities that sign the certificates of clients."
+    )
     client_auth: Literal["none", "requested", "required"] = Field(
         "none",
         alias="client.auth",
-        description="Whether clients show a certificate; `requested`: only one that is wrong is turned away.",
+        description=(
+            "Whether clients must present a certificate. With `requested`, a client may present none, but the proxy "
+            "rejects an invalid one."
+        ),
     )
     certificates: tuple[ListenerCertificateConfig, ...] = ()
 
@@ -54,57 +64,67 @@ class ListenerTlsConfig(CertificateConfig):
     def _check_names(self) -> ListenerTlsConfig:
         names = [name for each in self.certificates for name in each.names]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"{twice} has two certificates")
+            raise ValueError(f"{twice} has two certificates: remove the name from one of them")
         return self
 
     @model_validator(mode="after")
     def _check_client_auth(self) -> ListenerTlsConfig:
         if (self.client_auth == "none") != (self.client_ca is None):
-            raise ValueError("client.auth and client.ca go together: who must show a certificate, and signed by whom")
+            raise ValueError("client.auth and client.ca go together: set both, or neither")
         return self
 
 
 class ListenerConfig(Section):
-    """What clients connect to: one port to bootstrap from, and one per broker at base port + node id."""
+    """The ports to which clients connect: one for bootstrapping, and one per broker at base port + node id."""
 
     subsections = frozenset({"tls"})
 
     host: str = Field("0.0.0.0", min_length=1, description="The address to bind.")
     advertised_host: str = Field(
-        "localhost", alias="advertised.host", min_length=1, description="The host name that clients are told."
+        "localhost", alias="advertised.host", min_length=1, description="The host name that the proxy tells clients."
     )
     bootstrap_port: int = Field(
-        9092, alias="bootstrap.port", gt=0, lt=65_536, description="The port that clients are configured with."
+        9092,
+        alias="bootstrap.port",
+        gt=0,
+        lt=65_536,
+        description="The port for the `bootstrap.servers` setting of clients.",
     )
     base_port: int = Field(
-        9100, alias="base.port", gt=0, lt=65_536, description="Broker N is reached at this port + N."
+        9100,
+        alias="base.port",
+        gt=0,
+        lt=65_536,
+        description="The first port for brokers: clients reach broker N at this port + N.",
     )
     reuse_port: bool = Field(
         False,
         alias="reuse.port",
-        description="Bind with SO_REUSEPORT, so that several processes share the ports; workers always do.",
+        description="Whether to bind with SO_REUSEPORT, so that several processes share the ports. Workers always do.",
     )
     tls: ListenerTlsConfig | None = None
 
 
 class AdminConfig(Section):
-    """`/metrics`, `/livez` and `/readyz`. With workers they speak for all processes: ready is when each of them is, and
-    every series has the label `process`.
+    """The admin port with `/metrics`, `/livez` and `/readyz`. With workers, it serves all processes together: the proxy
+    is ready when each process is ready, and every time series has the label `process`.
     """
 
     host: str = Field("127.0.0.1", min_length=1, description="The address to bind.")
-    port: int = Field(9190, ge=0, lt=65_536, description="0 turns the admin port off.")
+    port: int = Field(9190, ge=0, lt=65_536, description="The port. 0 turns the admin port off.")
 
 
 class LogConfig(Section):
-    """What the process says of itself, on standard error."""
+    """The log of the process, on standard error."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="The least important to write.")
-    format: Literal["text", "json"] = Field("text", description="For people, or one JSON object per line.")
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="The lowest level to write.")
+    format: Literal["text", "json"] = Field(
+        "text", description="The format of the lines: text for people, or one JSON object per line."
+    )
 
 
 class TidegateConfig(TierConfig):
-    """The whole file of a proxy."""
+    """All settings of a proxy."""
 
     section_models: ClassVar[Mapping[str, type[BaseModel]]] = {
         **TierConfig.section_models,
@@ -125,17 +145,17 @@ class TidegateConfig(TierConfig):
         ge=0,
         le=1024,
         description=(
-            "Proxy processes that share the ports, beside one that copies and keeps the metadata; budgets and "
-            "`max.connections*` are divided evenly among them. 0: one process does everything."
+            "The number of proxy processes that share the ports. One more process copies and writes the metadata. "
+            "Budgets and `max.connections*` are divided evenly among the workers. With 0, one process does everything."
         ),
     )
 
 
 def load_config(path: Path) -> TidegateConfig:
-    """Raises `ConfigError`."""
+    """Reads and validates a file. Raises `ConfigError`."""
     return load_config_file(path, TidegateConfig)
 
 
 def parse_config(text: str, name: str = "configuration") -> TidegateConfig:
-    """Raises `ConfigError`."""
+    """Validates TOML text; `name` is for the messages. Raises `ConfigError`."""
     return parse_config_text(text, TidegateConfig, name)

@@ -1,4 +1,7 @@
-"""`docs/configuration.md`, made from the models: `python -m proxy.config_reference > docs/configuration.md`."""
+"""Generates `docs/configuration.md` from the settings models.
+
+`python -m proxy.config_reference > docs/configuration.md` writes the page.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,12 @@ from tiers.tier_config import own_fields
 INTRODUCTION = """\
 # Configuration
 
-One TOML file, `tidegate serve --config FILE`. Where a KIP names a key, that name is used verbatim; those keys stand at
-the top of the file, before the first section. An unknown key is an error. Durations are milliseconds, or strings with a
-unit (`"500ms"`, `"10s"`, `"5m"`, `"12h"`, `"7d"`); sizes are bytes, or strings with a unit (`"64MiB"`, `"1GB"`).
-An example that loads is `docs/tidegate.example.toml`. This page is made from the code by `proxy/config_reference.py`.
+Tidegate reads one TOML file: `tidegate serve --config FILE`. If a KIP names a key, Tidegate uses the same name. Those
+keys stand at the top of the file, before the first section. An unknown key is an error.
+
+A duration is a number of milliseconds, or a string with a unit (`"500ms"`, `"10s"`, `"5m"`, `"12h"`, `"7d"`). A size is
+a number of bytes, or a string with a unit (`"64MiB"`, `"1GB"`). `docs/tidegate.example.toml` is a complete example.
+`proxy/config_reference.py` generates this page from the code.
 """
 
 

@@ -1,10 +1,12 @@
-"""The client's side of a connection: requests in, answers out in order, and the life of the pair of sockets.
+"""The client's side of a connection: reads requests, writes answers in order, and closes both sockets in the end.
 
-* Nothing is read from a client while its bytes could not go on: no broker yet, a broker that stalls, too many requests
-  in flight. What one read has brought beyond that is stashed: never more than one read buffer.
-* A broker is connected when the first frame has begun, so that port checks and TLS handshakes never reach it.
-* A client that has closed its writing side gets the answers that are under way, for a while.
-* When the broker is gone, what is answered already still leaves; then the client's connection closes.
+* Backpressure: the connection stops reading from the client while the broker is not connected, while the broker does
+  not read, and while too many requests are in flight. It stashes the unprocessed rest of the last read, which is never
+  more than one read buffer.
+* The connection to the broker opens when the first request begins, so port checks and TLS handshakes never reach the
+  broker.
+* A client that closes its writing side still gets the answers to its requests in progress, for a limited time.
+* When the broker closes its connection, the answers that are complete still leave. Then the client's connection closes.
 """
 
 from __future__ import annotations
@@ -41,13 +43,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         registry: ConnectionRegistry[ClientConnection],
         admission: Admission | None = None,
     ) -> None:
-        """`admission` None: it is asked for when the connection is made."""
+        """`admission` is the place that the TLS listener took. None: `connection_made` asks for one."""
         self.connection_id = next(_connection_ids)
         self.queue = ResponseQueue(context.limits.max_in_flight)
         self.last_active_s = 0.0
         self.relays_blindly = False
         self.is_full = False
-        """The client does not read what was written: no response begins, so that none is made for nobody."""
+        """The client does not read. Until it does, no further response begins, so that none is built in vain."""
         self._context = context
         self._endpoint = endpoint
         self._registry = registry
@@ -82,7 +84,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             admitted = self._context.admissions.admit(address_of(transport.get_extra_info("peername")))
             if isinstance(admitted, str):
                 self._context.metrics.rejected_connections += 1
-                logger.warning("connection refused: %s is reached", admitted, extra=self._who())
+                logger.warning("connection refused: the limit %s is reached", admitted, extra=self._who())
                 transport.abort()
                 return
             self._admission = admitted
@@ -111,7 +113,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._has_ended = True
         self._advance()
         if self._transport is not None and self._transport.get_extra_info("ssl_object") is not None:
-            return False  # TLS as asyncio has it knows no half-closed connection
+            return False  # asyncio's TLS does not support half-closed connections
         if not self._is_closing:
             self._start_timer(self._context.limits.half_close_timeout_ms, "half_closed")
         return True
@@ -150,7 +152,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._upstream.gate.resume(PEER_IS_FULL)
 
     def _must_wait(self) -> bool:
-        """Whether the next request has to; what it waits for ends the pause."""
+        """Returns whether the next request must wait, and then pauses reading until the request may go on."""
         if self._is_draining:
             self._gate.pause(DRAINING)
             return True
@@ -201,14 +203,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.unblock()
 
     def pause_requests(self) -> None:
-        """The broker takes no more bytes for now."""
+        """Pauses reading from the client, because the broker does not read."""
         self._gate.pause(PEER_IS_FULL)
 
     def resume_requests(self) -> None:
         self._gate.resume(PEER_IS_FULL)
 
     def unblock(self) -> None:
-        """Goes on with stashed requests, as far as they may go now."""
+        """Processes stashed requests, up to the first that must wait."""
         if self._is_closing:
             return
         try:
@@ -229,13 +231,19 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.connection_id = next(_connection_ids)
 
     def _begin_raw_tokens(self, count: int | None) -> None:
-        """After SaslHandshake v0 both sides speak raw tokens (semantics 1.4): `count` frames of the client, and the
-        broker's answers to them. None: nobody knows how many, and nothing can be told apart any more."""
+        """Begins the raw tokens that follow SaslHandshake v0 (docs/semantics.md 1.4).
+
+        The next `count` frames of the client, and the broker's answers to them, have no header. None: the number is
+        unknown. The proxy can then no longer find the requests, so it relays all bytes unread."""
         self._reader.awaits_raw_tokens = False
         if count is not None:
             self._reader.raw_tokens = count
             return
-        logger.warning("SaslHandshake v0: relaying blindly, broker addresses are not rewritten", extra=self._who())
+        logger.warning(
+            "the end of the client's SASL tokens is unknown (SaslHandshake v0): the proxy relays this connection "
+            "unread, and does not rewrite broker addresses",
+            extra=self._who(),
+        )
         self.relays_blindly = True
 
     def on_upstream_gone(self) -> None:
@@ -243,11 +251,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._advance()
 
     def emit(self, buffers: Buffers) -> None:
-        """Bytes of the response whose turn it is; they leave with the next `commit_answers`."""
+        """Queues bytes of the response whose turn it is. They leave with the next `commit_answers`."""
         self._to_client += buffers
 
     def on_streamed(self, slot: Slot) -> None:
-        """The last byte of the head slot's response was emitted."""
+        """Removes the head slot, because the last byte of its response was emitted."""
         slots = self.queue.slots
         slots.popleft()
         slot.state = None
@@ -260,7 +268,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._emit_answers()
 
     def on_held(self, slot: Slot, response: memoryview) -> None:
-        """The head slot's response is complete and has not been emitted."""
+        """Gives the head slot's complete response to its handler. No byte of it was emitted."""
         assert slot.state is not None
         result = slot.state.on_response(response)
         if isinstance(result, Coroutine):
@@ -273,7 +281,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         try:
             slot.answer = await answer
         except asyncio.CancelledError:
-            # Not ours unless the connection ends or drains: something that the handler awaited was cancelled.
+            # If the connection neither closes nor drains, something that the handler awaited was cancelled.
             if slot.answer is None:
                 self.fail("client", RuntimeError("the answer was cancelled"))
             raise
@@ -309,14 +317,14 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._outlet.write(buffers, aliases_pool=aliases_pool, on_sent=on_sent)
 
     def relay(self, data: memoryview) -> None:
-        """Bytes of a blind relay."""
+        """Sends bytes of the broker to the client unread."""
         self._outlet.write([data], aliases_pool=True)
 
     def _observe(self, slot: Slot) -> None:
         self._context.metrics.observe(slot.api_key, slot.tier, self._loop.time() - slot.started_s)
 
     def advance(self) -> None:
-        """After responses have been taken: requests that waited for room go on, and an end that is due comes."""
+        """Continues after responses have left: processes requests that waited for room, and closes if it is time."""
         if self._reader.has_stash and not self.queue.is_full:
             self.unblock()
         else:
@@ -338,7 +346,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self.close("client")
 
     def drain(self) -> None:
-        """Takes no more requests, answers what is under way, then closes."""
+        """Takes no more requests, answers those in progress, then closes."""
         if self._is_draining:
             return
         self._is_draining = True
@@ -358,7 +366,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.advance()
 
     def close(self, cause: str) -> None:
-        """Closes once what has been written has left, at the latest after the close timeout."""
+        """Closes when all written bytes have left, at the latest after the close timeout."""
         if self._is_closing:
             return
         self._is_closing = True
@@ -381,7 +389,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._timer = self._loop.call_later(timeout_ms / 1000, self.abort, cause)
 
     def fail(self, peer: str, error: Exception) -> None:
-        """One line that says what is wrong, then what is answered already, then the end of both connections."""
+        """Logs the error in one line, sends the answers that are complete, then closes both connections."""
         if self._is_closing:
             return
         log_failure(logger, peer, error, self._who())

@@ -1,4 +1,4 @@
-"""What a connection that ends by a fault says of it: one line, and what to do where that is known."""
+"""Logs the error that ends a connection in one line, with the remedy if it is known."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from protocol.errors import ProtocolError, TlsHandshakeError
 
 
 def log_failure(logger: logging.Logger, peer: str, error: Exception, who: Mapping[str, object]) -> None:
-    """`peer` is who sent what was wrong: "client" or "broker"."""
+    """`peer` is the sender of the faulty bytes: "client" or "broker"."""
     match error:
         case TlsHandshakeError() if peer == "broker":
             logger.warning("closing the connection: the broker speaks TLS: set [upstream.tls]", extra=who)
@@ -22,4 +22,4 @@ def log_failure(logger: logging.Logger, peer: str, error: Exception, who: Mappin
         case ProtocolError():
             logger.warning("closing the connection: the %s sent %s", peer, error, extra=who)
         case _:
-            logger.error("closing the connection: a handler failed", exc_info=error, extra=who)
+            logger.error("closing the connection: a request handler failed", exc_info=error, extra=who)

@@ -1,4 +1,4 @@
-"""What every connection of a process shares: limits, routes, the read buffer, metrics and the task group."""
+"""The objects that all connections of a process share: limits, routes, read buffers, metrics and the task group."""
 
 from __future__ import annotations
 
@@ -20,42 +20,44 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Durations in milliseconds; 0 means no limit for `idle_timeout_ms` and the `max_connections`."""
+    """The limits of connections.
+
+    0 means no limit for `max_connections`, `max_connections_per_address` and `idle_timeout_ms`."""
 
     max_connections: int = 10_000
     max_connections_per_address: int = 0
     handshake_timeout_ms: int = 10_000
-    """Of TLS with a client."""
+    """The deadline of a TLS handshake with a client."""
     max_request_bytes: int = MAX_REQUEST_BYTES
     max_unauthenticated_request_bytes: int | None = None
-    """Where brokers ask for SASL: of a request before the first answer to an authentication."""
+    """The limit for a request before the first answer to an authentication. None: the brokers do not require SASL."""
     max_held_request_bytes: int = 16 * 1024 * 1024
-    """Of a request that is decoded; others are cut through and never held."""
+    """The limit for a request that a handler decodes. Other requests stream through and are never held."""
     max_response_bytes: int = MAX_INT32
     max_held_response_bytes: int = 128 * 1024 * 1024
     max_in_flight: int = 256
-    """Requests of one connection that are not answered yet; reading pauses at it."""
+    """How many requests of one connection may be unanswered. Reading pauses at this number."""
     connect_timeout_ms: int = 5_000
-    """Of one attempt."""
+    """The deadline of one attempt to connect to a broker."""
     connect_deadline_ms: int = 20_000
-    """Of all attempts, while the client's bytes wait in its socket."""
+    """The deadline of all attempts together. The client's bytes wait in its socket meanwhile."""
     idle_timeout_ms: int = 0
     half_close_timeout_ms: int = 5_000
-    """How long a client that has closed its writing side is still answered."""
+    """How long the proxy still answers a client that has closed its writing side."""
     close_timeout_ms: int = 10_000
-    """How long the last bytes may take to leave a connection that closes."""
+    """How long a closing connection may take to send its last bytes."""
     drain_timeout_ms: int = 30_000
 
 
 class Endpoint(Protocol):
-    """Where a listener's connections go."""
+    """The broker that a listener's connections lead to."""
 
     @property
     def node_id(self) -> int | None:
-        """None on the bootstrap port."""
+        """The broker's node id, or None on the bootstrap port."""
 
     def addresses(self) -> Sequence[Address]:
-        """The broker's addresses now, to be tried in order; asked again before every attempt."""
+        """Returns the broker's current addresses in the order to try. Called again before every round of attempts."""
 
 
 C = TypeVar("C")
@@ -66,7 +68,7 @@ class Abortable(Protocol):
 
 
 class ConnectionRegistry(Generic[C]):
-    """The open connections; `empty` is set while there are none."""
+    """The open connections. `empty` is set while there are none."""
 
     def __init__(self) -> None:
         self._members: set[C] = set()
@@ -93,7 +95,7 @@ class ConnectionRegistry(Generic[C]):
 
 
 EarlyAnswer = Callable[[int, int], Buffers]
-"""Builds a response payload from (api version, correlation id)."""
+"""Builds a response payload from an API version and a correlation id."""
 
 
 @dataclass(slots=True)
@@ -102,13 +104,13 @@ class ConnectionContext:
     limits: ConnectionLimits
     metrics: ProxyMetrics
     spawn: Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
-    """Starts a task in the server's group."""
+    """Starts a task in the server's task group."""
     clock_ms: Callable[[], int]
     admissions: Admissions
     early_answers: Mapping[int, EarlyAnswer] = field(default_factory=dict)
-    """By API key: what a waiting request is answered when the proxy drains."""
+    """By API key: builds the answer to a request that still waits when the proxy drains."""
     upstream_tls: TlsContext | None = None
-    """None: brokers are spoken to in plain text."""
+    """None: the proxy speaks plain text with the brokers."""
     buffers: BufferPool = field(default_factory=BufferPool)
     upstreams: ConnectionRegistry[Abortable] = field(default_factory=ConnectionRegistry)
-    """Connections to brokers: they may outlive their clients by what is still to be sent."""
+    """The connections to brokers. One outlives its client while it has requests left to send."""

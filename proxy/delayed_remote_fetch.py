@@ -1,8 +1,16 @@
-"""`DelayedRemoteFetch`: a Fetch that waits for the remote reads of its partitions (semantics 3.6, DESIGN "Flow 1").
+"""`DelayedRemoteFetch`: a Fetch that waits for the remote reads of its partitions.
 
-It ends when every read has ended; or as soon as the local partitions have min.bytes, for a slow remote tier must not
-hold local data back; or, once max.wait has passed, as soon as both tiers together have min.bytes; or at its deadline.
-What failed is held until the deadline: clients have no backoff of their own per partition, and would ask in a hot loop.
+See docs/semantics.md 3.6; docs/design.md, "Fetch".
+
+The Fetch is answered as soon as one of these conditions holds:
+
+* The broker has reported something that cannot wait, such as an error.
+* Every read has ended, and there are records. If there are no records, the Fetch also waits for max.wait. If there are
+  no records and a read has failed, it waits for the deadline: clients have no backoff per partition, and would retry in
+  a hot loop.
+* The local partitions have min.bytes: a slow remote tier must not delay local data.
+* max.wait has passed, and both tiers together have min.bytes.
+* The deadline has passed.
 """
 
 from __future__ import annotations
@@ -23,7 +31,7 @@ _LINGER_S = 5.0
 
 
 class RemotePartitionRead:
-    """The remote read of one partition of one request; begins when it is made, ends with a result or an error."""
+    """The remote read of one partition for one request. It starts at once, and ends with a result or an error."""
 
     def __init__(
         self,
@@ -40,7 +48,7 @@ class RemotePartitionRead:
         client_id: str,
         log_start_offset: int | None = None,
     ) -> None:
-        """Begins the read, if the budget allows any bytes.
+        """Starts the read, unless the budget allows no bytes.
 
         `log_start_offset` is the log start that the leader confirms, 0 if the leader confirms none. None: the leader
         was not asked, and the highest recorded log start applies."""
@@ -63,7 +71,7 @@ class RemotePartitionRead:
 
     @property
     def has_budget(self) -> bool:
-        """Whether it may bring anything at all."""
+        """Whether the byte budget allows any records, so that the read was started."""
         return self._task is not None
 
     @property
@@ -77,7 +85,7 @@ class RemotePartitionRead:
     def answers(
         self, partition: TopicIdPartition, offset: int, max_bytes: int, min_one_message: bool, isolation_level: int
     ) -> bool:
-        """Whether it is done, and is what a request for just that asks for."""
+        """Returns whether the read has a result, and a request with exactly these parameters may use it."""
         return self.result is not None and self._asked == (
             partition,
             offset,
@@ -87,7 +95,9 @@ class RemotePartitionRead:
         )
 
     def linger(self, lapse: Callable[[], object]) -> None:
-        """Its request was answered without it. `lapse` is called when no other has taken it over for a while."""
+        """Keeps the read after its request was answered without it.
+
+        `lapse` is called if no other request takes the read over within 5 seconds."""
         self._lapse = asyncio.get_running_loop().call_later(_LINGER_S, lapse)
 
     def take_over(self) -> None:
@@ -96,7 +106,7 @@ class RemotePartitionRead:
             self._lapse = None
 
     def cancel(self) -> None:
-        """Nobody waits for it any more. What is being downloaded goes on, into the cache."""
+        """Stops waiting for the read. A download in progress continues, into the cache."""
         if self._task is not None:
             self._task.cancel()
 
@@ -127,7 +137,7 @@ class RemotePartitionRead:
             logger.info(
                 "remote read failed: %s", error, extra={"partition": str(self.partition), "offset": self.offset}
             )
-        except Exception as error:  # a defect must cost this partition, not the server's task group
+        except Exception as error:  # a bug must fail this partition alone, not the server's task group
             self.error = RemoteLogError(f"remote read failed: {error!r}")
             logger.exception("remote read failed", extra={"partition": str(self.partition), "offset": self.offset})
 
@@ -140,7 +150,9 @@ def _nothing() -> None:
 
 
 class DelayedRemoteFetch(DelayedOperation):
-    """`local_bytes` and `must_answer` follow what the broker answers meanwhile: call `try_complete` after a change."""
+    """A Fetch that waits for `reads`.
+
+    The owner updates `local_bytes` and `must_answer` from the broker's answers, and then calls `try_complete`."""
 
     def __init__(
         self,
@@ -156,7 +168,7 @@ class DelayedRemoteFetch(DelayedOperation):
         self.reads = reads
         self.local_bytes = local_bytes
         self.must_answer = must_answer
-        """Something else of the answer cannot wait: an error or a divergence that the broker reported."""
+        """Whether the broker reported an error or a divergence for another partition, which cannot wait."""
         self._has_unavailable = has_unavailable
         self._min_bytes = max(min_bytes, 1)
         self._max_wait_passed = max_wait_passed
@@ -171,7 +183,7 @@ class DelayedRemoteFetch(DelayedOperation):
         return self.local_bytes >= self._min_bytes or (total_bytes >= self._min_bytes and self._max_wait_passed())
 
     def on_complete(self, completion: Completion) -> None:
-        """A read that is under way goes on for the client's next request, unless the client is gone."""
+        """Cancels the reads if the client is gone. Otherwise reads in progress continue for its next request."""
         if completion is Completion.CANCELLED:
             for read in self.reads:
                 read.cancel()

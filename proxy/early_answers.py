@@ -1,8 +1,8 @@
-"""What a request that waits is answered when the proxy drains: an empty Fetch, so that the consumer simply asks again.
+"""Builds the answers that end waiting requests when the proxy drains: an empty Fetch, so that the consumer polls again.
 
-A long poll outlives every drain timeout otherwise. The answer names no partitions and a throttle time of 1 ms: an empty
-answer that says it was throttled is the one that every client takes for a good one (semantics 2.4, 2.5), and session id
-0 makes the next request, to whoever takes over, a full one.
+Without such an answer, a long poll could outlast every drain timeout. The answer has no partitions, and a throttle time
+of 1 ms: every client accepts an empty answer that reports throttling (docs/semantics.md 2.4, 2.5). Session id 0 makes
+the client's next request, which another process receives, a full one.
 """
 
 from __future__ import annotations

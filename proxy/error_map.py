@@ -1,7 +1,8 @@
-"""Exceptions as Kafka's error codes: the only place where the one becomes the other (semantics 3.5, 5.2, 9.1).
+"""Maps exceptions to Kafka error codes. No other module does this (docs/semantics.md 3.5, 5.2, 9.1).
 
-Unavailability is REPLICA_NOT_AVAILABLE: every client retries it silently, Sarama included, which surfaces
-KAFKA_STORAGE_ERROR. It is never OFFSET_OUT_OF_RANGE, which makes consumers jump, nor a code that kills a poll loop.
+An unavailable partition gets REPLICA_NOT_AVAILABLE, because every client retries that error silently. Sarama does too,
+but hands KAFKA_STORAGE_ERROR to the application. The error is never OFFSET_OUT_OF_RANGE, which makes consumers jump,
+nor a code that ends an application's poll loop.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ UNAVAILABLE = ErrorCode.REPLICA_NOT_AVAILABLE
 def fetch_error(error: RemoteLogError) -> ErrorCode:
     """Returns the error code for a partition whose remote read failed.
 
-    NONE for a healthy read that was only too slow: the client gets an empty partition and asks again. The function
-    never returns OFFSET_OUT_OF_RANGE: the proxy only relays that error, after it has asked the leader."""
+    If the read was healthy but too slow, the code is NONE: the client gets an empty partition and polls again. The
+    function never returns OFFSET_OUT_OF_RANGE: the proxy only relays that error, after it has asked the leader."""
     if isinstance(error, RemoteReadTimeoutError) and error.cause is None:
         return ErrorCode.NONE
     return UNAVAILABLE
 
 
 def list_offsets_error(error: RemoteLogError) -> ErrorCode:
-    """For a look-up that could not be completed: never the local tier's later offset."""
+    """Returns the error code for a look-up that failed. The local tier's later offset would be a wrong answer."""
     return UNAVAILABLE
 
 
 def delete_records_error(error: RemoteLogError) -> ErrorCode:
-    """The broker has deleted, the tier's log start was not recorded: as when a replica does not answer in time."""
+    """Returns the error code if the broker deleted the records, but the tier's log start could not be recorded.
+
+    A broker answers the same if a replica does not respond in time."""
     return ErrorCode.REQUEST_TIMED_OUT

@@ -1,8 +1,8 @@
-"""The seam between a connection and the handlers: one request, what goes upstream for it, what the client gets.
+"""The interface between a connection and the request handlers.
 
-The connection keeps order and back-pressure; a handler keeps Kafka's semantics. A handler's two calls are synchronous,
-so that frames leave in the order they came and the common case costs no task; only an answer that must wait is a
-coroutine.
+The connection guarantees order and backpressure. A handler implements Kafka's semantics. A handler's two calls are
+synchronous, so that frames leave in the order of their arrival and the common case needs no task. Only an answer that
+must wait is a coroutine.
 """
 
 from __future__ import annotations
@@ -18,60 +18,62 @@ Buffers = Sequence[Buffer]
 
 @dataclass(slots=True)
 class Request:
-    """A client's request frame. `frame` is the payload without the length prefix; the connection gives up ownership."""
+    """A client's request. `frame` is the payload without the length prefix; the handler owns it."""
 
     api_key: int
     api_version: int
     correlation_id: int
     frame: bytes
     received_at_ms: int
-    """The injected clock's monotonic milliseconds."""
+    """In milliseconds of the injected monotonic clock."""
 
 
 class ResponsePatcher(Protocol):
-    """Patches a response while it streams, by equal length."""
+    """Patches a response while it streams. A patch does not change the length."""
 
     def feed(self, data: memoryview) -> Buffers:
-        """Bytes of the payload as they arrive; returns what may leave now. Buffers may alias `data`."""
+        """Takes the next bytes of the payload, and returns the bytes that may leave now. They may alias `data`."""
 
 
 class Exchange(Protocol):
-    """What a handler may ask of the connection while it works on one request."""
+    """One request, and the operations of the connection that its handler may use."""
 
     request: Request
     tier: str
-    """Which tier served it, for the latency histograms: "local", "remote" or "none" (no log was read)."""
+    """The tier that served the request, for latency metrics: "local", "remote" or "none" (no log was read)."""
     on_sent: Callable[[], None] | None
-    """Called once when the last byte of the answer has left, or it is certain that none will."""
+    """Called once, when the last byte of the answer has left or when it is certain that the answer never will."""
 
     @property
     def connection_id(self) -> int:
-        """Another one after every authentication: what is remembered by it was learned with the same rights."""
+        """Changes with every authentication, so facts stored under one id were learned with the same rights."""
 
     @property
     def node_id(self) -> int | None:
-        """The broker at the other end; None on the bootstrap port."""
+        """The node id of the connected broker, or None on the bootstrap port."""
 
     def try_forward(self, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
-        """Sends one more request of ours on this connection; awaits its response payload (the correlation id is ours).
+        """Sends a request of the proxy itself on this connection. The coroutine returns the response's payload.
 
-        None when later requests of the client were sent upstream already: their responses would have to be overtaken.
-        """
+        The handler chooses the correlation id in `frame`. Returns None if a later request of the client is already on
+        its way to the broker, because that request's response would come first. Also returns None if the connection to
+        the broker is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The client is answered without the broker; `payload` starts with the response header."""
+    """The proxy answers the client without the broker. `payload` starts with the response header."""
 
     payload: Buffers
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """`frame` (payload without length) goes upstream.
+    """The connection sends `frame`, the payload without the length prefix, to the broker.
 
-    `hold_bytes`: responses up to this size are collected and given to `on_response`; larger ones stream through
-    `patcher`, or untouched when there is none. `None` holds whatever its size. `no_response`: Produce with acks=0.
+    `hold_bytes`: the connection collects a response up to this size and gives it to `on_response`. A larger response
+    streams through `patcher`, or unchanged if there is no patcher. None: a response of any size is collected.
+    `no_response`: the broker does not answer (Produce with acks=0).
     """
 
     frame: Buffer
@@ -82,45 +84,49 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """What goes upstream must be found out first, and later requests wait until it has left. For rare requests.
+    """The handler must first find out what to send to the broker. For rare requests: later requests wait meanwhile.
 
-    The response is held. The coroutine is cancelled when the client goes away."""
+    The connection holds the response. It cancels the coroutine if the client disconnects."""
 
     forward: Callable[[], Coroutine[None, None, Forward]]
 
 
 @dataclass(frozen=True, slots=True)
 class CutThrough:
-    """The request goes upstream as its bytes arrive. The fields mean what they mean in `Forward`."""
+    """The connection sends the request to the broker while its bytes arrive. The fields are those of `Forward`."""
 
     hold_bytes: int | None = 0
     no_response: bool = False
 
 
 class Handler(Protocol):
-    """One decoded API. Stateless but for what its constructor was given; per-request state is in `HandlerState`."""
+    """Handles one API whose requests are decoded. The state of a request belongs in `HandlerState`."""
 
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
-        """What to do with the request. Raises `ProtocolError` for bytes that cannot be read: the connection closes."""
+        """Decides how the request is answered.
+
+        Raises `ProtocolError` if the bytes cannot be read; the connection then closes."""
 
 
 class PrefixHandler(Protocol):
-    """An API whose requests are too large to hold, and whose first bytes tell enough: Produce."""
+    """Handles an API whose requests are too large to hold, but whose first bytes are enough for a decision: Produce."""
 
     def on_prefix(self, exchange: Exchange, prefix: memoryview) -> tuple[CutThrough, HandlerState | None]:
-        """`prefix` is the payload from its start, as far as it has arrived; `exchange.request.frame` is empty.
+        """`prefix` is the part of the payload that has arrived, from its start. `exchange.request.frame` is empty.
 
-        Raises `TruncatedError` when it needs more, and other `ProtocolError`s for what cannot be read."""
+        Raises `TruncatedError` if it needs more bytes, and other `ProtocolError`s if the bytes cannot be read."""
 
 
 class HandlerState(Protocol):
-    """One request under way."""
+    """The state of one request in progress."""
 
     def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:
-        """The broker's held response payload in, the client's out.
+        """Takes the payload of the broker's held response, and returns the payload for the client.
 
-        A coroutine is run as a task, cancelled on disconnect; `response` stays valid until it ends."""
+        The connection runs a coroutine as a task, and cancels it on disconnect. `response` is valid until it ends."""
 
     def on_abandoned(self) -> None:
-        """The client or the broker went away before the response: release what the request holds. Called at most once,
-        and never after `on_response` returned buffers."""
+        """Releases the resources of the request, because its answer was not sent and will not be built.
+
+        The client or the broker disconnected, or the proxy drains. Called at most once, and never after `on_response`
+        returned buffers."""

@@ -1,8 +1,8 @@
-"""What waits for the remote tier, for Prometheus: the purgatory of remote fetches and the memory of held answers.
+"""Prometheus metrics of Fetches that wait for the remote tier: their purgatory, and the memory of held answers.
 
-tidegate_remote_fetch_pending                  requests that wait now
-tidegate_remote_fetch_completed_total          completion = satisfied | expired | cancelled
-tidegate_remote_fetch_held_bytes               reserved for held answers
+tidegate_remote_fetch_pending                  Fetches that wait now
+tidegate_remote_fetch_completed_total          Fetches that have waited; completion = satisfied | expired | cancelled
+tidegate_remote_fetch_held_bytes               bytes reserved for held answers
 tidegate_remote_fetch_in_neither_tier_total    ALARM: a fetched offset above the log start is in no tier and no gap
 """
 
@@ -23,15 +23,21 @@ class RemoteFetchMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         purgatory = self._handler.purgatory
         name = "tidegate_remote_fetch"
-        yield GaugeMetricFamily(f"{name}_pending", "Fetches that wait now.", value=purgatory.pending_count)
-        completed = CounterMetricFamily(f"{name}_completed", "Fetches that waited.", labels=["completion"])
+        yield GaugeMetricFamily(
+            f"{name}_pending", "Fetches that wait for the remote tier now.", value=purgatory.pending_count
+        )
+        completed = CounterMetricFamily(
+            f"{name}_completed", "Fetches that have waited for the remote tier.", labels=["completion"]
+        )
         completed.add_metric(["satisfied"], purgatory.satisfied_count)
         completed.add_metric(["expired"], purgatory.expired_count)
         completed.add_metric(["cancelled"], purgatory.cancelled_count)
         yield completed
-        yield GaugeMetricFamily(f"{name}_held_bytes", "Reserved for held answers.", value=self._handler.held_bytes)
+        yield GaugeMetricFamily(
+            f"{name}_held_bytes", "Bytes reserved for held answers.", value=self._handler.held_bytes
+        )
         yield CounterMetricFamily(
             f"{name}_in_neither_tier",
-            "Offsets above the log start, in no recorded gap, that no tier has: alarm on any increase.",
+            "Fetched offsets above the log start that are in no tier and in no recorded gap: alarm on any increase.",
             value=self._handler.in_neither_tier_count,
         )

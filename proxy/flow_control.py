@@ -1,12 +1,13 @@
-"""Back-pressure, and reading without copying: one buffer for every connection of a loop, given away when a peer stalls.
+"""Backpressure, and reading without copies: all connections of an event loop share one read buffer.
 
-Every connection reads into the same buffer and writes slices of it on. A write that the socket takes at once leaves the
-buffer free. One that it does not take (a peer that stalls) keeps its slices, so the buffer is retired to that peer
-until all is sent, and another takes its place. With a high-water mark of 0 that is exactly when the transport calls
-`pause_writing`, so a stalled peer costs one buffer, whatever the size of the frame that is under way.
+Every connection reads into the same buffer, and writes slices of it to its peer. If the socket takes the write at once,
+the buffer is free again. If the socket does not (the peer stalls), the transport keeps the slices. The buffer then
+belongs to that connection until all bytes are sent, and another buffer takes its place. With a high-water mark of 0,
+this is exactly when the transport calls `pause_writing`. So a stalled peer costs one buffer, whatever the frame's size.
 
-A transport of TLS hands what it is given at once to the socket's own transport, and does not count what waits there. So
-it is given pieces, each when the one before has left: what is not counted is one piece, not an answer of any size.
+A TLS transport passes its bytes to the socket's transport at once, and does not count the bytes that wait there. So an
+outlet gives it one piece at a time, and the next piece only when the previous one has left. The uncounted bytes are
+then at most one piece, not an answer of any size.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DRAINING: Final = 8
 
 
 class ReadGate:
-    """Reads while no reason to pause is left. Every pause names its reason, so that none undoes another's."""
+    """Pauses and resumes reading. Each pause has a reason, and reading resumes when no reason is left."""
 
     __slots__ = ("_reasons", "_transport")
 
@@ -55,12 +56,12 @@ class ReadGate:
 
 
 def owned_parts(parts: Sequence[FramePart], *, copy: bool) -> list[FramePart]:
-    """Parts that may outlive the read that brought them."""
+    """Returns parts that stay valid after the next read. `copy`: copies parts that are slices of the read buffer."""
     return [part._replace(data=memoryview(bytes(part.data))) for part in parts] if copy else list(parts)
 
 
 class BufferPool:
-    """`current` is what every connection reads into."""
+    """The read buffers of an event loop. Every connection reads into `current`."""
 
     __slots__ = ("_spare", "current")
 
@@ -69,7 +70,7 @@ class BufferPool:
         self._spare: list[memoryview] = []
 
     def retire(self) -> memoryview:
-        """Takes `current` out of use: a write still refers to it."""
+        """Takes `current` out of use and returns it, because a pending write still refers to it."""
         retired = self.current
         self.current = self._spare.pop() if self._spare else memoryview(bytearray(READ_BUFFER_BYTES))
         return retired
@@ -80,7 +81,7 @@ class BufferPool:
 
 
 class Outlet:
-    """The writing side of a connection. After `write`, the buffers belong to the transport until it has sent them."""
+    """The writing side of a connection. The transport owns the buffers of a `write` until it has sent them."""
 
     __slots__ = ("_is_tls", "_is_writing", "_on_sent", "_pool", "_retained", "_transport", "_unsent")
 
@@ -92,20 +93,21 @@ class Outlet:
         self._is_tls = False
         self._is_writing = False
         self._unsent: deque[memoryview] = deque()
-        """By TLS alone: what the transport was not given yet."""
+        """TLS only: the bytes that the transport has not been given yet."""
 
     def attach(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        # A transport pauses above its high-water mark, one of TLS already at it: 0 would stop that one for ever.
+        # A plain transport pauses above its high-water mark. A TLS transport pauses at the mark, so with 0 it would
+        # never resume.
         self._is_tls = transport.get_extra_info("ssl_object") is not None
         transport.set_write_buffer_limits(high=1 if self._is_tls else 0, low=0)
 
     def write(
         self, buffers: Sequence[Buffer], *, aliases_pool: bool, on_sent: Sequence[Callable[[], None]] = ()
     ) -> None:
-        """`aliases_pool`: some of `buffers` are slices of the buffer that is being read into.
+        """Writes `buffers`. `aliases_pool`: some of them are slices of the current read buffer.
 
-        `on_sent` are called once all that was written so far is sent, or will never be."""
+        `on_sent` are called once, when all bytes written so far are sent or when they never will be."""
         transport = self._transport
         self._on_sent += on_sent
         if transport is None:
@@ -126,7 +128,7 @@ class Outlet:
             self._end()
 
     def _write_pieces(self, transport: asyncio.Transport) -> None:
-        """While nothing waits. By TLS a write may call `resume_writing`, and so come here again."""
+        """Writes pieces while the transport's buffer is empty. A TLS write may call `resume_writing`, and re-enter."""
         if self._is_writing:
             return
         self._is_writing = True
@@ -149,8 +151,10 @@ class Outlet:
         return self._is_writing or bool(self._unsent) or transport.get_write_buffer_size() > 0
 
     def on_drained(self) -> bool:
-        """`resume_writing` at a low-water mark of 0. False: more has been given to the transport, or is being given,
-        and another call comes when that is sent."""
+        """Handles `resume_writing` at a low-water mark of 0.
+
+        Returns False if the transport was given more bytes, or is being given them. Another call follows when those are
+        sent."""
         transport = self._transport
         if transport is not None and not transport.is_closing():
             if self._is_writing:
@@ -167,7 +171,7 @@ class Outlet:
             transport.get_protocol().resume_writing()
 
     def close(self) -> None:
-        """What was written still leaves."""
+        """Closes the transport when all written bytes have left."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -178,7 +182,7 @@ class Outlet:
         transport.close()
 
     def on_lost(self) -> None:
-        """Nothing more will be sent."""
+        """Drops the unsent bytes, because the connection is lost."""
         self._transport = None
         self._unsent.clear()
         self._end()

@@ -1,18 +1,19 @@
-"""`HoldBudget`: memory for answers whose size a client would otherwise choose, shared by all connections.
+"""`HoldBudget`: limits the memory of all connections for held answers, whose size a client would otherwise choose.
 
-A grant stands for an answer from before it is made until its last byte has left: a client that does not read keeps it.
+A grant covers one answer, from before it is built until its last byte has left. While the client does not read, the
+grant lasts.
 """
 
 from __future__ import annotations
 
 OVERSHOOT_BYTES = 1024 * 1024
-"""One batch may exceed any limit (KIP-74); message.max.bytes is about this by default."""
+"""One batch may exceed any limit (KIP-74). The default of message.max.bytes is about this size."""
 
 _SHARE = 4
 
 
 class Grant:
-    """`max_bytes` is what the answer may have, one batch beyond it aside."""
+    """Memory for one answer. The answer may have `max_bytes`, and one batch beyond them."""
 
     __slots__ = ("_budget", "_is_released", "_reserved_bytes", "max_bytes")
 
@@ -24,20 +25,20 @@ class Grant:
         budget.reserved_bytes += self._reserved_bytes
 
     def settle(self, size_bytes: int) -> None:
-        """The answer is made, and this large. Nothing once the grant is released: it stands for no answer any more."""
+        """Adjusts the reservation to the size of the complete answer. Does nothing after `release`."""
         if self._is_released:
             return
         self._budget.reserved_bytes += size_bytes - self._reserved_bytes
         self._reserved_bytes = size_bytes
 
     def release(self) -> None:
-        """May be called again."""
+        """Frees the memory. Further calls have no effect."""
         self.settle(0)
         self._is_released = True
 
 
 class HoldBudget:
-    """A grant is at most a quarter of what is left, so that late comers get something; and never less than a byte."""
+    """Grants at most a quarter of the free memory, so that later requests get some too, and at least one byte."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes

@@ -1,4 +1,4 @@
-"""`[limits]`: what clients may take of the proxy."""
+"""`[limits]`: the limits of clients."""
 
 from __future__ import annotations
 
@@ -12,59 +12,90 @@ MIB = 1024 * KIB
 
 
 class LimitsConfig(Section):
-    """What one client, and all of them together, may take."""
+    """The limits of each client and of all clients together."""
 
-    max_connections: int = Field(10_000, alias="max.connections", ge=0, description="Client connections; 0: no limit.")
+    max_connections: int = Field(
+        10_000, alias="max.connections", ge=0, description="The number of client connections. 0 means no limit."
+    )
     max_connections_per_address: int = Field(
-        0, alias="max.connections.per.address", ge=0, description="Of them, those from one IP address; 0: no limit."
+        0,
+        alias="max.connections.per.address",
+        ge=0,
+        description="The number of client connections from one IP address. 0 means no limit.",
     )
     handshake_timeout_ms: DurationMs = Field(
         10_000, alias="handshake.timeout.ms", gt=0, description="How long a TLS handshake with a client may take."
     )
     max_request_bytes: SizeBytes = Field(
-        100 * MIB, alias="socket.request.max.bytes", gt=0, description="The largest request, as on a broker."
+        100 * MIB, alias="socket.request.max.bytes", gt=0, description="The maximum size of a request, as on a broker."
     )
     max_unauthenticated_request_bytes: SizeBytes = Field(
         512 * KIB,
         alias="sasl.server.max.receive.size",
         gt=0,
-        description="The largest request of a client that has not authenticated, if there is an `[upstream.sasl]`.",
+        description=(
+            "The maximum size of a request before the client has authenticated. It applies if there is an "
+            "`[upstream.sasl]`."
+        ),
     )
     max_held_request_bytes: SizeBytes = Field(
-        16 * MIB, alias="held.request.max.bytes", gt=0, description="The largest request of an API that is decoded."
+        16 * MIB,
+        alias="held.request.max.bytes",
+        gt=0,
+        description="The maximum size of a request of an API that the proxy decodes.",
     )
     max_held_response_bytes: SizeBytes = Field(
-        128 * MIB, alias="held.response.max.bytes", gt=0, description="The largest response that is decoded as a whole."
+        128 * MIB,
+        alias="held.response.max.bytes",
+        gt=0,
+        description="The maximum size of a response that the proxy decodes as a whole.",
     )
     max_held_remote_bytes: SizeBytes = Field(
         64 * MIB,
         alias="held.remote.responses.max.bytes",
         gt=0,
-        description="What responses with a part of the remote tier may take together, until clients have taken them.",
+        description=(
+            "The memory for all responses with remote records together, until the clients have received them."
+        ),
     )
     remote_fetch_max_bytes_per_second: SizeBytes | None = Field(
         None,
         alias="remote.fetch.max.bytes.per.second",
         gt=0,
-        description="What the clients of one client id may read from the remote tier. Workers share it equally.",
+        description=(
+            "The quota for the reads from the remote tier by the clients with one client id. It is divided evenly "
+            "among workers."
+        ),
     )
     max_in_flight: int = Field(
-        256, alias="max.in.flight.requests", gt=0, description="Unanswered requests of one connection."
+        256, alias="max.in.flight.requests", gt=0, description="The number of unanswered requests per connection."
     )
     connect_timeout_ms: DurationMs = Field(
-        5_000, alias="connect.timeout.ms", gt=0, description="One attempt to reach a broker."
+        5_000, alias="connect.timeout.ms", gt=0, description="The deadline of one attempt to connect to a broker."
     )
     connect_deadline_ms: DurationMs = Field(
-        20_000, alias="connect.deadline.ms", gt=0, description="All attempts, while the client waits."
+        20_000,
+        alias="connect.deadline.ms",
+        gt=0,
+        description="The deadline of all attempts to connect to a broker, while the client waits.",
     )
     idle_timeout_ms: DurationMs = Field(
-        0, alias="connections.max.idle.ms", ge=0, description="0 leaves it to the brokers to close idle connections."
+        0,
+        alias="connections.max.idle.ms",
+        ge=0,
+        description="The time after which the proxy closes an idle connection. With 0, only the brokers close them.",
     )
     half_close_timeout_ms: DurationMs = Field(
-        5_000, alias="half.close.timeout.ms", gt=0, description="How long a client that stopped sending is answered."
+        5_000,
+        alias="half.close.timeout.ms",
+        gt=0,
+        description="How long the proxy still answers a client that has stopped sending.",
     )
     drain_timeout_ms: DurationMs = Field(
-        30_000, alias="drain.timeout.ms", gt=0, description="How long a stop waits for what is under way."
+        30_000,
+        alias="drain.timeout.ms",
+        gt=0,
+        description="How long the proxy waits for requests in progress when it stops.",
     )
 
     def of_connections(self, *, brokers_ask_for_sasl: bool) -> ConnectionLimits:

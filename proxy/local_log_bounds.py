@@ -1,8 +1,8 @@
-"""`LocalLogBoundsCache`: what the broker still has of a tiered partition: Lx, LSO, HW and the leader epoch.
+"""`LocalLogBoundsCache`: the bounds of a tiered partition's log on the broker: Lx, LSO, HW and the leader epoch.
 
-Two kinds of knowledge. *Verified* bounds were asked of the leader, in its current leader epoch, at a known time: only
-they decide whether an offset lies below the local log. *Seen* bounds passed by in a Fetch answer: they are younger and
-cost nothing, and serve to predict and to fill in answers.
+The cache has two kinds of bounds. *Verified* bounds come from the leader, in its current leader epoch, at a known time.
+Only they decide whether an offset lies below the local log. *Seen* bounds come from Fetch answers that passed through
+the proxy. They are younger and cost nothing, and serve for predictions and to fill in answers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_PARTITIONS = 100_000
 class VerifiedBounds(NamedTuple):
     bounds: LocalLogBounds
     asked_at_ms: int
-    """Before the question left: the bounds held at some time after it."""
+    """The time just before the request was sent. The bounds held at some time after it."""
 
 
 class Watermarks(NamedTuple):
@@ -42,13 +42,13 @@ class LocalLogBoundsCache:
         self._locks: dict[TopicIdPartition, asyncio.Lock] = {}
 
     def see(self, partition: TopicIdPartition, log_start_offset: int, watermarks: Watermarks) -> None:
-        """A Fetch answer without an error passed by; -1 is what old versions do not tell."""
+        """Notes the bounds of a Fetch answer without an error. In old versions, `log_start_offset` is -1: unknown."""
         if log_start_offset < 0:
             log_start_offset, _ = self._seen.get(partition, (0, watermarks))
         self._seen[partition] = log_start_offset, watermarks
 
     def expected_log_start(self, partition: TopicIdPartition) -> int | None:
-        """The highest local log start known, for predictions; None when none is."""
+        """Returns the highest known local log start, for predictions. None if the cache knows none."""
         seen = self._seen.get(partition)
         verified = self._verified.get(partition)
         if seen is None:
@@ -56,7 +56,7 @@ class LocalLogBoundsCache:
         return seen[0] if verified is None else max(seen[0], verified.bounds.log_start_offset)
 
     def watermarks(self, partition: TopicIdPartition) -> Watermarks | None:
-        """The highest known: both only ever grow, but for an unclean election."""
+        """Returns the highest known watermarks. Both only grow, except after an unclean election."""
         seen = self._seen.get(partition)
         verified = self._verified.get(partition)
         if verified is None:
@@ -65,7 +65,9 @@ class LocalLogBoundsCache:
         return asked if seen is None else Watermarks(*map(max, seen[1], asked))
 
     def watermarks_above(self, partition: TopicIdPartition, remote_end_offset: int | None) -> Watermarks:
-        """What to say beside remote data: what is known may be old, but only what lies below the LSO is remote."""
+        """Returns the watermarks for an answer with remote data.
+
+        The known watermarks may be old. All remote records lie below the LSO, so the remote end is a lower bound."""
         floor = -1 if remote_end_offset is None else remote_end_offset + 1
         known = self.watermarks(partition)
         return Watermarks(floor, floor) if known is None else Watermarks(*(max(one, floor) for one in known))
@@ -74,7 +76,7 @@ class LocalLogBoundsCache:
         return self._verified.get(partition)
 
     async def ask(self, partition: TopicIdPartition, not_before_ms: int, timeout_ms: int) -> VerifiedBounds:
-        """Bounds asked of the leader at `not_before_ms` or later; callers share one question.
+        """Returns bounds that the leader was asked for at `not_before_ms` or later. Callers share one request.
 
         Raises `BrokerError`."""
         lock = self._locks.setdefault(partition, asyncio.Lock())
@@ -89,7 +91,9 @@ class LocalLogBoundsCache:
                 self._verified[partition] = answer
                 return answer
         except TimeoutError as error:
-            raise BrokerError(f"the bounds of {partition} were not answered in time", retriable=True) from error
+            raise BrokerError(
+                f"the leader of {partition} did not give its log bounds in time", retriable=True
+            ) from error
         finally:
             if not lock.locked():
                 self._locks.pop(partition, None)

@@ -1,6 +1,6 @@
-"""How the process speaks: one line per event, for people or as JSON. The message says what happened, keys say to whom.
+"""Sets up logging: one line per event, as text or as JSON. The message says what happened; the keys name the objects.
 
-Nothing that a client sent or a store holds is ever logged, and no setting that may be a secret.
+The log never has data that a client sent or that a store holds, nor a setting that may be a secret.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NOISY: Final = ("kafka", "aiobotocore", "botocore", "aiohttp", "urllib3", "asyn
 
 
 def set_up_logging(level: str, form: str, stream: TextIO | None = None) -> None:
-    """`form`: "text" or "json"."""
+    """`form` is "text" or "json"."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()

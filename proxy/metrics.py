@@ -1,6 +1,6 @@
-"""What the proxy counts. The hot path adds to plain integers and lists; Prometheus's own objects are built on scrape.
+"""The proxy's metrics. The hot path adds to plain integers and lists; a scrape builds Prometheus's objects from them.
 
-One event loop writes, and a scrape runs on the same loop, so nothing is locked.
+The hot path and the scrapes run on the same event loop, so there are no locks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _API_NAMES: Final = {int(key): key.name.title().replace("_", "") for key in ApiK
 
 
 def api_name(api_key: int) -> str:
-    """Kafka's name of an API; a key that no Kafka has is counted under one name, so that clients cannot add series."""
+    """Returns Kafka's name of an API. All unknown keys share one name, so that clients cannot add time series."""
     return _API_NAMES.get(api_key, "Unknown")
 
 
@@ -39,7 +39,7 @@ class LatencyHistogram:
         self.total_s += seconds
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative, as Prometheus wants them."""
+        """Returns the cumulative counts that Prometheus expects."""
         cumulative = 0
         out: list[tuple[str, float]] = []
         for bound, count in zip((*map(str, LATENCY_BUCKETS_S), "+Inf"), self.counts, strict=True):
@@ -62,14 +62,14 @@ class ProxyMetrics(Collector):
         self.latency: defaultdict[tuple[int, str], LatencyHistogram] = defaultdict(LatencyHistogram)
 
     def observe(self, api_key: int, tier: str, seconds: float) -> None:
-        """From the first byte of a request to the last byte of its answer handed to the socket."""
+        """Adds a latency: from the first byte of a request until the last byte of its answer is given to the socket."""
         self.latency[api_key, tier].observe(seconds)
 
     def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily("tidegate_open_connections", "Client connections now.", value=self.open_connections)
+        yield GaugeMetricFamily("tidegate_open_connections", "Open client connections.", value=self.open_connections)
         for name, text, value in (
             ("connections", "Client connections accepted.", self.accepted_connections),
-            ("connections_rejected", "Client connections above the limit.", self.rejected_connections),
+            ("connections_rejected", "Client connections refused, above a limit.", self.rejected_connections),
             ("upstream_connections", "Connections to brokers.", self.upstream_connections),
             ("upstream_connect_failures", "Attempts to reach a broker that failed.", self.upstream_connect_failures),
             ("bytes_from_clients", "Bytes read from clients.", self.bytes_from_clients),

@@ -1,7 +1,7 @@
-"""What the proxy itself may not do with the brokers, and needs to: said before anything is tried.
+"""Finds the rights that the proxy needs at the brokers and does not have, before it needs them.
 
-Brokers name the rights of whoever asks (KIP-430). A topic that the proxy may not even describe looks to it as if it did
-not exist, so rights on such a topic cannot be missed here.
+A broker reports the rights of the client that asks (KIP-430). If the proxy may not even describe a topic, the topic
+looks as if it did not exist, so this module cannot report missing rights on it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tiers.open_tier import RemoteTierError
 
 logger = logging.getLogger(__name__)
 
-# Kafka's numbers of operations: bits of `authorized operations`.
+# Kafka's numbers of operations: the bits of `authorized operations`.
 _READ, _WRITE, _DELETE, _DESCRIBE_CONFIGS = 3, 4, 6, 10
 _NAMES: Final = {_READ: "READ", _WRITE: "WRITE", _DELETE: "DELETE", _DESCRIBE_CONFIGS: "DESCRIBE_CONFIGS"}
 _OF_OWN_TOPICS: Final = (_READ, _WRITE, _DESCRIBE_CONFIGS)
@@ -34,12 +34,12 @@ _OF_TIERED_TOPICS: Final = (_READ, _DELETE, _DESCRIBE_CONFIGS)
 _MIN_METADATA_VERSION = 8
 _GROUP, _TRANSACTION = 0, 1
 _HEARD_WITHIN_MS = 5_000
-"""How long a topic may be there before the broker that is asked has heard of it."""
+"""How long a broker may not know a topic that was just created."""
 _ASK_AGAIN_MS = 100
 
 
 def principal_of(config: TidegateConfig) -> str:
-    """Who the proxy is to the brokers, in the words of the settings."""
+    """Names the principal that the proxy has at the brokers, in the words of the settings."""
     if config.upstream.sasl is not None:
         return f"the user {config.upstream.sasl.username or 'of the token'} of [upstream.sasl]"
     if config.upstream.tls is not None and config.upstream.tls.certificate is not None:
@@ -48,7 +48,9 @@ def principal_of(config: TidegateConfig) -> str:
 
 
 async def check_own_rights(client: BrokerClient, config: TidegateConfig, timeout_ms: int) -> None:
-    """At the start of whoever keeps the metadata. Raises `RemoteTierError`; what cannot be read now is let pass."""
+    """Checks the rights at the start of the process that maintains the metadata's state.
+
+    Raises `RemoteTierError` if an essential right is missing. Logs other missing rights, and a failure to read them."""
     try:
         essential, others = await missing_rights(client, config, timeout_ms)
     except BrokerError as error:
@@ -61,10 +63,10 @@ async def check_own_rights(client: BrokerClient, config: TidegateConfig, timeout
 
 
 async def missing_rights(client: BrokerClient, config: TidegateConfig, timeout_ms: int) -> tuple[list[str], list[str]]:
-    """What the remote tier cannot live without, and what topics cannot be tiered without, or failed deletions not
-    be published: a line per right.
+    """Returns the missing rights, one line each: the essential ones, then the others.
 
-    Raises `BrokerError`."""
+    Without the essential rights the remote tier cannot run. Without the others, some topics cannot be tiered, or failed
+    deletions cannot be published. Raises `BrokerError`."""
     message = MetadataRequest(topics=None, allow_auto_topic_creation=False, include_topic_authorized_operations=True)
     response: Any = await client.request(None, message, timeout_ms, min_version=_MIN_METADATA_VERSION)
     rights = {topic.name: topic.authorized_operations for topic in response.topics}
@@ -87,7 +89,7 @@ async def missing_rights(client: BrokerClient, config: TidegateConfig, timeout_m
 
 
 def _lacking(topic: str, granted: Collection[int] | None, needed: tuple[int, ...]) -> Iterator[str]:
-    """`granted` None: the broker does not say."""
+    """`granted` is None if the broker does not report rights."""
     if granted is not None:
         yield from (f"{_NAMES[each]} on topic {topic}" for each in needed if each not in granted)
 
@@ -115,7 +117,9 @@ async def _may_create(client: BrokerClient, topic: str, timeout_ms: int) -> list
 
 
 async def _may_use(client: BrokerClient, topic: str, timeout_ms: int) -> list[str]:
-    """A topic that no answer named so far: it may not be described, or another proxy made it a moment ago."""
+    """Checks a topic that exists, but that the broker did not list.
+
+    Either the proxy may not describe the topic, or another proxy created it a moment ago."""
     asked = MetadataRequest.MetadataRequestTopic(topic_id=UUID(int=0), name=topic)
     clock_s = asyncio.get_running_loop().time
     deadline_s = clock_s() + _HEARD_WITHIN_MS / 1000
@@ -135,7 +139,7 @@ async def _may_use(client: BrokerClient, topic: str, timeout_ms: int) -> list[st
 async def _may_coordinate(client: BrokerClient, key: str, key_type: int, right: str, timeout_ms: int) -> list[str]:
     message = FindCoordinatorRequest(key=key, key_type=key_type)
     try:
-        # From version 4 on, keys are asked for in lists.
+        # From version 4 on, the request has a list of keys.
         response: Any = await client.request(None, message, timeout_ms, min_version=1, max_version=3)
     except BrokerError as error:
         if error.retriable:

@@ -1,7 +1,7 @@
-"""`workers = N`: which processes there are, and the admin pages that speak for all of them.
+"""`workers = N`: starts the processes of a proxy, and serves the admin pages that cover all of them.
 
-N workers share the listening ports, and of the remote tier's metadata they share the state that one more process keeps.
-That process ends last: a worker that drains may still have to ask how fresh the state is.
+N workers share the listening ports. With a remote tier, the remote-log process runs beside them and maintains the
+metadata's state that the workers share. It ends last, because a draining worker may still ask how fresh the state is.
 """
 
 from __future__ import annotations
@@ -41,11 +41,14 @@ logger = logging.getLogger(__name__)
 REMOTE_LOG = "remote-log"
 _ASK_TIMEOUT_S = 2.0
 _PORT_FREE_WITHIN_MS = 3_000
-"""By then whoever keeps no state is taken for somebody else."""
+"""How long the port may stay taken while the state is free. A process that has only the port is a foreign program, not
+the rest of a proxy that died."""
 
 
 def serve_processes(config: TidegateConfig) -> bool:
-    """Until SIGTERM or SIGINT; whether all went well. Raises `RemoteTierError`, and `OSError` for a port."""
+    """Runs all processes until SIGTERM or SIGINT, and returns whether all of them started and ended well.
+
+    Raises `RemoteTierError`, and `OSError` if a port cannot be bound."""
     _begin_alone(config)
     remove_other_chunk_folders(config, _names(config))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -53,9 +56,10 @@ def serve_processes(config: TidegateConfig) -> bool:
 
 
 def _begin_alone(config: TidegateConfig) -> None:
-    """Waits for the children of a supervisor that died a moment ago: they end by themselves, each in its time.
+    """Waits for the children of a supervisor that died a moment ago. They end by themselves, within `end_timeout_ms`.
 
-    Who keeps the state is one of them, or of another proxy that was started by mistake."""
+    If another process holds the metadata's state, it is one of those children, or it belongs to a second proxy that was
+    started by mistake."""
     began_at_ms = monotonic_ms()
     state_free_by_ms, port_free_by_ms = began_at_ms + end_timeout_ms(config), began_at_ms + _PORT_FREE_WITHIN_MS
     is_said = False
@@ -65,14 +69,15 @@ def _begin_alone(config: TidegateConfig) -> None:
             if config.is_tiered:
                 forget_freshness(metadata_folder(config))
             if not config.listener.reuse_port:
-                # Workers would share the port with another proxy, started by mistake, and clients would meet both.
+                # Workers bind with SO_REUSEPORT. Without this check they would share the port with a second proxy that
+                # was started by mistake, and clients would reach both.
                 bind(config.listener.host, config.listener.bootstrap_port, reuse_port=False).close()
             return
         except RemoteLogMetadataError as error:
             if now_ms >= state_free_by_ms:
                 raise RemoteTierError(str(error)) from error
             if not is_said:
-                logger.warning("waiting for the processes of a proxy that died: %s", error)
+                logger.warning("waiting for the end of processes that an earlier proxy left behind: %s", error)
                 is_said = True
             port_free_by_ms = now_ms + _PORT_FREE_WITHIN_MS
         except OSError:
@@ -110,7 +115,7 @@ def _names(config: TidegateConfig) -> Iterator[str]:
 
 
 def _listener() -> socket.socket:
-    """For the admin pages of one child, however often it is started; only this machine reaches it."""
+    """Returns a listener on the loopback address for one child's admin pages. It survives the child's restarts."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen()
@@ -119,7 +124,7 @@ def _listener() -> socket.socket:
 
 def _stages(config: TidegateConfig, listeners: Mapping[str, socket.socket]) -> list[list[ChildCommand]]:
     share = share_of(config)
-    # The folder of the caller must not be searched for modules before ours.
+    # Python must not search the caller's working directory for modules first.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
 
     def command(name: str) -> ChildCommand:
@@ -134,7 +139,7 @@ def _stages(config: TidegateConfig, listeners: Mapping[str, socket.socket]) -> l
 
 
 class WholePages:
-    """Implements `AdminPages`. `ports` are where each child answers for itself."""
+    """Implements `AdminPages` for all processes. `ports` are the ports of the children's own admin pages."""
 
     def __init__(self, supervisor: Supervisor, ports: Mapping[str, int], session: aiohttp.ClientSession) -> None:
         self._supervisor = supervisor
@@ -162,12 +167,12 @@ class WholePages:
 
     async def _ask(self, child: Child, path: str) -> tuple[int, str]:
         if child.process is None:
-            return 503, "does not run"
+            return 503, "the process is not running"
         try:
             async with self._session.get(f"http://127.0.0.1:{self._ports[child.name]}{path}") as answer:
                 return answer.status, await answer.text()
         except (aiohttp.ClientError, TimeoutError):
-            return 503, "does not answer"
+            return 503, "the process does not answer"
 
 
 class _Processes(Collector):
@@ -175,8 +180,10 @@ class _Processes(Collector):
         self._supervisor = supervisor
 
     def collect(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("tidegate_process_up", "Whether the process runs.", labels=["process"])
-        restarts = CounterMetricFamily("tidegate_process_restarts", "Times that it died.", labels=["process"])
+        up = GaugeMetricFamily("tidegate_process_up", "1 while the process runs, else 0.", labels=["process"])
+        restarts = CounterMetricFamily(
+            "tidegate_process_restarts", "Times that the process died and was restarted.", labels=["process"]
+        )
         for child in self._supervisor.children:
             up.add_metric([child.name], float(child.process is not None))
             restarts.add_metric([child.name], child.restarts)
@@ -185,7 +192,7 @@ class _Processes(Collector):
 
 
 def merge_metrics(texts: Mapping[str, str]) -> bytes:
-    """One exposition of those of several processes; every series gets the label `process`."""
+    """Merges the metrics of several processes into one text. Every series gets the label `process`."""
     families: dict[str, Metric] = {}
     for process, text in texts.items():
         for family in text_string_to_metric_families(text):

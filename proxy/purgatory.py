@@ -1,8 +1,8 @@
-"""`DelayedOperation` and `DelayedOperationPurgatory` (semantics 12) on one event loop.
+"""`DelayedOperation` and `DelayedOperationPurgatory` (docs/semantics.md 12) on one event loop.
 
-An operation completes exactly once: by an event on one of its keys, by its deadline, or because its client went away.
-Kafka's locks and its reaper fall away, since every transition happens on the loop's thread; the timer is
-`loop.call_later`. A completed operation leaves every watcher list at once, so it pins no records.
+An operation completes exactly once: by an event on one of its keys, by its deadline, or because its client disconnects.
+There are no locks and no reaper as in Kafka, because every transition happens on the loop's thread, and the timer is
+`loop.call_later`. A completed operation leaves every watcher list at once, so it keeps no records in memory.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Completion(Enum):
 
 
 class DelayedOperation:
-    """Something that waits for a condition. Subclasses say what the condition is, and what follows.
+    """An operation that waits for a condition. A subclass defines the condition and the action that follows it.
 
-    `try_complete` may be called at any time while the operation is pending; it must not await.
+    `try_complete` may be called at any time. It must not await.
     """
 
     def __init__(self) -> None:
@@ -35,22 +35,22 @@ class DelayedOperation:
 
     @property
     def completion(self) -> Completion | None:
-        """None while pending."""
+        """None while the operation is pending."""
         return self._completion
 
     def is_satisfied(self) -> bool:
-        """Whether the condition holds now."""
+        """Returns whether the condition holds now."""
         raise NotImplementedError
 
     def on_complete(self, completion: Completion) -> None:
-        """Called exactly once, whoever completed the operation."""
+        """Called exactly once, regardless of what completed the operation."""
 
     def try_complete(self) -> bool:
-        """Completes the operation if its condition holds; False when it stays pending or was complete already."""
+        """Completes the operation if its condition holds. Returns False if it stays pending or was already complete."""
         return self._completion is None and self.is_satisfied() and self.force_complete(Completion.SATISFIED)
 
     def force_complete(self, completion: Completion) -> bool:
-        """The first caller wins and gets True."""
+        """Completes the operation. Only the first call has an effect and returns True."""
         if self._completion is not None:
             return False
         self._completion = completion
@@ -66,7 +66,7 @@ class DelayedOperation:
         return True
 
     async def wait(self) -> Completion:
-        """Until the operation is complete. Cancelling the waiter cancels the operation: its client went away."""
+        """Waits until the operation completes. If the waiter is cancelled (its client is gone), so is the operation."""
         try:
             return await asyncio.shield(self._done)
         except asyncio.CancelledError:
@@ -75,7 +75,7 @@ class DelayedOperation:
 
 
 class DelayedOperationPurgatory:
-    """Pending operations by the keys whose events may complete them."""
+    """The pending operations, by the keys whose events may complete them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -94,7 +94,7 @@ class DelayedOperationPurgatory:
         return len(self._watchers)
 
     def try_complete_else_watch(self, operation: DelayedOperation, keys: Iterable[Hashable], delay_ms: int) -> bool:
-        """True when the operation completed at once; else it is watched under every key until `delay_ms` from now."""
+        """Returns True if the operation completes at once. Else watches it under every key for `delay_ms`."""
         if operation.try_complete():
             self._count(Completion.SATISFIED)
             return True
@@ -114,7 +114,7 @@ class DelayedOperationPurgatory:
         return False
 
     def check_and_complete(self, key: Hashable) -> int:
-        """Something happened to `key`: how many of its operations are complete by it."""
+        """Handles an event on `key`: tries to complete its operations, and returns how many completed."""
         return sum(operation.try_complete() for operation in list(self._watchers.get(key, ())))
 
     def _forget(self, operation: DelayedOperation, keys: tuple[Hashable, ...], completion: Completion) -> None:

@@ -1,8 +1,8 @@
-"""The remote log of a process, composed: its store, its metadata, and the tasks that copy, trim and expire.
+"""Composes the remote log of a process: its store, its metadata, and the tasks that copy, trim and expire.
 
-Every process has a store; whoever keeps the metadata's state also runs the tasks. A store or a metadata topic that
-cannot be used is the operator's to mend and ends the start; a cluster or a store that merely cannot be reached is tried
-again.
+Every process opens the store. The process that maintains the metadata's state also runs the tasks. A store or metadata
+topic that is unusable ends the start, because an operator must repair it. If the cluster or the store only cannot be
+reached, the process tries again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ RETRY_MS = 1_000
 
 
 def metadata_folder(config: TidegateConfig) -> Path:
-    """Where the metadata's state lies; made when missing."""
+    """Returns the folder of the metadata's state, and creates it if it is missing."""
     folder = config.state.path / "metadata"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -55,7 +55,7 @@ def metadata_folder(config: TidegateConfig) -> Path:
 async def open_storage(
     stack: AsyncExitStack, config: TidegateConfig, cluster_id: str | None, registry: CollectorRegistry
 ) -> InstrumentedRemoteStorageManager:
-    """Raises `RemoteTierError`."""
+    """Opens the configured store; the stack closes it. Raises `RemoteTierError`."""
     if config.storage is None:
         raise RemoteTierError("there is no [storage]")
     name = config.storage.implementation
@@ -75,7 +75,7 @@ async def open_metadata(
     client: BrokerClient,
     storage: InstrumentedRemoteStorageManager,
 ) -> TopicBasedRemoteLogMetadataManager:
-    """Raises `RemoteTierError`."""
+    """Opens the remote log metadata; the stack closes it. Raises `RemoteTierError`."""
     remote_log = config.remote_log
     topic = MetadataTopicSettings(
         remote_log.metadata_topic, remote_log.metadata_topic_partitions, remote_log.metadata_topic_replication_factor
@@ -108,7 +108,7 @@ async def run_remote_log_manager(
     metadata: TopicBasedRemoteLogMetadataManager,
     registry: CollectorRegistry,
 ) -> None:
-    """The tasks run until the stack is left, in a task group of their own: their failure takes nothing else down."""
+    """Runs the RLM tasks until the stack closes. They have their own task group, so a failure ends nothing else."""
     registry.register(RemoteLogMetadataMetrics(metadata))
     services = _task_services(config, client, storage, metadata, registry)
     rules = [topic_rule(topic) for topic in config.topics]
@@ -123,7 +123,7 @@ async def run_remote_log_manager(
         try:
             await manager.run()
         except Exception:
-            logger.exception("the remote log manager ended: nothing is copied until a restart")
+            logger.exception("the remote log manager failed: nothing is copied until the process is restarted")
 
     tasks = asyncio.TaskGroup()
     await tasks.__aenter__()
@@ -135,7 +135,7 @@ async def run_remote_log_manager(
 async def _opened(
     what: str, opens: Callable[[], Awaitable[None]], undo: Callable[[], Awaitable[None]] | None = None
 ) -> None:
-    """Opens, again and again while the trouble may pass."""
+    """Calls `opens`, and repeats it after every retriable error. Raises `RemoteTierError` after any other."""
     while True:
         try:
             await opens()
@@ -144,7 +144,7 @@ async def _opened(
                 await undo()
             if not error.retriable:
                 raise RemoteTierError(f"{what}: {error}") from error
-            logger.warning("%s cannot be opened yet: %s", what, error)
+            logger.warning("%s cannot be opened yet, trying again: %s", what, error)
             await asyncio.sleep(RETRY_MS / 1000)
         else:
             return

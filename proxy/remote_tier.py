@@ -1,9 +1,9 @@
-"""The remote tier as a process serves it: store, metadata, reader, and the handlers over them.
+"""Builds the remote tier of a proxy process: store, metadata, reader, and the handlers that use them.
 
-A process that does everything keeps the metadata's state and runs the RLM tasks; it opens before the first client is
-let in. A worker reads the state that the remote log process keeps, and lets clients in at once: what the broker has
-does not wait for that process, and until it says that the state is fresh, an OUT_OF_RANGE is answered by an error that
-clients retry (safety rule 1).
+The only process of a proxy without workers maintains the metadata's state and runs the RLM tasks. It opens them before
+it accepts the first client. A worker reads the state that the remote-log process maintains, and accepts clients at
+once: reads of the local tier do not wait for that process. Until that process reports the state as fresh, the worker
+answers an OUT_OF_RANGE with an error that clients retry (docs/design.md, safety rule 1).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from protocol.api_keys import ApiKey
 from proxy.broker_configs import BrokerConfigs
 from proxy.chunk_folders import chunk_folder, remove_other_chunk_folders
 from proxy.config import TidegateConfig
+from proxy.configured_topics import ConfiguredTopics
 from proxy.exchange import Handler
 from proxy.fetch_metrics import RemoteFetchMetrics
 from proxy.handlers.alter_configs import AlterConfigsHandler
@@ -39,6 +40,7 @@ from proxy.topology import Topology
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.log.broker_log import BrokerLogSource
 from tiers.log.log_history import LogStartConfirmation
+from tiers.manager.lineage import check_before_deletion
 from tiers.manager.topic_policy import topic_rule
 from tiers.metadata.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 from tiers.metadata.shared_reader import SharedRemoteLogMetadataReader
@@ -64,21 +66,21 @@ class RemoteTier:
 
 @dataclass(frozen=True, slots=True)
 class ProxyParts:
-    """What the tier needs of the proxy that it is served by."""
+    """The parts of the proxy that its remote tier needs."""
 
     config: TidegateConfig
     client: BrokerClient
     topology: Topology
-    """Has read the cluster."""
+    """Must have read the cluster already."""
     spawn: Spawn
     registry: CollectorRegistry
 
 
 @asynccontextmanager
 async def remote_tier(proxy: ProxyParts, worker: str | None) -> AsyncIterator[RemoteTier]:
-    """`worker` is the name of this process among those that share the state; None: it keeps the state itself.
+    """Opens the remote tier, and closes it when the context exits. Raises `RemoteTierError`.
 
-    Raises `RemoteTierError`."""
+    `worker` is the name of this process among the workers that share the state. None: this process maintains it."""
     config, client = proxy.config, proxy.client
     async with AsyncExitStack() as stack:
         storage = await open_storage(stack, config, proxy.topology.cluster_id, proxy.registry)
@@ -108,7 +110,7 @@ def alarms(metadata: TopicBasedRemoteLogMetadataManager) -> list[str]:
 def _stale(metadata: SharedRemoteLogMetadataReader, max_age_ms: int) -> list[str]:
     if metadata.is_all_fresh(max_age_ms):
         return []
-    return ["the remote log metadata was not read to its end lately by the process that keeps it"]
+    return ["the remote log metadata is stale: the remote-log process has not read it to its end recently"]
 
 
 async def _handlers(
@@ -132,7 +134,8 @@ async def _handlers(
             quotas=_fetch_quotas(proxy.config),
         )
     )
-    log_source = BrokerLogSource(proxy.client)
+    log_source, broker_configs = BrokerLogSource(proxy.client), BrokerConfigs(proxy.client)
+    rules = [topic_rule(topic) for topic in proxy.config.topics]
     tools = HandlerTools(
         topology=proxy.topology,
         tiered=TieredPartitions(metadata, settings.metadata_max_age_ms),
@@ -142,12 +145,14 @@ async def _handlers(
         settings=settings,
         clock_ms=monotonic_ms,
         spawn=proxy.spawn,
+        configured=ConfiguredTopics(
+            rules, metadata, proxy.topology, broker_configs, monotonic_ms, settings.metadata_max_age_ms
+        ),
     )
     fetch = FetchHandler(tools)
     own_topics = proxy.config.remote_log.metadata_topic, FAILED_DELETIONS_TOPIC
     guard = MetadataTopicGuard(own_topics, proxy.topology.topic_name)
-    rules = [topic_rule(topic) for topic in proxy.config.topics]
-    configs = TopicTierConfigs(proxy.topology, BrokerConfigs(proxy.client), metadata, settings, rules, own_topics)
+    configs = TopicTierConfigs(proxy.topology, broker_configs, metadata, settings, rules, own_topics)
     alter_configs = AlterConfigsHandler(configs, proxy.spawn)
     proxy.registry.register(RemoteFetchMetrics(fetch))
     proxy.registry.register(RemoteLogReaderMetrics(reader))
@@ -155,7 +160,9 @@ async def _handlers(
         ApiKey.FETCH: fetch,
         ApiKey.LIST_OFFSETS: ListOffsetsHandler(tools),
         ApiKey.OFFSET_FOR_LEADER_EPOCH: OffsetForLeaderEpochHandler(tools),
-        ApiKey.DELETE_RECORDS: DeleteRecordsHandler(tools, metadata, own_topics),
+        ApiKey.DELETE_RECORDS: DeleteRecordsHandler(
+            tools, metadata, partial(check_before_deletion, log_source, metadata), own_topics
+        ),
         ApiKey.DELETE_TOPICS: DeleteTopicsHandler(guard, proxy.topology, metadata, proxy.spawn),
         ApiKey.CREATE_PARTITIONS: guard,
         ApiKey.CREATE_TOPICS: alter_configs,
@@ -190,7 +197,7 @@ def _reader_settings(config: TidegateConfig) -> RemoteLogReaderSettings:
 
 
 def _local_indexes(config: TidegateConfig, worker: str | None, key_ring: KeyRing) -> LocalIndexes | None:
-    """Every process has a folder of its own, since each file has one writer."""
+    """Every process has a folder of its own, because each file has one writer."""
     remote_log = config.remote_log
     if not remote_log.index_file_cache_bytes:
         return None

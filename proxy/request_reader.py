@@ -1,7 +1,7 @@
-"""A client's byte stream, cut into requests: each goes upstream as it is, or through the handler of its API.
+"""Cuts a client's byte stream into requests, and sends each upstream, unchanged or through the handler of its API.
 
-An API without a handler is never held: its bytes leave as they came. Requests whose turn has not come are stashed; that
-is never more than one read brought, since the connection stops reading then.
+The reader never holds a request of an API without a handler: its bytes leave as they arrive. The reader stashes
+requests that must wait. The stash is never more than one read, because the connection then stops reading.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from proxy.upstream import UpstreamConnection
 _HEAD = struct.Struct(">hhi")
 _AUTHENTICATION = frozenset((ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE))
 _RAW_TOKENS = {"PLAIN": 1, "OAUTHBEARER": 1, "SCRAM-SHA-256": 2, "SCRAM-SHA-512": 2}
-"""How often a client speaks, by mechanism, before a broker takes it for authenticated. GSSAPI knows no number."""
+"""By mechanism: how many tokens a client sends until the broker has authenticated it. GSSAPI has no fixed number."""
 MAX_PREFIX_BYTES = 128 * 1024
-"""A client id and a transactional id, 32 KiB each at most, and what surrounds them."""
+"""Enough for a client id and a transactional id, at most 32 KiB each, and the fields around them."""
 
 
 class RequestReader:
-    """`must_wait` is asked before every request; when it says so, reading has been paused."""
+    """Reads one client's requests. It calls `must_wait` before each; if that returns True, it has paused reading."""
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class RequestReader:
     ) -> None:
         self.upstream: UpstreamConnection | None = None
         self.is_mid_frame = False
-        """A request has been begun and not ended."""
+        """A request has begun and is not complete."""
         self.awaits_raw_tokens = False
         self.is_authenticated = False
-        """An authentication was answered; a broker that refused it has closed the connection."""
+        """The broker has answered an authentication. If it refused the client, it closes the connection."""
         self.raw_tokens = 0
-        """So many frames to come are raw tokens."""
+        """How many of the next frames are raw tokens."""
         self.is_preparing = False
-        """The last request has its place, and is yet to be sent."""
+        """The last request has its place in the queue, but has not been sent yet."""
         self._context = context
         self._owner = owner
         self._queue = queue
@@ -60,7 +60,7 @@ class RequestReader:
         self._to_broker: list[Buffer] = []
         self._stash: list[FramePart] = []
         self._partial: bytearray | None = None
-        """A request that is held until it is complete, or a prefix until it tells enough."""
+        """A request that is held until it is complete, or a prefix that is held until it is long enough."""
         self._slot: Slot | None = None
 
     @property
@@ -68,21 +68,21 @@ class RequestReader:
         return bool(self._stash)
 
     def read(self, data: memoryview) -> None:
-        """Raises `ProtocolError`, and whatever a handler raises."""
+        """Processes the bytes of one read. Raises `ProtocolError`, and the exceptions of handlers."""
         self._process(self._tracker.feed(data), aliases_pool=True)
 
     def read_stashed(self) -> None:
-        """Goes on with stashed requests, as far as they may go now."""
+        """Processes stashed requests, up to the first that must wait."""
         stash, self._stash = self._stash, []
         self._process(stash, aliases_pool=False)
 
     def take_stash(self) -> list[memoryview]:
-        """For a blind relay: the bytes as they came."""
+        """Removes and returns the stashed bytes unchanged, for a connection that is relayed unread."""
         stash, self._stash = self._stash, []
         return [part.data for part in stash]
 
     def abandon(self) -> None:
-        """The client is gone in the middle of a request."""
+        """Abandons the request that the client has sent in part, because the client is gone."""
         if self._slot is not None:
             self._slot.abandon()
             self._slot = None
@@ -110,7 +110,7 @@ class RequestReader:
             self._begin_raw_token(part)
             return
         if part.size < REQUEST_HEAD_BYTES:
-            raise TruncatedError(f"a request of {part.size} bytes")
+            raise TruncatedError(f"a request of {part.size} bytes, which is too short for its header")
         api_key, api_version, correlation_id = _HEAD.unpack_from(part.data, LENGTH_BYTES)
         context = self._context
         context.metrics.requests[api_key] += 1
@@ -126,7 +126,9 @@ class RequestReader:
             self._to_broker.append(part.data)
             return
         if handled and part.size > context.limits.max_held_request_bytes:
-            raise FrameSizeError(f"a request of {part.size} bytes with API key {api_key}: above the limit of held ones")
+            raise FrameSizeError(
+                f"a request of {part.size} bytes with API key {api_key}, above limits.held.request.max.bytes"
+            )
         slot.request = Request(api_key, api_version, correlation_id, b"", context.clock_ms())
         self._slot = slot
         self._examine(part.data, part.remaining)
@@ -142,7 +144,7 @@ class RequestReader:
         self._to_broker.append(part.data)
 
     def _examine(self, frame: memoryview | bytearray, remaining: int) -> None:
-        """`frame` is what has come of it, length prefix included."""
+        """`frame` is the part of the current request that has arrived, with the length prefix."""
         slot = self._slot
         assert slot is not None
         handler = self._context.router.handlers.get(slot.api_key)
@@ -182,7 +184,7 @@ class RequestReader:
         self._to_broker += (frame_length(action.frame), action.frame)
 
     def send_prepared(self, slot: Slot, action: Forward) -> None:
-        """What a `Prepare` has found out."""
+        """Sends the frame that a `Prepare` has determined."""
         self.is_preparing = False
         self._send(slot, action)
         self._commit(aliases_pool=False)
@@ -213,7 +215,7 @@ class RequestReader:
             self.upstream.send(buffers, aliases_pool=aliases_pool)
 
     def try_forward(self, slot: Slot, frame: Buffer) -> Coroutine[None, None, memoryview] | None:
-        """`Exchange.try_forward`; the frame leaves at once."""
+        """Implements `Exchange.try_forward`. The frame leaves at once."""
         if self.upstream is None or self._queue.last_sent is not slot or (self.is_mid_frame and self._partial is None):
             return None
         head = parse_request_head(frame)
@@ -227,7 +229,7 @@ class RequestReader:
 
 
 def _count_raw_tokens(handshake: FramePart) -> int | None:
-    """After this SaslHandshake v0. None: nobody can tell where they end."""
+    """Returns how many raw tokens follow this SaslHandshake v0. None: the number is unknown."""
     if handshake.remaining:
         return None
     frame = handshake.data[LENGTH_BYTES:]

@@ -1,7 +1,7 @@
-"""The order of one connection: responses leave in the order of the requests, whoever answers them (semantics 1.4).
+"""Keeps the order of one connection: responses leave in the order of the requests (docs/semantics.md 1.4).
 
-`slots` is the client's order, `awaiting` the broker's. A slot leaves `awaiting` when its response begins and `slots`
-when its answer has been written. Requests without a response (Produce with acks=0) enter neither.
+`slots` has the requests in the client's order, `awaiting` in the broker's. A slot leaves `awaiting` when its response
+begins, and `slots` when its answer is written. A request without a response (Produce with acks=0) enters neither.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ class SlotOwner(Protocol):
 
     @property
     def connection_id(self) -> int:
-        """Another one after every authentication."""
+        """Changes with every authentication."""
 
     @property
     def node_id(self) -> int | None: ...
 
     def on_authentication(self) -> None:
-        """The client may be somebody else for the requests that follow."""
+        """Changes `connection_id`, because the following requests may have another principal."""
 
     def try_forward(self, slot: Slot, frame: Buffer) -> Coroutine[None, None, memoryview] | None: ...
 
 
 class Slot:
-    """One request under way, and the `Exchange` that its handler sees."""
+    """One request in progress. It is the `Exchange` that the handler sees."""
 
     __slots__ = (
         "answer",
@@ -56,7 +56,7 @@ class Slot:
     )
 
     request: Request
-    """Set for the APIs that have a handler."""
+    """Set only for APIs that have a handler."""
 
     def __init__(self, owner: SlotOwner, api_key: int, api_version: int, correlation_id: int, started_s: float) -> None:
         self.owner = owner
@@ -65,7 +65,7 @@ class Slot:
         self.api_version = api_version
         self.correlation_id = correlation_id
         self.upstream_correlation_id = correlation_id
-        """Of the request as it went to the broker."""
+        """The correlation id of the request that was sent to the broker."""
         self.started_s = started_s
         self.tier = "none"
         self.on_sent: Callable[[], None] | None = None
@@ -75,11 +75,11 @@ class Slot:
         self.answer: Buffers | None = None
         self.task: asyncio.Task[None] | None = None
         self.future: asyncio.Future[memoryview] | None = None
-        """Of a request of ours (`try_forward`), which has no place in the client's order."""
+        """Set for a request of the proxy itself (`try_forward`), which has no place in the client's order."""
         self.is_raw_token = False
-        """Neither it nor its answer has a header."""
+        """Whether the request is a raw token. Neither the token nor the answer to it has a header."""
         self.raw_tokens_after: int | None = 0
-        """How many frames of the client are raw tokens once this is answered; None: all that follows."""
+        """How many frames of the client are raw tokens after this request is answered. None: all following bytes."""
 
     @property
     def node_id(self) -> int | None:
@@ -93,12 +93,14 @@ class Slot:
         return self.answer is None and self.task is None
 
     def runs(self, task: asyncio.Task[None], answer: Coroutine[None, None, Buffers]) -> None:
-        """`task` awaits `answer`; one that is cancelled before its first step would leave it neither run nor closed."""
+        """Notes `task`, which awaits `answer`.
+
+        A task that is cancelled before its first step neither runs nor closes `answer`, so a callback closes it."""
         self.task = task
         task.add_done_callback(lambda _: answer.close())
 
     def abandon(self) -> None:
-        """Ends what runs for this request. The connection calls it once, and not after the answer is there."""
+        """Ends all work for this request. The connection calls it once, and only while there is no answer."""
         if self.future is not None and not self.future.done():
             self.future.cancel()
         if self.task is not None:
@@ -109,7 +111,7 @@ class Slot:
         self.end()
 
     def end(self) -> None:
-        """The answer was not sent, and will not be."""
+        """Calls `on_sent`, because the answer will not be sent."""
         if self.on_sent is not None:
             on_sent, self.on_sent = self.on_sent, None
             on_sent()
@@ -123,7 +125,7 @@ class ResponseQueue:
         self.slots: deque[Slot] = deque()
         self.awaiting: deque[Slot] = deque()
         self.last_sent: Slot | None = None
-        """The client's request that went upstream last: nothing of ours may go before its successor any more."""
+        """The client's request that was sent to the broker last. Only its handler may still use `try_forward`."""
 
     @property
     def is_full(self) -> bool:
@@ -138,7 +140,7 @@ class ResponseQueue:
         self.slots.append(slot)
 
     def take_answered(self) -> list[Slot]:
-        """Slots at the head whose answers may leave now, in order."""
+        """Removes and returns the slots at the head whose answers may leave now, in order."""
         slots = self.slots
         taken: list[Slot] = []
         while slots and slots[0].answer is not None:
@@ -146,7 +148,7 @@ class ResponseQueue:
         return taken
 
     def abandon_all(self) -> None:
-        """The connection is gone."""
+        """Ends all requests, because the connection is gone."""
         for slot in self.awaiting:
             if slot.future is not None and not slot.future.done():
                 slot.future.cancel()

@@ -1,4 +1,4 @@
-"""Which handler works on which API. What has none passes as opaque bytes."""
+"""Maps APIs to handlers. The requests of all other APIs pass through as opaque bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from proxy.exchange import Handler, PrefixHandler
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """By API key. An API is in one of the two at most."""
+    """The handlers by API key. An API key is in at most one of the two maps."""
 
     handlers: Mapping[int, Handler] = field(default_factory=dict)
     prefix_handlers: Mapping[int, PrefixHandler] = field(default_factory=dict)

@@ -1,7 +1,8 @@
-"""The listeners and every connection behind them: one port per broker and one to bootstrap from.
+"""The listeners and their connections: one port per broker, and the bootstrap port.
 
-A listener is bound synchronously, so that a broker's address may be answered in the moment in which it becomes known:
-the kernel queues connections until accepting starts. Every task of every connection lives in the server's task group.
+The server binds a listener synchronously, so that the proxy may advertise a broker's address as soon as it knows the
+broker. The kernel queues connections until the server accepts them. All tasks of all connections live in the server's
+task group.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def monotonic_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class BrokerEndpoint:
-    """`node_id` None: the bootstrap port. `resolve` is asked before every attempt to connect."""
+    """Where a listener leads to. `node_id` is None for the bootstrap port. `resolve` returns the current addresses."""
 
     node_id: int | None
     resolve: Callable[[], Sequence[Address]]
@@ -44,7 +45,7 @@ class BrokerEndpoint:
 
 
 def bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:
-    """A listener whose connections wait in the kernel. Raises `OSError`."""
+    """Returns a listener. Its connections wait in the kernel until they are accepted. Raises `OSError`."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -61,7 +62,7 @@ def bind(host: str, port: int, *, reuse_port: bool) -> socket.socket:
 
 
 class ProxyServer:
-    """Use as an async context manager; leaving it aborts every connection."""
+    """An async context manager. Its exit aborts every connection."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class ProxyServer:
         tls: TlsContext | None = None,
         upstream_tls: TlsContext | None = None,
     ) -> None:
-        """`tls` is for clients, `upstream_tls` for brokers; None: plain text."""
+        """`tls` is for clients, `upstream_tls` for brokers. None means plain text."""
         self._limits = limits
         self._metrics = metrics
         self._router = router
@@ -118,9 +119,9 @@ class ProxyServer:
         return len(self._connections)
 
     def listen(self, host: str, port: int, endpoint: BrokerEndpoint) -> Address:
-        """Binds now and returns the address (port 0 picks one); accepting starts with the loop's next turn.
+        """Binds a listener now and returns its address. Accepting starts with the event loop's next turn.
 
-        Raises `OSError`."""
+        Port 0 picks a free port. Raises `OSError`."""
         listener = bind(host, port, reuse_port=self._reuse_port)
         bound: Address = listener.getsockname()[:2]
         self.spawn(self._accept(listener, bound, endpoint))
@@ -155,7 +156,9 @@ class ProxyServer:
         self._servers.clear()
 
     async def drain(self, timeout_ms: int | None = None) -> bool:
-        """Stops accepting, answers what is under way, closes; what outlives the timeout is cut, and False returned."""
+        """Stops accepting, answers the requests in progress, and closes the connections.
+
+        Aborts the connections that are still open at the timeout, and then returns False."""
         self.stop_listening()
         for connection in list(self._connections):
             connection.drain()
@@ -165,12 +168,12 @@ class ProxyServer:
                 await self._context.upstreams.empty.wait()
         survivors = len(self._connections)
         if survivors:
-            logger.warning("%d connections outlived the drain and are cut", survivors)
+            logger.warning("%d connections outlived the drain and are aborted", survivors)
         await self._abort_all()
         return not survivors
 
     async def _abort_all(self) -> None:
-        """Aborted transports tell their connections, which end their tasks."""
+        """Aborts all transports, and waits until their connections have ended."""
         for connection in list(self._connections):
             connection.abort("stopped")
         await self._connections.empty.wait()

@@ -1,10 +1,10 @@
-"""`Supervisor`: starts processes, starts again what dies, ends them in order, leaves none behind.
+"""`Supervisor`: starts processes, restarts those that die, ends them in order, and leaves none behind.
 
-* A child's standard input is a pipe: the supervisor writes what the child needs to know and keeps it open as long as it
-  lives itself, so that end of file tells the child that it was left alone.
-* A child that ends is started again after a backoff that grows while it keeps dying soon. Only one whose first life
-  soon ends with `UNUSABLE` ends the start as a whole: somebody has to change something.
-* One event loop, no threads of its own. Children are spawned: nothing of this process goes on in them.
+* A child's standard input is a pipe. The supervisor writes the child's task to the pipe and keeps it open, so end of
+  file tells the child that the supervisor is dead.
+* The supervisor restarts a child that ends, after a backoff that grows while the child keeps dying early. If the first
+  life of a child ends early with `UNUSABLE`, the supervisor ends all children: an operator must change something.
+* The supervisor runs on one event loop and starts no threads. Children are new programs, so they inherit no state.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from tiers.broker.client import monotonic_ms
 logger = logging.getLogger(__name__)
 
 UNUSABLE = os.EX_CONFIG
-"""The exit code of a child that cannot begin until somebody changes something; it has said what."""
+"""The exit code of a child that cannot start until an operator changes something. The child has printed the reason."""
 
 _BACKOFF_BASE_MS = 100
 _BACKOFF_CAP_MS = 10_000
 _STEADY_MS = 60_000
-"""A child that lived so long had begun: its next death counts as its first, and never as a failed start."""
+"""A child that lives this long has started well. Its next death counts as the first, and not as a failed start."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChildCommand:
-    """`stdin` is written at once; the pipe then stays open."""
+    """How to start a child. The supervisor writes `stdin` at once, and keeps the pipe open."""
 
     name: str
     command: Sequence[str]
@@ -43,7 +43,7 @@ class ChildCommand:
 
 
 class Child:
-    """One process at a time, again and again."""
+    """One child process, which is started again whenever it dies."""
 
     def __init__(self, command: ChildCommand, clock_ms: Callable[[], int], jitter: Callable[[], float]) -> None:
         self.name = command.name
@@ -52,7 +52,7 @@ class Child:
         """None between two lives."""
         self.is_unusable = False
         self.ended_badly = False
-        """Whether it had to be killed, or failed, after it was asked to end."""
+        """Whether the child failed or had to be killed after it was asked to end."""
         self._command = command
         self._clock_ms = clock_ms
         self._jitter = jitter
@@ -64,7 +64,7 @@ class Child:
         return max(0, self.lives - 1)
 
     async def keep(self, on_unusable: Callable[[], None]) -> None:
-        """Until `end`, or until the child turns out to be unusable."""
+        """Starts the process, and restarts it until `terminate` is called or the child turns out to be unusable."""
         try:
             deaths = 0
             while not self._ending.is_set():
@@ -81,7 +81,7 @@ class Child:
                 deaths = 1 if lived_ms >= _STEADY_MS else deaths + 1
                 delay_ms = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(deaths, 10)) * (1 + self._jitter()) / 2
                 logger.error(
-                    "a process ended and is started again",
+                    "a process died and is restarted",
                     extra={"child": self.name, "exit_code": code, "delay_ms": round(delay_ms)},
                 )
                 with contextlib.suppress(TimeoutError):
@@ -91,7 +91,7 @@ class Child:
             self._ended.set()
 
     async def _live(self) -> int:
-        """The exit code; negative: the number of the signal."""
+        """Runs the process once and returns its exit code. A negative code is the number of a signal."""
         command = self._command
         self.lives += 1
         process = await asyncio.create_subprocess_exec(
@@ -105,7 +105,7 @@ class Child:
         try:
             if self._ending.is_set():
                 process.terminate()
-            with contextlib.suppress(ConnectionError):  # it died already: the exit code says more
+            with contextlib.suppress(ConnectionError):  # it has died already, and its exit code says more
                 process.stdin.write(command.stdin)
                 await process.stdin.drain()
             return await process.wait()
@@ -117,12 +117,12 @@ class Child:
             self.process = None
 
     def terminate(self) -> None:
-        """Ends this life and begins no other."""
+        """Ends the process, and starts no other."""
         self._ending.set()
         self._send(signal.SIGTERM)
 
     async def wait_ended(self, timeout_ms: int) -> None:
-        """What outlives the timeout is killed."""
+        """Waits for the end of the process, and kills it at the timeout."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 await self._ended.wait()
@@ -138,7 +138,7 @@ class Child:
 
 
 class Supervisor:
-    """`stages` are ended one after the other, the children of one stage together."""
+    """Supervises children in `stages`. It ends the stages one after the other, and the children of a stage together."""
 
     def __init__(
         self,
@@ -157,7 +157,9 @@ class Supervisor:
         return [child for stage in self._stages for child in stage]
 
     async def run(self, stop: asyncio.Event) -> bool:
-        """Until `stop`, or until a child turns out to be unusable; whether all went and ended well."""
+        """Runs until `stop` is set or a child turns out to be unusable.
+
+        Returns whether all children were usable and ended well."""
         async with asyncio.TaskGroup() as group:
             for child in self.children:
                 group.create_task(child.keep(stop.set))

@@ -1,6 +1,7 @@
-"""`TieredPartitions`: what the remote tier's metadata says of a partition, in the terms of Kafka's answers.
+"""`TieredPartitions` reads the remote tier's metadata of a partition, in the terms of Kafka's responses.
 
-Nothing here asks a broker or a store. Whether an answer may be trusted is `ensure_fresh`'s to say (safety rule 1).
+It asks no broker and no store. `ensure_fresh` tells whether the caller may trust an answer
+(docs/design.md, safety rule 1).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ NO_LEADER_EPOCH = -1
 
 
 class GapExit(NamedTuple):
-    """Where a log goes on behind a recorded gap."""
+    """The place where a log continues behind a recorded gap."""
 
     end: int
     """The end (exclusive) of the gap, or of the last one of the gaps that follow without a record between them."""
@@ -46,7 +47,9 @@ class TieredPartitions:
             return False
 
     async def ensure_fresh(self, partition: TopicIdPartition, timeout_ms: int, max_age_ms: int | None = None) -> bool:
-        """False when the metadata could not be read far enough in time: then nothing may be concluded from it."""
+        """Whether the metadata is fresh, or becomes fresh within `timeout_ms`.
+
+        False: the caller must not conclude anything from the metadata."""
         max_age_ms = self._max_age_ms if max_age_ms is None else max_age_ms
         try:
             if not self.rlmm.is_fresh(partition, max_age_ms):
@@ -56,38 +59,38 @@ class TieredPartitions:
         return True
 
     def is_known_for_good(self, partition: TopicIdPartition, offset: int) -> bool:
-        """The metadata topic is gone, so that nothing is fresh; this offset was remote when it was there."""
+        """Whether the metadata topic is lost, so no metadata is fresh, and this offset was remote before the loss."""
         try:
             return self.rlmm.is_final() and self.remote_position(partition, offset) is not None
         except RemoteLogError:
             return False
 
     def is_tiered(self, partition: TopicIdPartition) -> bool:
-        """Whether the metadata knows the partition. Raises `RemoteLogMetadataNotReadyError` when that is not known.
+        """Whether the metadata knows the partition. Raises `RemoteLogMetadataNotReadyError` when that is unknown.
 
-        Another process may clear the state after the caller has checked its freshness. So this method checks the
-        freshness again before it says no.
+        Another process may clear the state after the caller has checked its freshness. Therefore this method checks
+        the freshness again before it returns False.
         """
         is_known = self.rlmm.is_known(partition)
         if not is_known and not self.is_fresh(partition):
-            raise RemoteLogMetadataNotReadyError(f"whether {partition} is tiered is not known")
+            raise RemoteLogMetadataNotReadyError(f"it is unknown whether {partition} is tiered")
         return is_known
 
     def recorded_log_start(self, partition: TopicIdPartition) -> int | None:
-        """The highest recorded log start. A leader may confirm a lower one or none, but never a higher one."""
+        """Returns the highest recorded log start. A leader may confirm a lower one or none, but never a higher one."""
         recorded = self.rlmm.log_starts(partition)
         return recorded[0].offset if recorded else None
 
     def earliest_readable(
         self, partition: TopicIdPartition, local_log_start: int, confirmed: ConfirmedLogStart | None = None
     ) -> int | None:
-        """The log start of both tiers together. None: not tiered."""
+        """Returns the log start of both tiers together. None: the partition is not tiered."""
         return earliest_readable(self.rlmm, partition, local_log_start, confirmed)
 
     def holds(self, partition: TopicIdPartition, offset: int) -> bool:
         """Whether a readable remote segment has the offset, and no known recorded log start lies above the offset.
 
-        Then the caller need not ask the leader which log start it confirms."""
+        If so, the caller need not ask the leader which log start it confirms."""
         try:
             log_start = self.rlmm.log_start_offset(partition)
             if log_start is None or offset < log_start:
@@ -100,7 +103,7 @@ class TieredPartitions:
         return self.rlmm.remote_log_segment_metadata(partition, offset) is not None
 
     def gap_exit(self, partition: TopicIdPartition, offset: int) -> GapExit | None:
-        """Returns where the log goes on behind the recorded gap that holds the offset; None: no gap holds it."""
+        """Returns where the log continues behind the recorded gap that holds the offset. None: no gap holds it."""
         gap = self.rlmm.gap_at(partition, offset)
         if gap is None:
             return None
@@ -139,20 +142,23 @@ class TieredPartitions:
     def unexplained_trim(self, partition: TopicIdPartition, log_start: int) -> OffsetAndEpoch | None:
         """Returns the recorded trim, if it ends above `log_start` and the metadata knows no segment above `log_start`.
 
-        `log_start` is the one that the leader confirms. If the leader confirms the trim too, then segments existed, and
-        the metadata has lost them. None: no such trim is recorded, or an operator has accepted the partition."""
+        The leader confirms `log_start`. If the leader confirms the trim too, then segments existed, and the metadata
+        has lost them. If an operator accepts the loss, the owner records another trim in its next round. Only the owner
+        can tell whether an acceptance is current."""
         trim = self.rlmm.local_log_start(partition)
         if trim is None or trim.offset <= log_start or self.rlmm.next_segment(partition, log_start) is not None:
             return None
-        return None if self.rlmm.is_accepted(partition) else trim
+        return trim
 
     def end_offset(self, partition: TopicIdPartition, log_start: int | None = None) -> int | None:
-        """Inclusive. Of a segment in quarantine a head may be left below the log start: that counts for nothing."""
+        """Returns the remote end offset (inclusive). None: no remote record lies at or above `log_start`.
+
+        The head of a segment in quarantine may remain below the log start. It does not count."""
         end_offset = self.rlmm.remote_end_offset(partition)
         return None if end_offset is None or end_offset < (log_start or 0) else end_offset
 
     def leader_epoch_at(self, partition: TopicIdPartition, offset: int) -> int:
-        """The leader epoch that wrote the offset, -1 when no remote segment has it."""
+        """Returns the leader epoch of the record at the offset, or -1 when no remote segment has the offset."""
         segment = self.rlmm.remote_log_segment_metadata(partition, offset)
         if segment is None:
             return NO_LEADER_EPOCH
@@ -171,6 +177,6 @@ class TieredPartitions:
             return NO_LEADER_EPOCH
 
     def last_leader_epoch(self, partition: TopicIdPartition) -> int | None:
-        """The newest epoch with a remote record."""
+        """Returns the newest leader epoch that has a remote record. None: no record is remote."""
         end_offset = self.rlmm.remote_end_offset(partition)
         return None if end_offset is None else self.leader_epoch_at(partition, end_offset)

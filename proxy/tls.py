@@ -1,4 +1,4 @@
-"""The settings of TLS for clients as a context. What cannot be used ends the start."""
+"""Builds the TLS context for clients from the settings. Unusable settings end the start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tiers.upstream_config import CertificateConfig
 
 
 def listener_tls(config: ListenerTlsConfig | None) -> TlsContext | None:
-    """None: plain text. Raises `TlsError`."""
+    """Returns the TLS context for clients. None means plain text. Raises `TlsError`."""
     if config is None:
         return None
 
@@ -40,17 +40,17 @@ def _server_context(config: ListenerTlsConfig, identity: CertificateConfig) -> s
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     load_certificate(context, identity.certificate, identity.key, _plain(identity.key_password))
     if config.client_ca is not None:
-        # Also of a context that another one hands over to: clients' certificates are judged by the last.
+        # Every context needs this, because OpenSSL verifies a client's certificate with the context that SNI selects.
         load_authorities(context, config.client_ca)
         context.verify_mode = ssl.CERT_REQUIRED if config.client_auth == "required" else ssl.CERT_OPTIONAL
-        # A resumed session would let in whom an authority that is trusted no more had signed.
+        # A resumed session skips the verification, so it would admit a client whose authority is no longer trusted.
         context.options |= ssl.OP_NO_TICKET
         context.num_tickets = 0
     return context
 
 
 class _ByName:
-    """Hands a handshake over to the context of the host that the client named (SNI), if there is one."""
+    """Switches a handshake to the context of the host name that the client sent (SNI), if there is one."""
 
     def __init__(self, contexts: Mapping[str, ssl.SSLContext]) -> None:
         self._contexts = contexts

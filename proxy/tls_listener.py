@@ -1,7 +1,7 @@
-"""A listener that speaks TLS: every connection gets the certificate of its moment, and is a client once it shook hands.
+"""A listener for TLS. Each handshake uses the current certificate, and becomes a client connection when it succeeds.
 
-A handshake takes a place among the connections, and has a deadline. One that fails is said in a line that names the
-mistake; port checks, which say nothing at all, are not worth one.
+A handshake counts as a connection and has a deadline. If it fails, the listener logs one line that names the mistake.
+The listener logs a port check, which sends nothing, at the level debug.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tiers.broker.tls import TlsContext, explain, is_plain_text
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
-"""After accepting has failed: the process has no file descriptor left."""
+"""The pause after a failed accept, for example if the process has no file descriptor left."""
 
 
 class TlsListener:
@@ -43,14 +43,14 @@ class TlsListener:
         self._metrics = metrics
         self._spawn = spawn
         self._handshakes: dict[asyncio.Task[None], socket.socket | None] = {}
-        """With what only a task's first step takes charge of: one that is cancelled before that closes nothing."""
+        """The socket, until the task's first step takes it over. A task that is cancelled before closes nothing."""
         self._loop = asyncio.get_running_loop()
         self._again: asyncio.TimerHandle | None = None
         listener.setblocking(False)
         self._loop.add_reader(listener, self._accept)
 
     def close(self) -> None:
-        """Ends handshakes too; connections that were made go on. May be called again."""
+        """Stops listening and cancels handshakes. Established connections continue. Further calls have no effect."""
         if self._listener.fileno() < 0:
             return
         if self._again is not None:
@@ -61,13 +61,13 @@ class TlsListener:
             task.cancel()
 
     def _accept(self) -> None:
-        """Not awaited: a connection that was accepted for a task that is being cancelled would be nobody's."""
+        """Accepts a connection. This is a callback, because a task that is cancelled during accept loses its socket."""
         try:
             peer, address = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
-            logger.error("no connection can be accepted: %s", error.strerror or error)
+            logger.error("clients' connections cannot be accepted, trying again: %s", error.strerror or error)
             self._loop.remove_reader(self._listener)
             self._again = self._loop.call_later(_RETRY_S, self._loop.add_reader, self._listener, self._accept)
             return
@@ -88,7 +88,7 @@ class TlsListener:
         admission = self._admissions.admit(address_of(address))
         if isinstance(admission, str):
             self._metrics.rejected_connections += 1
-            logger.warning("connection refused: %s is reached", admission, extra=who)
+            logger.warning("connection refused: the limit %s is reached", admission, extra=who)
             peer.close()
             return
         is_made = False
@@ -105,7 +105,8 @@ class TlsListener:
             self._metrics.closed["tls_handshake"] += 1
             if is_plain_text(error):
                 logger.warning(
-                    "a client speaks plain text on this TLS port: set security.protocol=SSL (or SASL_SSL) in it",
+                    "a client speaks plain text on this TLS port: set security.protocol=SSL (or SASL_SSL) "
+                    "in the client",
                     extra=who,
                 )
             elif isinstance(error, ssl.SSLError):
@@ -115,13 +116,15 @@ class TlsListener:
         finally:
             if not is_made:
                 admission.give_back()
-                with contextlib.suppress(OSError):  # closed by its transport, unless that had not begun yet
+                with contextlib.suppress(OSError):  # the transport has closed it, unless it had not begun
                     peer.shutdown(socket.SHUT_RDWR)
 
 
 def _fault_of(error: ssl.SSLError) -> str:
     if error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
-        return "it shows no certificate, and listener.tls client.auth requires one"
+        return "the client sent no certificate, and client.auth of [listener.tls] requires one"
     if "ALERT" in (error.reason or ""):
-        return f"it turned the proxy away, {explain(error)}: does it trust who signed the proxy's certificate?"
+        return (
+            f"the client rejected the proxy, {explain(error)}: does it trust the authority of the proxy's certificate?"
+        )
     return explain(error)

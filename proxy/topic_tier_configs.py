@@ -1,8 +1,9 @@
-"""`TopicTierConfigs`: what a request means for the tier settings of its topics, decided before it is forwarded.
+"""`TopicTierConfigs`: decides what a request means for the tier settings of its topics, before it is forwarded.
 
-Every topic of a request gets a plan of its own: a change to be recorded once the broker has said yes, or a refusal. The
-broker is asked all the same, for it decides who may: a refused topic is forwarded with an entry that no broker accepts,
-so that whoever may not alter the topic is told that, and nothing about its settings.
+Every topic of a request gets a plan: a change to record after the broker has accepted the request, or a refusal. The
+broker is asked about a refused topic too, because the broker decides who is authorized. The proxy forwards a refused
+topic with an entry that no broker accepts. So a client that may not alter the topic gets the authorization error, and
+learns nothing about the topic's settings.
 """
 
 from __future__ import annotations
@@ -47,18 +48,19 @@ logger = logging.getLogger(__name__)
 
 _STORE_TIMEOUT_MS = 10_000
 _LOOK_UP_TIMEOUT_MS = 5_000
-"""For each of the three before a change, and of the two before settings are shown: those that cannot be told are shown
-as the broker has them, as if there were no tier. Who looks at settings or changes them waits longer than a consumer;
-all of this together still ends within the 30 s that the stock tools wait."""
+"""The timeout of each look-up: there are three before a change, and two before settings are shown.
+
+If a look-up fails, the settings are shown as the broker has them, as if there were no remote tier. An administrator
+waits longer than a consumer. But all look-ups together end within the 30 s that Kafka's own tools wait."""
 _RESOLVE_AGAIN_MS = 100
 _HEARD_WITHIN_MS = 1_000
-"""How long a topic may be there before the broker that is asked has heard of it."""
+"""How long a broker may not know a topic that was just created."""
 Found = TypeVar("Found")
 _OPERATIONS = {APPEND: "APPEND", SUBTRACT: "SUBTRACT"}
 
 
 class TierConfigMetadata(Protocol):
-    """What is needed of `RemoteLogMetadataManager`, in any proxy."""
+    """The methods of `RemoteLogMetadataManager` that this module needs. Every process has them, workers too."""
 
     async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None: ...
 
@@ -70,7 +72,7 @@ class TierConfigMetadata(Protocol):
 
 
 class TopicConfigs(Protocol):
-    """`BrokerConfigs`, or a fake."""
+    """The interface of `BrokerConfigs`."""
 
     async def of_topics(self, topics: Sequence[str], timeout_ms: int) -> Mapping[str, Mapping[str, BrokerValue]]: ...
 
@@ -79,7 +81,9 @@ class TopicConfigs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """`is_final`: whatever the broker says; else only when it finds no fault but ours."""
+    """The refusal of a topic's changes. `is_final`: it replaces the broker's answer, whatever that is.
+
+    Otherwise it applies only if the broker rejects nothing but the entry that the proxy added."""
 
     code: int
     message: str
@@ -88,9 +92,10 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`changes` None unsets; empty when nothing is to be recorded. `topic_id` None: of a topic that is yet to be.
+    """The tier settings to change. A value of None unsets a key. `changes` is empty if there is nothing to record.
 
-    `check` raises `InvalidTierConfigError` if the topic must not be changed so, given what it has by then."""
+    `topic_id` is None if the topic does not exist yet. `check` takes the topic's own tier settings when the change is
+    recorded, and raises `InvalidTierConfigError` if they do not allow it."""
 
     topic: str
     topic_id: UUID | None
@@ -111,7 +116,7 @@ class TopicTierConfigs:
         rules: Sequence[TopicRule],
         own_topics: Collection[str],
     ) -> None:
-        """`own_topics` are the remote log's, not for clients to change."""
+        """`own_topics` are the remote log's own topics, which clients must not change."""
         self._topology = topology
         self._brokers = brokers
         self._metadata = metadata
@@ -120,13 +125,15 @@ class TopicTierConfigs:
         self._own_topics = own_topics
 
     def rule(self, topic: str) -> TopicRule | None:
-        """The settings file's rule for the topic."""
+        """Returns the first rule of the settings file that matches the topic."""
         if topic.startswith("__"):
             return None
         return next((rule for rule in self._rules if rule.matches(topic)), None)
 
     async def values(self, topics: Collection[str], node_id: int | None) -> dict[str, Mapping[str, TierValue]]:
-        """What holds for each of the topics; what cannot be told is missing. `node_id`: the broker that named them."""
+        """Returns the tier settings of each topic. A topic whose settings cannot be read is missing.
+
+        `node_id` is the broker to ask for the topic ids, because it named the topics."""
         timeout_ms = _LOOK_UP_TIMEOUT_MS
         try:
             topic_ids = await self._topic_ids(topics, node_id, timeout_ms)
@@ -142,7 +149,7 @@ class TopicTierConfigs:
         return found
 
     async def plan(self, request: ConfigRequest) -> dict[str, Plan]:
-        """By topic; what is missing is forwarded as it came."""
+        """Returns the plans by topic. A topic without a plan is forwarded unchanged."""
         plans: dict[str, Plan] = {}
         resources: list[ConfigResource] = []
         for resource in request.resources:
@@ -229,15 +236,15 @@ class TopicTierConfigs:
         return plans
 
     async def record(self, change: Change, topic_id: UUID | None = None) -> None:
-        """After the broker has said yes. Raises `RemoteLogError`, `TimeoutError`.
+        """Records a change, after the broker has accepted the request. Raises `RemoteLogError` and `TimeoutError`.
 
-        `InvalidTierConfigError`: another change came between, and both do not go together."""
+        Raises `InvalidTierConfigError` if another change came first, and the two contradict each other."""
         if not change.changes:
             return
         async with asyncio.timeout(_STORE_TIMEOUT_MS / 1000):
             topic_id = change.topic_id or topic_id
             while topic_id is None:
-                # The broker that answers may not have heard of a new topic yet.
+                # The broker that answers may not know a new topic yet.
                 topic_id = await self._topology.resolve_topic_id(change.topic, 0, self._settings.metadata_timeout_ms)
                 if topic_id is None:
                     await asyncio.sleep(_RESOLVE_AGAIN_MS / 1000)
@@ -255,7 +262,9 @@ class TopicTierConfigs:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A topic whose tier settings change, or that is tiered and changes otherwise. `own` is what it has now."""
+    """A topic whose tier settings change, or a tiered topic whose other settings change.
+
+    `own` are its current tier settings."""
 
     resource: ConfigResource
     topic_id: UUID | None
@@ -263,10 +272,12 @@ class _Pending:
     changes: Mapping[str, str | None]
     own: Mapping[str, str]
     replaces: bool
-    """What the request does not name is unset."""
+    """Whether the request unsets every key that it does not name."""
 
     def check_over(self, broker: Mapping[str, BrokerValue], *, creates: bool) -> Callable[[Mapping[str, str]], None]:
-        """`creates`: nothing is disabled by a topic that is not there yet."""
+        """Returns the check of the change against the broker's settings.
+
+        `creates`: the topic does not exist yet, so the change cannot disable its remote storage."""
 
         def check(own: Mapping[str, str]) -> None:
             before = {REMOTE_STORAGE_ENABLE: "false", **own} if creates else own
@@ -284,8 +295,9 @@ class _Pending:
 async def _heard_of(
     topics: Sequence[str], ask: Callable[[Sequence[str]], Awaitable[Mapping[str, Found]]]
 ) -> Mapping[str, Found]:
-    """What brokers say of the topics. Who has not heard of one is asked again for a moment: the topic may be new, and
-    nothing is to be decided as if it had no settings."""
+    """Returns the brokers' answers by topic. Asks again, for up to a second, about topics that a broker does not know.
+
+    Such a topic may be new, and the proxy must not decide as if it had no settings."""
     found: dict[str, Found] = {}
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + _HEARD_WITHIN_MS / 1000
@@ -327,7 +339,9 @@ def _tier_changes(request: ConfigRequest, resource: ConfigResource) -> dict[str,
 
 
 def _broker_after(resource: ConfigResource, broker: Mapping[str, BrokerValue], *, replaces: bool) -> Mapping[str, str]:
-    """What the topic will have if the broker agrees. `replaces`: what the request does not name is unset."""
+    """Returns the broker's settings of the topic if the broker accepts the request.
+
+    `replaces`: the request unsets every key that it does not name."""
     after = {key: broker[key].default if replaces else broker[key].value for key in BROKER_DEFAULTS}
     for change in resource.changes:
         if change.name not in after:

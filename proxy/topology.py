@@ -1,8 +1,9 @@
-"""Which broker is where, where clients reach it through the proxy, and which topic has which id.
+"""Knows each broker's address, the address at which clients reach it through the proxy, and the topic ids.
 
-A broker of node id N is advertised as (advertised host, base port + N): node ids and the cluster id stay the cluster's
-own. Metadata is read again every few seconds, and at once when an answer names a node that was not known; its listener
-is bound before that answer leaves, so that no client ever sees a broker's own address or a port without a listener.
+The broker with node id N is advertised as (advertised host, base port + N). Node ids and the cluster id stay those of
+the cluster. The topology reads the metadata again every few seconds, and at once if an answer names an unknown node. It
+binds that node's listener before the answer leaves. So no client ever sees a broker's own address, or a port without a
+listener.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _NO_ID = UUID(int=0)
 
 @dataclass(frozen=True, slots=True)
 class ListenerAddresses:
-    """`host` is what is bound, `advertised_host` what clients are told."""
+    """`host` is the address to bind. `advertised_host` is the address that clients get."""
 
     host: str
     advertised_host: str
@@ -68,11 +69,11 @@ class Topology:
         self._first_read = asyncio.Event()
         self._trouble: str | None = None
         self.refusal: BrokerRefusedError | None = None
-        """Set while brokers turn the proxy itself away."""
+        """Set while the brokers reject the proxy's own connections."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether the cluster has been read once: every broker that it named has its listener."""
+        """Whether the cluster has been read once. Each of its brokers then has a listener, unless the bind failed."""
         return self._first_read.is_set()
 
     @property
@@ -81,18 +82,20 @@ class Topology:
 
     @property
     def trouble(self) -> str | None:
-        """Why the last attempt to read the cluster failed; None when it did not."""
+        """Why the last attempt to read the cluster failed. None if it succeeded."""
         return self._trouble
 
     async def wait_for_cluster(self) -> None:
-        """Until the cluster was read once, without a listener for anybody. Raises `BrokerRefusedError`."""
+        """Waits until the cluster has been read once. Opens no listeners. Raises `BrokerRefusedError`."""
         while True:
             if await self.meet_cluster():
                 return
             await asyncio.sleep(1)
 
     async def meet_cluster(self) -> bool:
-        """Whether the cluster could be read. Raises `BrokerRefusedError`: nobody was ever let in by these settings."""
+        """Reads the cluster if it has not been read yet, and returns whether it has been.
+
+        Raises `BrokerRefusedError` if the brokers reject the proxy: they have never accepted it with these settings."""
         if self._metadata is None:
             self._metadata = await self._read(0, self._timeout_ms)
             if self._metadata is None and self.refusal is not None:
@@ -100,14 +103,14 @@ class Topology:
         return self._metadata is not None
 
     def listen_for_bootstrap(self) -> None:
-        """Raises `OSError`."""
+        """Binds the bootstrap port. Raises `OSError`."""
         self._listen(self._addresses.host, self._addresses.bootstrap_port, BrokerEndpoint(None, self._any_broker))
 
     async def wait_until_ready(self) -> None:
         await self._first_read.wait()
 
     async def run(self) -> None:
-        """Follows the cluster until cancelled."""
+        """Follows the cluster's metadata until cancelled."""
         while True:
             await self.refresh()
             delay_ms = self._refresh_interval_ms if self._trouble is None else min(1_000, self._refresh_interval_ms)
@@ -119,7 +122,7 @@ class Topology:
             self._wake.clear()
 
     async def refresh(self, max_age_ms: int = 0, timeout_ms: int | None = None) -> bool:
-        """Reads the cluster's metadata unless it is young enough. False when no broker answered."""
+        """Reads the cluster's metadata unless it is younger than `max_age_ms`. Returns False if no broker answered."""
         metadata = await self._read(max_age_ms, timeout_ms or self._timeout_ms)
         if metadata is not None:
             self._follow(metadata)
@@ -131,7 +134,7 @@ class Topology:
         except BrokerError as error:
             refusal = error if isinstance(error, BrokerRefusedError) else None
             if refusal is not None and self.refusal is None:
-                logger.error("the brokers turn the proxy away: %s", error)
+                logger.error("the brokers reject the proxy: %s", error)
             elif self._trouble is None:
                 logger.warning("the cluster's metadata cannot be read: %s", error)
             self._trouble, self.refusal = str(error), refusal
@@ -165,21 +168,25 @@ class Topology:
                 raise OSError(f"port {port} does not exist: lower listener.base.port")
             self._listen(self._addresses.host, port, BrokerEndpoint(node_id, lambda: self.broker_addresses(node_id)))
         except OSError as error:
-            logger.error("no listener for broker %d: %s", node_id, error, extra={"node_id": node_id, "port": port})
+            logger.error(
+                "the listener for broker %d cannot be opened: %s",
+                node_id, error,
+                extra={"node_id": node_id, "port": port},
+            )  # fmt: skip
             return
         self._listening.add(node_id)
 
     # Addresses
 
     def advertised_address(self, node_id: int) -> Address:
-        """Where clients reach that broker through this proxy; an unknown node gets its listener here and now."""
+        """Returns the address at which clients reach the broker through the proxy. Binds a listener for a new node."""
         if node_id not in self._listening:
             self._listen_for(node_id)
             self._wake.set()
         return self._addresses.advertised(node_id)
 
     def address_map(self) -> dict[int, tuple[Address, Address]]:
-        """By node id: the broker's own address and the advertised one."""
+        """Returns, by node id, the broker's own address and its advertised address."""
         brokers = {} if self._metadata is None else self._metadata.brokers
         return {
             node_id: ((broker.host, broker.port), self._addresses.advertised(node_id))
@@ -187,7 +194,7 @@ class Topology:
         }
 
     def broker_addresses(self, node_id: int) -> Sequence[Address]:
-        """Where the broker is now, as a list of at most one; asking for an unknown one makes the cluster be read."""
+        """Returns the broker's current address, as a list of at most one. An unknown broker triggers a refresh."""
         broker = None if self._metadata is None else self._metadata.brokers.get(node_id)
         if broker is None:
             self._wake.set()
@@ -195,14 +202,14 @@ class Topology:
         return ((broker.host, broker.port),)
 
     def _any_broker(self) -> Sequence[Address]:
-        """For the bootstrap port: what the user gave comes first, then whoever the cluster named."""
+        """Returns the addresses for the bootstrap port: the configured servers, then the brokers of the cluster."""
         named = () if self._metadata is None else ((b.host, b.port) for b in self._metadata.brokers.values())
         return tuple(dict.fromkeys((*self._bootstrap_servers, *named)))
 
     # Topics
 
     def topic_id(self, name: str, max_age_ms: int | None = None) -> UUID | None:
-        """None when the name is not known, or was learned more than `max_age_ms` ago. Never waits."""
+        """Returns None if the name is unknown, or was learned more than `max_age_ms` ago. Never waits."""
         metadata = self._metadata
         if metadata is None or (max_age_ms is not None and self._clock_ms() - metadata.fetched_at_ms > max_age_ms):
             return None
@@ -210,22 +217,33 @@ class Topology:
         return None if topic is None or topic.topic_id.int == 0 else topic.topic_id
 
     async def resolve_topic_id(self, name: str, max_age_ms: int, timeout_ms: int) -> UUID | None:
-        """As the cluster names it, or did `max_age_ms` ago at most; None when it has no such topic, or no answer."""
+        """Returns the topic's id as of at most `max_age_ms` ago. None if there is no such topic, or no answer."""
         if (known := self.topic_id(name, max_age_ms)) is not None:
             return known
-        for age_ms in (max_age_ms, 0):  # young metadata may be older than the topic
+        for age_ms in (max_age_ms, 0):  # even young metadata may be older than the topic
             if not await self.refresh(age_ms, timeout_ms):
                 return None
             if (known := self.topic_id(name)) is not None:
                 return known
         return None
 
+    async def resolve_topic_name(self, topic_id: UUID, max_age_ms: int, timeout_ms: int) -> str | None:
+        """As the cluster names it, or did `max_age_ms` ago at most; None: the cluster names no such topic.
+
+        Raises `BrokerError` without an answer."""
+        known = self.topic_name(topic_id)
+        if known is not None:
+            return known
+        if not await self.refresh(max_age_ms, timeout_ms):
+            raise BrokerError(f"no broker tells the name of topic {topic_id}", retriable=True)
+        return self.topic_name(topic_id)
+
     async def current_topic_ids(
         self, names: Collection[str], node_id: int | None, timeout_ms: int
     ) -> Mapping[str, UUID]:
-        """As that broker (None: any) names them, asked after this call; a name that is missing has no topic.
+        """Returns the topics' ids, which it asks of the broker `node_id` (None: of any broker). Raises `BrokerError`.
 
-        Raises `BrokerError`."""
+        The result has no entry for a topic that the broker does not know."""
         if not names:
             return {}
         topics = [MetadataRequest.MetadataRequestTopic(topic_id=_NO_ID, name=name) for name in dict.fromkeys(names)]

@@ -1,8 +1,8 @@
-"""The broker's side of a connection: responses in, and each to the request that it answers.
+"""The broker's side of a connection: reads responses, and matches each to its request.
 
-One broker connection belongs to one client connection, so that authentication passes through. A response whose turn has
-not come (the answer before it still waits for the remote tier, or the client takes no more) stops the reading: what one
-read has brought is stashed.
+Every client connection has its own broker connection, so that authentication passes through. A response must wait while
+the answer before it waits for the remote tier, or while the client does not read. The connection then stops reading
+from the broker, and stashes the rest of the last read.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class UpstreamUnavailableError(Exception):
 
 
 class CorrelationMismatchError(ProtocolError):
-    """A response that answers another request than the next one in order."""
+    """A response does not answer the next request in order."""
 
 
 class ClientSide(Protocol):
-    """The other half: whose requests these answers belong to."""
+    """The client's side of the connection, which sent the requests."""
 
     queue: ResponseQueue
     relays_blindly: bool
@@ -45,16 +45,16 @@ class ClientSide(Protocol):
     last_active_s: float
 
     def emit(self, buffers: Buffers) -> None:
-        """Bytes of the response whose turn it is."""
+        """Queues bytes of the response whose turn it is."""
 
     def on_held(self, slot: Slot, response: memoryview) -> None:
-        """The head slot's response is complete and was not emitted; the buffer changes hands."""
+        """Takes the head slot's complete response, of which no byte was emitted. The callee owns the buffer."""
 
     def on_streamed(self, slot: Slot) -> None:
-        """The last byte of the head slot's response was emitted."""
+        """Called when the last byte of the head slot's response was emitted."""
 
     def commit_answers(self, *, aliases_pool: bool) -> None:
-        """What was emitted may leave; with `aliases_pool` before the next read."""
+        """Sends the emitted bytes. `aliases_pool`: some are slices of the read buffer, which the next read reuses."""
 
     def advance(self) -> None: ...
 
@@ -73,7 +73,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
     def __init__(self, context: ConnectionContext, client: ClientSide) -> None:
         self.gate = ReadGate()
         self.streaming_slot: Slot | None = None
-        """The response that has left in part."""
+        """The slot whose response has left in part."""
         self._context = context
         self._client = client
         self._transport: asyncio.Transport | None = None
@@ -134,7 +134,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
         self._outlet.write(buffers, aliases_pool=aliases_pool)
 
     def close(self) -> None:
-        """Requests that were taken still leave (Produce with acks=0), if the broker reads them in time."""
+        """Closes when all requests have left (also Produce with acks=0), at the latest after the close timeout."""
         if self._transport is None or self._transport.is_closing():
             return
         self._timer = asyncio.get_running_loop().call_later(
@@ -147,7 +147,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def unblock(self) -> None:
-        """The turn has moved on: stashed responses are looked at again."""
+        """Processes stashed responses, because an earlier response has left."""
         if not self._stash:
             return
         stash, self._stash = self._stash, []
@@ -171,14 +171,14 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             else:
                 self._continue(part)
             if client.relays_blindly and index + 1 < len(parts):
-                raise ProtocolError("raw tokens before the client sent one")
+                raise ProtocolError("raw SASL tokens before the client sent one")
         client.commit_answers(aliases_pool=aliases_pool)
         client.advance()
 
     def _may_begin(self) -> bool:
         queue = self._client.queue
         if not queue.awaiting:
-            raise ProtocolError("a response that nobody asked for")
+            raise ProtocolError("a response to no request")
         if self._client.is_full:
             return False
         slot = queue.awaiting[0]
@@ -193,7 +193,7 @@ class UpstreamConnection(asyncio.BufferedProtocol):
             return
         if slot.hold_bytes is None or part.size <= slot.hold_bytes:
             if part.size > self._context.limits.max_held_response_bytes:
-                raise FrameSizeError(f"a response of {part.size} bytes, above the limit of held ones")
+                raise FrameSizeError(f"a response of {part.size} bytes, above limits.held.response.max.bytes")
             if part.remaining:
                 self._held = bytearray(part.data[LENGTH_BYTES:])
             else:
@@ -232,14 +232,18 @@ class UpstreamConnection(asyncio.BufferedProtocol):
 
 def _check_head(slot: Slot, part: FramePart) -> None:
     if part.size < RESPONSE_HEAD_BYTES:
-        raise TruncatedError(f"a response of {part.size} bytes")
+        raise TruncatedError(f"a response of {part.size} bytes, which is too short for its header")
     correlation_id = INT32.unpack_from(part.data, LENGTH_BYTES)[0]
     if correlation_id != slot.upstream_correlation_id:
-        raise CorrelationMismatchError(f"correlation id {correlation_id} where {slot.upstream_correlation_id} was due")
+        raise CorrelationMismatchError(
+            f"a response with correlation id {correlation_id}, but the next is {slot.upstream_correlation_id}"
+        )
 
 
 async def connect_upstream(context: ConnectionContext, endpoint: Endpoint, client: ClientSide) -> UpstreamConnection:
-    """Tries the endpoint's addresses in turn, with backoff, until the deadline."""
+    """Tries the endpoint's addresses in turn, with a backoff between rounds, until `connect_deadline_ms` has passed.
+
+    Raises `UpstreamUnavailableError`."""
     loop = asyncio.get_running_loop()
     limits = context.limits
     deadline_s = loop.time() + limits.connect_deadline_ms / 1000

@@ -1,9 +1,16 @@
-"""`tidegate tier accept`: records that an operator accepts a partition that stopped because a witness is missing.
+"""`tidegate tier accept`: records that an operator accepts the known records of a stopped partition.
 
 The owner stops a partition when records are in neither tier and the owner cannot tell whether they were ever copied
-(DESIGN, safety rule 5). The command deletes nothing and changes no segment. It records that the operator accepts the
-records that the metadata and the brokers have as all that is left. The partition's owner, a running `tidegate serve`,
-records a gap in its next round and copies on behind the gap.
+(docs/design.md, safety rule 5). The command deletes nothing and changes no segment. It records that the operator
+accepts the records that the metadata and the brokers have as all that is left. The partition's owner, a running
+`tidegate serve`, records a gap in its next round and continues to copy behind the gap.
+
+The owner also stops a partition when the leader's log has another history than the copied log, because the broker was
+emptied or restored. In that case an acceptance means that the leader's log is the right one. The owner cuts off the
+remote records that the leader's log does not have, and they go to quarantine. It copies the leader's log from its
+start.
+
+The acceptance names the partition manifest that the store has now. It is valid only while the store has this manifest.
 """
 
 from __future__ import annotations
@@ -11,7 +18,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -20,46 +27,110 @@ from proxy.commands.tools import parse_target, run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.console import AsJson, ConfigFile, progress_count, say, show_json
 from tiers.log.broker_log import BrokerLogSource
+from tiers.log.log_history import LogStartConfirmation
+from tiers.log.log_source import LogSource
+from tiers.manager.lineage import accepted_end
+from tiers.manager.partition_manifest import read_manifest
+from tiers.metadata.partition_manifest import witness_of
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
-from tiers.open_tier import RemoteTierError, metadata_to_now, tiered_cluster
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.open_tier import (
+    TIMEOUT_MS,
+    RemoteTierError,
+    metadata_to_now,
+    open_storage,
+    storage_cluster_id,
+    tiered_cluster,
+)
+
+
+class ReplacedRecords(NamedTuple):
+    """The remote records that the leader's log does not have. An acceptance puts them into quarantine."""
+
+    first_offset: int
+    segments: int
+    size_bytes: int
 
 
 def accept(
     config: ConfigFile,
     partition: Annotated[str, typer.Argument(metavar="TOPIC:PARTITION")],
-    yes: Annotated[bool, typer.Option("--yes", "--apply", help="Without it nothing is written.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "--apply", help="Write. Without it, nothing is written.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Lets a partition go on that stopped since its metadata may have been lost: what is known is all there is.
+    """Lets a stopped partition continue with the known records.
 
-    Try `tidegate tier rebuild` first: what this command accepts as lost is not looked for again."""
+    The owner accepts the leader's log and the records that the metadata knows. It never looks again for the records
+    that this command accepts as lost. Try first to restore them with `tidegate tier rebuild`, or to restore the
+    broker's log."""
     topic, number = parse_target(partition)
     if topic is None or number is None:
         raise typer.BadParameter(f"expected TOPIC:PARTITION, not {partition!r}")
     settings = load_config(config)
-    found = run_command(lambda: accept_partition(settings, topic, number, yes))
+    found, manifest, replaced = run_command(lambda: accept_partition(settings, topic, number, yes))
     if as_json:
-        show_json(asdict(found) | {"gaps": [gap._asdict() for gap in found.gaps], "written": yes})
+        gaps = [gap._asdict() for gap in found.gaps]
+        cut = None if replaced is None else replaced._asdict()
+        show_json(asdict(found) | {"gaps": gaps, "manifest": manifest, "replaced": cut, "written": yes})
     else:
         show_bounds([found])
+        if replaced is not None:
+            typer.echo(
+                f"{topic}-{number}: the leader's log has another history than the copied log. An acceptance cuts off"
+                f" the remote records from offset {replaced.first_offset} on: {replaced.segments} segments with"
+                f" {replaced.size_bytes} bytes go to quarantine (`tidegate tier quarantine`), and are not deleted"
+            )
     if yes:
-        say("Written down: the owner goes on with this partition in its next round.")
+        say("The acceptance was written. The owner continues with this partition in its next round.")
     else:
-        say("Nothing was written. With --yes the owner goes on with what is known.")
+        say("Nothing was written. Use --yes to write.")
 
 
-async def accept_partition(config: TidegateConfig, topic: str, number: int, write: bool) -> PartitionBounds:
-    """Returns the partition's present bounds. When `write` is true, records the acceptance.
+async def accept_partition(
+    config: TidegateConfig, topic: str, number: int, write: bool
+) -> tuple[PartitionBounds, str, ReplacedRecords | None]:
+    """Returns the partition's bounds, the witness, and the records that the leader's log replaces after a divergence.
 
-    Raises `RemoteTierError` with a message of one line."""
+    When `write` is true, records the acceptance. Raises `RemoteTierError` with a message of one line."""
     async with tiered_cluster(config) as (client, cluster):
         known = cluster.topics.get(topic)
         if known is None or number not in known.partitions:
             raise RemoteTierError(f"the cluster has no partition {topic}:{number}")
         partition = TopicIdPartition(known.topic_id, number, topic)
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
-            async with metadata_to_now(config, client, Path(folder), watch=progress_count) as metadata:
-                found = await partition_bounds(BrokerLogSource(client), cluster, metadata, partition)
+            async with (
+                open_storage(config, cluster.cluster_id) as storage,
+                metadata_to_now(config, client, Path(folder), watch=progress_count) as metadata,
+            ):
+                source = BrokerLogSource(client)
+                found = await partition_bounds(source, cluster, metadata, partition)
+                replaced = None if found.trouble else await replaced_records(source, metadata, partition)
+                cluster_id = storage_cluster_id(config, cluster.cluster_id)
+                witness = witness_of(await read_manifest(storage, cluster_id, partition))
                 if write:
-                    await metadata.accept(partition)
-                return found
+                    await metadata.accept(partition, witness)
+                return found, witness, replaced
+
+
+async def replaced_records(
+    source: LogSource, metadata: RemoteLogMetadataReader, partition: TopicIdPartition
+) -> ReplacedRecords | None:
+    """Returns the records that the owner cuts off if an operator accepts the leader's log.
+
+    None: the partition has not diverged.
+
+    Raises `BrokerError`."""
+    bounds = await source.bounds(partition, TIMEOUT_MS)
+    confirmed = await LogStartConfirmation(source, metadata).confirmed(partition, bounds.leader_epoch, TIMEOUT_MS)
+    common = await accepted_end(source, metadata, partition, bounds, confirmed.offset, TIMEOUT_MS)
+    if common is None:
+        return None
+    cut = [
+        segment
+        for segment in metadata.list_remote_log_segments(partition)
+        if segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+        and not segment.is_cut_off
+        and segment.valid_end_offset > common.offset
+    ]
+    return ReplacedRecords(common.offset + 1, len(cut), sum(segment.segment_size_bytes for segment in cut))

@@ -1,8 +1,9 @@
-"""`tidegate tier bounds`: what an operator asks about the two tiers. All is read from the cluster, nothing is changed.
+"""`tidegate tier bounds`: prints the bounds of both tiers. It reads them from the cluster, and changes nothing.
 
-Bounds are the founding documents': Lz >= Ly >= Lx and Ly > Ry >= Rx. Ry is an inclusive end, the others are next
-offsets and starts. Lz is the high watermark, since a broker tells its log end to replicas alone. A gap is a run of
-offsets that the brokers removed before they were copied. Both sides of a gap stay readable (DESIGN, safety rule 5).
+The bounds (docs/founding.md, "Bounds") are Lz >= Ly >= Lx and Ly > Ry >= Rx. Ry is an inclusive end, the others are
+next offsets and starts. Lz is the high watermark, since a broker tells its log end only to replicas. A gap is a run of
+offsets that the brokers removed before they were copied. Both sides of a gap stay readable
+(docs/design.md, safety rule 5).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _PARTITIONS_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class PartitionBounds:
-    """One line of the answer. What nobody could tell is None; then `trouble` says why."""
+    """One line of the answer. An unknown bound is None. If the leader gave no answer, `trouble` is the reason."""
 
     topic: str
     partition: int
@@ -66,10 +67,12 @@ _COLUMNS = (
 
 def bounds(
     config: ConfigFile,
-    topic: Annotated[str | None, typer.Argument(help="All tiered topics without it.")] = None,
+    topic: Annotated[str | None, typer.Argument(help="Default: all tiered topics.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prints where each tier begins and ends, and the gaps of the log; exit code 1 when the bounds do not hold."""
+    """Prints the bounds of both tiers and the gaps of the log.
+
+    Exit code 1: the bounds of a partition do not hold or are unknown."""
     settings = load_config(config)
     found = run_command(lambda: read_bounds(settings, topic))
     if as_json:
@@ -102,7 +105,9 @@ def show_bounds(found: list[PartitionBounds]) -> None:
 
 
 async def read_bounds(config: TidegateConfig, topic: str | None) -> list[PartitionBounds]:
-    """Of every partition with remote metadata, or of one topic's. Raises `RemoteTierError` in one line."""
+    """Returns the bounds of every partition with remote metadata, or of all partitions of one topic.
+
+    Raises `RemoteTierError` with a message of one line."""
     async with tiered_cluster(config) as (client, cluster):
         if topic is not None and topic not in cluster.topics:
             raise RemoteTierError(f"the cluster has no topic {topic}")
@@ -140,7 +145,7 @@ def _asked_for(
 async def partition_bounds(
     source: BrokerLogSource, cluster: ClusterMetadata, metadata: RemoteLogMetadataReader, partition: TopicIdPartition
 ) -> PartitionBounds:
-    """What the leader cannot tell is trouble in the answer, not an error."""
+    """Returns the bounds of one partition. If the leader does not answer, `trouble` has the error."""
     remote_start, remote_end = metadata.earliest_offset(partition), metadata.remote_end_offset(partition)
     log_start_offset = metadata.log_start_offset(partition)
     pending_upload = None if remote_end is None else remote_end + 1

@@ -1,6 +1,7 @@
-"""`tidegate tier failed-deletes`: segments whose objects the store did not delete, as the owners published them.
+"""`tidegate tier failed-deletes`: lists segments whose objects the store did not delete.
 
-The list is the topic `__delete_failed_remote_log_segments`; the owners go on trying, and a success ends the entry.
+The owners publish the list in the topic `__delete_failed_remote_log_segments`. They keep trying, and remove a segment
+from the list when its deletion succeeds.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from tiers.open_tier import TIMEOUT_MS, tiered_cluster
 
 
 def failed_deletes(config: ConfigFile, as_json: AsJson = False) -> None:
-    """Lists segments whose objects the store did not delete after several attempts; the owners go on trying."""
+    """Lists segments whose objects the store did not delete.
+
+    The owner of a segment adds it to the list after several failed attempts. It keeps trying, and removes the segment
+    from the list when the deletion succeeds."""
     settings = load_config(config)
     found = run_command(lambda: _read(settings))
     if as_json:

@@ -1,8 +1,10 @@
-"""`tidegate tier metadata export | import`: one partition's metadata as the founding flat file (semantics 11.3).
+"""`tidegate tier metadata export | import`: one partition's metadata as the founding flat file.
 
-The file has the segments, their states and custom metadata, and the state of the partition's deletion. It has no place
-for the log start, which `import` takes as an option, nor for clamps: a partition with segments that were cut is
-refused.
+See docs/semantics.md 11.3.
+
+The file has the segments, their states and custom metadata, and the state of the partition's deletion. It cannot hold
+the log start, so `import` takes the log start as an option. It cannot hold clamps, so `export` refuses a partition with
+clamped segments.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from tiers.open_tier import OpenTier, RemoteTierError, open_tier, tiered_cluster
 
 metadata = typer.Typer(
     name="metadata",
-    help="One partition's metadata as a file.",
+    help="Exports or imports the metadata of one partition.",
     no_args_is_help=False,
     add_completion=False,
     rich_markup_mode=None,
@@ -47,12 +49,15 @@ _UNKNOWN_EPOCH = -1
 
 @metadata.callback()
 def _metadata() -> None:
-    """One partition's metadata as a file."""
+    """Exports or imports the metadata of one partition."""
 
 
 @metadata.command(name="export")
 def export_file(config: ConfigFile, partition: _Partition, file: Path, as_json: AsJson = False) -> None:
-    """Writes the metadata of a partition into FILE, replacing it."""
+    """Writes the metadata of one partition to FILE.
+
+    Replaces an existing file. Also prints the log start, which the file cannot hold: keep it for `import`. Exit code 1:
+    unclean elections cut segments of the partition, which the file cannot hold either, so nothing was written."""
     settings = load_config(config)
     topic, number = _one(partition)
 
@@ -63,7 +68,7 @@ def export_file(config: ConfigFile, partition: _Partition, file: Path, as_json: 
     made, log_start = run_command(work)
     cut = [each for each in made.segments if each.clamped_to is not None]
     if cut:
-        say(f"{len(cut)} segments were cut by unclean elections, which the file cannot say: nothing was written")
+        say(f"nothing was written: unclean elections cut {len(cut)} segments, which the file cannot record")
         raise typer.Exit(FINDINGS)
     write_flat_file(file, made)
     answer = {
@@ -76,7 +81,8 @@ def export_file(config: ConfigFile, partition: _Partition, file: Path, as_json: 
         show_json(answer)
     else:
         typer.echo(
-            f"{file}: {len(made.segments)} segments; the file has no place for the log start, which is {log_start}"
+            f"{file}: {len(made.segments)} segments; the file cannot hold the log start, which is {log_start}: "
+            "give it to `import` with --log-start"
         )
 
 
@@ -86,12 +92,17 @@ def import_file(
     partition: _Partition,
     file: Path,
     log_start: Annotated[
-        int | None, typer.Option("--log-start", min=0, help="As `export` said it; else that of the first segment.")
+        int | None,
+        typer.Option(
+            "--log-start", min=0, help="The log start that `export` printed. Default: the start of the first segment."
+        ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "--apply", help="Without it nothing is written.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "--apply", help="Write. Without it, nothing is written.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Writes what FILE says into the metadata topic, for a partition of which nothing is known yet."""
+    """Writes the metadata in FILE to the metadata topic.
+
+    The partition must have no metadata yet."""
     settings = load_config(config)
     topic, number = _one(partition)
     try:
@@ -104,7 +115,7 @@ def import_file(
     else:
         typer.echo(f"{file}: {len(made.segments)} segments of {partition} {'were' if yes else 'would be'} written")
     if not yes:
-        say("Nothing was written. With --yes it is.")
+        say("Nothing was written. Use --yes to write.")
 
 
 def _one(partition: str) -> tuple[str, int]:
@@ -115,7 +126,7 @@ def _one(partition: str) -> tuple[str, int]:
 
 
 def exported(tier: OpenTier, target: str) -> tuple[FlatFile, int | None]:
-    """And the log start."""
+    """Returns the file's content, and the log start."""
     partition = partition_to_export(tier, target)
     known = tier.metadata
     state = known.remote_partition_delete_state(partition)
@@ -130,11 +141,11 @@ def exported(tier: OpenTier, target: str) -> tuple[FlatFile, int | None]:
 
 
 def partition_to_export(tier: OpenTier, target: str) -> TopicIdPartition:
-    """Of a topic that was made again, the one that is there."""
+    """Returns the partition to export. If a topic was created again under its name, that is the existing topic's."""
     found = partitions_of(tier, target)
     there = [each for each in found if each.topic_id in tier.cluster.topics_by_id] or found
     if len(there) > 1:
-        raise RemoteTierError(f"{len(there)} topics had the name of {target}, and were deleted")
+        raise RemoteTierError(f"{target} is ambiguous: {len(there)} deleted topics had this name")
     return there[0]
 
 
@@ -154,13 +165,13 @@ async def import_into(
 
             def of_one(known: TopicBasedRemoteLogMetadataManager) -> list[tuple[TopicIdPartition, list[KeyAndValue]]]:
                 if partition in known.partitions():
-                    raise RemoteTierError(f"the metadata of {topic}:{number} is there already")
+                    raise RemoteTierError(f"{topic}:{number} already has metadata")
                 return [(partition, records)]
 
             def check(known: TopicBasedRemoteLogMetadataManager) -> None:
                 wanted = {each.segment_id.id for each in file.segments}
                 if {each.segment_id.id for each in known.list_remote_log_segments(partition)} != wanted:
-                    raise RemoteTierError(f"{topic}:{number} does not read back as it was written")
+                    raise RemoteTierError(f"the metadata of {topic}:{number} does not read back as it was written")
 
             await write_all(config, client, of_one, check, into_empty=False)
         return file
@@ -176,7 +187,7 @@ def records_of_file(
         start = LogStart(log_start, _leader_epoch_at(file.segments, log_start), LogStartReason.USER)
         records.append(key_and_value(LogStartOffsetUpdate(partition, WRITER, now_ms, start)))
     if file.deletion is not None:
-        # One after the other: replay takes no skip back, and an owner goes on from the last.
+        # All states in order: replay accepts no step back, and an owner resumes from the last state.
         records += [
             key_and_value(RemotePartitionDeleteMetadata(partition, _UNKNOWN_EPOCH, now_ms, state))
             for state in RemotePartitionDeleteState

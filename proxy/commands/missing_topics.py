@@ -1,6 +1,6 @@
 """`tidegate tier missing-topics`: lists tiered topics that no broker knows, and records which of them were deleted.
 
-The command itself deletes no data. It records that an operator says that a topic was deleted. The owners, which are
+The command itself deletes no data. It records an operator's statement that a topic was deleted. The owners, which are
 running `tidegate serve` processes, then delete the topic's remote data. They wait for the same delay as after every
 other deletion.
 """
@@ -25,7 +25,10 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, tiered_cluster
 
-_HELP = "Tiered topics that no broker knows any more."
+_HELP = (
+    "Lists tiered topics that no broker knows.\n\nExit code 1: a topic is listed whose remote data the owners delete"
+    " only after an operator's `forget`."
+)
 
 missing_topics = typer.Typer(
     name="missing-topics", help=_HELP, invoke_without_command=True, add_completion=False, rich_markup_mode=None
@@ -58,7 +61,7 @@ def _missing_topics(
     config: Annotated[Path | None, typer.Option("--config", help="The TOML file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lists tiered topics that no broker knows any more; exit code 1 when one wants an operator's word."""
+    """Lists tiered topics that no broker knows. Exit code 1: a topic needs an operator's decision."""
     if context.invoked_subcommand is not None:
         return
     if config is None:
@@ -75,10 +78,12 @@ def _missing_topics(
 @missing_topics.command()
 def forget(
     config: ConfigFile,
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC_ID|TOPIC...", help="As listed.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Without it nothing is written.")] = False,
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC_ID|TOPIC...", help="Ids or names of listed topics.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Write. Without it, nothing is written.")] = False,
 ) -> None:
-    """Says that topics were deleted: the owners delete what is remote of them, and it is gone for ever then."""
+    """Records that listed topics were deleted.
+
+    The owners then delete the topics' remote data. Nobody can restore it afterwards."""
     settings = load_config(config)
     found = _run(settings, ())
     chosen: list[MissingTopic] = []
@@ -90,21 +95,19 @@ def forget(
         chosen += named
     _print(chosen)
     if not yes:
-        typer.echo("Nothing was written. With --yes the owners delete what is remote of these topics.")
+        typer.echo("Nothing was written. Use --yes to write.")
         return
     _run(settings, [UUID(each.topic_id) for each in chosen])
     typer.echo(
-        "Written down: the owners delete what is remote of these topics, once no broker has known them for"
+        "The deletion was written. The owners delete the remote data of these topics when no broker has known them for"
         " remote.log.topic.deletion.delay.ms."
     )
 
 
 def _not_one(topic: str, named: Sequence[MissingTopic]) -> str:
     if named:
-        return (
-            f"{topic} is the name of several missing topics, give the id: {', '.join(each.topic_id for each in named)}"
-        )
-    return f"{topic} is not missing: a broker knows it, or nothing of it is in the remote tier"
+        return f"{topic} is the name of several missing topics; use an id: {', '.join(each.topic_id for each in named)}"
+    return f"{topic} is not missing: a broker knows it, or the remote tier has nothing of it"
 
 
 def _run(settings: TidegateConfig, deleted: Collection[UUID]) -> list[MissingTopic]:
@@ -132,12 +135,12 @@ def _deletion_text(topic: MissingTopic) -> str:
     if topic.deletion_proved:
         return "proved"
     if topic.wants_operator:
-        return "not proved, others vanished with it: wants an operator"
-    return f"not proved: from {time_text(topic.deleted_from_ms) or 'some days after it was missed'}"
+        return "not proved, others vanished at the same time: an operator must decide"
+    return f"not proved: from {time_text(topic.deleted_from_ms) or 'some days after it went missing'}"
 
 
 async def read_missing_topics(config: TidegateConfig, deleted: Collection[UUID]) -> list[MissingTopic]:
-    """Returns the missing topics, and first records those of `deleted` as deleted.
+    """Records the topics in `deleted` as deleted. Then returns the missing topics.
 
     Raises `RemoteTierError` with a message of one line."""
     async with tiered_cluster(config) as (client, _):
@@ -147,7 +150,7 @@ async def read_missing_topics(config: TidegateConfig, deleted: Collection[UUID])
                 gone = await ClusterTopicExistence(client).gone(known, TIMEOUT_MS) if known else set()
                 for topic_id in deleted:
                     if topic_id not in gone:
-                        raise RemoteTierError(f"a broker knows the topic {topic_id}, or nothing of it is remote")
+                        raise RemoteTierError(f"a broker knows the topic {topic_id}, or the remote tier has none of it")
                     name = next(each.topic for each in topics_of(metadata, {topic_id}))
                     await metadata.put_topic_deletion(topic_id, name)
                 return missing_of(metadata, gone, config.remote_log.topic_deletion_unproved_delay_ms)
@@ -162,7 +165,7 @@ def topics_of(metadata: RemoteLogMetadataReader, topic_ids: Collection[UUID]) ->
 
 
 def missing_of(metadata: RemoteLogMetadataReader, gone: Collection[UUID], unproved_delay_ms: int) -> list[MissingTopic]:
-    """Returns what the metadata says of the topics in `gone`, which no broker knows."""
+    """Returns the answer's lines for the topics in `gone`, which no broker knows."""
     missing = metadata.missing_topics()
     together = vanished_together(missing)
     partitions = metadata.partitions()

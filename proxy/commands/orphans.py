@@ -1,7 +1,7 @@
-"""`tidegate tier orphans`: objects in the store that the metadata does not know, and segments that the store lacks.
+"""`tidegate tier orphans`: lists objects that the metadata does not know, and objects that the store lacks.
 
-Nothing is deleted by itself. `--delete --yes` deletes what was shown and may be deleted (`tiers.orphans`); uploads that
-did not end are shown too, and aborted when they are old enough.
+Without `--delete --yes` the command deletes nothing. With it, the command deletes those of the listed objects that may
+be deleted (`tiers.orphans`). It also lists unfinished uploads, and aborts those that are old enough.
 """
 
 from __future__ import annotations
@@ -23,19 +23,23 @@ from tiers.orphans import OrphanReport, delete_orphans, find_orphans
 
 def orphans(
     config: ConfigFile,
-    grace: Annotated[str, typer.Option("--grace", help="What is younger is shown and never deleted.")] = "24h",
-    delete: Annotated[bool, typer.Option("--delete", help="Shows what would be deleted.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With --delete: deletes it.")] = False,
+    grace: Annotated[str, typer.Option("--grace", help="Younger objects are listed, but never deleted.")] = "24h",
+    delete: Annotated[bool, typer.Option("--delete", help="Shows how much --yes would delete.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --delete: deletes the objects that may be deleted.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Lists the store, and names what no metadata knows and what is missing; exit code 1 when there is any."""
+    """Lists unknown and missing objects of the store.
+
+    Compares the store with the metadata. Also lists uploads that did not finish. --delete --yes deletes the unknown
+    segments, and aborts the uploads, that the list marks with "may be deleted". Exit code 1: there are findings left.
+    """
     settings = load_config(config)
     if yes and not delete:
-        raise typer.BadParameter("--yes goes with --delete")
+        raise typer.BadParameter("--yes needs --delete")
     try:
         grace_ms = TypeAdapter(DurationMs).validate_python(grace)
     except ValidationError:
-        raise typer.BadParameter(f"--grace: {grace!r} is no duration like '24h'") from None
+        raise typer.BadParameter(f"--grace: {grace!r} is not a duration such as '24h'") from None
     report = run_command(lambda: _report(settings, grace_ms, delete and yes))
     if as_json:
         lines = [
@@ -48,16 +52,16 @@ def orphans(
         _print(report)
     segments, uploads = _count(report)
     if delete and not yes:
-        say(f"Nothing was deleted. With --yes {segments} segments are deleted and {uploads} uploads aborted.")
+        say(f"Nothing was deleted. --yes would delete {segments} segments and abort {uploads} uploads.")
     if delete and yes:
-        say(f"{report.deleted} segments were deleted, {report.aborted} uploads aborted.")
+        say(f"{report.deleted} segments were deleted and {report.aborted} uploads aborted.")
     is_done = delete and yes and (report.deleted, report.aborted) == (segments, uploads)
     if any(not each.deletable for each in report.orphans) or (report.orphans and not is_done):
         raise typer.Exit(FINDINGS)
 
 
 def _count(report: OrphanReport) -> tuple[int, int]:
-    """Segments and uploads that may go."""
+    """Returns how many segments may be deleted, and how many uploads may be aborted."""
     deletable = [each for each in report.orphans if each.deletable]
     segments = {each.segment for each in deletable if each.upload is None}
     return len(segments), sum(each.upload is not None for each in deletable)
@@ -72,9 +76,9 @@ def _print(report: OrphanReport) -> None:
         ]
         show_table(headings, rows, ("bytes",))
     else:
-        typer.echo("every object has a record, and every record its objects")
+        typer.echo("no orphans: the metadata knows every object, and the store has every known object")
     if report.other_clusters:
-        typer.echo(f"{report.other_clusters} objects are of other clusters and were left out")
+        typer.echo(f"{report.other_clusters} objects of other clusters were skipped")
 
 
 async def _report(config: TidegateConfig, grace_ms: int, delete: bool) -> OrphanReport:

@@ -1,7 +1,7 @@
-"""`tidegate tier quarantine`: what unclean elections cut off of the remote tier, and having it deleted.
+"""`tidegate tier quarantine`: lists the segments that unclean elections cut off, and requests their deletion.
 
-The command deletes nothing itself: it writes down what the operator wants, and the partition's owner, a running
-`tidegate serve`, deletes the segment in its next round, if nothing of it can be read then.
+The command itself deletes nothing. It records the operator's request. The partition's owner, a running `tidegate
+serve`, deletes the segment in its next round, if no part of it is readable then.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.open_tier import RemoteTierError, metadata_to_now, tiered_cluster
 
-_HELP = "What unclean elections cut off of the remote tier."
+_HELP = (
+    "Lists segments that unclean elections cut off.\n\nThe leader's log does not have their records. An operator may"
+    " also have accepted a leader's log with another history. Only `quarantine delete` deletes these segments."
+)
 
 quarantine = typer.Typer(
     name="quarantine", help=_HELP, invoke_without_command=True, add_completion=False, rich_markup_mode=None
@@ -32,7 +35,7 @@ quarantine = typer.Typer(
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedSegment:
-    """One line of the answer. Offsets are inclusive. Of a segment that is not `deletable` a part can still be read."""
+    """One line of the answer. Offsets are inclusive. If `deletable` is false, a part of the segment is readable."""
 
     topic: str
     partition: int
@@ -50,7 +53,7 @@ def _quarantine(
     config: Annotated[Path | None, typer.Option("--config", help="The TOML file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lists what unclean elections cut off of the remote tier; nothing deletes it but `quarantine delete`."""
+    """Lists the segments that unclean elections cut off. Only `quarantine delete` deletes them."""
     if context.invoked_subcommand is not None:
         return
     if config is None:
@@ -65,23 +68,27 @@ def _quarantine(
 @quarantine.command()
 def delete(
     config: ConfigFile,
-    segment: Annotated[list[UUID], typer.Option("--segment", help="A segment's uuid, as listed; may be repeated.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Without it nothing is written.")] = False,
+    segment: Annotated[list[UUID], typer.Option("--segment", help="A listed segment's uuid. May be repeated.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Write. Without it, nothing is written.")] = False,
 ) -> None:
-    """Has segments deleted that were cut off, by the partition's owner; their records are gone for ever then."""
+    """Asks the owners to delete listed segments for good.
+
+    The partition's owner deletes a segment in its next round. Nobody can restore its records afterwards."""
     settings = load_config(config)
     found = {each.segment: each for each in _run(settings, ())}
     refused = [str(each) for each in segment if str(each) not in found]
     refused += [str(each) for each in segment if str(each) in found and not found[str(each)].deletable]
     if refused:
-        typer.echo(f"not in quarantine, or a part of it can still be read: {', '.join(refused)}", err=True)
+        typer.echo(
+            f"these segments are not in quarantine, or a part of them is still readable: {', '.join(refused)}", err=True
+        )
         raise typer.Exit(FINDINGS)
     _print([found[str(each)] for each in segment])
     if not yes:
-        typer.echo("Nothing was written. With --yes the owners delete these segments.")
+        typer.echo("Nothing was written. Use --yes to write.")
         return
     _run(settings, segment)
-    typer.echo("Written down: the owners delete these segments in their next round.")
+    typer.echo("The request was written. The owners delete these segments in their next round.")
 
 
 def _run(settings: TidegateConfig, wanted: Sequence[UUID]) -> list[QuarantinedSegment]:
@@ -96,7 +103,7 @@ def _print(found: Sequence[QuarantinedSegment]) -> None:
             each.first_cut_off,
             each.end_offset,
             each.size_bytes,
-            "asked for" if each.deletion_asked else "yes" if each.deletable else "no: its head is read",
+            "requested" if each.deletion_asked else "yes" if each.deletable else "no: its head is readable",
         )
         for each in found
     ]
@@ -104,7 +111,9 @@ def _print(found: Sequence[QuarantinedSegment]) -> None:
 
 
 async def read_quarantine(config: TidegateConfig, wanted: Sequence[UUID]) -> list[QuarantinedSegment]:
-    """What is in quarantine; of it, the deletion of `wanted` is asked for. Raises `RemoteTierError` in one line."""
+    """Returns the segments that were cut off, and requests the deletion of those in `wanted`.
+
+    Raises `RemoteTierError` with a message of one line, for example when a part of a wanted segment is readable."""
     async with tiered_cluster(config) as (client, _):
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
             async with metadata_to_now(config, client, Path(folder), watch=progress_count) as metadata:
@@ -112,13 +121,13 @@ async def read_quarantine(config: TidegateConfig, wanted: Sequence[UUID]) -> lis
                 for each in segments:
                     if each.segment_id.id in wanted:
                         if not _deletable(metadata, each):
-                            raise RemoteTierError(f"a part of {each.segment_id.id} can still be read")
+                            raise RemoteTierError(f"a part of the segment {each.segment_id.id} is still readable")
                         await metadata.ask_for_quarantine_deletion(each.segment_id)
                 return [_line(metadata, each) for each in segments]
 
 
 def cut_segments(metadata: RemoteLogMetadataReader) -> list[RemoteLogSegmentMetadata]:
-    """Every segment that a clamp cut, of all partitions."""
+    """Returns every segment that a clamp cut, of all partitions."""
     return [
         segment
         for partition in sorted(metadata.partitions(), key=lambda each: (each.topic, each.partition))

@@ -1,6 +1,6 @@
-"""`tidegate tier rebuild`: the metadata topic again, from nothing but the store.
+"""`tidegate tier rebuild`: restores the metadata topic from the store alone.
 
-It shows the plan; with --yes it writes it, into a metadata topic that nothing was ever written to.
+The command shows the plan. With `--yes` it also writes the metadata, into a metadata topic that has never had a record.
 """
 
 from __future__ import annotations
@@ -20,18 +20,27 @@ from tiers.rebuilding import rebuild as rebuild_metadata
 def rebuild(
     config: ConfigFile,
     into: Annotated[
-        str | None, typer.Option("--into", help="The metadata topic to write; else the configured.")
+        str | None, typer.Option("--into", help="The metadata topic to write. Default: the configured topic.")
     ] = None,
-    cluster: Annotated[str | None, typer.Option("--cluster", help="Whose objects; else those of this cluster.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", "--apply", help="Without it nothing is written.")] = False,
-    skip_undecided: Annotated[bool, typer.Option("--skip-undecided", help="Writes what can be decided.")] = False,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="The cluster id of the objects. Default: this cluster.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "--apply", help="Write. Without it, nothing is written.")] = False,
+    skip_undecided: Annotated[
+        bool, typer.Option("--skip-undecided", help="Write the other partitions, if some cannot be decided.")
+    ] = False,
     with_unknown_topics: Annotated[
-        bool, typer.Option("--with-unknown-topics", help="Also topics that are not in the cluster, to be deleted.")
+        bool,
+        typer.Option(
+            "--with-unknown-topics", help="Also write topics that the cluster lacks. Owners then delete them."
+        ),
     ] = False,
     concurrency: Concurrency = 16,
     as_json: AsJson = False,
 ) -> None:
-    """Restores the metadata topic from the store alone; shows the plan, and writes it with --yes."""
+    """Restores the metadata topic from the store alone.
+
+    Shows the plan. With --yes, also writes the metadata."""
     settings = load_config(config)
     options = RebuildOptions(into, cluster, yes, skip_undecided, with_unknown_topics)
 

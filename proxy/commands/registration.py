@@ -1,4 +1,4 @@
-"""`tidegate tier`: every command of the package, under its name."""
+"""`tidegate tier`: registers the commands of this package."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ from proxy.commands.usage import usage
 from proxy.commands.verify import verify
 
 tier = typer.Typer(
-    name="tier", help="Looks at the two tiers.", no_args_is_help=False, add_completion=False, rich_markup_mode=None
+    name="tier",
+    help="Shows, checks and repairs the remote tier.",
+    no_args_is_help=False,
+    add_completion=False,
+    rich_markup_mode=None,
 )
 
 
 @tier.callback()
 def _tier() -> None:
-    """Looks at the two tiers."""
+    """Shows, checks and repairs the remote tier."""
 
 
 for _command in (topics, segments, bounds, usage, verify, orphans, rebuild, accept, rewrap):

@@ -1,7 +1,8 @@
-"""`tidegate tier rewrap`: after the wrapping key was changed, segments of older keys get theirs wrapped again.
+"""`tidegate tier rewrap`: wraps the keys of segments again, after an operator has changed the wrapping key.
 
-Only the encryption section of the `.indexes` object changes: the segment's own key, and so its log, stay as they are.
-When nothing names an old key any more it may leave [encryption.keys]. Proxies that run go on reading.
+Only the encryption section of the `.indexes` object changes. The segment's own key stays the same, and so does its log.
+When no segment names an old wrapping key any more, the operator may remove it from [encryption.keys]. Running proxies
+continue to read.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from tiers.storage.object_key import indexes_key
 
 @dataclass(frozen=True, slots=True)
 class Rewrapped:
-    """`trouble` None: it was done, or would be. `key` is what wraps it now; None: nobody could tell."""
+    """A segment whose wrapping key is not the current one. `trouble` is None if it was rewrapped, or would be.
+
+    `key` is the wrapping key that the command found. None: the command could not read it."""
 
     topic: str
     partition: int
@@ -40,18 +43,21 @@ class Rewrapped:
 def rewrap(
     config: ConfigFile,
     target: OptionalTarget = None,
-    yes: Annotated[bool, typer.Option("--yes", "--apply", help="Without it nothing is written.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "--apply", help="Write. Without it, nothing is written.")] = False,
     concurrency: Concurrency = 8,
     as_json: AsJson = False,
 ) -> None:
-    """Wraps the keys of segments that name an older key with `encryption.current`, and writes their indexes again."""
+    """Wraps segments' keys with the current wrapping key.
+
+    The current key is `encryption.current`. The command replaces the .indexes object of each segment whose key is
+    wrapped with another one. Exit code 1: a segment could not be rewrapped."""
     settings = load_config(config)
     parse_target(target)
 
     async def work() -> tuple[str, list[Rewrapped]]:
         async with open_tier(settings, progress_count) as tier:
             if tier.key_ring.current is None:
-                raise RemoteTierError("[encryption] current names no key to wrap with")
+                raise RemoteTierError("set `current` in [encryption] to the key to wrap with: it names none")
             return tier.key_ring.current, await rewrap_all(tier, target, yes, concurrency)
 
     current, found = run_command(work)
@@ -62,7 +68,7 @@ def rewrap(
         _print(found)
         typer.echo(f"{len(found) - len(failed)} segments {'are' if yes else 'would be'} wrapped with {current!r} now")
     if not yes and found:
-        say("Nothing was written. With --yes it is.")
+        say("Nothing was written. Use --yes to write.")
     if failed:
         raise typer.Exit(FINDINGS)
 
@@ -74,7 +80,7 @@ def _print(found: Sequence[Rewrapped]) -> None:
 
 
 async def rewrap_all(tier: OpenTier, target: str | None, write: bool, at_once: int) -> list[Rewrapped]:
-    """Those whose wrapping key is not the current one, or that cannot be told."""
+    """Rewraps the segments whose wrapping key is not the current one. Returns those, and those that failed."""
     segments = [
         each
         for partition in partitions_of(tier, target)
@@ -111,7 +117,7 @@ async def _rewrap_segment(tier: OpenTier, segment: RemoteLogSegmentMetadata, wri
 
 
 def wrapped_again(data: bytes, segment: RemoteLogSegmentMetadata, ring: KeyRing) -> bytes:
-    """The same `.indexes` object but for its encryption section; sections of later versions are kept as they are."""
+    """Returns the `.indexes` object with a new encryption section. Sections of later versions stay unchanged."""
     sections = {number: bytes(content) for number, content in decode_sections(data).items()}
     sections[Section.ENCRYPTION] = ring.wrapped_again(segment.segment_id.id, sections[Section.ENCRYPTION])
     encoded = encode_sections(sections)
@@ -126,13 +132,14 @@ async def _replace(tier: OpenTier, segment: RemoteLogSegmentMetadata, before: by
     except RemoteResourceNotFoundError:
         found = b""
     if found != before:
-        # A store of a third party may keep its objects under other keys.
+        # A third-party store may use other object keys.
         raise RemoteStorageError(f"the store does not keep the indexes of {segment.segment_id.id} under {key}")
     await persistently(lambda: place.put_object(key, after))
     await tier.metadata.ensure_fresh(segment.topic_id_partition, 0, TIMEOUT_MS)
     known = tier.metadata.remote_log_segment_metadata_by_id(segment.segment_id)
     if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-        # Deleted meanwhile: what has been written since must go as well, and has its DELETE record.
+        # An owner deleted the segment meanwhile. Its DELETE record covers the object that was just written, which must
+        # be deleted too.
         await persistently(lambda: tier.storage.delete_log_segment_data(segment))
     elif await persistently(lambda: tier.storage.fetch_indexes(segment)) != after:
         raise RemoteStorageError(f"the indexes of {segment.segment_id.id} do not read back as they were written")

@@ -1,4 +1,4 @@
-"""`tidegate tier segments`: every segment of a topic or partition, in whatever state, with where it lies."""
+"""`tidegate tier segments`: lists every segment of a topic or partition, in any state, with its location."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from tiers.segment.segment_encryption import wrapping_key_id
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`end_offset` is inclusive; above `valid_end_offset` a clamp cut it. `key` only where it was asked for."""
+    """A line of the list. `end_offset` is inclusive. A clamp cut off the offsets above `valid_end_offset`.
+
+    `key` is the id of the wrapping key. It is set only with `--keys`."""
 
     topic: str
     partition: int
@@ -40,11 +42,15 @@ class Segment:
 def segments(
     config: ConfigFile,
     target: Target,
-    keys: Annotated[bool, typer.Option("--keys", help="Reads which key encrypts each; a GET per segment.")] = False,
+    keys: Annotated[
+        bool, typer.Option("--keys", help="Also shows each segment's wrapping key. Needs one GET per segment.")
+    ] = False,
     concurrency: Concurrency = 16,
     as_json: AsJson = False,
 ) -> None:
-    """Lists the segments of a topic or a partition: state, offsets, leader epochs, size and place."""
+    """Lists the segments of a topic or a partition.
+
+    Shows the state, offsets, leader epochs, size and location of each segment."""
     settings = load_config(config)
     parse_target(target)
 

@@ -1,4 +1,4 @@
-"""What the commands of an operator have in common: their arguments, and the loop that they run on."""
+"""The common parts of the `tidegate tier` commands: their arguments, and the event loop that they run on."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tiers.open_tier import OpenTier, RemoteTierError
 
 T = TypeVar("T")
 
-Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="How many segments are read at a time.")]
+Concurrency = Annotated[int, typer.Option("--concurrency", min=1, help="How many segments to read at a time.")]
 Target = Annotated[str, typer.Argument(metavar="TOPIC[:PARTITION]")]
-OptionalTarget = Annotated[str | None, typer.Argument(metavar="[TOPIC[:PARTITION]]", help="Everything without it.")]
+OptionalTarget = Annotated[str | None, typer.Argument(metavar="[TOPIC[:PARTITION]]", help="Default: all topics.")]
 
 
 def parse_target(target: str | None) -> tuple[str | None, int | None]:
@@ -30,7 +30,9 @@ def parse_target(target: str | None) -> tuple[str | None, int | None]:
 
 
 def partitions_of(tier: OpenTier, target: str | None) -> list[TopicIdPartition]:
-    """Of everything with metadata, by name. Raises `RemoteTierError` for a target that nothing is known of."""
+    """Returns the partitions of `target` that have metadata, sorted by name. None: all that have metadata.
+
+    Raises `RemoteTierError` if the metadata has nothing of `target`."""
     topic, number = parse_target(target)
     known = [
         each for each in tier.metadata.partitions() if topic in (None, each.topic) and number in (None, each.partition)

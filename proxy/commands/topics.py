@@ -1,4 +1,4 @@
-"""`tidegate tier topics`: what is tiered, how much of it there is, and which settings hold and why."""
+"""`tidegate tier topics`: lists the tiered topics, their size in the remote tier, and their settings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tiers.open_tier import TIMEOUT_MS, OpenTier, open_tier
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`source`: `topic` (set through the proxy, or of the broker's topic), `file`, `broker` or `default`."""
+    """`source` is `topic` (set through the proxy, or on the broker's topic), `file`, `broker` or `default`."""
 
     value: str
     source: str
@@ -30,7 +30,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class TieredTopic:
-    """`size_bytes` are log bytes of readable segments; times are the newest record's of the first and last segment."""
+    """A tiered topic. `size_bytes` are the log bytes of its finished segments.
+
+    `oldest_ms` and `newest_ms` are the lowest and the highest of its segments' maximum timestamps."""
 
     topic: str
     topic_id: str
@@ -40,15 +42,18 @@ class TieredTopic:
     oldest_ms: int | None
     newest_ms: int | None
     copy_fails_since_ms: int | None
-    """The longest of its partitions; only what an attempt left in the metadata is known here."""
+    """The earliest of all partitions. The metadata shows only failures that an attempt left in it."""
     settings: Mapping[str, Setting]
     exists: bool
-    """Whether a broker knows the topic. If not, `tidegate tier missing-topics` says more about it."""
+    """Whether a broker knows the topic. If not, `tidegate tier missing-topics` says more about the topic."""
     deletion_proved: bool
 
 
 def topics(config: ConfigFile, as_json: AsJson = False) -> None:
-    """Lists the tiered topics, what the tier holds of them, and their settings with where each comes from."""
+    """Lists the tiered topics, their size, and their settings.
+
+    The source of each setting is in brackets: topic (set through the proxy, or on the broker's topic), file
+    ([[topics]]), or broker (its default). Only --json has settings that are Kafka's defaults."""
     settings = load_config(config)
 
     async def work() -> list[TieredTopic]:

@@ -1,6 +1,7 @@
-"""`tidegate tier usage`: what every partition takes in the store, indexes, manifest and encryption included.
+"""`tidegate tier usage`: adds up the bytes of each partition in the store, with indexes, manifest and encryption.
 
-It counts what the metadata knows; `--by-listing` counts what the store lists, known or not (`tiers.usage`).
+The command counts the segments that the metadata knows. With `--by-listing` it counts all objects that the store lists,
+whether the metadata knows them or not (`tiers.usage`).
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ def usage(
     config: ConfigFile,
     target: OptionalTarget = None,
     by_listing: Annotated[
-        bool, typer.Option("--by-listing", help="Counts what the store lists, known or not.")
+        bool, typer.Option("--by-listing", help="Counts all listed objects, whether the metadata knows them or not.")
     ] = False,
     concurrency: Concurrency = 16,
     as_json: AsJson = False,
 ) -> None:
-    """Adds up the bytes that the tier takes in the store, per partition and topic; exit code 1 when a segment does not
-    tell."""
+    """Adds up the bytes in the store, per partition and topic.
+
+    Exit code 1: the indexes of a segment cannot be read, so only its log is counted."""
     settings = load_config(config)
     parse_target(target)
 
@@ -64,7 +66,7 @@ def _print(found: Sequence[PartitionUsage], topics: Sequence[PartitionUsage]) ->
     show_table(headings, rows, headings[1:])
     unreadable = [(f"{each.topic}-{each.partition}", said) for each in found for said in each.unreadable]
     if unreadable:
-        show_table(("partition", "counted as its log alone: the segment's indexes are unreadable"), unreadable)
+        show_table(("partition", "only the log is counted, because the segment's indexes are unreadable"), unreadable)
 
 
 def _row(name: str, each: PartitionUsage) -> tuple[object, ...]:

@@ -1,7 +1,7 @@
-"""`tidegate tier verify`: reads back everything that the tier holds, and names what is damaged or missing.
+"""`tidegate tier verify`: reads back all segments of the remote tier, and names what is damaged or missing.
 
-A partition's readable segments must also tile: from its log start to its remote end no offset may be missing.
-With `--resume FILE` segments that were found whole are noted there, and not read again.
+A partition's readable segments must also tile: outside recorded gaps, no offset may be missing from the log start to
+the remote end. With `--resume FILE` the command notes intact segments in the file, and skips segments in the file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tiers.segment_tiling import holes
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`segment` None: no segment has these offsets. `position` is where it begins in the stored log."""
+    """`segment` is None if no segment has the offsets. `position` is where the damage begins in the stored log."""
 
     topic: str
     partition: int
@@ -52,12 +52,15 @@ def verify(
     config: ConfigFile,
     target: OptionalTarget = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", help="Notes the segments found whole, and leaves out those in it.")
+        Path | None,
+        typer.Option("--resume", help="Notes intact segments in this file, and skips segments that are in it already."),
     ] = None,
     concurrency: Concurrency = 8,
     as_json: AsJson = False,
 ) -> None:
-    """Reads everything back, checks every checksum, and names each damaged chunk; exit code 1 when there is one."""
+    """Reads all segments back and checks every checksum.
+
+    Names each damaged chunk, and offsets that no segment has. Exit code 1: there is damage, or offsets are missing."""
     settings = load_config(config)
     parse_target(target)
 

@@ -1,6 +1,7 @@
-"""The APIs whose responses carry broker addresses and nothing else that we change (semantics 8).
+"""Rewrites the responses of the APIs in which the proxy changes only broker addresses (docs/semantics.md 8).
 
-Metadata, FindCoordinator, DescribeCluster, ShareAcknowledge: held, addresses spliced, everything else verbatim.
+The APIs are Metadata, FindCoordinator, DescribeCluster and ShareAcknowledge. The proxy holds their responses, splices
+the addresses in, and keeps every other byte.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ ADDRESS_APIS = (
 
 
 def check_version(api_key: int, api_version: int) -> None:
-    """A version that was never advertised ends the connection, as brokers do."""
+    """Raises `ProtocolError` for a version that was not advertised. That ends the connection, as on a broker."""
     versions = DECODED_APIS.get(api_key)
     if versions is None or api_version not in versions:
-        raise ProtocolError(f"version {api_version} of API key {api_key}, which was not advertised")
+        raise ProtocolError(f"the client uses version {api_version} of API key {api_key}, which was not advertised")
 
 
 class AddressRewriter:
-    """The state of one request whose response needs no more than its addresses rewritten."""
+    """The state of one request. Rewrites only the addresses in the response."""
 
     __slots__ = ("_address_of", "_api_key", "_api_version")
 

@@ -1,9 +1,11 @@
-"""CreateTopics, AlterConfigs and IncrementalAlterConfigs: tier settings are ours, the rest is the broker's (9.4).
+"""Handles CreateTopics, AlterConfigs and IncrementalAlterConfigs (docs/semantics.md 9.4).
 
-The tier settings are taken out of what goes upstream, and recorded once the broker has answered the topic without an
-error: it checks the client's rights first, also when nothing but tier settings was asked for, since a resource without
-entries is checked all the same. Every topic has an answer of its own, and `validateOnly` records nothing. A client that
-goes away while settings are recorded changes nothing: the broker's part is done, and no transaction is left open.
+The proxy keeps the tier settings, and the broker keeps all other settings. The proxy removes the tier settings from the
+request before it forwards it. When the broker has answered for the topic without an error, the proxy records the
+settings. The broker checks the client's rights first. It does so even if the request changes only tier settings, since
+a broker also checks a resource that has no entries. The broker answers for each topic separately. A request with
+`validateOnly` records nothing. If the client disconnects while settings are recorded, the recording continues: the
+broker's part is done, and no transaction may stay open.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from tiers.manager.topic_tier_config import TIER_DEFAULTS, InvalidTierConfigErro
 logger = logging.getLogger(__name__)
 
 UNKNOWN_KEY = "tidegate.refused"
-"""No broker accepts it, and none says so to a client that may not alter the topic."""
+"""A setting that every broker rejects. Only a client that may alter the topic learns of the rejection."""
 
 _NOT_RECORDED = Refusal(
     ErrorCode.REQUEST_TIMED_OUT, "The topic's tier settings were not recorded; try again.", is_final=True
@@ -47,7 +49,7 @@ _OUR_FAULT = (ErrorCode.NONE, ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUES
 
 
 class AlterConfigsHandler:
-    """Implements `Handler` for the three APIs."""
+    """Implements `Handler` for the three APIs that change topic settings."""
 
     def __init__(self, configs: TopicTierConfigs, spawn: Spawn) -> None:
         self._configs = configs
@@ -111,13 +113,13 @@ class _State:
     def _shown(
         self, response: ConfigResponse, payload: memoryview, answer: ConfigAnswer, change: Change | None
     ) -> list[Splice]:
-        """The configuration of a topic that was created."""
+        """Returns the splices that show the tier settings in the configuration of a created topic."""
         own = {} if change is None else {key: value for key, value in change.changes.items() if value is not None}
         values: Mapping[str, TierValue] = tier_values(self._configs.rule(answer.name), own)
         return tier_entries(response, payload, answer, values, frozenset(), with_synonyms=False)
 
     async def _record_all(self, answers: Sequence[ConfigAnswer]) -> Mapping[str, Refusal]:
-        """By topic, what could not be recorded of what the broker agreed to."""
+        """Records the changes that the broker accepted. Returns the refusals of the changes that were not recorded."""
         refused: dict[str, Refusal] = {}
 
         async def record(change: Change, answer: ConfigAnswer) -> None:
@@ -143,17 +145,20 @@ class _State:
             await self._configs.record(change, topic_id if topic_id and topic_id.int else None)
         except InvalidTierConfigError as error:
             logger.warning(
-                "tier settings were refused after another change came between",
+                "the topic's tier settings were refused: another change was recorded in between, and they conflict",
                 extra={"topic": change.topic, "error": str(error)},
             )
             return Refusal(error.code, str(error))
         except (RemoteLogError, TimeoutError) as error:
             logger.warning(
-                "tier settings were not recorded", extra={"topic": change.topic, "error": str(error) or "in time"}
+                "the topic's tier settings were not recorded: the client must try again",
+                extra={"topic": change.topic, "error": str(error) or "the deadline has passed"},
             )
             return _NOT_RECORDED
-        except Exception:  # a defect must cost this topic, not the server's task group
-            logger.exception("tier settings were not recorded", extra={"topic": change.topic})
+        except Exception:  # a defect may fail this topic, but must not end the server's task group
+            logger.exception(
+                "the topic's tier settings were not recorded: the client must try again", extra={"topic": change.topic}
+            )
             return _NOT_RECORDED
         return None
 

@@ -1,4 +1,7 @@
-"""ApiVersions: the broker's ranges, cut to what passes here; features and tags verbatim (semantics 1.3)."""
+"""Handles ApiVersions: intersects the broker's version ranges with the proxy's own (docs/semantics.md 1.3).
+
+Features and tags stay as the broker sent them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 
 
 class ApiVersionsHandler:
-    """A version above ours is answered as a broker answers one above its own: version 0, error 35, our range."""
+    """Implements `Handler`.
+
+    If the request's version is above the proxy's own, the proxy answers as a broker does: with a version 0 response,
+    error 35 and the proxy's range of ApiVersions."""
 
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
         request = exchange.request

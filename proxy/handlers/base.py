@@ -1,4 +1,4 @@
-"""What the handlers of both tiers share: the cluster as they need to know it, their settings, and their tools."""
+"""The interfaces, settings and services that the handlers of both tiers share."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from uuid import UUID
 from protocol.addresses import Address
 from protocol.apis.topic_reference import TopicReference
 from protocol.header import parse_request_header
+from proxy.configured_topics import ConfiguredTopics, NothingConfigured
 from proxy.exchange import Request
 from proxy.local_log_bounds import LocalLogBoundsCache
 from proxy.tiered_partitions import TieredPartitions
@@ -21,51 +22,64 @@ from tiers.reader.remote_log_reader import RemoteLogReader
 KIB = 1024
 MIB = 1024 * KIB
 
+NOTHING_CONFIGURED = NothingConfigured()
+
 Spawn = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
-"""Starts a task in the server's group; the coroutine may raise nothing but CancelledError."""
+"""Starts a task in the server's task group. The coroutine must not raise anything but `CancelledError`."""
 
 
 class Topology(Protocol):
-    """Topics and addresses as Metadata named them last."""
+    """The topics and addresses that the latest Metadata responses named."""
 
     def topic_id(self, name: str, max_age_ms: int | None = None) -> UUID | None:
-        """None when the name is not known, or was learned more than `max_age_ms` ago. Never waits."""
+        """Returns the known id of a topic. None: the name is unknown or was learned more than `max_age_ms` ago.
+
+        Never waits."""
 
     async def resolve_topic_id(self, name: str, max_age_ms: int, timeout_ms: int) -> UUID | None:
-        """As the cluster names it now, or did at most `max_age_ms` ago; None without such a topic or an answer."""
+        """Returns the topic's id in an answer of the cluster that is at most `max_age_ms` old.
+
+        None: no such topic exists, or the cluster did not answer in time."""
 
     async def current_topic_ids(
         self, names: Collection[str], node_id: int | None, timeout_ms: int
     ) -> Mapping[str, UUID]:
-        """As that broker (None: any) names them, asked after this call; a name that is missing has no topic.
+        """Asks broker `node_id` (None: any broker) for the ids of the topics. A missing name has no topic.
 
-        A broker hears of a topic before it answers for its log, so what it answered before this call, it answered for
-        no later topic of the name. Raises `BrokerError`."""
+        A broker learns of a topic before it answers requests for the topic's log. Therefore an answer that the broker
+        gave before this call is not about a topic that was created later under the same name. Raises `BrokerError`."""
 
     def topic_name(self, topic_id: UUID) -> str | None: ...
 
+    async def resolve_topic_name(self, topic_id: UUID, max_age_ms: int, timeout_ms: int) -> str | None:
+        """Returns the topic's name in an answer of the cluster that is at most `max_age_ms` old.
+
+        None: no such topic exists. Raises `BrokerError` when the cluster does not answer."""
+
     def advertised_address(self, node_id: int) -> Address | None:
-        """Where clients reach that broker through this proxy; None for a node that is not known."""
+        """Returns the address at which clients reach the broker through this proxy. None: the node is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings:
     hold_bytes: int = 256 * KIB
-    """Responses up to this size are held and fully patched; larger ones stream."""
+    """The largest response that is held and fully patched. Larger responses are streamed."""
     fetch_max_bytes: int = 55 * MIB
-    """What one request may ask of the remote tier, whatever its own MaxBytes: fetch.max.bytes, a broker's default."""
+    """The most bytes that one request gets, whatever its own MaxBytes. The default is a broker's fetch.max.bytes."""
     hold_budget_bytes: int = 64 * MIB
-    """What all held responses of requests with remote partitions may take together."""
+    """The memory for all held responses to requests with remote partitions together."""
     remote_fetch_max_wait_ms: int = 5_000
-    """remote.fetch.max.wait.ms: how long a request for remote partitions alone may wait, if its own wait is shorter."""
+    """remote.fetch.max.wait.ms: how long a request for only remote partitions may wait, if its MaxWait is shorter."""
     visibility_ms: int = 10_000
-    """T_vis (DESIGN, safety rule 1)."""
+    """T_vis (docs/design.md, safety rule 1)."""
     metadata_timeout_ms: int = 2_000
     bounds_timeout_ms: int = 2_000
     bounds_max_age_ms: int = 1_000
     topic_id_max_age_ms: int = 1_000
     local_poll_ms: int = 100
-    """A slice of the second long poll: what a request that became complete meanwhile may have to wait at most."""
+    """The length of one slice of the second long poll.
+
+    A response that becomes complete during a slice waits at most until the slice ends."""
     list_offsets_timeout_ms: int = 15_000
     """remote.list.offsets.request.timeout.ms, capped below the clients' request timeouts."""
 
@@ -84,15 +98,18 @@ class HandlerTools:
     settings: FetchSettings
     clock_ms: Callable[[], int]
     spawn: Spawn
+    configured: ConfiguredTopics | NothingConfigured = NOTHING_CONFIGURED
 
 
 def client_id_of(request: Request) -> str:
-    """For quotas: clients choose it."""
+    """Returns the request's client id, which quotas use. Clients choose it freely."""
     return parse_request_header(request.frame).client_id or ""
 
 
 async def current_partition(tools: HandlerTools, topic: TopicReference, index: int) -> TopicIdPartition | None:
-    """What the cluster means by it now: a topic that was recreated under its name is another one (semantics 9.3)."""
+    """Returns the partition that the cluster has now under this topic reference. None: no such topic is known.
+
+    A topic that was recreated under the same name is another topic (docs/semantics.md 9.3)."""
     if isinstance(topic, UUID):
         return TopicIdPartition(topic, index)
     settings, topology = tools.settings, tools.topology

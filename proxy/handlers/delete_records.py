@@ -1,12 +1,20 @@
-"""DeleteRecords: what the broker deleted is deleted in the remote tier before the client hears of it (semantics 9.1).
+"""Handles DeleteRecords: deletes in the remote tier too, before the proxy answers the client (docs/semantics.md 9.1).
+
+Before the proxy forwards a deletion, the leader must confirm that its log continues the copied log. A leader whose
+broker was emptied has another history. Once its log begins behind the copied records, a log start of that leader says
+nothing about those records, and it would delete records that exist nowhere else. In that case the proxy refuses the
+deletion with POLICY_VIOLATION, as a broker does for a topic whose records may not be deleted. While the leader's answer
+is unknown, the proxy refuses with a retriable error. The proxy forwards a refused partition too, with an offset that
+every broker rejects, because the broker decides whether the client may know anything about the partition.
 
 The broker decides whether the client may delete. When the broker answers NONE, the proxy records the tier's log start,
 and every proxy stops serving the records below it. The owner removes the segments later. An answer without an error
-means that no deleted record can reappear. If the proxy cannot record the log start, it tells the client to try again. A
-client that goes away meanwhile changes nothing: the broker has deleted already.
+means that no deleted record can reappear. If the proxy cannot record the log start, it tells the client to try again.
+If the client disconnects meanwhile, the proxy still records the log start, because the broker has deleted already.
 
-The request names topics, and a topic may be made again under its name meanwhile. So its id is asked for afterwards, and
-the leader, by that id, whether its log does begin where the broker said.
+The request has topic names, and a topic may be recreated under its name meanwhile. Therefore the proxy asks for the
+topic's id after the broker has answered. It then asks the leader of that id whether its log begins where the broker
+said.
 
 The proxy records the log start with the leader epoch of the leader's answer. That leader's log begins at or above the
 offset, so the leader has no record below the offset that a deletion could lose. A later leader that continues this
@@ -18,8 +26,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
@@ -33,31 +41,42 @@ from protocol.apis.delete_records import (
     parse_delete_records_request,
     parse_delete_records_response,
     patch_delete_records_response,
+    with_refused_partitions,
 )
 from protocol.apis.named_topics import Replaced, with_refusals, without_topics
 from protocol.errors import ErrorCode
 from protocol.header import parse_request_header, response_body_position
 from proxy.error_map import delete_records_error
-from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, Topology
-from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
+from tiers.errors import LogDivergedError, RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.log.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 
 logger = logging.getLogger(__name__)
 
-_NOT_RECORDED = "records were deleted on the broker, and the new log start was not recorded: the client is to try again"
+_NOT_RECORDED = "the broker deleted records, but the new log start was not recorded: the client must try again"
+
+_DIVERGED = (
+    "nothing was deleted: the leader's log has another history than the copied log; see the alarm 'diverged' and"
+    " `tidegate tier accept` (docs/operations.md, 'A partition stops')"
+)
+_UNCERTAIN = "nothing was deleted: it is unknown whether the leader's log continues the copied log; the client retries"
+_CHECK_TIMEOUT_MS = 10_000
+"""The deadline is short, because later requests of the connection wait during the check."""
+_OUR_REFUSAL = (ErrorCode.NONE, ErrorCode.OFFSET_OUT_OF_RANGE)
+"""The broker's answers for a refused partition, if the client may delete the partition's records."""
 
 _MIN_TIMEOUT_MS = 5_000
-"""The broker's part is done: a client's shorter patience must not leave the tiers apart."""
+"""The broker has deleted already. A shorter timeout of the client must not leave the two tiers different."""
 
 _MAX_TIMEOUT_MS = 60_000
 
 
 class LogStartRecorder(Protocol):
-    """The one method of `RemoteLogMetadataManager` that needs no ownership."""
+    """The method of `RemoteLogMetadataManager` that this handler needs. It needs no ownership."""
 
     async def put_log_start(
         self,
@@ -68,16 +87,30 @@ class LogStartRecorder(Protocol):
     ) -> None: ...
 
 
+CheckHistory = Callable[[TopicIdPartition, int, int | None, int], Awaitable[None]]
+"""`check_before_deletion`, bound to a log source and the metadata.
+
+The arguments are a partition, its local log start, the recorded log start that the leader confirms, and a timeout (ms).
+"""
+
+
 class DeleteRecordsHandler:
     """Implements `Handler`."""
 
-    def __init__(self, tools: HandlerTools, recorder: LogStartRecorder, own_topics: Collection[str] = ()) -> None:
-        """`own_topics` are the remote log's, not for clients to delete from."""
+    def __init__(
+        self,
+        tools: HandlerTools,
+        recorder: LogStartRecorder,
+        check_history: CheckHistory,
+        own_topics: Collection[str] = (),
+    ) -> None:
+        """`own_topics` are the topics of the remote log itself. Clients may not delete their records."""
         self._tools = tools
         self._recorder = recorder
+        self._check_history = check_history
         self._own_topics = own_topics
 
-    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward | Prepare, HandlerState | None]:
         request = exchange.request
         check_version(ApiKey.DELETE_RECORDS, request.api_version)
         body_position = parse_request_header(request.frame).body_position
@@ -86,7 +119,58 @@ class DeleteRecordsHandler:
             request.frame, request.api_key, request.api_version, lambda topic: topic.name in self._own_topics
         )
         state = _State(self, parsed, replaced, exchange.node_id)
-        return Forward(frame, hold_bytes=None), state
+        # A replaced name has another length, so the frame is parsed again for the new positions.
+        checked = parse_delete_records_request(frame, body_position, request.api_version)
+        return Prepare(lambda: self._prepare(state, frame, checked)), state
+
+    async def _prepare(self, state: _State, frame: bytes, request: DeleteRecordsRequest) -> Forward:
+        timeout_ms = min(max(request.timeout_ms, _MIN_TIMEOUT_MS), _CHECK_TIMEOUT_MS)
+        topics = _CurrentTopics(self._tools.topology, {one.topic for one in request.partitions}, state.node_id)
+        checked = [one for one in request.partitions if one.topic not in state.replaced]
+        found = await asyncio.gather(*(self._refusal(one, topics, timeout_ms) for one in checked))
+        refused = {one: code for one, code in zip(checked, found, strict=True) if code is not None}
+        state.refused = {(one.topic, one.partition): code for one, code in refused.items()}
+        return Forward(with_refused_partitions(frame, refused) if refused else frame, hold_bytes=None)
+
+    async def _refusal(
+        self, asked: DeleteRecordsPartition, topics: _CurrentTopics, timeout_ms: int
+    ) -> ErrorCode | None:
+        """Returns the error for a partition whose records may not be deleted now. None: the broker may delete them."""
+        fields = {"topic": asked.topic, "partition": asked.partition}
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                await self._check(asked, topics, timeout_ms)
+        except LogDivergedError as error:
+            logger.error(_DIVERGED, extra={**fields, "error": str(error)})
+            return ErrorCode.POLICY_VIOLATION
+        except (TimeoutError, RemoteLogError) as error:
+            logger.warning(_UNCERTAIN, extra={**fields, "error": str(error) or f"no answer within {timeout_ms} ms"})
+            return ErrorCode.REQUEST_TIMED_OUT
+        except Exception:  # a defect may fail this partition, but must not close the client's connection
+            logger.exception(_UNCERTAIN, extra=fields)
+            return ErrorCode.REQUEST_TIMED_OUT
+        return None
+
+    async def _check(self, asked: DeleteRecordsPartition, topics: _CurrentTopics, timeout_ms: int) -> None:
+        """Raises `LogDivergedError`, or another `RemoteLogError` when the answer is unknown."""
+        tools = self._tools
+        topic_id = await topics.topic_id(asked.topic, timeout_ms)
+        if topic_id is None:
+            return  # the broker answers that the topic does not exist
+        partition = TopicIdPartition(topic_id, asked.partition, asked.topic)
+        if not await tools.tiered.ensure_fresh(partition, timeout_ms, max_age_ms=0):
+            raise RemoteLogMetadataNotReadyError(f"it is unknown whether {asked.topic} is tiered")
+        is_known = tools.tiered.is_tiered(partition)
+        if not is_known and not await tools.configured.is_tiered(topic_id, timeout_ms):
+            return
+        # The broker refuses a partition without a leader, so the check must not wait long for one.
+        timeout_ms = min(timeout_ms, tools.settings.bounds_timeout_ms)
+        bounds = (await tools.bounds.ask(partition, tools.clock_ms() + 1, timeout_ms)).bounds
+        if is_known:
+            confirmed = await tools.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
+            await self._check_history(partition, bounds.log_start_offset, confirmed.offset, timeout_ms)
+        elif bounds.log_start_offset > 0:
+            raise RemoteLogMetadataNotReadyError(f"the metadata does not know {partition} yet")
 
     async def complete(self, state: _State, payload: memoryview) -> Buffers:
         request, replaced = state.request, state.replaced
@@ -99,6 +183,8 @@ class DeleteRecordsHandler:
 
         async def answer(index: int, one: DeleteRecordsResponsePartition) -> None:
             asked_for = asked.get((one.topic, one.partition))
+            if (one.topic, one.partition) in state.refused:
+                return
             found = await self._answer(asked_for, one, topics, timeout_ms)
             if found is not None:
                 answers[index] = found
@@ -108,8 +194,11 @@ class DeleteRecordsHandler:
             await asyncio.wait(tasks)
         for index, task in enumerate(tasks):
             if task.cancelled():
-                answers[index] = _failed(RemoteLogMetadataNotReadyError("the proxy stops"))
+                answers[index] = _failed(RemoteLogMetadataNotReadyError("the proxy is stopping"))
         for index, one in enumerate(response.partitions):
+            code = state.refused.get((one.topic, one.partition))
+            if code is not None and one.error_code in _OUR_REFUSAL:
+                answers[index] = DeleteRecordsAnswer(error_code=code)
             if one.topic in replaced:
                 answers[index] = DeleteRecordsAnswer(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         if not answers:
@@ -127,17 +216,17 @@ class DeleteRecordsHandler:
         topics: _CurrentTopics,
         timeout_ms: int,
     ) -> DeleteRecordsAnswer | None:
-        """None relays the broker's answer."""
+        """Returns the answer for one partition. None: the proxy relays the broker's answer."""
         if asked is None or broker.error_code:
             return None
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 return await self._delete(asked, broker, topics, timeout_ms)
         except (TimeoutError, RemoteLogError) as error:
-            reason = str(error) or f"not in {timeout_ms} ms"
+            reason = str(error) or f"no answer within {timeout_ms} ms"
             logger.warning(_NOT_RECORDED, extra={"topic": asked.topic, "partition": asked.partition, "error": reason})
             return _failed(error if isinstance(error, RemoteLogError) else RemoteLogMetadataNotReadyError(reason))
-        except Exception as error:  # a defect must cost this partition, not the server's task group
+        except Exception as error:  # a defect may fail this partition, but must not end the server's task group
             logger.exception(_NOT_RECORDED, extra={"topic": asked.topic, "partition": asked.partition})
             return _failed(RemoteLogError(repr(error)))
 
@@ -152,22 +241,22 @@ class DeleteRecordsHandler:
         deadline_ms = tools.clock_ms() + timeout_ms
         topic_id = await topics.topic_id(asked.topic, timeout_ms)
         if topic_id is None:
-            raise RemoteLogMetadataNotReadyError(f"{asked.topic} is not there any more")
+            raise RemoteLogMetadataNotReadyError(f"the topic {asked.topic} does not exist any more")
         partition = TopicIdPartition(topic_id, asked.partition, asked.topic)
-        # The metadata is read to its present end: a copy that just begins must not bring back deleted records.
+        # The metadata is read to its current end, because a copy that has just begun must not restore deleted records.
         if not await tools.tiered.ensure_fresh(partition, timeout_ms, max_age_ms=0):
-            raise RemoteLogMetadataNotReadyError(f"whether {asked.topic} is tiered is not known")
+            raise RemoteLogMetadataNotReadyError(f"it is unknown whether {asked.topic} is tiered")
         if not tools.tiered.is_tiered(partition):
             return None
         offset = broker.low_watermark if asked.offset == HIGH_WATERMARK else asked.offset
-        # One millisecond later: an answer to a question of the same millisecond may be older than the deletion.
+        # The question is one millisecond later: a question of the same millisecond may be older than the deletion.
         bounds = (await tools.bounds.ask(partition, tools.clock_ms() + 1, timeout_ms)).bounds
         if bounds.log_start_offset < max(offset, broker.low_watermark):
-            raise RemoteLogMetadataNotReadyError(f"{asked.topic} is not the topic that records were deleted of")
+            raise RemoteLogMetadataNotReadyError(f"{asked.topic} was recreated after its records were deleted")
         confirmed = await tools.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
         if offset > (confirmed.offset or 0):
             start = LogStart(offset, bounds.leader_epoch, LogStartReason.USER)
-            # The write may take the rest of the client's timeout: a dead owner's open transaction holds it back long.
+            # The write may take the rest of the client's timeout: the open transaction of a dead owner delays it.
             left_ms = deadline_ms - tools.clock_ms()
             await self._recorder.put_log_start(partition, start, left_ms, confirmed.denied)
             confirmed = ConfirmedLogStart(offset)
@@ -176,7 +265,7 @@ class DeleteRecordsHandler:
 
 
 class _CurrentTopics:
-    """The ids of a request's topics, asked for once."""
+    """Looks up the ids of a request's topics, with one question to the broker."""
 
     def __init__(self, topology: Topology, names: Collection[str], node_id: int | None) -> None:
         self._topology = topology
@@ -197,12 +286,14 @@ def _failed(error: RemoteLogError) -> DeleteRecordsAnswer:
     return DeleteRecordsAnswer(error_code=delete_records_error(error))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _State:
     handler: DeleteRecordsHandler
     request: DeleteRecordsRequest
     replaced: Mapping[str, Replaced]
     node_id: int | None
+    refused: Mapping[tuple[str, int], ErrorCode] = field(default_factory=dict)
+    """The error code for each partition whose records the proxy does not let the broker delete."""
 
     def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
         return self.handler.complete(self, response)

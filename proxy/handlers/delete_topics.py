@@ -1,12 +1,14 @@
-"""DeleteTopics: records which topics the brokers deleted, so that owners delete the remote data too (semantics 9.2).
+"""Handles DeleteTopics: records the topics that the brokers deleted, so that owners delete the remote data.
 
-A topic that no broker knows is not proved deleted: a cluster whose KRaft log was restored from a copy lacks topics as
-well. The answer to this request is the proof, and only a proxy sees it. The proxy records the topic's id in the
-metadata. The owners delete the segments later, if every broker calls that id unknown.
+See docs/semantics.md 9.2.
 
-Answers below version 6 have names alone. So the proxy asks for the ids of the names before the request leaves. After an
-answer without an error that id is deleted, by this request or by an earlier one. If the cluster does not answer, the
-proxy uses the ids that the cluster told last. The same argument holds for them.
+If no broker knows a topic, that does not prove that the topic was deleted: a cluster whose KRaft log was restored from
+a copy lacks topics as well. The answer to DeleteTopics is the proof, and only a proxy sees it. The proxy records the
+topic's id in the metadata. The owners delete the segments later, if every broker calls that id unknown.
+
+Answers below version 6 have only names. Therefore the proxy asks for the ids of the names before it forwards the
+request. After an answer without an error that id is deleted, by this request or by an earlier one. If the cluster does
+not answer the question, the proxy uses the ids that the cluster told last. The same argument holds for those ids.
 
 The client gets the broker's answer in any case, and waits for the record for a few seconds at most. If the record is
 missing, the owners delete the remote data after days, or when an operator says that the topic was deleted
@@ -33,11 +35,11 @@ logger = logging.getLogger(__name__)
 _ANSWERED_BY_ID = 6
 _LOOK_UP_TIMEOUT_MS = 2_000
 _MAX_WAIT_MS = 5_000
-"""The longest time that a client waits for the records of its topics. The proxy goes on writing them after that."""
+"""The longest time that a client waits for the records of its topics. The proxy continues to write them after that."""
 _AT_ONCE = 16
 _NOT_RECORDED = (
-    "that a topic was deleted is not known to be recorded: if it is tiered, what is remote of it is deleted after"
-    " remote.log.topic.deletion.unproved.delay.ms, or by `tidegate tier missing-topics forget`"
+    "a topic was deleted, but the record of the deletion may be missing: if the topic is tiered, its remote data is"
+    " deleted after remote.log.topic.deletion.unproved.delay.ms, or by `tidegate tier missing-topics forget`"
 )
 
 
@@ -88,11 +90,14 @@ class DeleteTopicsHandler:
         try:
             return await self._topology.current_topic_ids(names, node_id, _LOOK_UP_TIMEOUT_MS)
         except BrokerError as error:
-            logger.warning("topics to be deleted may have other ids than are known", extra={"error": str(error)})
+            logger.warning(
+                "the broker did not tell the ids of the topics to delete: the proxy uses the ids that it knows",
+                extra={"error": str(error)},
+            )
             return {}
 
     async def record(self, deleted: Mapping[UUID, str]) -> None:
-        """Records the deletions. Returns when all are recorded, or after the longest time that a client waits."""
+        """Records the deletions. Returns when all are recorded, or after `max_wait_ms`."""
         task = self._spawn(self._record_all(deleted))
         await asyncio.wait([task], timeout=self._max_wait_ms / 1000)
 
@@ -106,9 +111,9 @@ class DeleteTopicsHandler:
             except RemoteLogError as error:
                 logger.warning(_NOT_RECORDED, extra={**fields, "error": str(error)})
             except asyncio.CancelledError:
-                logger.warning(_NOT_RECORDED, extra={**fields, "error": "the proxy stops"})
+                logger.warning(_NOT_RECORDED, extra={**fields, "error": "the proxy is stopping"})
                 raise
-            except Exception:  # a defect must cost this record, not the server's task group
+            except Exception:  # a defect may fail this record, but must not end the server's task group
                 logger.exception(_NOT_RECORDED, extra=fields)
 
         await each_of(list(deleted), record, _AT_ONCE)
@@ -120,7 +125,7 @@ class _State:
     def __init__(
         self, handler: DeleteTopicsHandler, version: int, guarded: HandlerState | None, known: Mapping[str, UUID]
     ) -> None:
-        """`known` has the ids of the topic names before the request left."""
+        """`known` has the ids that the topic names had before the request was forwarded."""
         self._handler = handler
         self._version = version
         self._guarded = guarded

@@ -1,7 +1,8 @@
-"""DescribeConfigs: a topic's tier settings are shown as they hold here, the rest as the broker says (semantics 9.4).
+"""Handles DescribeConfigs: shows a topic's tier settings as the proxy applies them (docs/semantics.md 9.4).
 
-What the topic was given is shown as Kafka shows it (DYNAMIC_TOPIC_CONFIG), what the settings file says as a broker's
-own file (STATIC_BROKER_CONFIG), anything else as the default.
+All other settings are shown as the broker answered them. The source of a topic's own tier setting is
+DYNAMIC_TOPIC_CONFIG, as in Kafka. The source of a setting in the proxy's settings file is STATIC_BROKER_CONFIG, like
+that of a setting in a broker's file. The source of any other setting is the default.
 """
 
 from __future__ import annotations
@@ -98,7 +99,9 @@ def tier_entries(
     *,
     with_synonyms: bool,
 ) -> list[Splice]:
-    """The entries of one topic with its tier settings as they hold; those of `wanted` that are missing are added."""
+    """Returns the splices that show the tier settings of one topic in its entries.
+
+    Adds the settings in `wanted` that are missing from the broker's answer."""
     entries = read_entries(response, payload, answer)
     present = {entry.name for entry in entries}
     raw = [
@@ -125,7 +128,7 @@ def _shown(response: ConfigResponse, entry: ConfigEntry, value: TierValue, with_
         return entry.raw
     synonyms = [synonym for synonym in entry.synonyms if synonym.source == DEFAULT_CONFIG]
     if with_synonyms and source != DEFAULT_CONFIG:
-        # A topic's own synonym has the topic's name for it, all others have the broker's.
+        # The synonym of a topic's own setting has the name of the topic's setting. The others have the broker's name.
         name = synonyms[0].name if synonyms and source == STATIC_BROKER_CONFIG else entry.name
         synonyms.insert(0, write_synonym(response, name, value.value, source))
     return with_value(response, entry, value.value, source, synonyms)

@@ -1,9 +1,12 @@
-"""Fetch: forwarded first, always; then the remote tier fills in what the broker has trimmed (DESIGN "Flow 1").
+"""Handles Fetch: forwards every request, then serves from the remote tier what the broker trimmed.
 
-* A connection that never touched the remote tier is nearly opaque: the response is walked, nothing else. Small
-  responses are held and fully patched, large ones stream and are patched by equal length.
-* A request that names a partition which is predicted to be remote, or was just seen to be, is held whatever its size:
-  it goes upstream sessionless, with MaxWait 0 and a MaxBytes that memory allows, and its remote reads begin at once.
+See docs/design.md, "Fetch".
+
+* A connection that never touched the remote tier is nearly opaque: the proxy only walks the responses. It holds small
+  responses and patches them fully. It streams large responses and patches them without a change of length.
+* If a request names a partition that is predicted to be remote, or was just seen to be remote, the proxy holds the
+  response, whatever its size. The request goes upstream without a session, with MaxWait 0 and with a MaxBytes that
+  memory allows. Its remote reads begin at once.
 """
 
 from __future__ import annotations
@@ -41,17 +44,17 @@ from proxy.purgatory import DelayedOperationPurgatory
 from tiers.model.ids import TopicIdPartition
 
 _MAX_WAIT_CAP_MS = 10_000
-"""No remote wait beyond it, unless the client's own is longer: clients give a request up after 10 to 30 s."""
+"""The longest remote wait, unless the client's own MaxWait is longer. Clients give up a request after 10 to 30 s."""
 
 _REPLICA_STATE_FROM = 15
 _REPLICA_STATE_BYTES = 13
 _REPLICA_STATE_HEAD = bytes((1, _REPLICA_STATE_BYTES))
-"""Tag and size: the field stands last in the frame, and only followers send it."""
+"""The tag and size of the ReplicaState field. It is the last field of the frame, and only followers send it."""
 _CONSUMERS = (-1, -2)
 
 
 class FetchHandler:
-    """Implements `Handler`. `purgatory` is its own; others may look at its counters."""
+    """Implements `Handler`. The handler owns `purgatory`; other code may only read its counters."""
 
     def __init__(self, tools: HandlerTools) -> None:
         self._tools = tools
@@ -85,12 +88,12 @@ class FetchHandler:
 
     @property
     def in_neither_tier_count(self) -> int:
-        """Requests for an offset that is lost, as far as can be known: worth an alarm."""
+        """The number of requests for an offset that is probably lost. An increase should raise an alarm."""
         return self._judge.in_neither_tier_count
 
     @property
     def held_bytes(self) -> int:
-        """Memory reserved for held answers that are under way."""
+        """The memory that is reserved for held responses in progress."""
         return self._hold_budget.reserved_bytes
 
     def connection(self, connection_id: int) -> FetchConnection:
@@ -99,7 +102,7 @@ class FetchHandler:
     def _on_remembered(
         self, exchange: Exchange, connection: FetchConnection, body_position: int
     ) -> tuple[Answer | Forward, HandlerState | None] | None:
-        """What is different on a connection that touched the remote tier; None when this request is like any other."""
+        """Handles a request on a connection that touched the remote tier. None: the request needs nothing special."""
         request = exchange.request
         parsed = parse_fetch_request(request.frame, body_position, request.api_version)
         if connection.drops_session:
@@ -122,7 +125,7 @@ class FetchHandler:
         return self._hold(exchange, connection, parsed, predicted)
 
     def _predict(self, connection: FetchConnection, parsed: FetchRequest) -> list[int]:
-        """Indexes of the partitions that the broker will answer OFFSET_OUT_OF_RANGE, as far as is known."""
+        """Returns the indexes of the partitions that the broker will probably answer OFFSET_OUT_OF_RANGE."""
         if not connection.authorized_topics:
             return []
         predicted = []
@@ -180,7 +183,7 @@ class FetchHandler:
                 client_id=client_id_of(exchange.request),
             )
             if left is not None:
-                left.cancel()  # has an earlier deadline; what it downloads is shared by now
+                left.cancel()  # it has an earlier deadline, and the new read shares its downloads by now
         frame = bytearray(request.frame)
         session_id = parsed.session_id or connection.orphaned_session_id
         connection.orphaned_session_id = 0
@@ -197,7 +200,7 @@ class FetchHandler:
         return Forward(bytes(frame), hold_bytes=None), _HeldState(self, held)
 
     def _reserve(self, exchange: Exchange, parsed: FetchRequest) -> Grant:
-        """For both tiers together: what the client asks for, as far as a broker would give it and memory allows."""
+        """Reserves memory for the answer of both tiers: the requested bytes, up to a broker's limit and the budget."""
         asked_bytes = sum(max(0, asked.partition_max_bytes) for asked in parsed.partitions)
         grant = self._hold_budget.reserve(min(parsed.max_bytes, self._tools.settings.fetch_max_bytes, asked_bytes))
         exchange.on_sent = grant.release
@@ -206,7 +209,7 @@ class FetchHandler:
     def relay_or_complete(
         self, exchange: Exchange, body_position: int, response: memoryview
     ) -> Buffers | Coroutine[None, None, Buffers]:
-        """A held answer to a request without predictions."""
+        """Handles a held response to a request without predicted partitions."""
         version = exchange.request.api_version
         topics = plain_topics(response, response_body_position(ApiKey.FETCH, version, response), version)
         if topics is not None and not any(self._local.is_tiered(topic) for topic in topics):
@@ -230,14 +233,14 @@ class FetchHandler:
 
 
 def _may_be_from_follower(frame: bytes, body_position: int, version: int) -> bool:
-    """Cheap, and never wrong when it says no."""
+    """Whether a follower may have sent the request. False is always right; True may be wrong. The check is cheap."""
     if version < _REPLICA_STATE_FROM:
         return INT32.unpack_from(frame, body_position)[0] not in _CONSUMERS
     return frame[-len(_REPLICA_STATE_HEAD) - _REPLICA_STATE_BYTES : -_REPLICA_STATE_BYTES] == _REPLICA_STATE_HEAD
 
 
 class _PassingFetch:
-    """A request that went upstream untouched."""
+    """The state of a request that was forwarded unchanged."""
 
     __slots__ = ("_body_position", "_exchange", "_handler")
 
@@ -258,7 +261,9 @@ class _PassingFetch:
 
 @dataclass(slots=True)
 class _HeldState:
-    """A request that may touch the remote tier: its reads are under way, and memory is reserved for its answer."""
+    """The state of a request that may touch the remote tier.
+
+    Its remote reads are in progress, and memory is reserved for its answer."""
 
     handler: FetchHandler
     held: HeldFetch

@@ -1,10 +1,13 @@
-"""Reads on behind a gap that ends at the broker's own log, with a second Fetch for just those partitions.
+"""Continues a read behind a gap that ends at the broker's own log, with a second Fetch for only those partitions.
 
 The broker refused the offset that the client asked for, so the client may read the topic. The judge has checked that
 the client's last record is the one before the gap. This module fetches from the broker's first offset, without a wait
 and without a session. The broker's answer takes the place of its refusal. When no record is readable behind the gap,
-the client gets one control batch that takes it across the gap (`protocol/records/gap_batch.py`). Without that batch, a
-client that waits for its position to reach the end would wait for ever.
+the client gets one control batch that moves its position across the gap (`protocol/records/gap_batch.py`). Without that
+batch, a client that waits for its position to reach the end would wait forever.
+
+The client gets the same batch when the gap ends within a batch, in either tier. The first records of that batch lie in
+the gap, and the client would return them: a client drops only the records below the offset that it requested.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from protocol.errors import ErrorCode, ProtocolError
 from protocol.header import response_body_position
 from protocol.primitives import INT64, Buffer
 from protocol.records.gap_batch import gap_batch
+from protocol.records.record_batch import iterate_batches
 from proxy.error_map import UNAVAILABLE
 from proxy.handlers.base import HandlerTools
 from proxy.handlers.fetch_local import LocalAnswers
@@ -46,9 +50,9 @@ class BehindGaps:
     async def ask(
         self, held: HeldFetch, response: FetchResponse, judgements: Mapping[int, Judgement]
     ) -> dict[int, RemoteOutcome]:
-        """Fetches the partitions that the judge called `LOCAL`. Returns their outcomes by index in `response`.
+        """Fetches the partitions whose verdict is `LOCAL`. Returns their outcomes by index in `response`.
 
-        A partition that the broker does not answer in time has no outcome. The client gets it empty this time."""
+        If the broker does not answer in time, a partition has no outcome, and the client gets no records of it yet."""
         request = held.request
         numbers = {(entry.topic, entry.partition): n for n, entry in enumerate(request.partitions)}
         indexes: dict[int, int] = {}
@@ -105,7 +109,7 @@ class BehindGaps:
         except TimeoutError:
             return None
         except ProtocolError as error:
-            logger.warning("what lies behind a gap cannot be read: %s", error)
+            logger.warning("the broker's answer for the offsets behind a gap cannot be read: %s", error)
             return None
 
     def _outcome(
@@ -119,12 +123,15 @@ class BehindGaps:
         log_start_offset: int | None,
     ) -> RemoteOutcome:
         if entry.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            return RemoteOutcome(UNAVAILABLE)  # the broker trimmed meanwhile: the next request is judged again
+            return RemoteOutcome(UNAVAILABLE)  # the broker trimmed its log meanwhile; the next request is judged again
         outcome = RemoteOutcome(
             entry.error_code,
             Watermarks(entry.high_watermark, entry.last_stable_offset),
             entry.log_start_offset if log_start_offset is None else log_start_offset,
         )
+        first = next(iterate_batches(answer.records(entry)), None)
+        if first is not None and is_within_gap(asked, judgement.position, first.base_offset):
+            return replace(outcome, read=self.across(answer.version, judgement, asked))
         if entry.error_code or entry.records_bytes or entry.preferred_read_replica >= 0:
             buffers: list[Buffer] = [answer.payload[entry.start : entry.end]]
             if log_start_offset is not None:
@@ -135,15 +142,22 @@ class BehindGaps:
         readable_to = entry.last_stable_offset if is_read_committed else entry.high_watermark
         if not 0 <= readable_to <= judgement.position or asked.fetch_offset <= 0:
             return outcome
-        return replace(outcome, read=self._gap_batch(answer.version, judgement, asked))
+        return replace(outcome, read=self.across(answer.version, judgement, asked))
 
-    def _gap_batch(self, version: int, judgement: Judgement, asked: FetchPartition) -> RemoteRead:
-        """Returns the read that takes the client across the gap.
+    def across(self, version: int, judgement: Judgement, asked: FetchPartition) -> RemoteRead:
+        """Returns the read that moves the client's position across the gap.
 
         Its leader epoch is that of the last record before the gap, or -1 when that epoch is unknown. A later leader
-        epoch would be wrong: the records that follow may have a lower one."""
+        epoch would be wrong: the records behind the gap may have a lower one."""
         leader_epoch = asked.last_fetched_epoch
         if leader_epoch < 0 and judgement.partition is not None:
             leader_epoch = self._tools.tiered.leader_epoch_before_gap(judgement.partition, asked.fetch_offset)
         batch = memoryview(gap_batch(version, asked.fetch_offset, judgement.position, leader_epoch))
         return RemoteRead([batch], len(batch), asked.fetch_offset, judgement.position, ())
+
+
+def is_within_gap(asked: FetchPartition, position: int, base_offset: int) -> bool:
+    """Whether a batch at `base_offset` begins in the gap that holds the requested offset and ends at `position`.
+
+    False at offset 0: no record lies below such a gap, so no batch can move a client across it."""
+    return 0 < asked.fetch_offset < position and base_offset < position

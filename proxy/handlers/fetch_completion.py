@@ -1,7 +1,7 @@
-"""Completing a held Fetch answer with what the remote tier has: judge, read, wait, merge.
+"""Completes a held Fetch response with data of the remote tier, in four steps: judge, read, wait, merge.
 
-The broker's answer is judged partition by partition; remote reads run side by side; a request that also names local
-partitions keeps polling those upstream while it waits, so that new local data ends the wait at once.
+The judge decides for each partition of the broker's response. The remote reads run concurrently. If the request also
+names local partitions, the completer polls those upstream while it waits. New local data then ends the wait.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from protocol.api_keys import ApiKey
-from protocol.apis.fetch_request import FINAL_SESSION_EPOCH, NO_SESSION_ID
+from protocol.apis.fetch_request import FINAL_SESSION_EPOCH, NO_SESSION_ID, FetchPartition
 from protocol.apis.fetch_request import patch_fetch_request as patch
 from protocol.apis.fetch_response import (
     LOG_START_OFFSET_AT,
@@ -26,7 +26,7 @@ from protocol.primitives import INT64, Buffer
 from proxy.delayed_remote_fetch import DelayedRemoteFetch, RemotePartitionRead
 from proxy.error_map import UNAVAILABLE, fetch_error
 from proxy.handlers.base import HandlerTools, client_id_of
-from proxy.handlers.fetch_behind_gaps import BehindGaps
+from proxy.handlers.fetch_behind_gaps import BehindGaps, is_within_gap
 from proxy.handlers.fetch_connections import FetchConnections, PartitionKey
 from proxy.handlers.fetch_judging import FetchJudging
 from proxy.handlers.fetch_local import LocalAnswers
@@ -39,18 +39,18 @@ from tiers.errors import OffsetBelowLogStartError, OffsetGapError, RemoteLogErro
 logger = logging.getLogger(__name__)
 
 _DEADLINE_GRACE_MS = 50
-"""Reads end themselves at the deadline, and know whether they failed or were only slow: they get to say so."""
+"""A read ends itself at its deadline, and it knows whether it failed or was only slow. This grace lets it report."""
 
 _TIMER_SLACK_MS = 5
-"""The loop's timers and the injected clock may differ by a rounding."""
+"""The event loop's timers and the injected clock may differ by a rounding error."""
 
 
 @dataclass(slots=True)
 class _Local:
-    """The partitions that the broker answered itself, and what it said of them later."""
+    """The partitions that the broker answered itself, and its later answers for them."""
 
     idle: dict[PartitionKey, int] = field(default_factory=dict)
-    """Without records or an error so far, by index in the response."""
+    """The indexes in the response of the partitions that have no records and no error so far."""
     replacements: dict[int, LocalReplacement] = field(default_factory=dict)
 
 
@@ -91,11 +91,15 @@ class FetchCompleter:
         behind_gaps = await self._behind_gaps.ask(held, response, judgements)
         reads = self._start_reads(held, response, judgements, behind_gaps)
         await self._wait(held, response, judgements, behind_gaps, reads, local := _Local())
-        outcomes = {
-            index: outcome
-            for index, judgement in judgements.items()
-            if (outcome := behind_gaps.get(index) or self._outcome(judgement, reads.get(index))) is not None
-        }
+        asked = {(entry.topic, entry.partition): entry for entry in held.request.partitions}
+        outcomes: dict[int, RemoteOutcome] = {}
+        for index, judgement in judgements.items():
+            entry = response.partitions[index]
+            outcome = behind_gaps.get(index) or self._outcome(
+                response.version, judgement, asked.get((entry.topic, entry.partition)), reads.get(index)
+            )
+            if outcome is not None:
+                outcomes[index] = outcome
         if any(read.result is not None for read in reads.values()):
             held.exchange.tier = "remote"
         if tiered:
@@ -118,7 +122,7 @@ class FetchCompleter:
         judgements: Mapping[int, Judgement],
         behind_gaps: Mapping[int, RemoteOutcome],
     ) -> dict[int, RemotePartitionRead]:
-        """By index in the response: those that run already, and those that nobody foresaw."""
+        """Returns the remote reads by index in the response: the running ones, and the new ones that it starts."""
         request = held.request
         place = {(entry.topic, entry.partition): n for n, entry in enumerate(request.partitions)}
         reads: dict[int, RemotePartitionRead] = {}
@@ -130,7 +134,7 @@ class FetchCompleter:
                 continue
             number = place[entry.topic, entry.partition]
             running = held.reads.get((entry.topic, entry.partition))
-            # A read that found no segment began before the metadata was known to be fresh.
+            # A read that found no segment is not used: it began before the metadata was known to be fresh.
             if (
                 running is not None
                 and (running.partition, running.offset) == (judgement.partition, judgement.position)
@@ -228,9 +232,10 @@ class FetchCompleter:
     async def _poll_local(
         self, held: HeldFetch, operation: DelayedRemoteFetch, local: _Local, max_wait_at_ms: int
     ) -> None:
-        """Long polls of the idle local partitions, in slices: an answer that becomes complete waits for one at most.
+        """Polls the idle local partitions upstream until the operation completes.
 
-        What the client sends after this request waits upstream behind the slice that is under way.
+        The polls are short slices: a response that becomes complete waits for one slice at most, and the client's next
+        request waits upstream behind one slice at most.
         """
         request, clock_ms = held.request, self._tools.clock_ms
         while local.idle and operation.completion is None:
@@ -260,14 +265,16 @@ class FetchCompleter:
                     payload, response_body_position(ApiKey.FETCH, request.version, payload), request.version
                 )
             except ProtocolError as error:
-                logger.warning("second local poll cannot be read: %s", error)
+                logger.warning("the broker's answer to the second poll of local partitions cannot be read: %s", error)
                 return
             if not self._take_local(answer, operation, local):
                 return
             operation.try_complete()
 
     def _take_local(self, answer: FetchResponse, operation: DelayedRemoteFetch, local: _Local) -> bool:
-        """False when polling on makes no sense: the broker throttles, or refused."""
+        """Takes the new records and errors from a poll's answer. False: the broker throttles or refused; stop polling.
+
+        A throttled answer has no partitions, and a refusal has a top-level error code."""
         log_starts = self._local.log_start_offsets(answer)
         for number, entry in enumerate(answer.partitions):
             key = (entry.topic, entry.partition)
@@ -276,7 +283,7 @@ class FetchCompleter:
                 continue
             del local.idle[key]
             if entry.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-                continue  # trimmed since the first answer, which stands: the next request is judged anew
+                continue  # the broker trimmed since its first answer, which stays; the next request is judged again
             buffers: list[Buffer] = [answer.payload[entry.start : entry.end]]
             if number in log_starts:
                 patched = bytearray(answer.payload[entry.start : entry.end])
@@ -287,8 +294,10 @@ class FetchCompleter:
             operation.must_answer = operation.must_answer or bool(entry.error_code)
         return not answer.error_code and bool(answer.partitions)
 
-    def _outcome(self, judgement: Judgement, read: RemotePartitionRead | None) -> RemoteOutcome | None:
-        """None relays the broker's entry."""
+    def _outcome(
+        self, version: int, judgement: Judgement, asked: FetchPartition | None, read: RemotePartitionRead | None
+    ) -> RemoteOutcome | None:
+        """Returns the outcome of one partition. None: the proxy relays the broker's entry."""
         partition = judgement.partition
         if judgement.verdict is Verdict.RELAY:
             return None
@@ -308,7 +317,12 @@ class FetchCompleter:
             return outcome
         if read.error is not None:
             return replace(outcome, error_code=fetch_error(read.error))
-        return replace(outcome, read=read.result)
+        found = read.result
+        if found is None or not found.records or asked is None:
+            return replace(outcome, read=found)
+        if is_within_gap(asked, judgement.position, found.first_offset):
+            found = self._behind_gaps.across(version, judgement, asked)
+        return replace(outcome, read=found)
 
     def _remember(self, held: HeldFetch, response: FetchResponse, judgements: Mapping[int, Judgement]) -> None:
         connection = self._connections.get(held.exchange.connection_id)
@@ -323,7 +337,7 @@ class FetchCompleter:
 
 
 def _local_bytes(response: FetchResponse, behind_gaps: Mapping[int, RemoteOutcome]) -> int:
-    """Returns the bytes of the records that the broker returned in either answer."""
+    """Returns the size of the records in both of the broker's answers together."""
     return sum(entry.records_bytes for entry in response.partitions) + sum(
         outcome.records_bytes for outcome in behind_gaps.values()
     )

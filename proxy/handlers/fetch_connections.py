@@ -1,7 +1,7 @@
-"""What the Fetch handler remembers of a connection between two requests.
+"""The state that the Fetch handler keeps for a connection between two requests.
 
-Nothing here is needed for correctness of the next answer: a forgotten connection only loses its predictions, and a
-session that was to be dropped shows itself again by the next OFFSET_OUT_OF_RANGE.
+The correctness of the next response does not depend on this state. If the handler forgets a connection, it only loses
+the predictions. If it forgets that it must drop a session, the next OFFSET_OUT_OF_RANGE of the session tells it again.
 """
 
 from __future__ import annotations
@@ -20,25 +20,29 @@ PartitionKey = tuple[TopicReference, int]
 @dataclass(slots=True)
 class FetchConnection:
     authorized_topics: set[TopicReference] = field(default_factory=set)
-    """The broker answered OFFSET_OUT_OF_RANGE for them on this connection, and it checks the ACL before the range."""
+    """The topics that the client may read, since the broker answered OFFSET_OUT_OF_RANGE for them on this connection.
+
+    The broker checks the ACL before the range."""
     just_seen: set[PartitionKey] = field(default_factory=set)
-    """Partitions that a streamed answer could not serve: the next request that names one is held."""
+    """The partitions that a streamed response could not serve. The response to the next request for one is held."""
     reads: dict[PartitionKey, RemotePartitionRead] = field(default_factory=dict)
-    """Begun for an answer that could not wait for them: they go on until the next request for the same."""
+    """The reads that were too slow for their response. They continue until the next request for the same partition."""
     drops_session: bool = False
-    """The next request of the client's session is answered FETCH_SESSION_ID_NOT_FOUND: a full one follows."""
+    """Whether to answer the session's next request with FETCH_SESSION_ID_NOT_FOUND, so that a full request follows."""
     orphaned_session_id: int = 0
-    """The broker still keeps this session, the client does not know of it any more: the next full request closes it."""
+    """The session that the broker still keeps and the client does not know any more. The next full request closes it.
+
+    0: no such session."""
 
     def forget(self, key: PartitionKey, read: RemotePartitionRead) -> None:
-        """Nobody came for it."""
+        """Cancels and removes a read that no later request took over."""
         if self.reads.get(key) is read:
             del self.reads[key]
             read.cancel()
 
 
 class FetchConnections:
-    """By connection id, least recently used ones forgotten."""
+    """The connections by id. Evicts the least recently used connection when there are too many."""
 
     def __init__(self, max_connections: int = _MAX_CONNECTIONS) -> None:
         self._connections: OrderedDict[int, FetchConnection] = OrderedDict()

@@ -1,6 +1,8 @@
-"""Judging all partitions of one answer that the broker refused: at once where all is known, else side by side, in time.
+"""Judges all partitions of one response that the broker answered OFFSET_OUT_OF_RANGE.
 
-What takes longer than the answer may wait is unavailable for it, and goes on for the next one.
+A partition whose facts are all known is judged at once. The other partitions are judged concurrently, with a deadline.
+If a judgement takes longer, its partition is unavailable in this response, and the judgement continues for the next
+request.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from tiers.errors import RemoteLogError
 logger = logging.getLogger(__name__)
 
 _JUDGE_MAX_MS = 5_000
-"""What finding out may go on for without anybody who waits: a client chooses its own deadline."""
+"""The longest time that a judgement runs, whatever deadline the client chose. No response may be waiting for it."""
 
 
 class FetchJudging:
@@ -31,8 +33,8 @@ class FetchJudging:
         self._local = local
 
     async def judge(self, held: HeldFetch, response: FetchResponse) -> dict[int, Judgement]:
-        """By index in the response: of every partition that is out of range."""
-        # Of a partition that is named twice, the broker answers the last entry.
+        """Returns the judgements of all out-of-range partitions, by index in the response."""
+        # If the request names a partition twice, the broker answers its last entry.
         asked = {(entry.topic, entry.partition): entry for entry in held.request.partitions}
         indexes = out_of_range(response)
         deadline_ms = answer_by_ms(held, response, self._tools.clock_ms())
@@ -50,7 +52,8 @@ class FetchJudging:
         key = (entry.topic, entry.partition)
         running = held.reads.get(key)
         if running is not None and not running.has_budget:
-            # Nothing would be released whatever is found out: a request for thousands of partitions asks about few.
+            # This read may return no bytes, so its judgement does not matter. A request for thousands of partitions
+            # therefore judges only a few.
             return Judgement(Verdict.REMOTE, running.partition, is_tiered=True, position=running.offset)
         return self._judge.judge_at_once(
             entry.topic, entry.partition, asked.get(key), received_at_ms=held.exchange.request.received_at_ms
@@ -78,8 +81,10 @@ class FetchJudging:
         entry: FetchResponsePartition,
         asked: FetchPartition | None,
     ) -> None:
-        """Outlives an answer that could not wait: what is found out is there for the next request, which else would
-        begin anew, and be cut short again."""
+        """Judges one partition, and sets the result of `found`. Continues when the response could not wait longer.
+
+        The facts that it learns are then known for the next request. Otherwise that request would start again, and
+        would reach its deadline again."""
         deadline_ms = min(held.deadline_ms, self._tools.clock_ms() + _JUDGE_MAX_MS)
         try:
             async with asyncio.timeout(max(1, deadline_ms - self._tools.clock_ms()) / 1000):
@@ -93,8 +98,8 @@ class FetchJudging:
                 )
         except (TimeoutError, RemoteLogError):
             judgement = self._unavailable(entry)
-        except Exception:  # a defect must cost this partition, not the server's task group
-            logger.exception("a partition cannot be judged", extra={"partition": entry.partition})
+        except Exception:  # a defect may fail this partition, but must not end the server's task group
+            logger.exception("a partition cannot be judged: it is unavailable", extra={"partition": entry.partition})
             judgement = self._unavailable(entry)
         if not found.done():
             found.set_result(judgement)

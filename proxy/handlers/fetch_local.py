@@ -1,6 +1,7 @@
-"""What changes in the broker's own Fetch answers: LogStartOffset of tiered partitions, and broker addresses.
+"""Patches the broker's own Fetch responses: LogStartOffset of tiered partitions, and broker addresses.
 
-On the way the local log's bounds are noted. A topic that is not tiered costs one look-up per answer, no more.
+It also notes the local log's bounds that the responses tell. A topic that is not tiered costs one look-up for each
+response.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class LocalAnswers:
         self._judge = judge
 
     def relay(self, response: FetchResponse) -> list[Buffer]:
-        """The answer with every partition as the broker gave it."""
+        """Returns the response with every partition as the broker answered it."""
         log_starts = self.log_start_offsets(response)
         splices = self.address_splices(response)
         if not log_starts and not splices:
@@ -35,7 +36,7 @@ class LocalAnswers:
         return rebuild_response(response, log_start_offsets=log_starts, splices=splices)
 
     def log_start_offsets(self, response: FetchResponse) -> dict[int, int]:
-        """New log start offsets by index in `response.partitions`, of tiered partitions without an error."""
+        """Returns the new log start offsets of tiered partitions without an error, by index in the response."""
         changed: dict[int, int] = {}
         topic: TopicReference | None = None
         is_tiered = False
@@ -56,7 +57,9 @@ class LocalAnswers:
         return changed
 
     def see(self, topic: TopicReference, index: int, local_log_start: int, watermarks: Watermarks) -> int | None:
-        """Notes what passed by; returns the log start of both tiers, None when the partition is not tiered."""
+        """Notes the bounds that a response tells. Returns the log start of both tiers.
+
+        None: the partition is not tiered, or the response tells no log start, or the metadata cannot be read."""
         partition = self._judge.known_partition(topic, index)
         if partition is None:
             return None
@@ -84,7 +87,9 @@ class LocalAnswers:
         return address_splices(ApiKey.FETCH, response.version, response.payload, advertised)
 
     def is_tiered(self, topic: TopicReference) -> bool:
-        """False too while the metadata cannot be read: then a log start offset stays as the broker gave it."""
+        """Whether the topic is known to be tiered.
+
+        False too while the metadata cannot be read: then the broker's log start offset stays unchanged."""
         partition = self._judge.known_partition(topic, 0)
         try:
             return partition is not None and self._tools.tiered.rlmm.is_tiered(partition.topic_id)

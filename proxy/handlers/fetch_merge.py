@@ -1,9 +1,10 @@
-"""Merging two tiers into one Fetch answer: byte budgets, min-one-message and the broker's own bytes (semantics 3.6).
+"""Merges the data of two tiers into one Fetch response, within the byte limits (docs/semantics.md 3.6).
 
-* A remote partition's budget is reserved in request order out of the request's MaxBytes; the broker gets the rest.
-* min-one-message (KIP-74): the first partition that has bytes may exceed every limit by its first batch; whatever after
-  it does not fit any more is left out, as on one broker. Both tiers let the first of theirs through, for neither knows
-  of the other. By request order alone, since clients rotate it: each partition becomes the first.
+* The remote partitions get their budgets from the request's MaxBytes, in request order. The broker gets the rest.
+* min-one-message (KIP-74): the first batch of the first partition that has bytes may exceed every limit. A later
+  partition whose bytes do not fit is left out, as on one broker. Each tier lets its own first partition through,
+  because neither tier knows what the other has. Only the request order decides which partition is the first: clients
+  rotate the order, so each partition becomes the first one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from proxy.local_log_bounds import Watermarks
 from tiers.reader.remote_log_reader import RemoteRead
 
 ZSTD_FROM = 10
-"""The first version of Fetch whose clients know zstd."""
+"""The first version of Fetch whose clients support zstd."""
 
 UNKNOWN_WATERMARKS = Watermarks(-1, -1)
 
@@ -39,7 +40,7 @@ class Budget(NamedTuple):
 
 
 class LocalReplacement(NamedTuple):
-    """A partition entry of a later answer of the broker to the same request."""
+    """A partition's entry in a later answer of the broker to the same client request."""
 
     entry: Sequence[Buffer]
     records_bytes: int
@@ -47,7 +48,7 @@ class LocalReplacement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RemoteOutcome:
-    """What replaces a partition entry that the broker answered OFFSET_OUT_OF_RANGE."""
+    """The replacement for a partition's entry that the broker answered OFFSET_OUT_OF_RANGE."""
 
     error_code: int = ErrorCode.NONE
     watermarks: Watermarks = UNKNOWN_WATERMARKS
@@ -55,7 +56,7 @@ class RemoteOutcome:
     read: RemoteRead | None = None
     diverging_epoch: EpochEndOffset | None = None
     replacement: LocalReplacement | None = None
-    """The broker's entry for the offsets behind the gap. If it finds no room, the other fields are the answer."""
+    """The broker's entry for the offsets behind the gap. If it does not fit, the other fields are the answer."""
 
     @property
     def records_bytes(self) -> int:
@@ -65,7 +66,9 @@ class RemoteOutcome:
 
 
 def reserve(partitions: Sequence[FetchPartition], remote: Iterable[int], max_bytes: int) -> dict[int, Budget]:
-    """Budgets for the partitions at those indexes, in request order; their sum never exceeds `max_bytes`."""
+    """Returns budgets for the partitions at the indexes `remote`. It grants them in request order.
+
+    The sum of the budgets never exceeds `max_bytes`."""
     budgets: dict[int, Budget] = {}
     for index in sorted(remote):
         granted = max(0, min(partitions[index].partition_max_bytes, max_bytes))
@@ -85,9 +88,9 @@ def merge(
     session_id: int | None,
     splices: Sequence[Splice] = (),
 ) -> list[Buffer]:
-    """The answer, its entries in the broker's order. All mappings are by index in `response.partitions`."""
+    """Returns the merged response, in the broker's order. All mappings are by index in `response.partitions`."""
     entries: dict[int, Sequence[Buffer]] = {index: replacement.entry for index, replacement in local.items()}
-    room: int | None = None  # for records; whatever comes first has room
+    room: int | None = None  # the bytes left for records; None before the first records, which always fit
     for index, partition in enumerate(response.partitions):
         outcome = outcomes.get(index)
         if outcome is not None:
@@ -98,7 +101,7 @@ def merge(
             records_bytes = local[index].records_bytes if index in local else partition.records_bytes
             if room is not None and records_bytes > room:
                 records_bytes = 0
-                # The first answer to this partition, which had no records, if this is not the first.
+                # If a later answer does not fit, the broker's first answer is used, which had no records.
                 if entries.pop(index, None) is None:
                     entries[index] = without_records(response, partition, log_start_offsets.get(index))
         if records_bytes:

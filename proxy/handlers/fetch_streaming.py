@@ -1,8 +1,9 @@
-"""`StreamedPartitions`: what is patched, by equal length, in a Fetch answer too large to hold.
+"""`StreamedPartitions` patches a Fetch response that is too large to hold, without a change of length.
 
-Nothing can be waited for here, and nothing can be inserted. A tiered partition that the broker answered
-OFFSET_OUT_OF_RANGE becomes NONE without records: the client asks again, and that request is held and served. Since the
-session id has left already, the next request of the session is refused, so that a full one follows (DESIGN "Flow 1").
+A streamed response cannot wait for anything, and nothing can be inserted into it. If the broker answered
+OFFSET_OUT_OF_RANGE for a tiered partition, the response says NONE without records. The client then asks again, and the
+proxy holds and serves that request. The session id of the response is sent already. Therefore the proxy refuses the
+session's next request, so that a full request follows (docs/design.md, "Fetch").
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tiers.errors import RemoteLogError
 
 
 class StreamedPartitions:
-    """Implements `PartitionPatches` for one response; `connection` is called when something must be remembered."""
+    """Implements `PartitionPatches` for one response. Calls `connection` to store state for the connection."""
 
     def __init__(
         self,
@@ -50,13 +51,13 @@ class StreamedPartitions:
         if partition is None or not tiered.is_fresh(partition):
             return PartitionPatch(error_code=UNAVAILABLE)
         try:
-            if not tiered.is_tiered(partition):
+            if not tiered.is_tiered(partition) and not self._tools.configured.may_be_tiered(partition.topic_id):
                 return None
             end_offset = tiered.end_offset(partition)
             log_start = self._local.log_start(partition)
         except RemoteLogError:
             return PartitionPatch(error_code=UNAVAILABLE)
-        # Only the leader can say whether it confirms a log start above the offset: the next request is held to ask it.
+        # Only the leader knows whether it confirms a log start above the offset. The next request is held to ask it.
         connection = self._connection()
         connection.authorized_topics.add(head.topic)
         connection.just_seen.add((head.topic, head.partition))

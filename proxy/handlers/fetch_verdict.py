@@ -1,10 +1,15 @@
-"""What an OFFSET_OUT_OF_RANGE of the broker means for a partition of two tiers (semantics 3.5, 3.6, 6.3, 9.3).
+"""Decides what a broker's OFFSET_OUT_OF_RANGE means for a partition of two tiers.
+
+See docs/semantics.md 3.5, 3.6, 6.3, 9.3.
 
 The broker's answer proves that the client may read the topic. Before the proxy relays it, the metadata must be fresh,
-for unknown topics too (safety rule 1). The proxy must also have asked the leader after that answer, and the offset must
-not lie below the local log. Before the proxy releases remote data, the offset must lie below a local log start that the
-leader told in its current leader epoch. Otherwise the offset might lie beyond the end of a new leader's log. A recorded
-log start hides offsets only if that leader confirms it: the leader may have another history.
+for unknown topics too (docs/design.md, safety rule 1). The proxy must also have asked the leader after that answer, and
+the offset must not lie below the local log. The metadata may not know a partition of a topic that the configuration
+tiers. That does not prove that a record below the local log is gone (`ConfiguredTopics`).
+
+Before the proxy releases remote data, the offset must lie below a local log start that the leader told in its current
+leader epoch. Otherwise the offset might lie beyond the end of a new leader's log. A recorded log start hides offsets
+only if that leader confirms it, because the leader may have another history.
 """
 
 from __future__ import annotations
@@ -33,15 +38,15 @@ class Verdict(Enum):
     RELAY = "relay"
     """The offset exists in neither tier."""
     REMOTE = "remote"
-    """The remote tier has the offset, or has the first record behind the gap that holds the offset."""
+    """The remote tier has the offset, or it has the first record behind the gap that holds the offset."""
     LOCAL = "local"
     """The broker's own log has the first record behind the gap that holds the offset."""
     DIVERGING = "diverging"
-    """The client's last record is not the one that the log has there."""
+    """The client's last record differs from the record that the log has at that offset."""
     UNSEEN = "unseen"
-    """A tiered partition of an incremental request, whose offset only the client and the broker know."""
+    """A tiered partition of an incremental request. Only the client and the broker know its offset."""
     UNAVAILABLE = "unavailable"
-    """What is true cannot be found out now."""
+    """The proxy cannot decide now."""
 
 
 class Judgement(NamedTuple):
@@ -59,11 +64,15 @@ class Judgement(NamedTuple):
 class FetchJudge:
     def __init__(self, tools: HandlerTools) -> None:
         self.in_neither_tier_count = 0
-        """Offsets above the log start that neither tier had, with all metadata fresh: an alarm."""
+        """The number of requests for an offset above the log start that neither tier had.
+
+        The metadata was fresh. An increase raises an alarm."""
         self._tools = tools
 
     def known_partition(self, topic: TopicReference, partition: int) -> TopicIdPartition | None:
-        """Without waiting; a name may be answered with the id of a topic that was deleted since."""
+        """Returns the partition with the topic id that the proxy knows. Does not wait.
+
+        The id of a topic name may be that of a topic that was deleted since."""
         if isinstance(topic, UUID):
             return TopicIdPartition(topic, partition)
         topic_id = self._tools.topology.topic_id(topic)
@@ -72,7 +81,7 @@ class FetchJudge:
     def judge_at_once(
         self, topic: TopicReference, index: int, asked: FetchPartition | None, *, received_at_ms: int
     ) -> Judgement | None:
-        """What `judge` would find out without asking anybody, in the common case; None: let it."""
+        """Returns the judgement in the common case that needs no question to a broker. None: call `judge`."""
         if asked is None or asked.last_fetched_epoch >= 0 or not isinstance(topic, UUID):
             return None
         tiered, partition = self._tools.tiered, TopicIdPartition(topic, index)
@@ -91,41 +100,52 @@ class FetchJudge:
         deadline_ms: int,
         connection_id: int,
     ) -> Judgement:
-        """`asked` is the request's entry, None when an incremental request did not name the partition."""
+        """Judges one partition that the broker answered OFFSET_OUT_OF_RANGE.
+
+        `asked` is the request's entry. None: an incremental request did not name the partition."""
         tools = self._tools
         tiered = tools.tiered
-        after_refusal_ms = tools.clock_ms() + 1  # later, not as late
+        after_refusal_ms = tools.clock_ms() + 1  # a question of the same millisecond may be older than the refusal
         partition = await current_partition(tools, topic, index)
         if partition is None:
             return Judgement(Verdict.UNAVAILABLE)
         is_known_for_good = asked is not None and tiered.is_known_for_good(partition, asked.fetch_offset)
         if not is_known_for_good and not await tiered.ensure_fresh(partition, self._metadata_timeout_ms(deadline_ms)):
             return Judgement(Verdict.UNAVAILABLE, partition)
-        if not tiered.is_tiered(partition):
-            return Judgement(Verdict.RELAY, partition)
+        is_known = tiered.is_tiered(partition)
+        if not is_known:
+            timeout_ms = self._metadata_timeout_ms(deadline_ms)
+            if not await tools.configured.is_tiered(partition.topic_id, timeout_ms):
+                return Judgement(Verdict.RELAY, partition)
         if asked is None:
             return Judgement(Verdict.UNSEEN, partition, is_tiered=True)
         try:
             verified = await self._bounds(partition, asked, received_at_ms)
             if asked.fetch_offset >= verified.bounds.log_start_offset:
-                # What somebody else asked before the refusal may be older than a trim that led to it.
+                # The answer to another request's question may be older than the trim that led to this refusal.
                 verified = await tools.bounds.ask(partition, after_refusal_ms, tools.settings.bounds_timeout_ms)
         except RemoteLogError as error:
-            logger.info("local log bounds unknown: %s", error, extra={"partition": str(partition)})
+            logger.info("the bounds of the local log are unknown: %s", error, extra={"partition": str(partition)})
             return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)
         bounds = verified.bounds
         if bounds.leader_epoch < asked.current_leader_epoch:
-            # Of a leader that is none any more, and may not know: the one that refused the offset is newer.
+            # The bounds are those of a former leader, which may not know that it lost the leadership. The leader that
+            # refused the offset is newer.
             return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)
         if asked.fetch_offset >= bounds.log_start_offset:
-            # Beyond the log's end the answer is true; so it is for a last fetched epoch that the broker does not know.
+            # The answer is true beyond the log's end, or if the broker does not know the last fetched epoch.
             is_true = asked.fetch_offset > bounds.high_watermark or asked.last_fetched_epoch >= 0
-            # A new leader may begin lower than the one that refused: retention trims each replica in its own time.
+            # A new leader's log may begin lower than that of the leader that refused: retention trims each replica at
+            # another time.
             is_of_who_refused = asked.current_leader_epoch in (NO_LEADER_EPOCH, bounds.leader_epoch)
             is_true = is_true and is_of_who_refused and not is_known_for_good
             return Judgement(Verdict.RELAY if is_true else Verdict.UNAVAILABLE, partition, is_tiered=True)
         if asked.last_fetched_epoch > bounds.leader_epoch:
-            return Judgement(Verdict.RELAY, partition, is_tiered=True)  # the log has no such epoch (semantics 6.3)
+            # The log has no such epoch (docs/semantics.md 6.3).
+            return Judgement(Verdict.RELAY, partition, is_tiered=True)
+        if not is_known:
+            # The remote tier may have records there whose metadata is lost. The owner has not seen the partition yet.
+            return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)
         try:
             found = await self._below_local_log(partition, asked.fetch_offset, bounds, after_refusal_ms, is_anew=False)
             if found is None:
@@ -136,12 +156,14 @@ class FetchJudge:
                     partition, asked.fetch_offset, bounds, after_refusal_ms, is_anew=True
                 )
         except RemoteLogError as error:
-            logger.info("which log start holds is unknown: %s", error, extra={"partition": str(partition)})
+            logger.info(
+                "it is unknown which log start the leader confirms: %s", error, extra={"partition": str(partition)}
+            )
             return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)
         if found is None:
             self.in_neither_tier_count += 1
             logger.error(
-                "offset is in neither tier, though it lies above the log start",
+                "the offset lies above the log start, but neither tier has it",
                 extra={"partition": str(partition), "offset": asked.fetch_offset},
             )
             return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)
@@ -158,7 +180,7 @@ class FetchJudge:
         *,
         is_anew: bool,
     ) -> Judgement | None:
-        """Judges an offset below the local log. None: records belong there, and the metadata does not know them.
+        """Judges an offset below the local log. None: records should be there, but the metadata does not know them.
 
         `is_anew` is true when the metadata was read to its end after the broker refused the offset. Raises
         `RemoteLogError`."""
@@ -191,16 +213,16 @@ class FetchJudge:
     async def _behind_gap(
         self, partition: TopicIdPartition, offset: int, gap: GapExit, bounds: LocalLogBounds, after_refusal_ms: int
     ) -> Judgement | None:
-        """Judges an offset in a recorded gap by where the log goes on behind the gap.
+        """Judges an offset in a recorded gap by the place where the log continues behind the gap.
 
-        None: behind the gap lie offsets that no tier has and no gap explains."""
+        None: behind the gap lie offsets that neither tier has and that no gap explains."""
         tools = self._tools
         if gap.segment_start is None or gap.segment_start > bounds.log_start_offset:
-            # The log start must be current: the client must not pass over records that were trimmed since it was told,
-            # and the proxy fetches next from the broker's first offset.
+            # The log start must be current. If the broker has trimmed since, the client would skip the trimmed records.
+            # And the proxy fetches next from the broker's first offset.
             bounds = (await tools.bounds.ask(partition, after_refusal_ms, tools.settings.bounds_timeout_ms)).bounds
             if offset >= bounds.log_start_offset:
-                return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)  # another leader: its log begins lower
+                return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)  # a new leader's log begins lower
         if gap.segment_start is not None and gap.segment_start <= bounds.log_start_offset:
             verdict, position = Verdict.REMOTE, gap.segment_start
         else:
@@ -208,7 +230,7 @@ class FetchJudge:
         return Judgement(verdict, partition, is_tiered=True, position=position) if position <= gap.end else None
 
     async def _bounds(self, partition: TopicIdPartition, asked: FetchPartition, received_at_ms: int) -> VerifiedBounds:
-        """Bounds that can tell whether the offset lies below the local log."""
+        """Returns bounds that are recent enough to tell whether the offset lies below the local log."""
         known = self._known_bounds(partition, asked, received_at_ms)
         if known is not None:
             return known
@@ -225,8 +247,8 @@ class FetchJudge:
             and asked.fetch_offset < known.bounds.log_start_offset
             and asked.last_fetched_epoch <= known.bounds.leader_epoch
         ):
-            # The broker compares a request's leader epoch with its own before it looks at the range (semantics 2.3), so
-            # bounds of that epoch hold however old they are.
+            # The broker compares the request's leader epoch with its own before it checks the range
+            # (docs/semantics.md 2.3). Therefore bounds of that epoch are valid, whatever their age.
             if asked.current_leader_epoch >= 0:
                 is_enough = asked.current_leader_epoch == known.bounds.leader_epoch
             else:
@@ -238,7 +260,9 @@ class FetchJudge:
     async def _check_divergence(
         self, found: Judgement, asked: FetchPartition, deadline_ms: int, connection_id: int
     ) -> Judgement:
-        """As the broker does for a local offset, on the epochs of the remote tier (semantics 6.3)."""
+        """Checks the client's last fetched epoch against the remote tier's epochs (docs/semantics.md 6.3).
+
+        The broker makes the same check for a local offset."""
         partition = found.partition
         assert partition is not None
         try:

@@ -1,4 +1,4 @@
-"""`HeldFetch`: a Fetch whose answer is collected before it leaves, since the remote tier may have a part in it."""
+"""`HeldFetch`: a Fetch whose response is held, because the remote tier may contribute to it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from proxy.handlers.fetch_connections import PartitionKey
 from proxy.hold_budget import Grant
 
 _GRACE_MS = 250
-"""How long an answer that has local data may wait for the judgement of other partitions."""
+"""How long a response with local data may wait for the judgements of other partitions."""
 
 
 @dataclass(slots=True)
 class HeldFetch:
-    """A request whose answer was held. `reads` began before the broker answered."""
+    """A request whose response is held. `reads` are the remote reads that began before the broker answered."""
 
     exchange: Exchange
     request: FetchRequest
@@ -25,13 +25,13 @@ class HeldFetch:
     grant: Grant
     reads: dict[PartitionKey, RemotePartitionRead]
     is_sessionless: bool
-    """It went upstream without a session, and with MaxWait 0."""
+    """Whether the request went upstream without a session and with MaxWait 0."""
 
 
 def answer_by_ms(held: HeldFetch, response: FetchResponse, now_ms: int) -> int:
-    """Returns the time (ms) until which the answer may wait for judgements of the partitions that the broker refused.
+    """Returns the time (ms) until which the response may wait for judgements of the partitions that the broker refused.
 
-    Doubts about those partitions must not keep the records of the other partitions from the client."""
+    A slow judgement must not delay the records of the other partitions."""
     if len(out_of_range(response)) == len(response.partitions):
         return held.deadline_ms
     local_bytes = sum(entry.records_bytes for entry in response.partitions)

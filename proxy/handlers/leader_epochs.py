@@ -1,4 +1,7 @@
-"""Where remote epochs end: the half of `LeaderEpochFileCache.endOffsetFor` that brokers forget (semantics 6.2)."""
+"""Finds the end offsets of remote leader epochs (docs/semantics.md 6.2).
+
+This is the part of `LeaderEpochFileCache.endOffsetFor` that a broker cannot answer after it has trimmed its log.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,9 @@ def end_offset_for(
 
     None for the last remote epoch and later ones: only the broker knows where those end. `epochs` are ascending. The
     answer has the greatest known epoch that is not above `epoch`, and the offset at which its successor begins. If
-    `epoch` is older than all known ones, it ends where the first known epoch begins. If the successor begins in one of
-    `gaps` or at the end of one, the lost records may have the asked epoch: then that epoch ends where the gap ends.
+    `epoch` is older than all known epochs, it ends where the first known epoch begins. If the successor begins in one
+    of `gaps` or at the end of one, the lost records may have the requested epoch: that epoch then ends where the gap
+    ends.
     """
     if not epochs or epoch >= epochs[-1].epoch:
         return None

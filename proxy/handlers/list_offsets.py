@@ -1,11 +1,15 @@
-"""ListOffsets: the broker answers first, then offsets of the remote tier take precedence (semantics 5).
+"""Handles ListOffsets: the broker answers first, then offsets of the remote tier take precedence (docs/semantics.md 5).
 
-EARLIEST is the tier's log start; LATEST and EARLIEST_LOCAL are the broker's to say; LATEST_TIERED and
-EARLIEST_PENDING_UPLOAD are the remote end; timestamps are looked up remotely for what lies before the broker's answer.
-A recorded log start that changes an answer counts only if the leader confirms it: the leader may have another history.
-A look-up that cannot be completed is an error that clients retry, never the local tier's later offset; so is any answer
-from metadata that is not fresh (DESIGN, safety rule 1). What a tiered topic's name stands for is asked of the broker
-once it has answered: a topic that was made again is not answered for by the old one's tier (9.3).
+EARLIEST is the tier's log start. The broker alone answers LATEST and EARLIEST_LOCAL. LATEST_TIERED is the remote end,
+and EARLIEST_PENDING_UPLOAD is the next offset. For a timestamp, the proxy searches the remote records below the
+broker's answer. A recorded log start may change an answer only if the leader confirms it, because the leader may have
+another history.
+
+The proxy answers with an error that clients retry if it cannot complete a look-up, if its metadata is not fresh
+(docs/design.md, safety rule 1), or if the metadata does not know a partition of a topic that the configuration tiers.
+It never answers with the local tier's later offset instead. After the broker's answer, the proxy asks the broker for
+the topic id of each tiered topic's name: the remote tier of a deleted topic must not answer for a recreated one
+(docs/semantics.md 9.3).
 """
 
 from __future__ import annotations
@@ -88,9 +92,10 @@ class ListOffsetsHandler:
     async def _current_ids(
         self, answers: Sequence[ListOffsetsResponsePartition], node_id: int | None, deadline_ms: int
     ) -> Mapping[str, UUID | None]:
-        """Of tiered topics what the broker meant by their names when it answered, None when that is not known.
+        """Returns the topic ids that the tiered topics' names had when the broker answered. None: the id is unknown.
 
-        A name that is missing was not tiered lately, and no topic is trimmed so soon after its creation."""
+        A missing name was not tiered a short time ago. Such a topic can be a new one, and a new topic is not trimmed
+        yet."""
         tools = self._tools
         names = {answer.topic for answer in answers if not answer.error_code and self._may_be_tiered(answer.topic)}
         timeout_ms = max(1, min(tools.settings.metadata_timeout_ms, deadline_ms - tools.clock_ms()))
@@ -103,7 +108,9 @@ class ListOffsetsHandler:
     def _may_be_tiered(self, topic: str) -> bool:
         topic_id = self._tools.topology.topic_id(topic)
         try:
-            return topic_id is not None and self._tools.tiered.rlmm.is_tiered(topic_id)
+            if topic_id is None:
+                return False
+            return self._tools.tiered.rlmm.is_tiered(topic_id) or self._tools.configured.may_be_tiered(topic_id)
         except RemoteLogError:
             return True
 
@@ -121,7 +128,7 @@ class ListOffsetsHandler:
         deadline_ms: int,
         connection_id: int,
     ) -> ListOffsetsAnswer | None:
-        """None relays the broker's answer."""
+        """Returns the answer for one partition. None: the proxy relays the broker's answer."""
         if asked is None or broker.error_code or asked.timestamp in _BROKERS_OWN:
             return None
         tools = self._tools
@@ -132,7 +139,7 @@ class ListOffsetsHandler:
             return ListOffsetsAnswer(UNAVAILABLE)
         try:
             if not tools.tiered.is_tiered(partition):
-                return None
+                return await self._of_unknown(partition, asked.timestamp, broker.offset, timeout_ms)
             if asked.timestamp == EARLIEST_TIMESTAMP:
                 return await self._earliest(partition, broker.offset)
             if asked.timestamp == LATEST_TIERED_TIMESTAMP:
@@ -154,9 +161,28 @@ class ListOffsetsHandler:
         except RemoteLogError as error:
             return ListOffsetsAnswer(list_offsets_error(error))
         except CorruptBatchError as error:
-            logger.warning("no look-up by timestamp: %s", error, extra={"partition": str(partition)})
+            logger.warning(
+                "the look-up by timestamp failed, the client retries: %s", error, extra={"partition": str(partition)}
+            )
             return ListOffsetsAnswer(UNAVAILABLE)
         return None if found is None else _of_record(found)
+
+    async def _of_unknown(
+        self, partition: TopicIdPartition, timestamp: int, broker_offset: int, timeout_ms: int
+    ) -> ListOffsetsAnswer | None:
+        """Answers for a partition that the metadata does not know. Raises `RemoteLogError`.
+
+        If the configuration tiers the topic, remote records may lie below the local log. The broker's answer is then
+        true only for a log that begins at offset 0."""
+        tools = self._tools
+        is_first = broker_offset == 0 and (timestamp == EARLIEST_TIMESTAMP or timestamp >= 0)
+        if is_first or not await tools.configured.is_tiered(partition.topic_id, timeout_ms):
+            return None
+        if timestamp == EARLIEST_TIMESTAMP:
+            return ListOffsetsAnswer(UNAVAILABLE)
+        # The question goes to the leader after the broker's answer.
+        verified = await tools.bounds.ask(partition, tools.clock_ms() + 1, tools.settings.bounds_timeout_ms)
+        return ListOffsetsAnswer(UNAVAILABLE) if verified.bounds.log_start_offset > 0 else None
 
     async def _log_start(self, partition: TopicIdPartition, local_log_start: int | None = None) -> ConfirmedLogStart:
         """Returns the recorded log start that holds for the leader. Raises `BrokerError`.
@@ -221,10 +247,11 @@ class ListOffsetsHandler:
         deadline_ms: int,
         connection_id: int,
     ) -> ListOffsetsAnswer | None:
-        """The remote record wins a tie: its offset is the earlier one.
+        """Returns the record with the largest timestamp. None: the proxy relays the broker's answer.
 
-        A broker that names none of its records has the newest one at or above the bound of the isolation level: then
-        it names none of the whole log (semantics 5).
+        If the timestamps are equal, the remote record wins, because its offset is lower. If the broker has records and
+        names none of them, then its newest record lies at or above the bound of the isolation level. The answer for the
+        whole log is then "no record" too (docs/semantics.md 5).
         """
         if broker.offset < 0:
             local = await self._local_bounds(partition)

@@ -1,10 +1,10 @@
-"""DeleteTopics and CreatePartitions: the remote log's own topics are not for clients to change.
+"""Guards the remote log's own topics: clients may not delete them or add partitions to them through the proxy.
 
-They are the remote log metadata and the failed deletions. The other topics of a request are the broker's, as ever.
-Creating these and changing their settings is refused where such requests are read (`topic_tier_configs`), deleting
-their records likewise (`delete_records`). Their replicas may be moved, as operators do. Producing to them is for the
-brokers to refuse, by ACLs: a Produce request names topics between its record sets, so that an exact look would walk
-every request of everybody. What strangers write is left out by whoever reads it (`committed_records`).
+The topics are those of the remote log metadata and of the failed deletions. The broker answers for the other topics of
+a request, as always. `topic_tier_configs` refuses to create these topics and to change their settings.
+`delete_records` refuses to delete their records. Operators may move their replicas. The brokers must refuse Produce
+requests to them, by ACLs: a Produce request names topics between its record sets, so the proxy would have to walk every
+request. The readers of the topics ignore records that other programs wrote (`committed_records`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REFUSAL = "This topic is one of the remote log's own: it cannot be changed throu
 
 
 class MetadataTopicGuard:
-    """Implements `Handler` for both APIs. `topic_name` is what the cluster last called an id."""
+    """Implements `Handler` for DeleteTopics and CreatePartitions. `topic_name` returns a topic's latest known name."""
 
     def __init__(self, own_topics: Collection[str], topic_name: Callable[[UUID], str | None]) -> None:
         self._own_topics = own_topics

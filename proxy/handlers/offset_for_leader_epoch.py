@@ -1,8 +1,11 @@
-"""OffsetForLeaderEpoch: epochs that the broker forgot with its trimmed log are answered from the remote tier (6.2).
+"""Handles OffsetForLeaderEpoch: answers from the remote tier for epochs that the broker trimmed with its log.
 
-The broker's answer decides about access and fencing. Where the remote epochs cannot be had it is relayed: after a trim
-it says "old epoch, ends where the local log starts", which never makes a client believe that its data was truncated.
-A leader epoch that may have written the lost records of a gap ends where the gap ends, for the same reason.
+See docs/semantics.md 6.2.
+
+The broker's answer decides about access and fencing. If the remote epochs are unavailable, the proxy relays the
+broker's answer. After a trim the broker answers that an old epoch ends where the local log starts, so a client never
+concludes that its data was truncated. For the same reason, a leader epoch that may have written the lost records of a
+gap ends where the gap ends.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ class OffsetForLeaderEpochHandler:
     async def complete(self, exchange: Exchange, request: OffsetForLeaderEpochRequest, payload: memoryview) -> Buffers:
         body_position = response_body_position(ApiKey.OFFSET_FOR_LEADER_EPOCH, request.version, payload)
         response = parse_offset_for_leader_epoch_response(payload, body_position, request.version)
-        # A partition that is named twice is answered twice: which answer is whose is the broker's to know.
+        # If a request names a partition twice, the broker answers twice, and the proxy cannot match the answers.
         named = Counter((one.topic, one.partition) for one in request.partitions)
         asked = {(one.topic, one.partition): one for one in request.partitions if named[one.topic, one.partition] == 1}
         deadline_ms = exchange.request.received_at_ms + _TIMEOUT_MS
@@ -66,7 +69,7 @@ class OffsetForLeaderEpochHandler:
     async def _answer(
         self, asked: EpochPartition | None, broker: EpochEndOffsetPartition, deadline_ms: int, connection_id: int
     ) -> EpochAnswer | None:
-        """None relays the broker's answer."""
+        """Returns the answer for one partition. None: the proxy relays the broker's answer."""
         if asked is None or broker.error_code or asked.leader_epoch < 0:
             return None
         tools = self._tools
@@ -91,8 +94,8 @@ class OffsetForLeaderEpochHandler:
             return None
         if broker.end_offset > verified.bounds.log_start_offset:
             return None
-        # The epoch is older than all that the broker still knows, and newer than all remote ones. No record is lost
-        # between them, so the epoch wrote no record.
+        # The epoch is older than all epochs that the broker still knows, and newer than all remote epochs. No record is
+        # lost between them, so no record has this epoch.
         return EpochAnswer(0, last_remote_epoch, broker.end_offset)
 
 

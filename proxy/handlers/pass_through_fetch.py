@@ -1,6 +1,7 @@
-"""Fetch without a remote tier: nothing but NodeEndpoints (v16+), which brokers send with leadership errors alone.
+"""Handles Fetch when no remote tier is configured: changes only NodeEndpoints (version 16 and later).
 
-Small responses get them rewritten; in larger ones, which stream, they become a tag that clients skip.
+Brokers send NodeEndpoints only with leadership errors. The proxy rewrites them in small responses. Larger responses are
+streamed: there NodeEndpoints become a tag that clients skip.
 """
 
 from __future__ import annotations

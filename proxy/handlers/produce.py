@@ -1,4 +1,7 @@
-"""Produce: cut through. Its acks say whether there will be a response, its small responses may name a new leader."""
+"""Handles Produce: the request's bytes are forwarded as they arrive.
+
+The request's acks tell whether a response will follow. A response may name the address of a new leader.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ class ProduceHandler:
         check_version(ApiKey.PRODUCE, api_version)
         acks = peek_acks(prefix)
         if acks is None:
-            raise TruncatedError("a Produce request that ends before its acks")
+            raise TruncatedError("a Produce request ends before its acks")
         if acks == 0:
             return CutThrough(no_response=True), None
         if not carries_addresses(ApiKey.PRODUCE, api_version):

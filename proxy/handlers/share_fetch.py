@@ -1,7 +1,7 @@
-"""ShareFetch (KIP-932): the broker chooses the records and reads them, so that only its local tier is seen.
+"""Handles ShareFetch (KIP-932), which reads only the local tier: the broker chooses and reads the records.
 
-Nothing changes but NodeEndpoints, which brokers send with leadership errors alone: small responses get them rewritten,
-larger ones stream and lose them. A leader that is not named there is found by Metadata.
+The proxy changes only NodeEndpoints, which brokers send only with leadership errors. It rewrites them in small
+responses. Larger responses are streamed without them; clients then find the leader with a Metadata request.
 """
 
 from __future__ import annotations
