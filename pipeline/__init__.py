@@ -1,4 +1,6 @@
-"""PySpark jobs over the remote tier's segments; stands beside `proxy` on `tiers`, neither knows the other.
+"""PySpark jobs and Spark data sources over the remote tier's segments.
+
+The package builds on `tiers`, as `proxy` does; `pipeline` and `proxy` never import each other.
 
 import pipeline
 
@@ -15,15 +17,16 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Makes `kafka_tiered` and `kafka_tiered_segments` known to the session; more than once does no harm."""
-    from pipeline.registration import register_data_sources  # Spark is for those who read
+    """Registers `kafka_tiered` and `kafka_tiered_segments` with the session. A second call has no effect."""
+    from pipeline.registration import register_data_sources  # imports Spark, which other users do not need
 
     register_data_sources(spark)
 
 
 def read(spark: SparkSession, topics: str, columns: str | None = None, **options: str) -> DataFrame:
-    """A batch of `topics` (names, with commas). `columns` saves decoding what is not looked at; `options` are those
-    of `kafka_tiered`."""
+    """Returns a batch DataFrame of `topics` (comma-separated names).
+
+    `columns` limits which columns are decoded. `options` are the options of `kafka_tiered`."""
     register(spark)
     reader = spark.read.format("kafka_tiered").option("subscribe", topics).options(**options)
     return (reader if columns is None else reader.option("columns", columns)).load()

@@ -1,4 +1,4 @@
-"""What starts: `tidegate-pipeline`, `python -m pipeline`, `spark-submit .../pipeline/__main__.py`."""
+"""The entry point of `tidegate-pipeline`, `python -m pipeline` and `spark-submit .../pipeline/__main__.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INTERRUPTED = 130
 def main() -> None:
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        from pipeline import cli  # here, for who interrupts this already
+        from pipeline import cli  # imported here so that an interrupt during the import is handled too
 
         sys.exit(cli.run(sys.argv[1:]))
     except KeyboardInterrupt:
@@ -20,8 +20,8 @@ def main() -> None:
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
-    """As by Ctrl-C: Spark's jobs are cancelled, and what is owned is given back."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell
+    """Handles SIGTERM like Ctrl-C: the job cancels its Spark jobs and gives up its ownership."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores SIGINT for background processes
         raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)
 

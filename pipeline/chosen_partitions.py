@@ -1,4 +1,4 @@
-"""`chosen_partitions`: what a job's pattern for topics means. One that matches nothing is a mistake, and is said."""
+"""`chosen_partitions`: selects partitions by a job's topic pattern. A pattern without a match is an error."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from tiers.model.ids import TopicIdPartition
 
 
 class NothingChosenError(JobError):
-    """Whoever called can put it right."""
+    """The pattern is invalid or matches no topic. The user can correct that."""
 
 
 def chosen_partitions(metadata: RemoteLogMetadataReader, topics: str | None) -> list[TopicIdPartition]:
-    """Whose topic's whole name matches, by name; None: all, be there any or not. Raises `JobError`."""
+    """Returns the partitions whose topic name matches `topics` as a whole, sorted by topic name.
+
+    If `topics` is None, returns all partitions, possibly none. Raises `NothingChosenError`."""
     try:
         pattern = re.compile(".*" if topics is None else topics, re.DOTALL)
     except re.error as error:
-        raise NothingChosenError(f"{topics!r} is no pattern: {error}") from None
+        raise NothingChosenError(f"{topics!r} is not a regular expression: {error}") from None
     found = [each for each in metadata.partitions() if pattern.fullmatch(each.topic)]
     if topics is not None and not found:
-        raise NothingChosenError(f"nothing of {topics} is in the remote tier")
+        raise NothingChosenError(f"no topic in the remote tier matches {topics}")
     return sorted(found, key=lambda each: (each.topic, each.topic_id, each.partition))

@@ -1,7 +1,7 @@
-"""The command `tidegate-pipeline`. What goes wrong is said in one line.
+"""The command `tidegate-pipeline`. It reports every failure in one line.
 
-Exit codes: 0 good, 1 findings, 2 misused, 3 failed, 130 interrupted. Spark, Arrow and pyiceberg take seconds to load:
-only the one command that is called loads what it needs.
+Exit codes: 0 success, 1 findings, 2 usage error, 3 failure, 130 interrupted. Spark, Arrow and pyiceberg take seconds to
+import, so the program imports only the command that is called.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ FAILED: Final = 3
 INTERRUPTED: Final = 130
 
 COMMANDS: Final[Mapping[str, str]] = {
-    "offload": "Copies what the brokers have to the remote tier.",
-    "export": "Exports a topic to Parquet or Iceberg, each record once.",
-    "scrub": "Checks everything in the store, finds orphans.",
+    "offload": "Copies log data from the brokers to the remote tier.",
+    "export": "Exports a topic to Parquet or Iceberg, each record exactly once.",
+    "scrub": "Checks every object in the store and finds orphans.",
     "usage": "Adds up the bytes that the tier takes in the store.",
-    "rebuild": "Restores metadata or indexes from what the store has.",
-    "merge": "Makes few large segments of many small ones.",
-    "retain": "Deletes what retention no longer covers.",
-    "sql": "Answers one SQL query over topics of both tiers.",
+    "rebuild": "Rebuilds metadata or indexes from the objects in the store.",
+    "merge": "Merges many small segments into few large ones.",
+    "retain": "Deletes the segments that retention has expired.",
+    "sql": "Runs one SQL query over topics in both tiers.",
     "warm": "Compiles the decoder ahead of the first job.",
-    "package": "Writes what spark-submit takes.",
+    "package": "Writes the files that spark-submit needs.",
 }
-"""Each is a function of its own name in a module of that name."""
+"""Each command is a function in a module of `pipeline.commands`; both have the command's name."""
 
 _EXTRAS: Final = {
     "pyspark": "pipeline",
@@ -59,7 +59,7 @@ def _loaded(name: str) -> Any:
 
 
 def _not_loaded() -> None:
-    """Stands for a command in the list of all."""
+    """Stands in for a command in the list of commands, so that listing them imports none of them."""
 
 
 app = typer.Typer(
@@ -79,7 +79,7 @@ def _pipeline() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """The exit code; every failure is a line on standard error."""
+    """Runs one command and returns its exit code. Every failure is one line on standard error."""
     logging.basicConfig(level=logging.CRITICAL)
     try:
         result = app(arguments, standalone_mode=False, prog_name="tidegate-pipeline")
@@ -96,7 +96,7 @@ def _explained(error: Exception) -> tuple[str, int]:
     try:
         if isinstance(error, ModuleNotFoundError):
             raise error
-        from pipeline.failures import explain  # knows Spark's errors, hence loads it
+        from pipeline.failures import explain  # imports Spark to recognise its errors
     except ModuleNotFoundError as missing:
         package = (missing.name or "").partition(".")[0]
         if package in _EXTRAS:
@@ -106,6 +106,6 @@ def _explained(error: Exception) -> tuple[str, int]:
 
 
 def _say(message: str, code: int) -> int:
-    """In one line, whatever the libraries below make of it."""
+    """Prints the message as one line, even if a library's error text has several."""
     typer.echo("tidegate-pipeline: " + " ".join(message.split()), err=True)
     return code

@@ -1,7 +1,7 @@
-"""`PipelineConfig`: the proxies' own TOML file, as a job reads it: the cluster, the store, the keys, the topics.
+"""`PipelineConfig`: the proxies' TOML file as a job reads it: the cluster, the store, the keys and the topics.
 
-The same file serves both, so that a job and the proxies never differ about what is tiered and where it lies. It travels
-to the executors with the task; secrets show in no `repr`.
+Jobs and proxies read the same file, so they always agree on what is tiered and where it is stored. The configuration
+travels to the executors with each task. Its `repr` shows no secrets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tiers.tier_config import TierConfig, load_config_file, parse_config_text
 
 
 class PipelineConfig(TierConfig):
-    """Sections that only a proxy reads are accepted as they are."""
+    """The shared settings. Sections that only a proxy reads are accepted without validation."""
 
     listener: object = Field(None, repr=False, exclude=True)
     admin: object = Field(None, repr=False, exclude=True)

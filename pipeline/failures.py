@@ -1,4 +1,4 @@
-"""What a user is told of whatever ended a command, in one line, and the exit code."""
+"""`explain`: turns the exception that ended a command into one line for the user and an exit code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _SAYS_ALL: Final = re.compile(
     r"\b(?:Option|Config|RemoteTier|RemoteLog|RemoteLogMetadata|(?:Retriable)?RemoteStorage|Broker(?:Refused)?"
     r"|CorruptSegment)Error: "
 )
-"""Our classes whose message needs no name before it; what happens in Spark's processes comes as text."""
+"""Names of our own error classes. Their messages need no class name in front. Errors from Spark's processes arrive as
+text, so the names are removed from text."""
 
 
 def explain(error: Exception) -> tuple[str, int]:
@@ -30,20 +31,20 @@ def explain(error: Exception) -> tuple[str, int]:
         case SparkSettingError() | NothingChosenError() | TargetError() | ValueSchemaError():
             said, code = str(error), MISUSED
         case AnalysisException():
-            # Where a data source's Python failed, Spark says this too.
+            # Spark also raises AnalysisException when the Python code of a data source fails.
             said = spark_cause(error)
             code = FAILED if "Traceback" in str(error) and not said.startswith(_USERS_OWN) else MISUSED
         case PySparkRuntimeError() if error.getCondition() == "JAVA_GATEWAY_EXITED":
-            said = "Spark does not start; why is above. It needs Java 17 or newer, by JAVA_HOME or on the path"
+            said = "Spark did not start; its own error is above. It needs Java 17 or newer, in JAVA_HOME or on the PATH"
             code = FAILED
         case PySparkException() | Py4JError():
             said = spark_cause(error)
             if "stopped SparkContext" in said:
-                said = "Spark has ended: its master, or somebody, ended the application; the master's log says why"
+                said = "Spark stopped: its master or a user ended the application; the master's log says why"
             code = MISUSED if said.startswith(_USERS_OWN) else FAILED
         case JobError() | SparkMasterError():
             said, code = str(error), FAILED
         case _:
             said, code = explained(error)
-            said = said.replace("Value error, ", "")  # typer says so of a choice that there is not
+            said = said.replace("Value error, ", "")  # pydantic puts this before the message of a validator
     return _SAYS_ALL.sub("", said), code

@@ -1,8 +1,9 @@
-"""`run_tasks`: a plan's rows go out to the executors, a result row comes back for each. Record bytes never do.
+"""`run_tasks`: sends a plan's rows to the executors and collects one result row for each.
 
-A task that fails for a reason of its own segment says so in its result; one that raises ends the whole run, so it does
-that only for what no other row could do better: no right to read, no store. An executor that dies is replaced by Spark,
-which gives its rows to another one: `attempt` tells a task that it may not be the first.
+Rows never contain record bytes. A task reports a failure that concerns only its own segment in its result. A task that
+raises ends the whole run, so it raises only for failures that would hit every other row as well, such as a missing
+permission or an unreachable store. When an executor dies, Spark gives its rows to another executor; `attempt` tells a
+task whether it may be a repetition.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ P = TypeVar("P")
 R = TypeVar("R")
 
 LOST_GRACE_S: Final = 3.0
-"""Longer than Spark takes to end what it gave up (`spark.python.task.killTimeout`). What still writes after it, on a
-machine that was cut off, leaves objects that no record names any more: `tier orphans` finds them."""
+"""How long to wait until tasks that Spark gave up no longer write; longer than `spark.python.task.killTimeout`. A task
+on a machine that was cut off may write even later. Its objects are orphans, and `tier orphans` finds them."""
 
 _MODULE = re.compile(r"^(?:\w+\.)+(?=\w+Error: )")
 
 
 class JobError(Exception):
-    """The run ended; the message is for the user, one line."""
+    """The run failed. The message is one line for the user."""
 
 
 def new_group() -> str:
-    """By which what runs can be cancelled."""
+    """Returns a new Spark job group id, by which running jobs can be cancelled."""
     return f"tidegate-{uuid.uuid4()}"
 
 
 def run_tasks(
     session: SparkSession, what: str, plan: Sequence[P], task: Callable[[P], R], group: str | None = None
 ) -> list[R]:
-    """One Spark task per row; results in the plan's order. Rows that take less than a second are better packed.
+    """Runs one Spark task per row and returns the results in the plan's order.
 
-    Raises `JobError`."""
+    Pack rows that take less than a second into larger ones. Raises `JobError`."""
     if not plan:
         return []
     try:
@@ -59,7 +60,9 @@ def run_tasks(
 
 @contextmanager
 def one_job(session: SparkSession, what: str, tasks: int | None, group: str | None = None) -> Iterator[SparkContext]:
-    """How far Spark is with what runs in the block is shown; an interrupt cancels it. `tasks` None: Spark decides."""
+    """Shows the progress of the Spark jobs that run in the block, and cancels them on an interrupt.
+
+    If `tasks` is None, Spark decides how many tasks there are."""
     context = session.sparkContext
     group = group or new_group()
     context.setJobGroup(group, what, interruptOnCancel=True)
@@ -74,13 +77,14 @@ def one_job(session: SparkSession, what: str, tasks: int | None, group: str | No
 
 
 def attempt() -> int:
-    """How often Spark has begun this task before: 0 the first time, and outside Spark."""
+    """Returns how often Spark has started this task before: 0 for the first attempt and outside Spark."""
     context = TaskContext.get()
     return 0 if context is None else context.attemptNumber()
 
 
 def spark_cause(error: Exception) -> str:
-    """One line: the last of the Python traceback that is in it, without Spark's wrapping; else Spark's own first."""
+    """Returns the cause in one line: the last error of an embedded Python traceback, else the first line of Spark's
+    message."""
     text = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     own = [line for line in lines if "Error: " in line and not line.startswith(("at ", "File ", "org.apache"))]

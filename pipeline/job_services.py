@@ -1,7 +1,7 @@
-"""`job_services`: the tier's own tasks, as a driver runs them while executors work for it.
+"""`job_services`: the services that the tier's tasks need, for a driver that runs them while executors do the work.
 
-The driver's loop must not stand still while Spark works: it is a member of the group that owns the metadata, and a
-member that says nothing for a while is taken for dead.
+The driver is a member of the consumer group that owns the metadata partitions. Its event loop must not block while
+Spark works, because the group removes a member that sends no heartbeat.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 OWNED_AGAIN_MS: Final = 60_000
 PAUSES_S: Final = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0)
-"""Between attempts to write a partition's metadata."""
+"""Pauses between attempts to write a partition's metadata."""
 _SAID_AFTER: Final = 3
 _LOOK_AGAIN_MS: Final = 100
 _MANIFEST_ATTEMPTS: Final = 5
@@ -45,24 +45,28 @@ Sleep = Callable[[float], Awaitable[object]]
 
 
 async def run_beside(runner: TaskRunner, what: str, plan: Sequence[P], task: Callable[[P], R]) -> list[R]:
-    """As `runner.run`, while this loop goes on. Who is cancelled ends the tasks first: a thread would go on with them,
-    and nothing that is owned may be given back before."""
+    """Runs `runner.run` on a thread, so that this event loop continues.
+
+    If the caller is cancelled, ends the tasks before it returns. The thread would otherwise continue with them, and the
+    caller must not give up ownership while they still write."""
     running = asyncio.get_running_loop().run_in_executor(None, runner.run, what, plan, task)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         while not running.done():
-            if isinstance(runner, Cancellable):  # again for what had not begun
+            if isinstance(runner, Cancellable):  # repeated: a job that had not started was not cancelled yet
                 runner.cancel()
             await asyncio.wait({running}, timeout=_CANCEL_AGAIN_S)
-        running.exception()  # nobody asks for it any more
+        running.exception()  # marks the exception as retrieved: the caller raises CancelledError instead
         raise
 
 
 @contextmanager
 def job_services(tier: OpenTier, spool_folder: Path) -> Iterator[TaskServices]:
-    """What one run may delete is not limited, and what a store refuses to delete is published at once: who would count
-    the attempts ends with the job."""
+    """Opens the services for one run.
+
+    A run has no limit on the bytes that it expires. A failed deletion is published after the first attempt, because the
+    count of attempts ends with the job."""
     remote_log = tier.config.remote_log
     timeout_ms = tier.config.upstream.request_timeout_ms
     settings = RemoteLogManagerSettings(
@@ -96,20 +100,22 @@ def job_services(tier: OpenTier, spool_folder: Path) -> Iterator[TaskServices]:
 
 
 class NotWrittenError(RemoteLogMetadataError):
-    """It was tried long enough. A write whose answer was not seen may have landed all the same."""
+    """Every attempt to write failed. A write without an answer may still have taken effect."""
 
 
 async def until_owned(
     services: TaskServices, partition: TopicIdPartition, timeout_ms: int = OWNED_AGAIN_MS, sleep: Sleep = asyncio.sleep
 ) -> None:
-    """Members of the group come and go, and a machine may be busy. Raises `OwnershipLostError`."""
+    """Waits until this member owns `partition`: a rebalance or a busy machine may take the ownership away for a while.
+
+    Raises `OwnershipLostError` after `timeout_ms`."""
     try:
         async with asyncio.timeout(timeout_ms / 1000):
-            while not services.metadata.owns(partition):  # the manager tells nobody
+            while not services.metadata.owns(partition):  # polled, because the manager signals no change
                 await sleep(_LOOK_AGAIN_MS / 1000)
     except TimeoutError as error:
         raise OwnershipLostError(
-            f"{partition} is owned by another member: run again; 'tidegate tier orphans' names what was left"
+            f"another member owns {partition}: run the job again; 'tidegate tier orphans' lists what this run left"
         ) from error
 
 
@@ -120,10 +126,13 @@ async def written(
     timeout_ms: int = OWNED_AGAIN_MS,
     sleep: Sleep = asyncio.sleep,
 ) -> R:
-    """Again while the ownership, or what came of a write, is not known: `write` looks first at what is there. Who
-    watches is told of it when it goes on.
+    """Calls `write` again until its outcome is known, and waits for ownership before each attempt.
 
-    Raises `InvalidTransitionError` at once, `OwnershipLostError` after `timeout_ms`, `NotWrittenError` in the end."""
+    `write` must first check whether an earlier attempt took effect. A line on standard error tells the user when the
+    retries take longer.
+
+    Raises `InvalidTransitionError` at once, `OwnershipLostError` after `timeout_ms` without ownership, and
+    `NotWrittenError` after the last attempt."""
     failed: RemoteLogMetadataError | None = None
     for attempt, pause_s in enumerate((*PAUSES_S, None), 1):
         try:
@@ -131,7 +140,7 @@ async def written(
         except OwnershipLostError as error:
             if failed is None:
                 raise
-            # A member whose write failed owns nothing before it knows what came of that.
+            # After a failed write a member owns nothing until it knows the outcome of that write.
             raise NotWrittenError(f"{partition}: {failed}; and since then {error}") from failed
         try:
             return await write()
@@ -141,14 +150,15 @@ async def written(
             failed = error
         if pause_s is not None:
             if attempt == _SAID_AFTER:
-                say(f"{partition}: its metadata cannot be written, which is tried again: {failed}")
+                say(f"{partition}: writing its metadata failed, and is retried: {failed}")
             await sleep(pause_s)
     raise NotWrittenError(f"{partition}: its metadata cannot be written: {failed}") from failed
 
 
 async def write_manifest(services: TaskServices, partition: TopicIdPartition) -> None:
-    """So that `rebuild` would know what the metadata says now. Raises `RemoteLogError`, and then nothing that the
-    stored one accepts may be deleted."""
+    """Writes the partition manifest, so that `rebuild` finds the current metadata.
+
+    Raises `RemoteLogError`. In that case the caller must not delete any segment that the stored manifest accepts."""
     task = PartitionManifestTask(services, partition)
     for _ in range(_MANIFEST_ATTEMPTS):
         await until_owned(services, partition)

@@ -1,7 +1,7 @@
-"""How far a Spark job is: asked of Spark's status tracker, shown on standard error.
+"""`job_progress`: shows the progress of a Spark job, as Spark's status tracker reports it, on standard error.
 
-Where somebody watches it is a bar; in a file it is a line when a tenth more is done, so that a night's log stays short.
-Of a cluster that gives no executor Spark says nothing, for ever: of that, one line.
+On a terminal the progress is a bar. In a file it is one line for each tenth of the tasks, so that the log of a long run
+stays short. Spark waits forever for a cluster without a free executor and logs nothing; a line says so then.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from tiers.console import progress_bar, say
 
 POLL_MS = 200
 STALLED_POLLS = 150
-_NOT_STARTED = "no task has started for {} s: has the cluster a free executor that is large enough?"
+_NOT_STARTED = "no task has started for {} s: does the cluster have a free executor that is large enough?"
 
 
 @contextmanager
 def job_progress(context: SparkContext, group: str, what: str, tasks: int | None) -> Iterator[None]:
-    """Watches the jobs of `group`, which run in this block. `tasks` None: Spark makes them as it goes."""
+    """Shows the progress of the jobs of `group`, which run in this block. If `tasks` is None, the number of tasks is
+    not known in advance."""
     ended = threading.Event()
 
     def watch() -> None:
@@ -32,7 +33,7 @@ def job_progress(context: SparkContext, group: str, what: str, tasks: int | None
             while not ended.wait(POLL_MS / 1000):
                 try:
                     done, active = _counted_tasks(context, group)
-                except Exception:  # Spark was stopped, or its JVM died: who waits for the job says so
+                except Exception:  # Spark or its JVM ended; the caller that waits for the job reports that
                     return
                 has_started = has_started or done + active > 0
                 polls += 1
@@ -55,7 +56,7 @@ def job_progress(context: SparkContext, group: str, what: str, tasks: int | None
 
 
 def _counted_tasks(context: SparkContext, group: str) -> tuple[int, int]:
-    """Completed, and running now."""
+    """Returns the numbers of completed and of running tasks."""
     tracker = context.statusTracker()
     done = active = 0
     for job_id in tracker.getJobIdsForGroup(group):

@@ -1,4 +1,4 @@
-"""Makes the data sources known to a Spark session."""
+"""Registers the data sources with a Spark session."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _ALREADY = "DATA_SOURCE_ALREADY_EXISTS"
 
 
 def register_data_sources(session: SparkSession) -> None:
-    """A second time in one session is no error. Makes `session` the active one."""
-    # Whether the name is taken already, Spark looks up in the session that is active: this makes it the one meant.
+    """Registers both data sources and makes `session` the active session. A second call has no effect."""
+    # Spark checks whether a name is taken in the active session, so this call makes `session` the active one.
     session.createDataFrame([], "nothing INT")
     for source in (KafkaTieredDataSource, SegmentsDataSource):
         try:

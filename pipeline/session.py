@@ -1,10 +1,10 @@
-"""`spark_session`: a Spark session as the jobs and the data source need it, on whatever master.
+"""`spark_session`: a Spark session with the settings that the jobs and the data sources need, on any master.
 
-* The driver's own Python is that of the workers, unless `PYSPARK_PYTHON` says otherwise: another one lacks our code.
-* Filters reach the data source (off by default in Spark), rows travel by unix sockets, and Spark's own progress bar and
-  log stay quiet: we print progress ourselves, and say in one line why a job failed.
-* Tasks answer for their own retries: a task never writes twice under one name, so speculation would only waste.
-* What nobody else needs to reach, Spark on this machine alone, listens on loopback only.
+* The workers run the driver's Python unless `PYSPARK_PYTHON` names another, because another Python lacks our packages.
+* Filters reach the data source, which Spark turns off by default, and rows travel over unix sockets.
+* Spark's own progress bar and log are off: we show progress ourselves and report a failed job in one line.
+* Speculation is off. Tasks never write the same name twice, so a second attempt would only waste work.
+* Spark on this machine alone listens on loopback only, because no other machine has to reach it.
 """
 
 from __future__ import annotations
@@ -44,23 +44,24 @@ _jvm: QuietJvm | None = None
 
 
 class SparkSettingError(ValueError):
-    """A setting of Spark under which no job of ours works."""
+    """A Spark setting with which no job can work."""
 
 
 class SparkMasterError(Exception):
-    """No master is where one was said to be."""
+    """No Spark master answers at the given address."""
 
 
 def spark_session(
     master: str | None = None, conf: Mapping[str, str] | None = None, name: str = "tidegate"
 ) -> SparkSession:
-    """The session of this process if there is one: it keeps its master, and of `conf` what can still be changed.
+    """Returns the running session of this process, or starts a new one.
 
-    Else a new one. `master` None: what spark-submit says, else `local[*]`. `conf` wins over what spark-submit was
-    given, that over the defaults here, and those over Spark's.
+    A running session keeps its master and takes from `conf` the settings that can still change. For a new session,
+    `master` None means the master that spark-submit was given, else `local[*]`. `conf` overrides the settings of
+    spark-submit. Those override the defaults of this module, which override Spark's defaults.
 
     Raises `SparkSettingError`, `SparkMasterError`, and `PySparkRuntimeError` when Spark does not start."""
-    global _jvm  # one per process, as Spark has it
+    global _jvm  # one per process, like Spark's own context
     if SparkContext._active_spark_context is not None:
         settings = {**FOR_THE_DATA_SOURCE, **(conf or {})}
     else:
@@ -89,7 +90,7 @@ def spark_session(
 def open_session(
     master: str | None = None, conf: Mapping[str, str] | None = None, name: str = "tidegate"
 ) -> Iterator[SparkSession]:
-    """As `spark_session`, and stopped at the end unless it was there before."""
+    """Yields `spark_session(...)`, and stops the session at the end if this call started it."""
     is_ours = SparkContext._active_spark_context is None
     session = spark_session(master, conf, name)
     try:
@@ -102,7 +103,7 @@ def open_session(
 
 
 def _submitted() -> dict[str, str]:
-    """What spark-submit was given: it starts the JVM first, which then says so itself."""
+    """Returns the settings of spark-submit, which starts the JVM first and hands it these settings."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return {}
     SparkContext._ensure_initialized()
@@ -110,7 +111,9 @@ def _submitted() -> dict[str, str]:
 
 
 def _check(settings: Mapping[str, str]) -> None:
-    """A limit on a Python worker's address space is not one on its memory: libraries alone map hundreds of MiB."""
+    """Raises `SparkSettingError` for a malformed master or for too little address space of the Python workers.
+
+    The setting limits address space and not memory in use: the libraries alone map hundreds of MiB."""
     master = settings["spark.master"]
     if not _MASTER.fullmatch(master):
         raise SparkSettingError(f"--master {master}: expected local[*], spark://HOST:PORT, yarn or k8s://URL")
@@ -119,14 +122,16 @@ def _check(settings: Mapping[str, str]) -> None:
         return
     read = re.fullmatch(r"(\d+)\s*([kmgtp]?)b?", given.strip().lower())
     if read is None:
-        raise SparkSettingError(f"{_WORKER_MEMORY}={given} is no size")
+        raise SparkSettingError(f"{_WORKER_MEMORY}={given} is not a size")
     size_mb = int(read[1]) * 1024 ** ("kmgtp".index(read[2] or "m") - 1)
     if size_mb < _MIN_WORKER_MEMORY_MB:
         raise SparkSettingError(f"{_WORKER_MEMORY}={given} is too little: a Python worker needs 1g of address space")
 
 
 def _look_for(master: str) -> None:
-    """Spark itself looks for a minute or two, and then says that a context was stopped. One of several is enough."""
+    """Checks that at least one of the masters accepts a connection.
+
+    Without this check Spark tries for a minute or two and then reports only that a context was stopped."""
     troubles: list[str] = []
     for place in master.removeprefix(_STANDALONE).split(","):
         host, _, port = place.rpartition(":")

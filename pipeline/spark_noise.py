@@ -1,8 +1,9 @@
-"""What Spark's JVM says on standard error, without what it says whatever happens.
+"""`QuietJvm`: a JVM for Spark whose standard error is filtered.
 
-Spark talks before its log level is known, and again when its Python processes end; a job's own errors would drown in
-it. So a JVM that we start writes into a pipe: known noise is dropped, all else comes out as it is, a worker's own last
-words too. A JVM that spark-submit starts writes where it likes.
+Spark writes messages before its log level is set, and again when its Python processes end. These messages would hide
+a job's own errors. A JVM that we start therefore writes into a pipe: this module drops the known noise and passes
+everything else on unchanged, including the last output of a Python worker. The output of a JVM that spark-submit starts
+cannot be filtered.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ _STDERR = 2
 
 
 class QuietJvm:
-    """A JVM of ours; `is_ending` drops all that it still says."""
+    """A JVM that this process starts. While `is_ending` is true, all of its output is dropped."""
 
     def __init__(self, conf: SparkConf) -> None:
-        """Raises `PySparkRuntimeError` when it does not start, after what it said about that."""
+        """Raises `PySparkRuntimeError` when the JVM does not start, after its error output was passed on."""
         self.is_ending = False
         reading, writing = os.pipe()
         pump = threading.Thread(target=self._pump, args=(reading,), name="tidegate-spark-stderr", daemon=True)
@@ -53,14 +54,14 @@ class QuietJvm:
         with os.fdopen(reading, "rb") as lines:
             for line in without_noise(lines):
                 if not self.is_ending:
-                    with contextlib.suppress(OSError):  # read on, or the JVM would stand still
+                    with contextlib.suppress(OSError):  # keep reading: a full pipe would block the JVM
                         os.write(_STDERR, line)
 
 
 def without_noise(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Also without the traceback of a Python process that Spark needed no more, as when a query has rows enough.
+    """Drops known noise, and the traceback of a Python daemon whose pipe Spark closed because a query has enough rows.
 
-    Processes write at once, and their lines may be mixed."""
+    Processes write concurrently, so their lines may be interleaved."""
     held = 0
     is_of_daemon = False
     for line in lines:

@@ -1,8 +1,8 @@
-"""`TaskCall`: a function on its way to the executors, and what holds for every task that runs there.
+"""`TaskCall`: a function that is sent to the executors, with the rules that hold for every task.
 
-* What a driver packs, only executors of the same version unpack: plans are tuples and bytes whose meaning changes with
-  any release. The version comes first, and nothing behind it is looked at before it is known to be the same.
-* What the first task of a process has loaded stays as long as the process does (`settle`).
+* Only executors of the driver's version unpack a task: plans are tuples and bytes whose layout any release may change.
+  The version comes first in the pickle and is compared before anything after it is read.
+* Everything that the first task of a process has loaded is excluded from later garbage collections (`settle`).
 """
 
 from __future__ import annotations
@@ -43,29 +43,30 @@ class TaskCall(Generic[P, R]):
 
 def _unpacked(packed_by: Version, packed: bytes) -> TaskCall[P, R]:
     check_version(packed_by)
-    return TaskCall(pickle.loads(packed))  # what a driver has made for its own executors
+    return TaskCall(pickle.loads(packed))  # trusted: the driver made it for its own executors
 
 
 @cache
 def own_version() -> Version:
-    """Of Tidegate, and of the state whose bytes a plan has: that changes more often while one version is being made."""
+    """Returns Tidegate's version and the schema version of the state bytes in a plan. The schema version changes more
+    often than the version during development."""
     return version("tidegate"), SCHEMA_VERSION
 
 
 def check_version(packed_by: Version) -> None:
-    """Raises `RuntimeError` for what a driver of another version has packed: its bytes would be taken for others."""
+    """Raises `RuntimeError` if a driver of another version packed the task, since its bytes would be misread."""
     if packed_by != own_version():
         theirs, ours = (" ".join(map(str, each)) for each in (packed_by, own_version()))
         raise RuntimeError(
-            f"the driver has Tidegate {theirs}, this executor {ours} (version and schema): give both the same"
+            f"the driver runs Tidegate {theirs}, this executor {ours} (version and schema): install one version on both"
         )
 
 
 def settle() -> None:
-    """What a process has loaded by the end of its first task is there for good: no later collection looks through it.
+    """Excludes the objects that the process has loaded by the end of its first task from later garbage collections.
 
-    Spark collects after every task, which is a tenth of a second with libraries as large as these."""
-    global _settled_pid  # one per process, whatever Spark forks it from
+    Spark collects garbage after every task, which takes a tenth of a second with libraries of this size."""
+    global _settled_pid  # one per process, because Spark forks its Python processes
     if _settled_pid != os.getpid():
         _settled_pid = os.getpid()
         gc.collect()

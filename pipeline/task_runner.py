@@ -1,4 +1,4 @@
-"""`TaskRunner`: where a job's tasks run: on Spark, or in this process alone, where there is no more to it."""
+"""`TaskRunner`: runs a job's tasks, on Spark or in this process."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ R = TypeVar("R")
 class TaskRunner(Protocol):
     @property
     def parallelism(self) -> int:
-        """How many tasks run at a time."""
+        """The number of tasks that run at the same time."""
 
     def run(self, what: str, plan: Sequence[P], task: Callable[[P], R]) -> list[R]:
-        """Results in the plan's order; blocks."""
+        """Runs `task` for each row of `plan` and returns the results in the plan's order. The call blocks."""
 
 
 @runtime_checkable
 class Cancellable(Protocol):
-    """A runner whose tasks go on elsewhere though nobody waits for them."""
+    """A runner whose tasks run in other processes and continue when the caller stops waiting."""
 
     def cancel(self) -> None:
-        """Ends what another thread runs now; its `run` then raises."""
+        """Ends the tasks of a `run` call on another thread. That call then raises."""
 
 
 class SparkRunner:
-    """Raises `JobError`."""
+    """Runs tasks as Spark jobs. `run` raises `JobError`."""
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
@@ -48,5 +48,5 @@ class SparkRunner:
         return run_tasks(self._session, what, plan, task, self._group)
 
     def cancel(self) -> None:
-        with suppress(Py4JError, AttributeError):  # Spark has ended, and all that runs with it
+        with suppress(Py4JError, AttributeError):  # Spark has ended, and its tasks with it
             self._session.sparkContext.cancelJobGroup(self._group)

@@ -1,4 +1,4 @@
-"""`tiered_policies`: what the brokers and the file say of the topics that are tiered."""
+"""`tiered_policies`: the policies of all tiered topics, from the brokers and the configuration file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tiers.open_tier import OpenTier
 
 
 async def tiered_policies(tier: OpenTier) -> Collection[TopicPolicy]:
-    """As of now. Raises `BrokerError`."""
+    """Reads the current policies. Raises `BrokerError`."""
     rules = [topic_rule(topic) for topic in tier.config.topics]
     metrics = RemoteLogManagerMetrics(CollectorRegistry())
     topics = TieredTopics(tier.client, rules, metrics, tier.metadata.topic_tier_config)

@@ -1,9 +1,9 @@
-"""`Worker`: what a Python process of Spark keeps between tasks: an event loop, and what was opened on it.
+"""`Worker`: the event loop and the open connections that a Python process of Spark keeps between tasks.
 
-The tier's own code is asynchronous; Spark calls plain functions. One loop runs in a thread of its own as long as the
-process lives; broker clients and stores are opened once per configuration and shared by all tasks of the process.
-Spark forks its Python processes, so nothing is made before the first task asks. What is open is closed at the end of
-the process, as far as its peers let it; where Spark ends the process, nothing is.
+The tier's code is asynchronous, while Spark calls plain functions. One loop runs on its own thread for the lifetime of
+the process. Broker clients and stores are opened once per configuration, and all tasks of the process share them.
+Spark forks its Python processes, so the worker is created by the first task and never before a fork. At the end of the
+process the worker closes its connections as far as the peers allow. If Spark kills the process, it closes none.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Worker:
         threading.Thread(target=self._loop.run_forever, name="tidegate-worker", daemon=True).start()
 
     def run(self, work: Coroutine[object, object, T]) -> T:
-        """Runs `work` on the loop; an interrupted caller cancels it."""
+        """Runs `work` on the loop and returns its result. An exception in the waiting thread cancels `work`."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -57,7 +57,7 @@ class Worker:
             raise
 
     def iterate(self, items: AsyncGenerator[T, None], ahead: int = 2) -> Generator[T, None, None]:
-        """The items in order, at most `ahead` of them made before they are asked for. Leaving early ends `items`."""
+        """Yields the items in order and buffers up to `ahead` of them. If the caller stops early, `items` is closed."""
         queue: asyncio.Queue[object] = asyncio.Queue(ahead)
 
         async def fill() -> None:
@@ -92,7 +92,7 @@ class Worker:
 
     @contextmanager
     def hold(self, manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
-        """What `manager` gives. It is entered and left on the loop, in one task there; the block runs here."""
+        """Yields the value of `manager`, which is entered and left in one task on the loop. The block runs here."""
         entered: Future[T] = Future()
         left = threading.Event()
         leave = asyncio.Event()
@@ -120,12 +120,13 @@ class Worker:
         held.result()
 
     async def keep(self, storage: RemoteStorageManager) -> None:
-        """Opens it, for as long as the process lives. Raises what opening raises."""
+        """Opens `storage` for the lifetime of the process. Raises what `storage.open` raises."""
         await storage.open()
         self._closing.append(storage.close)
 
     def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
-        """What was opened here, the last first; what cannot be closed, or not in time, is left to the process's end."""
+        """Closes everything that was opened here, the latest first, within `timeout_s`. A client or store that fails to
+        close in time is left to the end of the process."""
 
         async def closed() -> None:
             deadline = asyncio.get_running_loop().time() + timeout_s
@@ -133,14 +134,15 @@ class Worker:
                 try:
                     async with asyncio.timeout_at(deadline):
                         await self._closing.pop()()
-                except Exception as error:  # whatever a store's own library raises: nothing is lost by it
+                except Exception as error:  # a store's library may raise anything; an unclosed store loses no data
                     logger.debug("not closed", extra={"error": repr(error)})
 
         self.run(closed())
 
     async def client(self, config: PipelineConfig) -> BrokerClient:
-        """Of this process, for the cluster of `config` and who it says; secrets count, so that none goes by another's.
-        Raises `TlsError`."""
+        """Returns this process's client for the cluster and identity of `config`.
+
+        Secrets are part of the key, so that no task uses another identity's connection. Raises `TlsError`."""
         async with self._lock:
             if config.upstream not in self._clients:
                 self._clients[config.upstream] = client = broker_client(config.upstream, CLIENT_ID)
@@ -148,7 +150,7 @@ class Worker:
             return self._clients[config.upstream]
 
     async def storage(self, config: PipelineConfig, cluster_id: str) -> LocatedRemoteStorageManager:
-        """Of this process, open. Raises `RemoteTierError`, `RemoteLogError`."""
+        """Returns this process's open storage manager for `config`. Raises `RemoteTierError`, `RemoteLogError`."""
         if config.storage is None:
             raise RemoteTierError("there is no [storage]")
         async with self._lock:
@@ -166,8 +168,8 @@ _making = threading.Lock()
 
 
 def worker() -> Worker:
-    """That of this process."""
-    global _worker  # one per process, whatever Spark forks it from
+    """Returns the worker of this process."""
+    global _worker  # one per process, because Spark forks its Python processes
     with _making:
         if _worker is None or _worker[0] != os.getpid():
             _worker = os.getpid(), Worker()

@@ -1,1 +1,1 @@
-"""The commands of `tidegate-pipeline`: each reads its arguments, calls its job and shows the result."""
+"""The commands of `tidegate-pipeline`. Each one parses its arguments, calls its job and shows the result."""

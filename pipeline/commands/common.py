@@ -1,7 +1,8 @@
-"""What the jobs' commands have in common: their options, and the Spark session that each of them runs in.
+"""The options that the commands share, and the Spark session that each command runs in.
 
-A command is `def NAME(config: ConfigFile, ..., master: Master = None, conf: Conf = None, as_json: AsJson = False)`: it
-loads the file, opens the session, calls the job's function, shows the result, and ends by `findings` if there were any.
+A command is `def NAME(config: ConfigFile, ..., master: Master = None, conf: Conf = None, as_json: AsJson = False)`. It
+loads the file, opens the session, calls the job's function and shows the result. If there were findings, it ends with
+`findings`.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ __all__ = ["AsJson", "Conf", "ConfigFile", "Master", "findings", "job_session", 
 
 Master = Annotated[
     str | None,
-    typer.Option("--master", metavar="URL", help="Of Spark. Else what spark-submit says, or local[*]."),
+    typer.Option("--master", metavar="URL", help="The Spark master. Default: that of spark-submit, else local[*]."),
 ]
 Conf = Annotated[
     list[str] | None,
-    typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark; as often as you like."),
+    typer.Option("--conf", metavar="KEY=VALUE", help="A Spark setting; may be repeated."),
 ]
 
 
 def key_values(option: str, pairs: Sequence[str] | None, prefix: str = "") -> dict[str, str]:
-    """Raises `typer.BadParameter`."""
+    """Parses repeated `KEY=VALUE` options. Raises `typer.BadParameter`."""
     found = {}
     for pair in pairs or ():
         key, equals, value = pair.partition("=")
@@ -43,24 +44,24 @@ def key_values(option: str, pairs: Sequence[str] | None, prefix: str = "") -> di
 
 
 def regular_expression(text: str) -> str:
-    """As it is. Raises `typer.BadParameter`."""
+    """Returns `text` unchanged. Raises `typer.BadParameter` if it does not compile."""
     try:
         re.compile(text)
     except re.error as error:
-        raise typer.BadParameter(f"{text!r} is no regular expression: {error}") from error
+        raise typer.BadParameter(f"{text!r} is not a regular expression: {error}") from error
     return text
 
 
 @contextmanager
 def job_session(master: str | None, conf: Sequence[str] | None, job: str) -> Iterator[SparkSession]:
-    """Of the options; stopped at the end, unless it was there before."""
-    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # say again what the error says
+    """Yields a Spark session with the given options, and stops it at the end if this call started it."""
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):  # these only repeat the error
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     with open_session(master, key_values("--conf", conf, "spark."), f"tidegate {job}") as session:
         yield session
 
 
 def findings(any_found: object) -> None:
-    """Ends the command with exit code 1 if there were any; when everything has been shown."""
+    """Ends the command with exit code 1 if `any_found` is true. Call it after everything has been shown."""
     if any_found:
         raise typer.Exit(FINDINGS)

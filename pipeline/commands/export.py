@@ -1,4 +1,4 @@
-"""`tidegate-pipeline export`: one topic into Parquet files or an Iceberg table; run again, it goes on."""
+"""`tidegate-pipeline export`: exports one topic to Parquet files or an Iceberg table; resumable."""
 
 from __future__ import annotations
 
@@ -31,40 +31,40 @@ class Isolation(StrEnum):
 
 def export(
     config: ConfigFile,
-    topic: Annotated[str, typer.Option("--topic", help="One topic.")],
+    topic: Annotated[str, typer.Option("--topic", help="The topic to export.")],
     to: Annotated[str, typer.Option("--to", metavar="URL", help="A folder, s3://BUCKET/PREFIX or hdfs://HOST/PATH.")],
     to_setting: Annotated[
         list[str] | None,
-        typer.Option("--to-setting", metavar="KEY=VALUE", help="As of [storage] of that kind, over what stands there."),
+        typer.Option("--to-setting", metavar="KEY=VALUE", help="A setting of the target's store; overrides [storage]."),
     ] = None,
     format: Annotated[Format, typer.Option("--format")] = Format.PARQUET,
-    catalog: Annotated[str | None, typer.Option("--catalog", metavar="NAME", help="Of pyiceberg.")] = None,
+    catalog: Annotated[str | None, typer.Option("--catalog", metavar="NAME", help="The pyiceberg catalog.")] = None,
     catalog_property: Annotated[
         list[str] | None,
-        typer.Option("--catalog-property", metavar="KEY=VALUE", help="Over pyiceberg's own configuration."),
+        typer.Option("--catalog-property", metavar="KEY=VALUE", help="Overrides pyiceberg's own configuration."),
     ] = None,
-    table: Annotated[str | None, typer.Option("--table", metavar="DB.NAME", help="Created when missing.")] = None,
+    table: Annotated[str | None, typer.Option("--table", metavar="DB.NAME", help="Created if missing.")] = None,
     value_schema: Annotated[
         str | None,
-        typer.Option("--value-schema", metavar="json:FILE|avro:FILE", help="Values as columns, not as bytes."),
+        typer.Option("--value-schema", metavar="json:FILE|avro:FILE", help="Decodes values into columns."),
     ] = None,
     confluent_schema_id: Annotated[
         int | None,
-        typer.Option("--confluent-schema-id", min=0, help="Values begin with Confluent's prefix, of this schema."),
+        typer.Option("--confluent-schema-id", min=0, help="Values start with Confluent's prefix and this schema id."),
     ] = None,
-    headers: Annotated[bool, typer.Option("--headers", help="With the column headers.")] = False,
+    headers: Annotated[bool, typer.Option("--headers", help="Adds the column headers.")] = False,
     isolation: Annotated[Isolation, typer.Option("--isolation")] = Isolation.READ_COMMITTED,
-    remote_only: Annotated[bool, typer.Option("--remote-only", help="Ask the brokers for no records.")] = False,
+    remote_only: Annotated[bool, typer.Option("--remote-only", help="Reads no records from the brokers.")] = False,
     allow_loss: Annotated[
-        bool, typer.Option("--allow-loss", help="Go on behind offsets that expired before they were exported.")
+        bool, typer.Option("--allow-loss", help="Skips offsets that expired before they were exported.")
     ] = False,
-    file_mib: Annotated[int, typer.Option("--file-mib", min=1, help="Of the log, per file.")] = job.FILE_BYTES // _MIB,
-    wave_files: Annotated[int, typer.Option("--wave-files", min=1, help="Per commit.")] = job.WAVE_FILES,
+    file_mib: Annotated[int, typer.Option("--file-mib", min=1, help="MiB of log per file.")] = job.FILE_BYTES // _MIB,
+    wave_files: Annotated[int, typer.Option("--wave-files", min=1, help="Files per commit.")] = job.WAVE_FILES,
     master: Master = None,
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Exports a topic of both tiers, each record exactly once. Exit code 1: a batch could not be read, or was lost."""
+    """Exports a topic of both tiers, each record exactly once. Exit code 1: some records are unreadable or lost."""
     settings = load_pipeline_config(config)
     request = job.ExportRequest(
         topic=topic,

@@ -1,4 +1,4 @@
-"""`tidegate-pipeline merge`: small segments that follow each other become one."""
+"""`tidegate-pipeline merge`: merges small adjacent segments into larger ones."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tiers.console import say, show_json, show_table
 def merge(
     config: ConfigFile,
     topics: Annotated[
-        str, typer.Option("--topics", parser=regular_expression, metavar="REGEX", help="For whole names.")
+        str, typer.Option("--topics", parser=regular_expression, metavar="REGEX", help="Matches whole topic names.")
     ] = ".*",
     below: Annotated[
         int,
         typer.Option(
-            "--below", parser=size_bytes, metavar="SIZE", show_default="64MiB", help="Larger segments stay as they are."
+            "--below", parser=size_bytes, metavar="SIZE", show_default="64MiB", help="Only merges smaller segments."
         ),
     ] = 64 << 20,
     target: Annotated[
         int,
         typer.Option(
-            "--target", parser=size_bytes, metavar="SIZE", show_default="512MiB", help="No merged one is larger."
+            "--target", parser=size_bytes, metavar="SIZE", show_default="512MiB", help="Limit of a merged segment."
         ),
     ] = 512 << 20,
     grace: Annotated[
@@ -41,15 +41,15 @@ def merge(
             parser=duration_ms,
             metavar="TIME",
             show_default="1m",
-            help="How long the parts stay for who reads them.",
+            help="How long the merged parts stay for readers that still use them.",
         ),
     ] = DEFAULT_GRACE_MS,
-    apply: Annotated[bool, typer.Option("--apply", help="Without it nothing is changed.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Without it the command changes nothing.")] = False,
     as_json: AsJson = False,
     master: Master = None,
     conf: Conf = None,
 ) -> None:
-    """Merges small neighbouring segments; shows what it would do, and does it with --apply."""
+    """Merges small adjacent segments. Without --apply it only shows what it would merge."""
     settings, limits = load_pipeline_config(config), MergeLimits(below, target)
     if apply:
         with job_session(master, conf, "merge") as session:
@@ -93,9 +93,9 @@ def _print(done: Merge) -> None:
     rows = [(*_line(group).values(), failed.get(id(group))) for group in done.planned]
     show_table((*headings, "error"), rows, headings[1:])
     for segment, error in done.purge.failed:
-        typer.echo(f"segment {segment.segment_id.id} is merged and not deleted yet: {error}")
+        typer.echo(f"segment {segment.segment_id.id} is merged, but it is not deleted yet: {error}")
     parts = sum(len(group.parts) for group in done.planned)
     if done.is_applied:
         say(f"{len(done.merged)} segments merged, {len(done.purge.deleted)} deleted")
     else:
-        say(f"{parts} segments would become {len(done.planned)}. Nothing was changed. With --apply it is.")
+        say(f"{parts} segments would become {len(done.planned)}. Nothing was changed: --apply merges them.")

@@ -1,4 +1,4 @@
-"""`tidegate-pipeline offload`: copies to the remote tier what the brokers have, at the scale of a cluster."""
+"""`tidegate-pipeline offload`: copies log data from the brokers to the remote tier on a whole cluster of executors."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from tiers.console import say, show_json, show_table
 
 Topics = Annotated[
     str,
-    typer.Option(
-        "--topics", parser=regular_expression, metavar="REGEX", help="For whole names, of topics that are tiered."
-    ),
+    typer.Option("--topics", parser=regular_expression, metavar="REGEX", help="Matches whole names of tiered topics."),
 ]
 MinBytes = Annotated[
     int | None,
@@ -28,26 +26,28 @@ MinBytes = Annotated[
         "--min-bytes",
         parser=size_bytes,
         metavar="SIZE",
-        help="A smaller end of a partition is left alone. Else a segment.",
+        help="Leaves a partition's tail alone if it is smaller. Default: the size of a segment.",
     ),
 ]
 MaxAge = Annotated[
     int | None,
-    typer.Option("--max-age", parser=duration_ms, metavar="TIME", help="Unless it is older. Else segment.ms."),
+    typer.Option(
+        "--max-age", parser=duration_ms, metavar="TIME", help="Copies a small tail at this age. Default: segment.ms."
+    ),
 ]
 MaxBytes = Annotated[
     int | None,
-    typer.Option("--max-bytes", parser=size_bytes, metavar="SIZE", help="The run ends when so much is copied."),
+    typer.Option("--max-bytes", parser=size_bytes, metavar="SIZE", help="Ends the run after this many bytes."),
 ]
 MaxRate = Annotated[
     float | None,
-    typer.Option("--max-mbps-per-broker", min=0.001, help="Megabytes that are read from a broker per second."),
+    typer.Option("--max-mbps-per-broker", min=0.001, help="Limits the megabytes read from each broker per second."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Shows what would be copied.")]
-Once = Annotated[bool, typer.Option("--once", help="One run; that is the default.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only shows what would be copied.")]
+Once = Annotated[bool, typer.Option("--once", help="Runs once, which is the default.")]
 Interval = Annotated[
     int | None,
-    typer.Option("--interval", parser=duration_ms, metavar="TIME", help="A run, this pause, and again, until ended."),
+    typer.Option("--interval", parser=duration_ms, metavar="TIME", help="Repeats runs, with this pause between them."),
 ]
 
 
@@ -65,9 +65,9 @@ def offload(
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copies what the brokers have to the remote tier; trims nothing. Meanwhile the proxies copy none of it.
+    """Copies log data from the brokers to the remote tier. It trims nothing, and the proxies do not copy meanwhile.
 
-    SIGINT and SIGTERM end a run so that nothing of it is left behind; with --interval that is how it ends."""
+    SIGINT and SIGTERM end a run without leftovers. With --interval they are the way to end the command."""
     if once and interval is not None:
         raise typer.BadParameter("--once and --interval exclude each other")
     settings = load_pipeline_config(config)
@@ -100,8 +100,8 @@ def offload(
 
 
 _NOTHING = (
-    "nothing is to be copied: of what the brokers have all is in the remote tier, or less than a segment and young"
-    " (--min-bytes, --max-age)"
+    "nothing is to be copied: all that the brokers have is in the remote tier, or it is smaller than a segment and"
+    " young (--min-bytes, --max-age)"
 )
 
 

@@ -1,7 +1,7 @@
-"""`tidegate-pipeline package FOLDER`: what `spark-submit` takes where Tidegate is not installed on the executors.
+"""`tidegate-pipeline package FOLDER`: writes what `spark-submit` needs if executors do not have Tidegate installed.
 
-`tidegate.zip` is for `--py-files`: our packages with their metadata, by which stores are found. `tidegate_pipeline.py`
-is the program. Libraries are in neither: the executors' Python has them.
+`tidegate.zip` is for `--py-files`: it holds our packages and their metadata, through which the stores are found.
+`tidegate_pipeline.py` is the program. Neither contains libraries: the executors' Python must have them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ METADATA = ("METADATA", "entry_points.txt")
 PROGRAM = "from pipeline.__main__ import main\n\nmain()\n"
 
 
-def package(folder: Annotated[Path, typer.Argument(help="Made if it is not there.")]) -> None:
+def package(folder: Annotated[Path, typer.Argument(help="Created if it is missing.")]) -> None:
     """Writes tidegate.zip and tidegate_pipeline.py for spark-submit."""
     folder.mkdir(parents=True, exist_ok=True)
     program, archive = folder / "tidegate_pipeline.py", folder / "tidegate.zip"

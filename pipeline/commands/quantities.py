@@ -1,4 +1,4 @@
-"""Sizes and durations of the command line, with the units of the configuration."""
+"""Parsers for sizes and durations on the command line, with the units of the configuration."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tiers.config import DurationMs, SizeBytes
 
 
 def size_bytes(text: str | int) -> int:
-    """Of a default too. Raises `typer.BadParameter`."""
+    """Parses a size, or returns a default that is already a number. Raises `typer.BadParameter`."""
     return _parsed(SizeBytes, text)
 
 
 def duration_ms(text: str | int) -> int:
-    """Of a default too. Raises `typer.BadParameter`."""
+    """Parses a duration, or returns a default that is already a number. Raises `typer.BadParameter`."""
     return _parsed(DurationMs, text)
 
 

@@ -1,4 +1,4 @@
-"""`tidegate-pipeline rebuild`: the metadata topic of the store alone, or `.indexes` objects of `.log` objects alone."""
+"""`tidegate-pipeline rebuild`: rebuilds the metadata topic from the store, or `.indexes` from `.log` objects."""
 
 from __future__ import annotations
 
@@ -20,28 +20,31 @@ from tiers.rebuilding import RebuildOptions, show_rebuild
 def rebuild(
     config: ConfigFile,
     indexes_only: Annotated[
-        bool, typer.Option("--indexes-only", help=".indexes objects that are lost or damaged, of the .log objects.")
+        bool, typer.Option("--indexes-only", help="Rebuilds missing or damaged .indexes objects from .log objects.")
     ] = False,
     topics: Annotated[
         str,
         typer.Option(
-            "--topics", parser=regular_expression, metavar="REGEX", help="For whole names; with --indexes-only."
+            "--topics", parser=regular_expression, metavar="REGEX", help="Matches whole names; for --indexes-only."
         ),
     ] = ".*",
     into: Annotated[
-        str | None, typer.Option("--into", help="The metadata topic to write; else the configured.")
+        str | None, typer.Option("--into", help="The metadata topic to write. Default: the configured one.")
     ] = None,
-    cluster: Annotated[str | None, typer.Option("--cluster", help="Whose objects; else those of this cluster.")] = None,
-    skip_undecided: Annotated[bool, typer.Option("--skip-undecided", help="Writes what can be decided.")] = False,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="The cluster id of the objects. Default: this cluster.")
+    ] = None,
+    skip_undecided: Annotated[bool, typer.Option("--skip-undecided", help="Writes only what can be decided.")] = False,
     with_unknown_topics: Annotated[
-        bool, typer.Option("--with-unknown-topics", help="Also topics that are not in the cluster, to be deleted.")
+        bool,
+        typer.Option("--with-unknown-topics", help="Includes topics that the cluster lacks, so that they are deleted."),
     ] = False,
-    apply: Annotated[bool, typer.Option("--apply", help="Without it nothing is written.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Without it the command writes nothing.")] = False,
     as_json: AsJson = False,
     master: Master = None,
     conf: Conf = None,
 ) -> None:
-    """Restores metadata or indexes from what the store has; shows the plan, and writes it with --apply."""
+    """Rebuilds metadata or indexes from the objects in the store. Without --apply it only shows the plan."""
     settings = load_pipeline_config(config)
     with job_session(master, conf, "rebuild") as session:
         runner = SparkRunner(session)
@@ -75,8 +78,8 @@ def _show_indexes(results: list[IndexesResult], is_applied: bool, as_json: bool)
     else:
         headings = ("topic", "partition", "from", "to", "segment", "verdict", "what")
         show_table(headings, (list(line.values()) for line in lines), headings[1:4])
-        said = "had not" if is_applied else "have not"
-        say(f"{len(results) - len(found)} segments have whole indexes, {len(found)} {said}")
+        said = "lacked them" if is_applied else "lack them"
+        say(f"{len(results) - len(found)} segments have intact indexes, {len(found)} {said}")
         if not is_applied and found:
-            say("Nothing was written. With --apply it is.")
+            say("Nothing was written: --apply writes the indexes.")
     findings(any(each.verdict is not Verdict.WRITTEN for each in found))

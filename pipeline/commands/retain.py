@@ -1,4 +1,4 @@
-"""`tidegate-pipeline retain`: what retention no longer covers, or what deleted topics left, goes at once."""
+"""`tidegate-pipeline retain`: deletes at once what retention has expired, or what deleted topics left."""
 
 from __future__ import annotations
 
@@ -23,27 +23,25 @@ def retain(
     topics: Annotated[
         str | None,
         typer.Option(
-            "--topics", parser=regular_expression, metavar="REGEX", help="For whole names, of topics that are tiered."
+            "--topics", parser=regular_expression, metavar="REGEX", help="Matches whole names of tiered topics."
         ),
     ] = None,
-    deleted_topics: Annotated[
-        bool, typer.Option("--deleted-topics", help="Topics that were deleted, instead.")
-    ] = False,
+    deleted_topics: Annotated[bool, typer.Option("--deleted-topics", help="Handles deleted topics instead.")] = False,
     delay: Annotated[
         int | None,
         typer.Option(
             "--delay",
             parser=duration_ms,
             metavar="TIME",
-            help="How long no broker must have known a deleted topic. Else remote.log.topic.deletion.delay.ms.",
+            help="How long brokers must not know a deleted topic. Default: remote.log.topic.deletion.delay.ms.",
         ),
     ] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Without it nothing is deleted.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Without it the command deletes nothing.")] = False,
     as_json: AsJson = False,
     master: Master = None,
     conf: Conf = None,
 ) -> None:
-    """Deletes what expiration would, at the scale of a cluster; shows it, and does it with --apply."""
+    """Deletes what the proxies would expire, on a whole cluster of executors. Without --apply it only shows it."""
     if (topics is None) != deleted_topics:
         raise typer.BadParameter("give --topics or --deleted-topics")
     settings = load_pipeline_config(config)
@@ -89,7 +87,7 @@ def _print(done: Retention) -> None:
         for segment, error in one.purge.failed if one.purge is not None else ():
             typer.echo(f"segment {segment.segment_id.id} is not deleted yet: {error}")
     for topic in _topics(done.doubtful):
-        say(f"topic {topic}: brokers do not agree whether it exists, or may not say: nothing of it is deleted")
+        say(f"topic {topic}: brokers do not agree whether it exists, or refuse to say: nothing of it is deleted")
     for topic in _topics(done.unproved):
         say(
             f"topic {topic}: no broker knows it, and its deletion is not proved: nothing of it is deleted here, see"
@@ -97,4 +95,4 @@ def _print(done: Retention) -> None:
         )
     if not done.is_applied:
         count = sum(len(each.segments) for each in done.partitions)
-        say(f"{count} segments would be deleted. Nothing was. With --apply it is.")
+        say(f"{count} segments would be deleted. Nothing was deleted: --apply deletes them.")

@@ -1,4 +1,4 @@
-"""`tidegate-pipeline scrub`: is everything that the tier holds still what it was, and nothing else there?"""
+"""`tidegate-pipeline scrub`: checks that every object of the tier is intact, and that the store holds nothing else."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def scrub(
     config: ConfigFile,
     level: Annotated[
         ScrubLevel,
-        typer.Option("--level", help="meta: records against objects; batch: reads all back; deep: decodes all too."),
+        typer.Option("--level", help="meta compares records with objects, batch reads all, deep decodes all too."),
     ] = ScrubLevel.BATCH,
     topics: Annotated[
         str | None,
         typer.Option(
-            "--topics", parser=regular_expression, metavar="REGEX", help="For whole names. Everything without it."
+            "--topics", parser=regular_expression, metavar="REGEX", help="Matches whole names. Default: everything."
         ),
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", help="Notes the segments found whole, and leaves out those in it.")
+        Path | None, typer.Option("--resume", help="A file that notes intact segments. A later run skips them.")
     ] = None,
     grace: Annotated[
         int,
@@ -40,7 +40,7 @@ def scrub(
             parser=duration_ms,
             metavar="TIME",
             show_default="24h",
-            help="Objects without a record that are younger are left alone.",
+            help="Ignores younger objects without a record.",
         ),
     ] = DAY_MS,
     delete_orphans: Annotated[
@@ -51,7 +51,7 @@ def scrub(
     master: Master = None,
     conf: Conf = None,
 ) -> None:
-    """Holds everything in the store against the metadata, and reads it back; exit code 1 when anything is wrong."""
+    """Compares the store with the metadata and reads it back. Exit code 1 means that something is wrong."""
     settings = load_pipeline_config(config)
     if apply and not delete_orphans:
         raise typer.BadParameter("--apply goes with --delete-orphans")
@@ -64,7 +64,7 @@ def scrub(
         _print(report)
     if delete_orphans and not apply:
         what = f"{report.deletable_segments} segments would be deleted and {report.deletable_uploads} uploads aborted"
-        say(f"Nothing was deleted. With --apply {what}.")
+        say(f"Nothing was deleted. With --apply, {what}.")
     if delete_orphans and apply:
         say(f"{report.deleted_segments} segments were deleted, {report.aborted_uploads} uploads aborted.")
     findings(report.findings)
@@ -89,16 +89,18 @@ def _print(report: ScrubReport) -> None:
         show_table(headings, rows, ("from", "to", "position", "bytes"))
     if report.inner_gaps:
         lacking = sum(each.missing_offsets for each in report.inner_gaps)
-        typer.echo(f"{len(report.inner_gaps)} segments have no records for {lacking} of their offsets, which may be so")
+        typer.echo(
+            f"{len(report.inner_gaps)} segments have no records for {lacking} of their offsets, which may be legitimate"
+        )
     if report.young_orphans:
         typer.echo(f"{report.young_orphans} objects without a record are younger than the grace period")
     if report.outdated:
         typer.echo(f"{report.outdated} verdicts were dropped: their segments were replaced or deleted meanwhile")
     if report.other_clusters:
-        typer.echo(f"{report.other_clusters} objects are of other clusters and were left out")
+        typer.echo(f"{report.other_clusters} objects belong to other clusters and were skipped")
     typer.echo(f"{report.partitions} partitions, {report.objects} objects with {report.stored_bytes} bytes were listed")
     if report.level is not ScrubLevel.META:
-        before = f", {report.already_scrubbed} were before" if report.already_scrubbed else ""
+        before = f", {report.already_scrubbed} were read by earlier runs" if report.already_scrubbed else ""
         typer.echo(
             f"{report.segments} segments with {report.log_bytes} log bytes, {report.batches} batches and "
             f"{report.records} records were read back{before}"

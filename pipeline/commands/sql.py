@@ -1,4 +1,4 @@
-"""`tidegate-pipeline sql`: what one query answers, as a table or as JSON (bytes in base64, as Spark has them)."""
+"""`tidegate-pipeline sql`: shows the result of one query as a table or as JSON (bytes in base64, as in Spark)."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ DEFAULT_ROWS = 1_000
 
 def sql(
     config: ConfigFile,
-    query: Annotated[str, typer.Argument(help="Over the views tiered and tiered_segments.")],
-    topics: Annotated[str, typer.Option("--topics", metavar="REGEX", help="Of whole names.")] = ".*",
+    query: Annotated[str, typer.Argument(help="A query over the views tiered and tiered_segments.")],
+    topics: Annotated[str, typer.Option("--topics", metavar="REGEX", help="Matches whole names.")] = ".*",
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", metavar="KEY=VALUE", help="Of the data source; docs/pipeline.md names them."),
+        typer.Option("--option", metavar="KEY=VALUE", help="A data source option; docs/pipeline.md lists them."),
     ] = None,
-    rows: Annotated[int, typer.Option("--rows", min=1, help="How many to show at most.")] = DEFAULT_ROWS,
+    rows: Annotated[int, typer.Option("--rows", min=1, help="The largest number of rows to show.")] = DEFAULT_ROWS,
     master: Master = None,
     conf: Conf = None,
     as_json: AsJson = False,
 ) -> None:
-    """Answers one SQL query over topics of both tiers."""
+    """Runs one SQL query over topics in both tiers."""
     options = key_values("--option", option)
     with job_session(master, conf, "sql") as session:
         answer = job.sql(session, query, config, topics, options)
@@ -65,7 +65,7 @@ def _text(value: object) -> object:
 
 
 def plain(value: object) -> object:
-    """As JSON has it. Numbers that it lacks are text, and so is the key of a map."""
+    """Converts a Spark value for JSON. Non-finite numbers and the keys of maps become text."""
     match value:
         case Row():
             return {name: plain(cell) for name, cell in value.asDict().items()}

@@ -1,4 +1,4 @@
-"""`tidegate-pipeline usage`: what the remote tier takes in the store, by topic, partition or day, and what it costs."""
+"""`tidegate-pipeline usage`: shows what the remote tier takes in the store and costs, by topic, partition or day."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from tiers.console import say, show_json, show_table
 
 def usage(
     config: ConfigFile,
-    by: Annotated[UsageBy, typer.Option("--by", help="What a line is of.")] = UsageBy.TOPIC,
+    by: Annotated[UsageBy, typer.Option("--by", help="The unit of a line.")] = UsageBy.TOPIC,
     topics: Annotated[
         str | None,
         typer.Option(
-            "--topics", parser=regular_expression, metavar="REGEX", help="For whole names. Everything without it."
+            "--topics", parser=regular_expression, metavar="REGEX", help="Matches whole names. Default: everything."
         ),
     ] = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Counts what the store lists: orphans, and copies under way too.")
+        bool, typer.Option("--verify", help="Counts what the store lists, with orphans and unfinished copies.")
     ] = False,
     price_per_gib_month: Annotated[
-        float | None, typer.Option("--price-per-gib-month", min=0, help="Of what is stored.")
+        float | None, typer.Option("--price-per-gib-month", min=0, help="The price of a stored GiB.")
     ] = None,
     price_per_1000_requests: Annotated[
-        float | None, typer.Option("--price-per-1000-requests", min=0, help="Of the requests that wrote it.")
+        float | None, typer.Option("--price-per-1000-requests", min=0, help="The price of the requests that wrote it.")
     ] = None,
     as_json: AsJson = False,
     master: Master = None,
     conf: Conf = None,
 ) -> None:
-    """Adds up the bytes that the tier takes in the store; exit code 1 when some of them cannot be known."""
+    """Adds up the bytes that the tier takes in the store. Exit code 1 means that some sizes are unknown."""
     settings = load_pipeline_config(config)
     prices = Prices(price_per_gib_month, price_per_1000_requests)
     check_tiered(settings)
@@ -57,7 +57,7 @@ def usage(
     else:
         _print(report, prices, ages)
     for said in report.unreadable:
-        say(f"the store does not tell how large it is: {said}")
+        say(f"the store does not report the size of {said}")
     findings(report.unreadable)
 
 

@@ -1,4 +1,4 @@
-"""`tidegate-pipeline warm`: compiles the decoder and keeps it, as for an image, so that no task waits for it."""
+"""`tidegate-pipeline warm`: compiles the decoder and keeps the code, for example in an image, so that no task waits."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ def warm() -> None:
     if is_compiled:
         typer.echo("the decoder is compiled")
     else:
-        say("numba cannot be used here: records are decoded by a slower decoder, which gives the same")
+        say("numba cannot be loaded: a slower decoder with the same results decodes the records")
     findings(not is_compiled)

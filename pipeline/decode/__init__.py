@@ -1,1 +1,1 @@
-"""Record batches as they lie in a log, made into Arrow batches as Spark's own Kafka source would name their columns."""
+"""Decodes record batches into Arrow batches with the column names of Spark's own Kafka source."""

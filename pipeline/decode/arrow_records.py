@@ -1,4 +1,4 @@
-"""`decode_batches`: whole record batches in, Arrow batches out; the one way from a log to columns, for both tiers."""
+"""`decode_batches`: turns whole record batches into Arrow batches. Both tiers use it for every read of columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tiers.segment.segment_index import AbortedTransactionRange
 _EMPTY_BATCH = RecordBatch(0, 61, 0, 0, -1, 2, 0, 0, -1, -1, -1, -1, -1, 0)
 _MIN_RECORD_BYTES = 7
 _FIXED_ROW_BYTES = 40
-"""About, without the topic: offset, timestamp and its type, partition, where key, value, topic and headers end."""
+"""Approximate size of a row without its topic name: offset, timestamp, timestamp type, partition, and the end positions
+of key, value, topic and headers."""
 
 
 def decode_batches(
@@ -38,20 +39,23 @@ def decode_batches(
     is_compiled: bool = True,
     checked: Iterable[RecordBatch] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of the batches in `data` at offsets from `first_offset` to `end_offset`, both inclusive.
+    """Yields the records of the batches in `data` with offsets from `first_offset` to `end_offset`, both inclusive.
 
-    `data` must not change until the last Arrow batch is there; none of them refers to it. Control records are never in
-    the answer, those of `aborted` transactions are not with `is_committed_only`. Batches whose latest record is before
-    `min_timestamp_ms` are left out without being read; others may still hold earlier records.
+    The caller must not change `data` before the last Arrow batch; no Arrow batch refers to it. Control records are
+    never yielded. With `is_committed_only`, records of `aborted` transactions are not yielded either. Batches whose
+    latest record is before `min_timestamp_ms` are skipped without decompression; other batches may still hold earlier
+    records.
 
-    `is_compiled` False, or no numba: the slow decoder, which gives the same.
+    If `is_compiled` is false or numba is missing, a slower decoder with the same results runs.
 
-    `checked`: the batches up to the end of `data`, for one who held them against their CRCs already; else that is done
-    here.
+    `checked` holds the batches up to the end of `data`, if the caller has already compared them with their CRCs.
+    Otherwise this function does that.
 
-    An aborted range without an end goes up to the ABORT marker: in bytes after that marker it must not be given again.
+    An aborted range without an end extends to the ABORT marker. The caller must not pass it again with bytes after that
+    marker.
 
-    Raises `CorruptRecordsError` (a `CorruptBatchError`) where a batch cannot be read, after all before it was yielded.
+    Raises `CorruptRecordsError` (a `CorruptBatchError`) at a batch that cannot be read, after it has yielded all
+    records before that batch.
     """
     end_offset = min(end_offset, MAX_OFFSET)
     transactions = AbortedTransactions(aborted) if is_committed_only else None
@@ -75,7 +79,7 @@ def decode_batches(
 
 
 class _Rows:
-    """Rows on their way into one Arrow batch after another."""
+    """Collects rows and turns them into one Arrow batch after another."""
 
     def __init__(self, columns: RecordColumns, topic: str, partition: int, is_compiled: bool) -> None:
         self._columns = columns
@@ -91,7 +95,7 @@ class _Rows:
         self.finished: list[pa.RecordBatch] = []
 
     def add(self, data: memoryview, batch: RecordBatch, first_offset: int, end_offset: int) -> None:
-        """Raises `CorruptBatchError`, and has no row of the batch then."""
+        """Adds the wanted records of a batch. If it raises `CorruptBatchError`, no row of the batch is added."""
         if batch.magic < 2:
             self._use(self._python_decoder)
             rows_before = len(self._python_decoder)
@@ -100,9 +104,9 @@ class _Rows:
             if self._size_bytes > MAX_ARROW_BYTES:
                 self.finish()
             return
-        if batch.size_bytes == BATCH_HEADER_BYTES and batch.records_count == 0:  # what compaction leaves
+        if batch.size_bytes == BATCH_HEADER_BYTES and batch.records_count == 0:  # compaction leaves empty batches
             return
-        # Good until the next batch; by then the decoder has a copy of all that it wants of it.
+        # `records` is valid until the next call. The decoder copies what it needs of it before that.
         records = self._decompressor.decompress(batch.codec, data[batch.start + BATCH_HEADER_BYTES : batch.end])
         if batch.records_count * _MIN_RECORD_BYTES > len(records):
             raise CorruptBatchError(f"{batch.records_count} records in {len(records)} bytes")
@@ -119,7 +123,7 @@ class _Rows:
             self._decoder = decoder
 
     def finish(self) -> None:
-        """Nothing is added any more to the rows so far."""
+        """Closes the current Arrow batch. Later rows go to the next one."""
         rows, size_bytes = len(self._decoder), self._size_bytes
         self._size_bytes = 0
         arrays = self._decoder.take()
@@ -129,13 +133,13 @@ class _Rows:
         arrays["partition"] = _repeated(self._partition, pa.int32(), rows)
         names = self._columns.names
         batch = pa.RecordBatch.from_arrays([arrays[name] for name in names], names)
-        # Headers may take more than what they are in a record; Arrow counts so slowly that it is asked only then.
+        # Headers may take more memory than in the record. Arrow counts bytes slowly, so it counts only with headers.
         is_small = size_bytes <= MAX_ARROW_BYTES and "headers" not in self._columns
         self.finished += [batch] if is_small else _in_pieces(batch)
 
 
 def _in_pieces(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """Of at most `MAX_ARROW_BYTES`, or one record."""
+    """Splits a batch into pieces of at most `MAX_ARROW_BYTES` or of one record."""
     if batch.nbytes <= MAX_ARROW_BYTES or batch.num_rows == 1:
         return [batch]
     middle = batch.num_rows // 2
@@ -152,7 +156,7 @@ def _many(value: object, arrow_type: pa.DataType, rows: int) -> pa.Array:
 
 
 def warm() -> bool:
-    """Compiles what is compiled and keeps it, so that no task has to wait for it; False where there is no numba."""
+    """Compiles the kernels and keeps the code, so that no task waits for it. Returns False if numba is missing."""
     kernels = load_kernels()
     if kernels is not None:
         KernelDecoder(KAFKA_COLUMNS, kernels).add(_EMPTY_BATCH, b"", 0, 0)

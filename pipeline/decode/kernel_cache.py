@@ -1,8 +1,9 @@
-"""`load_kernels`: the compiled kernels, from a place whose name lasts, so that numba finds what it compiled before.
+"""`load_kernels`: imports the compiled kernels from a stable path, so that numba finds its compiled code again.
 
-numba keeps machine code beside the source, by the source's path. Code that Spark ships in a zip lies under another
-path in every application, and each of its Python processes would compile for seconds. So the source is copied once to
-a folder named after its content, and imported from there. That folder is this user's alone: what lies in it is run.
+numba keeps machine code beside the source file and looks it up by the file's path. Code that Spark ships in a zip has
+another path in every application, so each Python process would compile for seconds. This module therefore copies the
+source once to a folder named after the content, and imports it from there. Only the current user may write to the
+folder, because its files are executed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @cache
 def load_kernels() -> ModuleType | None:
-    """None where numba cannot be used: it is optional, and does not load under a tight limit of memory."""
+    """Returns None if numba cannot be used. numba is optional, and it fails to load under a tight memory limit."""
     try:
         return _import_kernels()
     except (ImportError, OSError) as error:
@@ -45,7 +46,7 @@ def _import_kernels() -> ModuleType:
 
 
 def cache_folder() -> Path:
-    """This user's own; nobody else may write to it. Raises `OSError` where there is none."""
+    """Returns a folder that only the current user may write to. Raises `OSError` if there is none."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidegate"
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -55,12 +56,12 @@ def cache_folder() -> Path:
         folder.mkdir(exist_ok=True, mode=0o700)
     found = folder.lstat()
     if found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise OSError(f"others may write to {folder}")
+        raise OSError(f"other users may write to {folder}")
     return folder
 
 
 def import_from_stable_path(source: str, folder: Path) -> ModuleType:
-    """Raises `OSError`, `ImportError`."""
+    """Imports `source` from a file named after its digest. Raises `OSError`, `ImportError`."""
     digest = hashlib.sha256(source.encode()).hexdigest()[:32]
     name = f"tidegate_kernels_{digest}"
     if name in sys.modules:
@@ -68,7 +69,7 @@ def import_from_stable_path(source: str, folder: Path) -> ModuleType:
     path = folder / f"kernels-{digest}" / f"{name}.py"
     path.parent.mkdir(exist_ok=True, mode=0o700)
     if not path.exists():
-        # Whole or not at all: other processes may be here too. The one that is late replaces it by the same bytes.
+        # The file appears whole, by a rename. A slower process replaces it by the same bytes.
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as part:
             part.write(source)
         Path(part.name).replace(path)

@@ -1,7 +1,7 @@
-"""`KernelDecoder`: `PythonDecoder`'s rows at the speed of memory: `kernels` writes what Arrow takes over as it is.
+"""`KernelDecoder`: makes the same rows as `PythonDecoder` at memory speed. `kernels` writes buffers that Arrow adopts.
 
-Buffers are made for about one Arrow batch, or for one record batch where that is larger. Memory that no record came to
-is never touched, so it costs addresses alone.
+Buffers have room for about one Arrow batch, or for one record batch if that is larger. The unused rest of a buffer is
+never touched, so it takes address space but no memory.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _MIN_ROW_BYTES = 40
 _MIN_HEADER_BYTES = 2
 _BATCH = Struct("=10q")
 _COMPLAINTS = (
-    "", "a varint that does not end, or not in 64 bits", "a record longer than what is left",
-    "a record at an offset that is not the batch's", "a field longer than its record", "headers that cannot be",
-    "a record that ends before or after its end", "bytes after the last record",
+    "", "a varint that is unterminated or longer than 64 bits", "a record longer than the rest of the batch",
+    "a record at an offset outside the batch", "a field longer than its record", "a malformed header",
+    "a record that does not end where its length says", "bytes after the last record",
 )  # fmt: skip
 
 
 class KernelDecoder:
-    """Takes batches until `take` gives their rows. A batch that raises `CorruptBatchError` leaves none."""
+    """Takes batches until `take` returns their rows. If `add` raises `CorruptBatchError`, the batch adds no rows."""
 
     def __init__(self, columns: RecordColumns, kernels: ModuleType) -> None:
         self._columns = columns
@@ -52,12 +52,15 @@ class KernelDecoder:
         return self._rows
 
     def add(self, batch: RecordBatch, records: Buffer, first_offset: int, end_offset: int) -> None:
-        """`records`: a v2 batch's, decompressed, at most 2^31 bytes with those since `take`. Offsets inclusive."""
+        """Adds the wanted records of one batch.
+
+        `records` are the decompressed records of a v2 batch. Together with the records since the last `take` they have
+        at most 2^31 bytes. The offsets are inclusive."""
         count = batch.records_count
         size = len(records)
         if not self._buffers or count > self._free_rows or size > self._free_bytes:
             if self._rows:
-                raise ValueError("the rows so far have to be taken first")
+                raise ValueError("take() must be called before a batch that exceeds the buffers")
             self._make_buffers(count, size)
         _BATCH.pack_into(
             self._batch,
@@ -105,14 +108,14 @@ class KernelDecoder:
             self._make(kernels.HEADER_VALUE_VALIDITY, headers)
 
     def _make(self, number: int, size: int) -> None:
-        # From Arrow's pool, which keeps memory for the next batch: malloc gives it back, and the page faults cost more
-        # than decoding does.
+        # Arrow's pool keeps freed memory for the next batch. malloc would return it to the system, and the page faults
+        # would cost more than the decoding.
         made = pa.allocate_buffer(size)
         self._buffers[number] = made
         self._table[number] = made.address
 
     def take(self) -> dict[str, pa.Array]:
-        """The rows of all batches since the last call, by column, as far as they are wanted."""
+        """Returns the wanted columns of all rows since the last call."""
         if not self._rows:
             return {}
         kernels, columns, rows = self._kernels, self._columns, self._rows
@@ -144,7 +147,7 @@ class KernelDecoder:
         count = state[kernels.HEADERS]
         keys = self._binary(count, kernels.HEADER_KEY_ENDS, kernels.HEADER_KEY_DATA, state[kernels.HEADER_KEY_BYTES])
         try:
-            keys = keys.cast(pa.string())  # looks at every byte
+            keys = keys.cast(pa.string())  # checks every byte for valid UTF-8
         except pa.ArrowInvalid:
             keys = pa.array([key.decode("utf-8", "replace") for key in keys.to_pylist()], pa.string())
         values = self._binary(

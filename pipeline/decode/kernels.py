@@ -1,21 +1,22 @@
-"""`decode_records`: the records of one batch, written straight into Arrow's buffers, compiled by numba.
+"""`decode_records`: writes the records of one batch directly into Arrow's buffers, compiled by numba.
 
-Rules are `PythonDecoder`'s, to the letter. Memory is reached by address: numba's arrays cost more to hand over than
-a small batch costs to read, and their slices more to copy than memcpy. So nothing but this protects memory:
+The rules are exactly those of `PythonDecoder`. The kernel accesses memory by address: passing numba's arrays takes
+longer than reading a small batch, and copying their slices takes longer than memcpy. Only these rules protect memory:
 
-* reading: every varint is read below the end of the batch, every length is compared with what its record has left;
-* writing: bytes are copied at most once each, so output that has room for the whole batch has room for all of them;
-  so it is with rows for all records, and with headers, which take two bytes each at least;
-* only what the caller's `table` says is written to, and its state changes only when the whole batch was good.
+* Reading: every varint is read below the end of the batch, and every length is compared with the rest of its record.
+* Writing: each byte is copied at most once, so an output with room for the whole batch has room for all copies. The
+  same holds for rows, with room for all records, and for headers, which take at least two bytes each.
+* The kernel writes only to the addresses in the caller's `table`, and updates the table's state only if the whole batch
+  is valid.
 
-This file may be copied and imported from elsewhere (`kernel_cache`): it imports nothing of ours.
+`kernel_cache` may copy this file and import it from elsewhere, so it imports no module of ours.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir  # type: ignore[import-untyped]  # there are no types for it
+from llvmlite import ir  # type: ignore[import-untyped]  # it has no types
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -25,18 +26,18 @@ from numba.extending import intrinsic
     TIMESTAMP_TYPES, HEADER_ENDS, HEADER_KEY_DATA, HEADER_KEY_ENDS, HEADER_VALUE_DATA, HEADER_VALUE_ENDS,
     HEADER_VALUE_VALIDITY,
 ) = range(15)  # fmt: skip
-"""Addresses in the table; 0 for `KEY_DATA`, `VALUE_DATA` and `HEADER_ENDS`: not wanted."""
+"""Addresses in the table. 0 for `KEY_DATA`, `VALUE_DATA` or `HEADER_ENDS` means that the column is not wanted."""
 (
     ROWS, KEY_BYTES, VALUE_BYTES, KEY_NULLS, VALUE_NULLS,
     HEADERS, HEADER_KEY_BYTES, HEADER_VALUE_BYTES, HEADER_VALUE_NULLS,
 ) = range(15, 24)  # fmt: skip
-"""State in the table. Ends have a 0 before the first; validity is a byte per entry, 1 for no null."""
+"""State in the table. Arrays of ends start with a 0. Validity has one byte per entry; 1 means not null."""
 (
     SOURCE, SIZE, COUNT, BASE_OFFSET, LAST_DELTA, BASE_TIMESTAMP, APPEND_TIMESTAMP, IS_APPEND_TIME,
     FIRST_OFFSET, END_OFFSET,
 ) = range(24, 34)  # fmt: skip
-"""The batch, in the table too: numba takes longer over each argument than over ten packed numbers. `SOURCE` is the
-address of `SIZE` bytes, offsets are inclusive."""
+"""The batch, also in the table, because numba takes longer per argument than per ten packed numbers. `SOURCE` is the
+address of `SIZE` bytes. The offsets are inclusive."""
 TABLE_SIZE = 34
 
 GOOD, BAD_VARINT, BAD_LENGTH, BAD_OFFSET, BAD_FIELD, BAD_HEADERS, BAD_END, BAD_COUNT = range(8)
@@ -111,7 +112,7 @@ def _long_varint(pos: int, end: int) -> tuple[int, int]:
 
 @njit(nogil=True)
 def _varint(pos: int, end: int) -> tuple[int, int]:
-    """The number and where it ends; 0 when it does not."""
+    """Returns the number and the position after it; the position is 0 if the varint is malformed."""
     if pos < end:
         byte = _load_byte(pos)
         if byte < 0x80:
@@ -126,7 +127,7 @@ def _varint(pos: int, end: int) -> tuple[int, int]:
 
 @njit(cache=True, nogil=True)
 def decode_records(table: Any) -> int:
-    """`GOOD`, or what is bad about the batch."""
+    """Returns `GOOD`, or the code of the first defect in the batch."""
     count, base_offset, last_delta = table[COUNT], table[BASE_OFFSET], table[LAST_DELTA]
     base_timestamp, append_timestamp = table[BASE_TIMESTAMP], table[APPEND_TIMESTAMP]
     is_append_time = table[IS_APPEND_TIME]
@@ -160,7 +161,7 @@ def decode_records(table: Any) -> int:
         if length < 0 or length > limit - pos:
             return BAD_LENGTH
         end = pos + length
-        timestamp, pos = _varint(pos + 1, limit)  # after the attributes, which say nothing
+        timestamp, pos = _varint(pos + 1, limit)  # skips the attributes, which have no meaning
         if pos == 0:
             return BAD_VARINT
         delta, pos = _varint(pos, limit)

@@ -1,10 +1,12 @@
-"""`PythonDecoder`: records into Arrow arrays without numba, and for what is too rare to be fast: magic 0 and 1.
+"""`PythonDecoder`: decodes records into Arrow arrays without numba. It also decodes the rare magic 0 and 1.
 
-Varints of one and two bytes are read in place: calls cost more than all else here. The rules, which the kernel shares:
+Varints of one and two bytes are decoded inline, because a function call costs more than the decoding. The kernel
+follows the same rules:
 
-* a varint has at most ten bytes and 64 bits; a record ends where its length says; a batch's records fill it;
-* an offset delta lies within the batch's; base timestamp and delta wrap as Java's longs do;
-* a length below zero is null, but for a header's key, which is never null; keys that are not UTF-8 are replaced.
+* A varint has at most ten bytes and 64 bits. A record ends where its length says. A batch's records fill the batch.
+* An offset delta lies within the batch's deltas. Base timestamp plus delta overflows like Java's long.
+* A negative length means null, except for a header's key, which is never null. Keys that are not UTF-8 are decoded with
+  replacement characters.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from protocol.records.record_batch import NO_TIMESTAMP, RecordBatch
 from protocol.records.record_reader import read_records
 
 MAX_TIMESTAMP_MS = ((1 << 63) - 1) // 1000
-"""What fits in microseconds; a later one is cut to it."""
+"""The latest timestamp that fits in 64-bit microseconds. Later timestamps are clipped to it."""
 NO_TIMESTAMP_TYPE, CREATE_TIME, LOG_APPEND_TIME = -1, 0, 1
 
 
 class PythonDecoder:
-    """Takes batches until `take` gives their rows. A batch that raises `CorruptBatchError` leaves none."""
+    """Takes batches until `take` returns their rows. If `add` raises `CorruptBatchError`, the batch adds no rows."""
 
     def __init__(self, columns: RecordColumns) -> None:
         self._columns = columns
@@ -47,7 +49,8 @@ class PythonDecoder:
         return len(self._offsets)
 
     def add(self, batch: RecordBatch, records: Buffer, first_offset: int, end_offset: int) -> None:
-        """`records`: a v2 batch's, decompressed. Offsets inclusive."""
+        """Adds the wanted records of one batch. `records` are the decompressed records of a v2 batch. The offsets are
+        inclusive."""
         lists: tuple[list[Any], ...] = (
             self._offsets, self._timestamps, self._keys, self._values,
             self._header_ends, self._header_keys, self._header_values,
@@ -90,7 +93,7 @@ class PythonDecoder:
                 raise CorruptBatchError(f"a record of {length} bytes at {pos} of {size}")
             end = pos + length
 
-            pos += 1  # attributes, which say nothing
+            pos += 1  # skips the attributes, which have no meaning
             byte = data[pos]
             if byte < 0x80:
                 pos += 1
@@ -180,7 +183,8 @@ class PythonDecoder:
         return pos
 
     def add_legacy(self, data: Buffer, batch: RecordBatch, first_offset: int, end_offset: int) -> int:
-        """One of magic 0 or 1, in the buffer that holds it; how many bytes of keys and values it added."""
+        """Adds a batch of magic 0 or 1 from the buffer that holds it. Returns the bytes of the keys and values that it
+        added."""
         payload_bytes = 0
         if batch.magic == 0:
             timestamp_type = NO_TIMESTAMP_TYPE
@@ -198,7 +202,7 @@ class PythonDecoder:
         return payload_bytes
 
     def take(self) -> dict[str, pa.Array]:
-        """The rows of all batches since the last call, by column, as far as they are wanted."""
+        """Returns the wanted columns of all rows since the last call."""
         columns = self._columns
         arrays: dict[str, pa.Array] = {}
         if "key" in columns:
@@ -223,7 +227,8 @@ class PythonDecoder:
 
 
 def header_lists(ends: np.ndarray[tuple[int], np.dtype[np.int32]], keys: pa.Array, values: pa.Array) -> pa.Array:
-    """`ends`: where each record's headers end, after a 0. A record without headers has null."""
+    """Returns a list array with one entry per record; a record without headers is null. `ends` starts with a 0, then
+    holds the end of each record's headers."""
     has_none = ends[1:] == ends[:-1]
     return pa.ListArray.from_arrays(
         pa.array(ends),
@@ -243,7 +248,7 @@ def _timestamps(timestamps_ms: list[int]) -> pa.Array:
 
 
 def _long_varint(data: bytes, pos: int) -> tuple[int, int]:
-    """Not yet zig-zag decoded."""
+    """Reads a varint without the zig-zag decoding. Returns the number and the position after it."""
     value = 0
     for shift, byte in enumerate(islice(data, pos, pos + 10)):
         value |= (byte & 0x7F) << 7 * shift
@@ -251,7 +256,7 @@ def _long_varint(data: bytes, pos: int) -> tuple[int, int]:
             if value >> 64:
                 break
             return value, pos + shift + 1
-    raise CorruptBatchError(f"a varint at {pos} of {len(data)} that does not end, or not in 64 bits")
+    raise CorruptBatchError(f"a varint at {pos} of {len(data)} that is unterminated or longer than 64 bits")
 
 
 def _read_bytes(data: bytes, pos: int, limit: int) -> tuple[bytes | None, int]:

@@ -1,7 +1,7 @@
-"""`RecordColumns`: which of the columns of Spark's Kafka source are wanted, and what Arrow calls them.
+"""`RecordColumns`: the wanted columns of Spark's Kafka source, with their Arrow types.
 
-Types are those that Spark demands of a Python data source to the letter: binary with 32-bit offsets, timestamps in
-microseconds UTC. `headers` is null for a record without any, as in Spark.
+The types are exactly those that Spark requires of a Python data source: binary with 32-bit offsets, and timestamps in
+microseconds UTC. `headers` is null for a record without headers, as in Spark.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cached_property
 import pyarrow as pa
 
 MAX_ARROW_BYTES = 8 << 20
-"""Of one Arrow batch, unless it is a single record."""
+"""Limit of one Arrow batch, unless the batch is a single record."""
 
 HEADERS_TYPE = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 _TYPES: dict[str, pa.DataType] = {
@@ -29,13 +29,13 @@ _TYPES: dict[str, pa.DataType] = {
 
 @dataclass(frozen=True)
 class RecordColumns:
-    """`names` in the order in which they come out. Raises `ValueError` for a name that there is not, or twice."""
+    """`names` are in the order of the result's columns. Raises `ValueError` for an unknown or repeated name."""
 
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) != len(self.names) or not _TYPES.keys() >= set(self.names):
-            raise ValueError(f"columns {', '.join(self.names) or 'none'}; there are {', '.join(_TYPES)}")
+            raise ValueError(f"columns {', '.join(self.names) or 'none'}; the columns are {', '.join(_TYPES)}")
 
     def __contains__(self, name: str) -> bool:
         return name in self.names
@@ -47,4 +47,4 @@ class RecordColumns:
 
 ALL_COLUMNS = RecordColumns(tuple(_TYPES))
 KAFKA_COLUMNS = RecordColumns(tuple(name for name in _TYPES if name != "headers"))
-"""What Spark's Kafka source gives unless it is asked for `includeHeaders`."""
+"""The columns that Spark's Kafka source returns without the option `includeHeaders`."""

@@ -1,8 +1,9 @@
-"""`wanted_batches`: of the batches in some bytes those that may hold records which a reader asked for.
+"""`wanted_batches`: yields the batches that may hold records that a reader asked for.
 
-Judged by headers alone, nothing is decompressed; CRCs are checked first, since a flipped bit of a header could make a
-batch look unwanted. Transactions are judged as Kafka's consumers do (KIP-98): an aborted one is its producer's batches
-from its first offset up to its ABORT marker. What that producer wrote after the marker is another transaction.
+The decision uses batch headers only and decompresses nothing. CRCs are checked first, because a flipped bit in a header
+could make a batch look unwanted. Transactions are judged as in Kafka's consumers (KIP-98): an aborted transaction is
+its producer's batches from its first offset to its ABORT marker. Batches of that producer after the marker belong to
+another transaction.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _ABORT = 0
 
 
 class CorruptRecordsError(CorruptBatchError):
-    """`offset`: where the batch that cannot be read begins; all before it was read."""
+    """A batch cannot be read. `offset` is where it begins; all batches before it were read."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(f"the batch at offset {offset}: {reason}")
@@ -31,7 +32,7 @@ class CorruptRecordsError(CorruptBatchError):
 
 
 class AbortedTransactions:
-    """The ranges that still count, by producer."""
+    """The aborted ranges that are still open, by producer."""
 
     def __init__(self, ranges: Sequence[AbortedTransactionRange]) -> None:
         self._ranges: dict[int, list[AbortedTransactionRange]] = {}
@@ -45,7 +46,8 @@ class AbortedTransactions:
         )
 
     def pass_marker(self, buf: Buffer, marker: RecordBatch) -> None:
-        """An ABORT ends its producer's ranges that began before it: one whose end is not known must not go on."""
+        """Handles a control batch. An ABORT marker ends its producer's ranges that began before it, so that a range
+        without a known end does not extend past the marker."""
         begun = self._ranges.get(marker.producer_id)
         if begun and _is_abort(buf, marker):
             self._ranges[marker.producer_id] = [one for one in begun if one.first_offset > marker.last_offset]
@@ -68,12 +70,13 @@ def wanted_batches(
     min_timestamp_ms: int | None,
     checked: Iterable[RecordBatch] | None = None,
 ) -> Iterator[RecordBatch]:
-    """In offset order; both offsets inclusive. `aborted` None: aborted transactions' records are wanted too.
+    """Yields batches in offset order. Both offsets are inclusive. If `aborted` is None, records of aborted transactions
+    are wanted too.
 
-    `checked`: the batches up to the end of `data` where they were found, and held against their CRCs, before.
+    `checked` holds the batches up to the end of `data`, if the caller has already compared them with their CRCs.
 
-    Batches beyond `end_offset` are not looked at. Raises `CorruptRecordsError` where the bytes are not whole, ascending
-    batches that match their CRCs.
+    Batches beyond `end_offset` are not read. Raises `CorruptRecordsError` if the bytes are not whole batches with
+    ascending offsets and matching CRCs.
     """
     view = memoryview(data)
     next_offset = 0
@@ -86,7 +89,7 @@ def wanted_batches(
             if checked is None and not crc_matches(view, batch):
                 raise CorruptRecordsError(batch.base_offset, "its CRC does not match")
             if batch.last_offset > MAX_OFFSET:
-                raise CorruptRecordsError(batch.base_offset, f"it goes up to offset {batch.last_offset}")
+                raise CorruptRecordsError(batch.base_offset, f"it ends at the impossible offset {batch.last_offset}")
             if batch.base_offset < next_offset:
                 raise CorruptRecordsError(batch.base_offset, f"it follows offset {next_offset - 1}")
             next_offset = batch.next_offset
@@ -105,5 +108,5 @@ def wanted_batches(
         raise CorruptRecordsError(max(next_offset, first_offset), str(error)) from error
     if next_position != len(data):
         raise CorruptRecordsError(
-            max(next_offset, first_offset), f"{len(data) - next_position} bytes at {next_position} are not a whole one"
+            max(next_offset, first_offset), f"{len(data) - next_position} bytes at {next_position} are no whole batch"
         )

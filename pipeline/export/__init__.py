@@ -1,1 +1,1 @@
-"""A topic as Parquet files or an Iceberg table."""
+"""Exports a topic to Parquet files or an Iceberg table."""

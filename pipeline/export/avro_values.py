@@ -1,7 +1,7 @@
-"""`AvroDecoder`: Avro values by their writer's schema, as Arrow's types; fastavro reads them.
+"""`AvroDecoder`: decodes Avro values by their writer's schema into values for Arrow, with fastavro.
 
-A union is known as null beside one other type; logical types as far as Arrow and Iceberg have them. A value must end
-where its schema does: bytes behind it say that it was written with another one.
+A union may have null and one other type. Logical types are supported as far as Arrow and Iceberg have them. A value
+must end where its schema ends: bytes after it show that it was written with another schema.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MAX_DECIMAL_DIGITS: Final = 38
 
 class AvroDecoder:
     def __init__(self, schema: Any, confluent_id: int | None = None) -> None:
-        """Raises `ValueSchemaError`."""
+        """Raises `ValueSchemaError` if the schema cannot be an Arrow type."""
         try:
             self._schema = parse_schema(schema)
         except (SchemaParseException, UnknownType, TypeError, ValueError, KeyError) as error:
@@ -50,14 +50,14 @@ class AvroDecoder:
         self._confluent_id = confluent_id
 
     def decode(self, value: bytes) -> Any:
-        """Raises `ValueError`."""
+        """Returns the decoded value. Raises `ValueError` if it does not fit the schema."""
         data = BytesIO(without_prefix(value, self._confluent_id))
         try:
             found = schemaless_reader(data, self._schema, None)
-        except Exception as error:  # whatever the library makes of bytes that are not of this schema
-            raise ValueError(f"not of the schema: {type(error).__name__} {error}".rstrip()) from error
+        except Exception as error:  # fastavro may raise anything for bytes that do not fit the schema
+            raise ValueError(f"does not fit the schema: {type(error).__name__} {error}".rstrip()) from error
         if rest := len(data.getbuffer()) - data.tell():
-            raise ValueError(f"{rest} bytes follow what the schema says")
+            raise ValueError(f"{rest} bytes follow the value that the schema describes")
         return _with_uuids_as_text(found) if self._is_uuid else found
 
 
@@ -76,7 +76,7 @@ def _arrow_type(schema: Any, path: str, named: dict[str, pa.DataType | None]) ->
     logical = schema.get("logicalType")
     if logical == "decimal" and kind in ("bytes", "fixed"):
         if not 0 < schema.get("precision", 0) <= _MAX_DECIMAL_DIGITS:
-            raise ValueSchemaError(f"{where}: a decimal has a precision, and at most {_MAX_DECIMAL_DIGITS} digits here")
+            raise ValueSchemaError(f"{where}: a decimal has a precision, with at most {_MAX_DECIMAL_DIGITS} digits")
         return _named(pa.decimal128(schema["precision"], schema.get("scale", 0)), schema, named)
     if logical is not None and (kind, logical) in _LOGICAL:
         return _LOGICAL[kind, logical]
@@ -96,7 +96,7 @@ def _arrow_type(schema: Any, path: str, named: dict[str, pa.DataType | None]) ->
 
 def _record(schema: Mapping[str, Any], path: str, named: dict[str, pa.DataType | None]) -> pa.DataType:
     if not schema["fields"]:
-        raise ValueSchemaError(f"{path or 'the value'}: a record without fields is no column")
+        raise ValueSchemaError(f"{path or 'the value'}: a record without fields cannot be a column")
     _name(None, schema, named)
     fields = [
         (one["name"], _arrow_type(one["type"], f"{path}.{one['name']}" if path else one["name"], named))
@@ -111,7 +111,8 @@ def _named(arrow_type: pa.DataType, schema: Mapping[str, Any], named: dict[str, 
 
 
 def _name(arrow_type: pa.DataType | None, schema: Mapping[str, Any], named: dict[str, pa.DataType | None]) -> None:
-    """By the full name, which is all that a parsed schema has; None while it is being made."""
+    """Registers a named type by its full name, which a parsed schema uses for references. None marks a type that is
+    still being built."""
     if "name" in schema:
         named[schema["name"]] = arrow_type
 
@@ -123,7 +124,7 @@ def _of_name(name: str, where: str, named: Mapping[str, pa.DataType | None]) -> 
         raise ValueSchemaError(f"{where}: the type {name} is not supported")
     found = named[name]
     if found is None:
-        raise ValueSchemaError(f"{where}: {name} is within itself, which no column can be")
+        raise ValueSchemaError(f"{where}: {name} is within itself, which is not possible for a column")
     return found
 
 

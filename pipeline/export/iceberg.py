@@ -1,11 +1,11 @@
-"""`IcebergLedger`: an Iceberg table that takes each wave of files in one commit, with the offsets that it has come to.
+"""`IcebergLedger`: exports to an Iceberg table, one commit per wave of files, with the exported offsets in the table.
 
-* `tidegate.offsets` in the properties of the snapshot says by topic which offset comes next; the last snapshot that has
-  it counts, whatever others have committed since. The table's own property says the same, for when snapshots expire.
-* A commit stands on the snapshot whose offsets were read and is refused when another came first. It is not repeated
-  by the library: the offsets are read anew, and what another exporter has committed meanwhile is dropped here.
-* Files that no commit names are what a run that was killed has left: the next run takes them, for a name says what is
-  in the file. Nothing is ever deleted.
+* The snapshot property `tidegate.offsets` holds the next offsets by topic. The last snapshot with the property counts,
+  whatever others have committed since. A table property holds the same text, for when snapshots expire.
+* A commit is based on the snapshot whose offsets were read, and is refused if another commit came first. The library
+  does not retry it. This module reads the offsets again, and drops the wave if another exporter has moved them.
+* Files that no commit names are left from a run that was killed. The next run uses them, because the name of a file
+  says what is in it. Nothing is ever deleted.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ COMMIT_ATTEMPTS = 20
 
 
 def open_catalog(name: str, properties: Mapping[str, str], target: TargetSettings) -> Catalog:
-    """`properties` and pyiceberg's own configuration, and the credentials of the target where they say nothing.
+    """Opens the catalog with `properties` and pyiceberg's own configuration. S3 settings that neither of them gives are
+    those of the target.
 
     Raises `JobError`."""
-    # Arrow writes by Amazon's SDK for C++, which of its own accord puts a checksum behind every body and sends chunks
-    # within chunks. A store that reads the inner ones alone takes what is left for the next request on that connection
-    # and answers it with 400 (versitygw 1.8: now and then). The SDK reads this whenever a client is made.
+    # Arrow writes to S3 with Amazon's SDK for C++. By default that SDK sends a checksum after every body, in chunks
+    # within chunks. A store that reads only the inner chunks takes the rest for the next request on the connection and
+    # answers it with 400 (seen now and then with versitygw 1.8). The SDK reads this variable when a client is created.
     os.environ.setdefault("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")
     s3 = {
         "s3.endpoint": target.settings.get("endpoint.url"),
@@ -60,7 +61,7 @@ def open_catalog(name: str, properties: Mapping[str, str], target: TargetSetting
 
 
 class IcebergLedger:
-    """`plan_id` is of this run."""
+    """The ledger of an Iceberg table. `plan_id` identifies this run."""
 
     def __init__(
         self, catalog: Catalog, table: str, target: ExportTarget, topic: str, schema: pa.Schema, plan_id: str = ""
@@ -89,7 +90,7 @@ class IcebergLedger:
         return True
 
     def commit(self, results: Sequence[TileResult]) -> list[TileResult] | None:
-        """Of each partition what comes before the first tile that could not be written."""
+        """Commits, for each partition, the tiles before the first one that could not be written."""
         next_offsets, counted = dict(self._next), []
         stopped = set()
         for result in results:
@@ -111,11 +112,11 @@ class IcebergLedger:
                 continue
             except Exception as error:
                 raise JobError(
-                    f"the commit to {self._name} failed: {error}: run the export again, it goes on as the table says"
+                    f"the commit to {self._name} failed: {error}: run the export again, it continues from the table"
                 ) from error
             self._next = next_offsets
             return counted
-        raise JobError(f"{self._name}: others commit all the time, {COMMIT_ATTEMPTS} attempts were in vain")
+        raise JobError(f"{self._name}: other writers always commit first, {COMMIT_ATTEMPTS} attempts failed")
 
     def _append(self, table: Table, files: list[str], next_offsets: Mapping[int, int]) -> None:
         known = dict(offsets_of(table))
@@ -125,7 +126,7 @@ class IcebergLedger:
         }
         text = json.dumps(known)
         properties = {OFFSETS: text, PLAN_ID: self._plan_id}
-        # Of this copy of the metadata alone: a repeated commit would no longer stand on the offsets that were read.
+        # Only in this copy of the metadata: a retried commit would no longer be based on the offsets that were read.
         table.metadata.properties["commit.retry.num-retries"] = "0"
         transaction = table.transaction()
         transaction.set_properties({OFFSETS: text})
@@ -137,7 +138,7 @@ class IcebergLedger:
         transaction.commit_transaction()
 
     def _open(self) -> Table:
-        """Made where there is none."""
+        """Opens the table, or creates it if it does not exist."""
         try:
             if not self._catalog.table_exists(self._name):
                 namespace = self._name.rpartition(".")[0]
@@ -147,8 +148,8 @@ class IcebergLedger:
             return self._catalog.load_table(self._name)
         except OSError as error:
             raise JobError(
-                f"the table {self._name}: {error}: see whether its store runs, and what --catalog-property and "
-                "--to-setting say of it"
+                f"the table {self._name}: {error}: check that its store runs and that --catalog-property and "
+                "--to-setting are right"
             ) from error
         except Exception as error:
             raise JobError(f"the table {self._name}: {error}") from error
@@ -159,21 +160,21 @@ class IcebergLedger:
             return {}
         if found["topicId"] != str(self._topic_id):
             raise JobError(
-                f"{self._name} holds another topic {self._topic}, with the id {found['topicId']}; the one of now has "
+                f"{self._name} holds another topic {self._topic}, with the id {found['topicId']}; the current one has "
                 f"{self._topic_id}: export it to another table"
             )
         return {int(partition): offset for partition, offset in found["next"].items()}
 
 
 def offsets_of(table: Table) -> dict[str, Any]:
-    """By topic: `topicId`, and `next` by partition. As of the last snapshot that says so."""
+    """Returns `topicId` and `next` (by partition) for each topic, from the last snapshot that has them."""
     snapshot = table.current_snapshot()
     while snapshot is not None:
         if (text := _offsets_text(snapshot)) is not None:
             return _decoded(text)
         parent_id = snapshot.parent_snapshot_id
         snapshot = None if parent_id is None else table.snapshot_by_id(parent_id)
-    # None said so: it has expired, or it is none of the table's line any more, which was rolled back to before it.
+    # No snapshot has them. Either that snapshot has expired, or the table was rolled back to an earlier one.
     known = table.properties.get(OFFSETS, "{}")
     is_rolled_back = any(_offsets_text(one) == known for one in table.metadata.snapshots)
     return {} if is_rolled_back or table.current_snapshot() is None else _decoded(known)
@@ -186,5 +187,5 @@ def _offsets_text(snapshot: Snapshot) -> str | None:
 def _decoded(text: str) -> dict[str, Any]:
     found = json.loads(text)
     if not isinstance(found, dict):
-        raise JobError(f"{OFFSETS} is not what an export writes: {text[:100]!r}")
+        raise JobError(f"{OFFSETS} was not written by an export: {text[:100]!r}")
     return found

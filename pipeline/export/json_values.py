@@ -1,8 +1,9 @@
-"""`JsonDecoder`: JSON values by a subset of JSON Schema, as Arrow's types.
+"""`JsonDecoder`: decodes JSON values by a subset of JSON Schema into values for Arrow.
 
-Known are objects with `properties`, arrays with `items`, string (also date, date-time and uuid), integer (64 bits),
-number, boolean, and null beside one of them; `required`, `additionalProperties: false`, `enum` and `const` are held.
-Annotations are passed over. What else would say which values are valid is refused: it could not be held here.
+The subset has objects with `properties`, arrays with `items`, string (also date, date-time and uuid), integer (64
+bits), number, boolean, and null beside one of them. `required`, `additionalProperties: false`, `enum` and `const` are
+enforced. Annotations are ignored. Other keywords that restrict values are refused, because the decoder could not
+enforce them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pyarrow as pa
 from pipeline.export.schema_error import ValueSchemaError, without_prefix
 
 Convert = Callable[[Any, str], Any]
-"""A value and where it is, into what `pa.array` takes. Raises `ValueError`."""
+"""Converts a value, given its path, into a value for `pa.array`. Raises `ValueError`."""
 
 _ANNOTATIONS: Final = frozenset(
     {"$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
@@ -37,19 +38,19 @@ class _Field(NamedTuple):
 
 class JsonDecoder:
     def __init__(self, schema: object, confluent_id: int | None = None) -> None:
-        """Raises `ValueSchemaError`."""
+        """Raises `ValueSchemaError` if the schema is invalid or outside the subset."""
         try:
             self.arrow_type, self._convert = _field(schema, "")
-        except (AttributeError, TypeError, RecursionError) as error:  # a list in place of an object, and the like
+        except (AttributeError, TypeError, RecursionError) as error:  # for example a list in place of an object
             raise ValueSchemaError(f"not a JSON Schema: {error}") from error
         self._confluent_id = confluent_id
 
     def decode(self, value: bytes) -> Any:
-        """Raises `ValueError`."""
+        """Returns the decoded value. Raises `ValueError` if it does not fit the schema."""
         text = without_prefix(value, self._confluent_id)
         try:
             return self._convert(json.loads(text, parse_constant=_refuse_constant), "")
-        except RecursionError:  # also of what can just be read, and not be named in the error any more
+        except RecursionError:  # also when a value can just be parsed, but not be formatted for the error
             raise ValueError("nested too deeply") from None
 
 
@@ -94,14 +95,14 @@ def _checked(convert: Convert, schema: Mapping[str, Any], is_nullable: bool) -> 
 def _object(schema: Mapping[str, Any], path: str) -> _Field:
     properties = schema.get("properties") or {}
     if not properties:
-        raise ValueSchemaError(f"{path or 'the value'}: an object without properties is no column")
+        raise ValueSchemaError(f"{path or 'the value'}: an object without properties cannot be a column")
     fields = {name: _field(one, f"{path}.{name}" if path else name) for name, one in properties.items()}
     required = frozenset(schema.get("required", ()))
     if strange := required - fields.keys():
-        raise ValueSchemaError(f"{path or 'the value'}: {', '.join(sorted(strange))} is required, but no property")
+        raise ValueSchemaError(f"{path or 'the value'}: {', '.join(sorted(strange))} is required, but not a property")
     others = schema.get("additionalProperties", True)
     if not isinstance(others, bool):
-        raise ValueSchemaError(f"{path or 'the value'}: additionalProperties is true or false here")
+        raise ValueSchemaError(f"{path or 'the value'}: additionalProperties must be true or false")
 
     def convert(value: Any, at: str) -> Any:
         if not isinstance(value, dict):
@@ -139,7 +140,7 @@ def _string(schema: Mapping[str, Any], path: str) -> _Field:
         try:
             value.encode()
             return read(value)
-        except (ValueError, OverflowError):  # the first day of all, in a zone east of UTC
+        except (ValueError, OverflowError):  # OverflowError: the first day of year 1 in a zone east of UTC
             raise _wrong(value, at, str(schema.get("format", "text of Unicode"))) from None
 
     return _Field(arrow_type, convert)
@@ -161,7 +162,7 @@ _FORMATS: Final[Mapping[str, tuple[pa.DataType, Callable[[str], Any]]]] = {
 
 def _integer(schema: Mapping[str, Any], path: str) -> _Field:
     def convert(value: Any, at: str) -> Any:
-        # 1.0 is an integer to JSON Schema.
+        # JSON Schema counts 1.0 as an integer.
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if not isinstance(value, int) or isinstance(value, bool) or not -_MAX_LONG - 1 <= value <= _MAX_LONG:
@@ -210,6 +211,6 @@ def _wrong(value: Any, path: str, expected: str) -> ValueError:
 
 
 def _short(value: Any) -> str:
-    """A dead letter has the whole."""
+    """Returns the value's JSON, shortened: the dead letter has the whole value."""
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

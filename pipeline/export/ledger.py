@@ -1,14 +1,15 @@
-"""`ExportLedger`: what an export has promised and written: the next one goes on from there and doubles nothing.
+"""`ExportLedger`: records what an export has promised and written, so that the next run continues without duplicates.
 
-For plain files it is a row of plans beside them, `_tidegate_export/<topic>/<number>.json`, each written once and never
-changed: a file is only written when the last plan names it. Of two exporters that want the next plan one gets it, and
-the other begins anew from that. A plan repeats the files of the one before that are not there yet, so the last plan and
-the listing are all that is known.
+For plain files the ledger is a sequence of plans beside them, `_tidegate_export/<topic>/<number>.json`. Each plan is
+written once and never changed, and a file is only written if the last plan names it. If two exporters want to write the
+next plan, one succeeds, and the other starts again from that plan. A plan repeats the files of the previous plan that
+do not exist yet, so the last plan and the listing hold the whole state.
 
-Files are staged by the tasks and published here, each partition's in the order of its offsets and no further than to
-the first that could not be made: whoever lists them at any moment sees no record beyond a hole. When one is published
-the last plan still names it, whoever made that plan, and a plan that cuts one discards what is staged of it: no promise
-is kept whole and in parts. What a run that was killed has staged, the next one discards.
+Tasks stage files, and the ledger publishes them: each partition's files in the order of their offsets, and only up to
+the first one that could not be written. So a reader who lists the files at any moment sees no record beyond a hole. A
+file is only published while the last plan still names it, whichever exporter wrote that plan. A plan that cuts a
+promised file in two discards the staged one, so a file never appears both whole and in parts. The next run discards the
+staged files of a run that was killed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ PLANS = "_tidegate_export"
 
 @dataclass(frozen=True, slots=True)
 class TileResult:
-    """`stopped_at`: the offset that cannot be read, and then there is no file. `staged`: it cannot be seen yet."""
+    """The result of one tile. `stopped_at` is the offset that cannot be read; the tile then has no file. `staged` is
+    the file that is not visible yet."""
 
     tile: Tile
     records: int = 0
@@ -48,16 +50,18 @@ class TileResult:
 
 
 class ExportLedger(Protocol):
-    """Kept by the driver alone."""
+    """The state of an export. Only the driver uses it."""
 
     def load(self, topic_id: UUID) -> Exported:
-        """As of now. Raises `JobError` when what is there belongs to something else."""
+        """Returns the current state. Raises `JobError` if the target holds something else."""
 
     def reserve(self, wave: Sequence[Tile], left: Sequence[Tile]) -> bool:
-        """Before `wave` is written; `left` are promised and come later. False: somebody else was first, load anew."""
+        """Promises `wave` before it is written; `left` is promised too and written later. Returns False if another
+        exporter was first. The caller must then load the state again."""
 
     def commit(self, results: Sequence[TileResult]) -> list[TileResult] | None:
-        """Those of a wave, given in its order, that count from now on. None: somebody else was first, none does."""
+        """Commits the results of a wave, given in its order, and returns those that count. Returns None if another
+        exporter was first; then none of them counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ class _Plan:
 
 
 class ParquetLedger:
-    """Files count when they are published."""
+    """A ledger for plain files. A file counts when it is published."""
 
     def __init__(self, target: ExportTarget, topic: str, layout: str) -> None:
         self._target = target
@@ -88,7 +92,7 @@ class ParquetLedger:
             )
         written = sorted(there)
         pending = [tile for tile in sorted(self._plan.files) if _written_with(tile, written) is None]
-        # They were staged before the plan was read, and every plan repeats what is not there yet.
+        # These files were staged before the plan was read, and every plan repeats the files that do not exist yet.
         self._discard(one for one in staged if tile_of_name(one.name) not in pending)
         return Exported(self._plan.next_offsets, tuple(pending))
 
@@ -105,12 +109,14 @@ class ParquetLedger:
         cut = {whole for tile in plan.files if (whole := _written_with(tile, promised)) not in (None, tile)}
         self._plan = plan
         if cut:
-            # Of another one that looked before this plan was there, and has not published yet: it cannot any more.
+            # Another exporter staged these files before this plan existed. It has not published them, and no longer
+            # can.
             self._discard(one for one in self._staged() if tile_of_name(one.name) in cut)
         return True
 
     def commit(self, results: Sequence[TileResult]) -> list[TileResult]:
-        """Of each partition what comes before the first tile that cannot be read, or that another exporter cut."""
+        """Publishes, for each partition, the tiles before the first one that cannot be read or that another exporter
+        has cut."""
         there = written_tiles(self._target, self._topic_id)
         written = sorted(there)
         counted: list[TileResult] = []
@@ -137,10 +143,10 @@ class ParquetLedger:
     def _publish(self, tile: Tile, staged: StagedFile) -> None:
         if not self._target.publish(staged) and tile not in written_tiles(self._target, self._topic_id):
             where = self._target.uri(staged.name)
-            raise JobError(f"what was staged of {where} is gone: run the export again, it goes on")
+            raise JobError(f"the staged file for {where} is gone: run the export again, it continues from its plan")
 
     def _is_promised(self, tile: Tile) -> bool:
-        """By the last plan, too, if that is another one's."""
+        """Whether the last plan names the tile, even if another exporter wrote that plan."""
         try:
             self._target.read(self._name(self._plan.number + 1))
         except FileNotFoundError:
@@ -153,8 +159,8 @@ class ParquetLedger:
     def _staged(self) -> list[StagedFile]:
         try:
             return self._target.staged(f"{self._topic_id}/")
-        except RemoteStorageError as error:  # to list uploads is a right of its own
-            logger.warning("what was staged cannot be listed", extra={"topic": self._topic, "error": str(error)})
+        except RemoteStorageError as error:  # listing uploads needs a permission of its own
+            logger.warning("staged files cannot be listed", extra={"topic": self._topic, "error": str(error)})
             return []
 
     def _discard(self, staged: Iterable[StagedFile]) -> None:
@@ -162,10 +168,10 @@ class ParquetLedger:
             try:
                 self._target.discard(one)
             except RemoteStorageError as error:
-                logger.warning("staged file not discarded", extra={"file": one.name, "error": str(error)})
+                logger.warning("a staged file was not discarded", extra={"file": one.name, "error": str(error)})
 
     def _read_last(self) -> bool:
-        """False: there is none."""
+        """Reads the last plan. Returns False if there is none."""
         names = self._target.names(f"{PLANS}/{self._topic}/")
         self._plan = self._read(max(names)) if names else _Plan(0, {}, frozenset())
         return bool(names)
@@ -188,12 +194,12 @@ class ParquetLedger:
         text = json.loads(self._target.read(name))
         if text["topicId"] != str(self._topic_id):
             raise JobError(
-                f"{self._target.uri('')} holds another topic {self._topic}, with the id {text['topicId']}; the one of "
-                f"now has {self._topic_id}: export it to another place"
+                f"{self._target.uri('')} holds another topic {self._topic}, with the id {text['topicId']}; the current "
+                f"one has {self._topic_id}: export it to another place"
             )
         if text["layout"] != self._layout:
             raise JobError(
-                f"{self._target.uri('')} was begun with other columns, or another isolation level: give those again, "
+                f"{self._target.uri('')} was begun with other columns, or another isolation level: use the same ones, "
                 "or another place"
             )
         next_offsets = {int(partition): offset for partition, offset in text["nextOffsets"].items()}
@@ -201,7 +207,8 @@ class ParquetLedger:
 
 
 def _written_with(tile: Tile, written: Sequence[Tile]) -> Tile | None:
-    """That one of them which has all its offsets; they are sorted and do not overlap."""
+    """Returns the tile in `written` that contains all offsets of `tile`, or None. `written` is sorted, without
+    overlaps."""
     place = bisect_right(written, Tile(tile.partition, tile.first_offset, sys.maxsize)) - 1
     if place < 0 or written[place].partition != tile.partition or written[place].end_offset < tile.end_offset:
         return None
@@ -209,12 +216,12 @@ def _written_with(tile: Tile, written: Sequence[Tile]) -> Tile | None:
 
 
 def written_tiles(target: ExportTarget, topic_id: UUID) -> frozenset[Tile]:
-    """Of all files that are there."""
+    """Returns the tiles of all files that exist."""
     return frozenset(tile for name in target.names(f"{topic_id}/") if (tile := tile_of_name(name)) is not None)
 
 
 def create_bytes(target: ExportTarget, name: str, data: bytes) -> bool:
-    """False: there was a file of that name."""
+    """Creates a file. Returns False if a file of that name exists."""
     with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
         source = Path(folder) / "data"
         source.write_bytes(data)

@@ -1,7 +1,7 @@
-"""`write_parquet`: Arrow batches into one Parquet file, in row groups of a bounded size.
+"""`write_parquet`: writes Arrow batches to one Parquet file, in row groups of bounded size.
 
-The columns that repeat are written by dictionary, those that readers filter by have statistics; keys and values have
-neither: both would only cost. Nothing is encoded as differences: not every reader of Iceberg tables takes them.
+Columns with repeated values use a dictionary, and columns that readers filter by have statistics. Keys and values have
+neither, because both would only cost time. No column uses delta encodings, which some readers of Iceberg tables lack.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 ROW_GROUP_BYTES = 64 << 20
-"""Of Arrow's memory; about what is held while a file is written."""
+"""Size in Arrow's memory. The writer holds about this much while it writes a file."""
 LAYOUT_KEY = b"tidegate.layout"
 
 _REPEATED = ("topic", "partition", "timestampType")
@@ -21,7 +21,7 @@ _FILTERED_BY = ("partition", "offset", "timestamp", "timestampType", "topic")
 
 
 def write_parquet(path: Path, batches: Iterable[pa.RecordBatch], schema: pa.Schema, layout: str) -> int:
-    """How many rows. `layout` is kept in the file, for `layout_of`."""
+    """Writes the file and returns the number of rows. The file's metadata holds `layout`, for `layout_of`."""
     schema = schema.with_metadata({LAYOUT_KEY: layout.encode()})
     rows = 0
     with pq.ParquetWriter(
@@ -53,6 +53,7 @@ def _groups(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]
 
 
 def layout_of(file: bytes) -> tuple[str, int]:
-    """Of a whole file of ours: its layout and how many rows it has. Raises `ValueError` (Arrow's) for another one."""
+    """Returns the layout and the number of rows of a whole file of ours. Raises `ValueError` (Arrow's) for other
+    files."""
     metadata = pq.read_metadata(pa.BufferReader(file))
     return (metadata.metadata or {}).get(LAYOUT_KEY, b"").decode(), metadata.num_rows

@@ -1,8 +1,8 @@
-"""Which offsets go into which file: pure functions of what the log has and what an export has written so far.
+"""Plans which offsets go into which file. Pure functions of the log's state and of the export's progress.
 
-A tile is a range of one partition's offsets and one file, named by both ends, so that its name says what is in it and a
-run that writes it again gives the same records. Tiles are cut where segments end, large ones within, small segments
-are put together. Files that are there already are taken as they are, and what lies between them is cut anew.
+A tile is a range of one partition's offsets and one file, named by both ends. So the name says what is in the file, and
+a run that writes it again writes the same records. Tiles are cut at segment ends, large segments are cut within, and
+small segments are combined. Existing files are used as they are, and the offsets between them are cut into new tiles.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from uuid import UUID
 
-from pipeline.source.read_plan import Gap, ReadRange, tasks_of
+from pipeline.source.read_plan import MissingOffsets, ReadRange, tasks_of
 
-Ranges = Callable[[int, int, int], Sequence[ReadRange | Gap]]
-"""Of a partition, its first and its last offset: what to read, in order."""
+Ranges = Callable[[int, int, int], Sequence[ReadRange | MissingOffsets]]
+"""Returns the ranges and gaps of a partition from its first to its last offset (inclusive), in order."""
 
 _NAME = re.compile(r"(?:.*/)?(\d+)/(\d+)-(\d+)\.parquet")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Tile:
-    """`end_offset` is inclusive."""
+    """A range of offsets. `end_offset` is inclusive."""
 
     partition: int
     first_offset: int
@@ -34,15 +34,15 @@ class Tile:
 
 
 def tile_of_name(name: str) -> Tile | None:
-    """None: the name is not one of ours."""
+    """Parses a file name. Returns None if it is not the name of a tile."""
     found = _NAME.fullmatch(name)
     return None if found is None else Tile(*map(int, found.groups()))
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export has come to. `next_offsets` by partition; `pending` was promised and is not written yet, `written`
-    are files that may be taken as they are, from `next_offsets` on."""
+    """The progress of an export. `next_offsets` is by partition. `pending` was promised and is not written yet.
+    `written` are existing files from `next_offsets` on, which are used as they are."""
 
     next_offsets: Mapping[int, int] = field(default_factory=dict)
     pending: tuple[Tile, ...] = ()
@@ -51,7 +51,7 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class PlannedTile:
-    """`is_promised`: somebody said before that this file, or one that it is a part of, would be written."""
+    """A tile with its ranges. If `is_promised`, an earlier plan promised this file, or a file that contains it."""
 
     tile: Tile
     ranges: tuple[ReadRange, ...]
@@ -60,13 +60,13 @@ class PlannedTile:
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """`tiles` are to be written, in turns of the partitions; `blocked` are promised but lie beyond a stop.
+    """`tiles` are to be written, with the partitions taking turns. `blocked` tiles are promised but lie beyond a stop.
 
-    `is_last`: with the tiles everything is exported. A partition gets nothing new before its promises are kept."""
+    `is_last` means that these tiles complete the export. A partition gets new tiles only when its promises are kept."""
 
     tiles: tuple[PlannedTile, ...]
     blocked: tuple[Tile, ...]
-    gaps: tuple[Gap, ...]
+    gaps: tuple[MissingOffsets, ...]
     is_last: bool
 
 
@@ -77,11 +77,12 @@ def plan_export(
     ranges: Ranges,
     file_bytes: int,
 ) -> ExportPlan:
-    """`bounds` by partition: where to begin when nothing is exported yet, and the exclusive end. `stops`: offsets at
-    which a partition cannot be read; a tile that holds one is cut there, and nothing from there on is planned."""
+    """Plans the tiles. `bounds` has, for each partition, the offset to begin at if nothing is exported yet, and the
+    exclusive end. `stops` has the offsets at which a partition cannot be read: a tile that holds one is cut there, and
+    the plan has nothing from there on."""
     by_partition: list[list[PlannedTile]] = []
     blocked: list[Tile] = []
-    gaps: list[Gap] = []
+    gaps: list[MissingOffsets] = []
     is_last = True
     for partition, (start, end) in sorted(bounds.items()):
         limit = stops.get(partition, end)
@@ -119,10 +120,10 @@ def _cut(tile: Tile, stop: int) -> Iterator[Tile]:
         yield tile
 
 
-def _readable(ranges: Iterable[ReadRange | Gap], gaps: list[Gap]) -> list[ReadRange]:
+def _readable(ranges: Iterable[ReadRange | MissingOffsets], gaps: list[MissingOffsets]) -> list[ReadRange]:
     found: list[ReadRange] = []
     for one in ranges:
-        if isinstance(one, Gap):
+        if isinstance(one, MissingOffsets):
             gaps.append(one)
         else:
             found.append(one)
@@ -130,7 +131,7 @@ def _readable(ranges: Iterable[ReadRange | Gap], gaps: list[Gap]) -> list[ReadRa
 
 
 def _pieces(first: int, last: int, written: Sequence[Tile]) -> Iterator[tuple[int, int, bool]]:
-    """What is written already, and what lies between. Of files that overlap the one that begins first counts."""
+    """Yields the written tiles and the ranges between them. If written tiles overlap, the first to begin counts."""
     position = first
     for tile in written:
         if tile.first_offset < position or tile.end_offset > last:

@@ -1,9 +1,9 @@
-"""`ExportTarget`: where an export goes: a folder, a bucket of S3, HDFS. A file appears there whole, and once.
+"""`ExportTarget`: where an export writes: a folder, an S3 bucket or HDFS. A file appears whole, and only once.
 
-`create` and `publish` refuse to replace: of two that write a file of one name, one does, and the other learns of it. So
-a task that was begun twice, or one that outlives its driver, changes nothing. What is staged by a task cannot be seen
-before the driver publishes it: a hidden file that is moved, or an upload to S3 that is completed. Everything blocks, as
-Spark's tasks do.
+`create` and `publish` never replace a file: if two writers use one name, one succeeds and the other is told. So a task
+that was started twice, or one that outlives its driver, changes nothing. A file that a task has staged is not visible
+before the driver publishes it: it is a hidden file that is moved, or an S3 upload that is completed. All calls block,
+as Spark's tasks do.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ _TEMPORARY = ".tmp"
 
 
 class TargetError(JobError):
-    """What is wrong with the target, one line for the user."""
+    """The target is wrong. The message is one line for the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """Whole, but not to be seen under its name yet. `parts` are of S3, and known to who staged it alone."""
+    """A complete file that is not visible under its name yet. `parts` are S3's, and only the task that staged the file
+    knows them."""
 
     name: str
     id: str
@@ -46,35 +47,37 @@ class StagedFile:
 
 
 class ExportTarget(Protocol):
-    """Names are relative to the target's own folder."""
+    """A place for files. Names are relative to the target's folder."""
 
     def names(self, prefix: str) -> list[str]:
-        """Of the files that are there, whole. `prefix` ends with a slash."""
+        """Returns the names of all complete files below `prefix`, which ends with a slash."""
 
     def read(self, name: str) -> bytes:
-        """Raises `FileNotFoundError`."""
+        """Returns the content of a file. Raises `FileNotFoundError`."""
 
     def create(self, name: str, source: Path) -> bool:
-        """False: there was a file of that name, which stays as it is."""
+        """Creates a file from `source`. Returns False, and changes nothing, if a file of that name exists."""
 
     def stage(self, name: str, source: Path) -> StagedFile: ...
 
     def publish(self, staged: StagedFile) -> bool:
-        """False: there was a file of that name, which stays as it is, or what was staged is gone."""
+        """Makes a staged file visible. Returns False if a file of that name exists, which stays unchanged, or if the
+        staged file is gone."""
 
     def discard(self, staged: StagedFile) -> None:
-        """What is gone is no error."""
+        """Deletes a staged file. A file that is already gone is no error."""
 
     def staged(self, prefix: str) -> list[StagedFile]:
-        """By whomever. `prefix` ends with a slash."""
+        """Returns the staged files below `prefix`, which ends with a slash, of all writers."""
 
     def uri(self, name: str) -> str:
-        """As other programs find it."""
+        """Returns the URI by which other programs find the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetSettings:
-    """`url`: file:///..., s3://bucket/prefix or hdfs://host:port/path; `settings` by the stores' names."""
+    """`url` is file:///..., s3://bucket/prefix or hdfs://host:port/path. The keys of `settings` are those of the tier's
+    stores."""
 
     url: str
     settings: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -85,8 +88,8 @@ class TargetSettings:
 
 
 def target_settings(to: str, config: PipelineConfig, given: Mapping[str, str]) -> TargetSettings:
-    """A path without a scheme is a folder. A target of the same kind as the tier's store is reached as that is, where
-    `given` says nothing else. Raises `TargetError`."""
+    """Parses `to`; a path without a scheme is a folder. A target of the same kind as the tier's store takes the
+    settings of that store, and `given` overrides them. Raises `TargetError`."""
     url = urlsplit(to)
     if url.scheme in ("", "file"):
         if given:
@@ -96,7 +99,9 @@ def target_settings(to: str, config: PipelineConfig, given: Mapping[str, str]) -
     if known is None or not url.netloc:
         raise TargetError(f"{to}: expected a folder, s3://BUCKET/PREFIX or hdfs://HOST:PORT/PATH")
     if wrong := given.keys() - set(known):
-        raise TargetError(f"unknown setting of {url.scheme}: {', '.join(sorted(wrong))}; there are {', '.join(known)}")
+        raise TargetError(
+            f"unknown setting of {url.scheme}: {', '.join(sorted(wrong))}; the settings are {', '.join(known)}"
+        )
     settings: dict[str, str] = {}
     if config.storage is not None and config.storage.implementation == url.scheme.removesuffix("a"):
         settings = {key: value for key, value in config.storage.plain_settings().items() if key in known}
@@ -107,7 +112,7 @@ _open: dict[str, ExportTarget] = {}
 
 
 def open_target(target: TargetSettings) -> ExportTarget:
-    """That of this process. Raises `TargetError`, `RemoteStorageError`."""
+    """Returns this process's target. Raises `TargetError`, `RemoteStorageError`."""
     key = f"{os.getpid()} {target.url} {sorted(target.settings.items())}"
     if key not in _open:
         _open[key] = _made(target)
@@ -128,7 +133,7 @@ def _made(target: TargetSettings) -> ExportTarget:
 
 
 def _hdfs(target: TargetSettings) -> ExportTarget:
-    from tiers.storage import hdfs  # its library is an extra of its own
+    from tiers.storage import hdfs  # its library is an optional dependency
 
     url = urlsplit(target.url)
     where = {"url": f"hdfs://{url.netloc}", "path": url.path or "/", "cluster.id": "export"}
@@ -138,7 +143,7 @@ def _hdfs(target: TargetSettings) -> ExportTarget:
 
 
 class FolderTarget:
-    """On a file system that all executors have."""
+    """A folder on a file system that all executors share."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -165,7 +170,7 @@ class FolderTarget:
         except BaseException as error:
             hidden.unlink(missing_ok=True)
             if isinstance(error, OSError) and error.filename is None:
-                error.filename = str(self._root)  # writing names no file, and a disk that is full has one
+                error.filename = str(self._root)  # the error of a write, such as a full disk, names no file
             raise
         return staged
 
@@ -194,7 +199,7 @@ class FolderTarget:
 
 class S3Target:
     def __init__(self, url: str, settings: Mapping[str, str]) -> None:
-        """`settings` of the S3 store. Raises `ValueError`, `RemoteStorageError`."""
+        """`settings` are those of the S3 store. Raises `ValueError`, `RemoteStorageError`."""
         self._url = url.rstrip("/")
         self._storage = S3RemoteStorageManager(settings)
         worker().run(worker().keep(self._storage))
@@ -236,10 +241,10 @@ class S3Target:
 
 
 class FilesTarget:
-    """On a file system where a file is written under another name and moved."""
+    """A file system on which a file is written under another name and then moved."""
 
     def __init__(self, files: BlockingFileSystem) -> None:
-        """`files` are connected."""
+        """`files` must be connected."""
         self._files = files
 
     def names(self, prefix: str) -> list[str]:

@@ -1,8 +1,8 @@
-"""`TypedValues`: the column `value` as what a schema says that it is, beside it what did not fit: no record is dropped.
+"""`TypedValues`: converts the column `value` by a schema. Values that do not fit become dead letters; none is dropped.
 
-A value that cannot be read by the schema is null and comes whole in `dead_letter`, with the error; a null value is null
-in both. The schema is one file, a subset of JSON Schema or an Avro schema; what it has beyond the subset is refused
-when it is read, not when a record comes by.
+A value that cannot be decoded is null, and the column `dead_letter` holds its bytes and the error. A null value is null
+in both columns. The schema is one file: a subset of JSON Schema, or an Avro schema. A schema with features beyond the
+subset is refused when it is read, and not at the first record.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ class ValueDecoder(Protocol):
     arrow_type: pa.DataType
 
     def decode(self, value: bytes) -> Any:
-        """As `pa.array` of `arrow_type` takes it. Raises `ValueError`, for the user."""
+        """Returns the value in a form that `pa.array` takes for `arrow_type`. Raises `ValueError` for the user."""
 
 
 @dataclass(frozen=True)
 class TypedValues:
-    """`confluent_id`: values begin with Confluent's five bytes, and are of the schema with that id alone."""
+    """A value schema. If `confluent_id` is set, values start with Confluent's five bytes, and only values with that
+    schema id are accepted."""
 
     kind: str
     schema_text: str
@@ -49,13 +50,13 @@ class TypedValues:
         return TypedValues, (self.kind, self.schema_text, self.confluent_id)
 
     def schema(self, plain: pa.Schema) -> pa.Schema:
-        """Of `plain` with a column `value`. Raises `ValueSchemaError`."""
+        """Returns `plain` with a typed column `value` and a column `dead_letter`. Raises `ValueSchemaError`."""
         index = plain.get_field_index("value")
         typed = plain.set(index, pa.field("value", self._decoder.arrow_type))
         return typed.insert(index + 1, pa.field("dead_letter", DEAD_LETTER))
 
     def typed(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
-        """And how many dead letters there are."""
+        """Returns the batch with typed values, and the number of dead letters."""
         index = batch.schema.get_field_index("value")
         values: list[Any] = []
         letters: list[dict[str, object] | None] = []
@@ -75,7 +76,7 @@ class TypedValues:
             return None, _text(error)
 
     def _column(self, values: list[Any], letters: list[dict[str, object] | None], raw: pa.Array) -> pa.Array:
-        """All at once; where Arrow refuses one of them, one by one."""
+        """Converts all values at once. If Arrow refuses one of them, converts them one by one to find it."""
         arrow_type = self._decoder.arrow_type
         try:
             return pa.array(values, arrow_type)
@@ -91,12 +92,12 @@ class TypedValues:
 
 
 def _text(error: Exception) -> str:
-    """A value may hold what is no Unicode, and the error then tells it."""
+    """Returns the error's text. Text that is not valid Unicode may come from the value and is replaced."""
     return str(error).encode(errors="replace").decode()
 
 
 def read_value_schema(text: str, confluent_id: int | None = None) -> TypedValues:
-    """Of `json:FILE` or `avro:FILE`. Raises `ValueSchemaError`, `OSError`."""
+    """Reads the schema of `json:FILE` or `avro:FILE`. Raises `ValueSchemaError`, `OSError`."""
     kind, colon, file = text.partition(":")
     if not colon or not file or kind not in KINDS:
         raise ValueSchemaError(f"expected json:FILE or avro:FILE, not {text!r}")

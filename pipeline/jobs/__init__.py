@@ -1,1 +1,1 @@
-"""One job each: a plain function that plans on the driver, runs its tasks on the executors, and gives a result."""
+"""The jobs. Each one is a plain function that plans on the driver, runs tasks on the executors and returns a result."""

@@ -1,9 +1,9 @@
-"""`export`: one topic, of both tiers, into Parquet files or an Iceberg table, each record exactly once.
+"""`export`: exports one topic of both tiers to Parquet files or an Iceberg table, each record exactly once.
 
-The driver plans tiles and keeps the ledger; the executors read, decode and write one file each, and record bytes never
-reach the JVM. What was there when the run began is exported, read_committed up to the last stable offset; the next run
-goes on from there, however this one ended. A batch that cannot be read stops its partition at that offset: what lies
-before it is exported, it is reported, and the other partitions go on.
+The driver plans tiles and keeps the ledger. The executors read, decode and write one file per tile; record bytes never
+reach the JVM. A run exports the records that existed when it began (up to the last stable offset with read_committed).
+A run may end at any moment: the next run continues from the ledger. A batch that cannot be read stops its partition at
+that offset. The run exports the records before it, reports the stop, and continues with the other partitions.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from tiers.errors import BrokerError, CorruptSegmentError
 logger = logging.getLogger(__name__)
 
 FILE_BYTES = 256 << 20
-"""Of the log, not of the file."""
+"""Bytes of the log per file. The file itself is usually smaller."""
 WAVE_FILES = 64
 _ATTEMPTS = 2
-"""To read a batch before it is said to be corrupt."""
+"""Attempts to read a batch before the task reports it as corrupt."""
 _FRUITLESS_ROUNDS = 5
 
 RunTasks = Callable[[str, Sequence[PlannedTile], Callable[[PlannedTile], TileResult]], list[TileResult]]
@@ -65,9 +65,9 @@ RunTasks = Callable[[str, Sequence[PlannedTile], Callable[[PlannedTile], TileRes
 class IcebergTable:
     catalog: str
     table: str
-    """With its namespace: db.orders."""
+    """The name with its namespace, such as db.orders."""
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Of the catalog, over pyiceberg's own configuration."""
+    """Properties of the catalog; they override pyiceberg's own configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +75,16 @@ class ExportRequest:
     topic: str
     target: TargetSettings
     iceberg: IcebergTable | None = None
-    """None: Parquet files alone."""
+    """If None, the export writes Parquet files only."""
     values: TypedValues | None = None
     include_headers: bool = False
     is_committed_only: bool = True
     tier: Literal["auto", "remote"] = "auto"
     is_loss_allowed: bool = False
-    """Whether to go on behind offsets that exist nowhere any more since the last export."""
+    """Whether the export skips offsets that expired in both tiers since the last export."""
     file_bytes: int = FILE_BYTES
     wave_files: int = WAVE_FILES
-    """Of a wave, which is one plan, or one commit to the table."""
+    """Files per wave. A wave is one plan in the Parquet ledger, or one commit to the table."""
 
     @property
     def columns(self) -> RecordColumns:
@@ -96,7 +96,7 @@ class ExportRequest:
 
     @property
     def layout(self) -> str:
-        """The same for two exports whose files may stand beside each other."""
+        """Returns a digest that is equal for two exports whose files may lie in the same place."""
         typed = None if self.values is None else (self.values.kind, self.values.schema_text, self.values.confluent_id)
         text = f"{self.schema.to_string(show_schema_metadata=False)} {typed} {self.is_committed_only}"
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -104,8 +104,10 @@ class ExportRequest:
 
 @dataclass(frozen=True, slots=True)
 class ExportedPartition:
-    """`first_offset` to `end_offset` (inclusive) were written by this run; None both: nothing. `lost` are ranges,
-    inclusive, that exist nowhere any more. `stopped_at` is what cannot be read."""
+    """What this run did with one partition.
+
+    The run wrote `first_offset` to `end_offset` (inclusive); both are None if it wrote nothing. `lost` holds inclusive
+    ranges that exist in neither tier any more. `stopped_at` is the offset of the batch that cannot be read."""
 
     partition: int
     first_offset: int | None = None
@@ -136,7 +138,7 @@ class ExportResult:
 
 @dataclass(frozen=True, slots=True)
 class ExportTask:
-    """What every task knows besides its tile; travels to the executors."""
+    """The values that all tiles of a run share. It travels to the executors."""
 
     request: ExportRequest
     options: ReadOptions = field(repr=False)
@@ -145,7 +147,10 @@ class ExportTask:
 
 
 class Waves(Enum):
-    """`DONE`: all of a plan was written. `SOME`, `FRUITLESS`: the rest has to be planned anew, nothing was written."""
+    """The outcome of a plan.
+
+    `DONE`: all of its tiles were written. `SOME`: some were, and the rest must be planned again. `FRUITLESS`: nothing
+    was written, and all of it must be planned again."""
 
     DONE = auto()
     SOME = auto()
@@ -161,12 +166,13 @@ class _Round:
 
 
 def export(session: SparkSession, config: PipelineConfig, request: ExportRequest) -> ExportResult:
-    """Raises `JobError`, `TargetError`, `RemoteTierError`, and what a store or a broker fails with."""
+    """Runs the export on Spark. Raises `JobError`, `TargetError`, `RemoteTierError`, and errors of stores and
+    brokers."""
     return export_by(partial(run_tasks, session), config, request)
 
 
 def export_by(run: RunTasks, config: PipelineConfig, request: ExportRequest) -> ExportResult:
-    """The same with `run` in place of Spark; results must come in the order of the plan."""
+    """Runs the export with `run` in place of Spark. `run` must return results in the order of the plan."""
     options = read_options(config, request)
     ledger = open_ledger(request)
     found: dict[int, ExportedPartition] = {}
@@ -191,17 +197,19 @@ def export_by(run: RunTasks, config: PipelineConfig, request: ExportRequest) -> 
             break
         fruitless = fruitless + 1 if waves is Waves.FRUITLESS else 0
         if fruitless >= _FRUITLESS_ROUNDS:
-            raise JobError(f"{request.topic}: other exporters are always first; nothing was written {fruitless} times")
+            raise JobError(
+                f"{request.topic}: other exporters always commit first; this one wrote nothing in {fruitless} rounds"
+            )
     return ExportResult(request.topic, around.topic_id, tuple(found[partition] for partition in sorted(found)))
 
 
 def open_ledger(request: ExportRequest) -> ExportLedger:
-    """Raises `JobError`, `TargetError`."""
+    """Returns the ledger for the request. Raises `JobError`, `TargetError`."""
     target = open_target(request.target)
     if request.iceberg is None:
         return ParquetLedger(target, request.topic, request.layout)
     try:
-        from pipeline.export.iceberg import IcebergLedger, open_catalog  # an extra of its own
+        from pipeline.export.iceberg import IcebergLedger, open_catalog  # pyiceberg is an optional dependency
     except ImportError as error:
         raise JobError(str(error)) from error
     catalog = open_catalog(request.iceberg.catalog, request.iceberg.properties, request.target)
@@ -217,7 +225,7 @@ def _waves(
     found: dict[int, ExportedPartition],
     stops: dict[int, int],
 ) -> Waves:
-    """Until something has to be planned anew."""
+    """Exports waves of the plan until the plan is done or must be made again."""
     task = ExportTask(request, options, around.cluster_id, around.topic_id)
     tiles = around.plan.tiles
     outcome = Waves.FRUITLESS
@@ -229,7 +237,7 @@ def _waves(
         results = run(f"export {request.topic}", wave, partial(export_tile, task))
         counted = ledger.commit(results)
         if counted is None:
-            logger.info("another exporter was first", extra={"topic": request.topic})
+            logger.info("another exporter committed first", extra={"topic": request.topic})
             return outcome
         for result in counted:
             _note(found, result)
@@ -254,7 +262,7 @@ async def _plan(
         bounds = {one.partition: each for one, each in (await log.bounds(list(partitions.values()))).items()}
         topic_id = next(iter(partitions.values())).topic_id
         ends = ends or {partition: each.end for partition, each in bounds.items()}
-        # On a thread: what the ledger asks may run on this very loop.
+        # On a thread, because the ledger's calls may run on this event loop.
         exported = await asyncio.to_thread(ledger.load, topic_id)
         plan = plan_export(
             exported,
@@ -267,7 +275,8 @@ async def _plan(
 
 
 def export_tile(task: ExportTask, planned: PlannedTile) -> TileResult:
-    """One file. Raises what has nothing to do with this tile alone: no store, no right to read, no target."""
+    """Writes one file. Raises errors that concern more than this tile, such as an unreachable store or target, or a
+    missing permission."""
     target = open_target(task.request.target)
     name = planned.tile.file_name(task.topic_id)
     if (there := _there(task, target, name, planned)) is not None:
@@ -293,12 +302,12 @@ def export_tile(task: ExportTask, planned: PlannedTile) -> TileResult:
         break
     there = _there(task, target, name, planned)
     if there is None:
-        raise JobError(f"{target.uri(name)} was there a moment ago")
+        raise JobError(f"{target.uri(name)} disappeared during the export")
     return there
 
 
 class _Batches:
-    """The tile's records, typed if that is wanted, and how far they were read."""
+    """Reads the tile's records, with typed values if the request has a schema, and tracks the next offset."""
 
     def __init__(self, task: ExportTask, planned: PlannedTile) -> None:
         self._task = task
@@ -320,7 +329,7 @@ class _Batches:
 
 
 def _there(task: ExportTask, target: ExportTarget, name: str, planned: PlannedTile) -> TileResult | None:
-    """What another attempt, or a run that was killed, has written of it."""
+    """Returns the result of a file that another attempt or an earlier run has already written, or None."""
     try:
         file = target.read(name)
     except FileNotFoundError:
@@ -356,8 +365,8 @@ def _note_lost(found: dict[int, ExportedPartition], plan: ExportPlan, request: E
     for gap in plan.gaps:
         if not request.is_loss_allowed:
             raise JobError(
-                f"{gap.partition}: the offsets {gap.first_offset} to {gap.end_offset} exist nowhere any more and were "
-                "never exported; allow the loss to go on behind them"
+                f"{gap.partition}: the offsets {gap.first_offset} to {gap.end_offset} were never exported and exist in "
+                "neither tier any more; --allow-loss skips them"
             )
         one = found[gap.partition.partition]
         lost = dict.fromkeys((*one.lost, (gap.first_offset, gap.end_offset)))

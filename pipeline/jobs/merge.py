@@ -1,12 +1,15 @@
-"""`merge`: small neighbouring segments become one, and no offset is unreadable for a moment.
+"""`merge`: replaces small adjacent segments by larger ones. Every offset stays readable at every moment.
 
-1. The job owns the metadata partitions of its topics: nobody else copies, clamps, expires or deletes there meanwhile.
-2. COPY_SEGMENT_STARTED of every merged segment of a wave, then executors store and read it back, then
-   COPY_SEGMENT_FINISHED: from there on it answers for the offsets of its parts, which are all still there.
-3. When that was visible for the grace, so that no reader is on its way to the parts: manifests, then the parts go.
+1. The job owns the metadata partitions of its topics, so no other process copies, clamps, expires or deletes there.
+2. For each wave, the job writes COPY_SEGMENT_STARTED for every merged segment. Executors store the merged segments and
+   read them back. The job then writes COPY_SEGMENT_FINISHED: from then on the merged segment answers for the offsets of
+   its parts, which all still exist.
+3. When the merged segments have been visible for the grace period, so that no reader still uses the parts, the job
+   writes the manifests and deletes the parts.
 
-Wherever it ends, owners go on as ever: an unfinished merged segment is a leftover, a part that another one answers for
-is a second copy; they collect both. What was clamped and what does not continue is left alone.
+If the job ends early, the owners clean up: they treat an unfinished merged segment as a leftover, and a part whose
+offsets another segment answers for as a second copy, and delete both. The job never merges clamped segments, nor
+segments that do not follow each other.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ Sleep = Callable[[float], Awaitable[object]]
 
 @dataclass(slots=True)
 class Merge:
-    """`merged` are readable. Parts that `purge` could not delete are tried again by their owner."""
+    """The result. The segments in `merged` are readable. Their owner tries again to delete the parts in
+    `purge.failed`."""
 
     planned: list[MergeGroup]
     is_applied: bool = False
@@ -57,7 +61,7 @@ class Merge:
     failed: list[tuple[MergeGroup, str]] = field(default_factory=list)
     purge: Purge = field(default_factory=Purge)
     troubles: dict[TopicIdPartition, RemoteLogError] = field(default_factory=dict)
-    """Of whose metadata could not be written: nothing more is tried there."""
+    """Errors of partitions whose metadata could not be written. The job writes nothing more for these partitions."""
 
 
 def planned_merges(metadata: RemoteLogMetadataReader, topics: str, limits: MergeLimits) -> list[MergeGroup]:
@@ -67,7 +71,7 @@ def planned_merges(metadata: RemoteLogMetadataReader, topics: str, limits: Merge
 
 
 async def plan_merge(config: PipelineConfig, topics: str, limits: MergeLimits) -> Merge:
-    """What would be merged. Raises `RemoteTierError`."""
+    """Returns what would be merged. Raises `RemoteTierError`."""
     async with open_tier(config, progress_count) as tier:
         return Merge(planned_merges(tier.metadata, topics, limits))
 
@@ -84,7 +88,7 @@ async def merge(
         return chosen
 
     async with owned_tier(config, choose, watch=progress_count) as tier:
-        # As it is now that nobody else changes it.
+        # Plan again: only now can no other process change the metadata.
         await tier.refresh()
         groups = [each for each in planned_merges(tier.metadata, topics, limits) if each.partition in chosen]
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder, job_services(tier, Path(folder)) as services:
@@ -99,7 +103,7 @@ async def merge_groups(
     grace_ms: int,
     sleep: Sleep = asyncio.sleep,
 ) -> Merge:
-    """Of partitions that are owned."""
+    """Merges groups of partitions that this process owns."""
     done = Merge(list(groups), is_applied=True)
     replaced: list[RemoteLogSegmentMetadata] = []
     for first in range(0, len(groups), GROUPS_PER_WAVE):
@@ -120,7 +124,8 @@ async def merge_groups(
 async def _write_manifests(
     services: TaskServices, replaced: Sequence[RemoteLogSegmentMetadata]
 ) -> dict[TopicIdPartition, str]:
-    """Of which partitions it failed, and why: what their manifests accept stays."""
+    """Returns the partitions whose manifest could not be written, with the reason. Their parts must stay, because the
+    old manifest still accepts them."""
     troubles: dict[TopicIdPartition, str] = {}
 
     async def write(partition: TopicIdPartition) -> None:
@@ -142,7 +147,7 @@ async def _merge_wave(
     replaced: list[RemoteLogSegmentMetadata],
     sleep: Sleep,
 ) -> list[MergeGroup]:
-    """Those that are to be tried again, by another name."""
+    """Merges one wave and returns the groups whose tasks were lost. They must be tried again under a new segment id."""
     plan: list[MergeTask] = []
 
     async def announce(group: MergeGroup) -> None:
@@ -162,7 +167,7 @@ async def _merge_wave(
     try:
         results = await run_beside(runner, "merging segments", plan, run_merge_task)
     except (JobError, asyncio.CancelledError):
-        # Spark gave up tasks that may still write; what is theirs is deleted by who owns the partitions next.
+        # Tasks that Spark gave up may still write. The next owner of the partitions deletes their objects.
         await sleep(LOST_GRACE_S)
         raise
     services.checkpoint("merged-objects-written")
@@ -177,7 +182,8 @@ async def _merge_wave(
                     raise done.troubles[task.group.partition]
                 error = await _finish(services, task.group, segment)
             except RemoteLogError as trouble:
-                # It may count all the same: who owns the partition next sees that, and deletes the one or the others.
+                # The record may have taken effect. The next owner sees that, and deletes the parts or the merged
+                # segment.
                 done.failed.append((task.group, str(trouble)))
                 done.troubles[task.group.partition] = trouble
                 return
@@ -207,14 +213,14 @@ async def _announce(services: TaskServices, segment: RemoteLogSegmentMetadata) -
 
 
 async def _finish(services: TaskServices, group: MergeGroup, merged: RemoteLogSegmentMetadata) -> str | None:
-    """Why it must not count, if it must not."""
+    """Finishes the merged segment. Returns None, or the reason why the segment must not be used."""
 
     async def write() -> None:
         known = services.metadata.remote_log_segment_metadata_by_id(merged.segment_id)
         if known is not None and known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-            return  # by the write whose answer was not seen: its parts may be gone since
+            return  # an earlier write without an answer took effect, so the parts may be gone already
         if not still_stand(services.metadata, group):
-            raise InvalidTransitionError("a part of it was deleted or cut meanwhile")
+            raise InvalidTransitionError("a part was deleted or cut meanwhile")
         await write_state(services, merged, RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
 
     try:
@@ -226,12 +232,12 @@ async def _finish(services: TaskServices, group: MergeGroup, merged: RemoteLogSe
 
 
 async def _discard(services: TaskServices, merged: RemoteLogSegmentMetadata, custom_metadata: bytes | None) -> None:
-    """What cannot be deleted now is a leftover that the owner collects."""
+    """Deletes an unfinished merged segment. If that fails, the owner collects it as a leftover."""
     try:
         await until_owned(services, merged.topic_id_partition)
         known = services.metadata.remote_log_segment_metadata_by_id(merged.segment_id)
         if known is None:
-            # Who owned the partition meanwhile deleted it, and the task may have stored it after that.
+            # A meanwhile owner deleted the segment, and the task may have stored its objects after that.
             await _announce(services, merged)
             known = merged
         if known.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
@@ -239,4 +245,4 @@ async def _discard(services: TaskServices, merged: RemoteLogSegmentMetadata, cus
     except RemoteStorageError as error:
         await services.failed_deletions.failed(merged, error, services.clock_ms(), services.wall_clock_ms())
     except RemoteLogMetadataError as error:
-        say(f"{merged.topic_id_partition}: what was begun of a merge is left to the owner: {error}")
+        say(f"{merged.topic_id_partition}: an unfinished merge is left to the owner: {error}")

@@ -1,12 +1,12 @@
-"""`offload`: copies what the brokers have to the remote tier, at the scale of a cluster: plan, copy, commit, in waves.
+"""`offload`: copies log data from the brokers to the remote tier in waves of plan, copy and commit.
 
-* The driver owns the metadata partitions of its topics while it runs (`owned_tier`): the proxies' copiers rest there,
-  and their trims too. It trims nothing.
-* A wave: every partition that it takes is looked at as an owner does, its tiles are announced, the executors copy them,
-  and what counts is committed. What is left of a wave that was ended half way is deleted by name, by the driver or by
-  the next owner, for the metadata has all the names that any attempt may have used; so a run may be ended at any
-  moment, and the next goes on where the metadata says.
-* A partition that cannot be read on, or fails again and again, is left alone and reported; the others go on.
+* The driver owns the metadata partitions of its topics while it runs (`owned_tier`). The proxies neither copy nor trim
+  there meanwhile. The driver trims nothing.
+* In a wave, the driver checks each partition as an owner does and announces its tiles, the executors copy them, and the
+  driver commits the valid results. A run may end at any moment: the metadata holds every name that an attempt may have
+  used, so this driver or the next owner deletes the leftovers by name, and the next run continues from the metadata.
+* If a partition cannot be read or fails repeatedly, the driver leaves it alone, reports it and continues with the
+  others.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from tiers.open_tier import (
 from tiers.owned_tier import owned_tier
 
 _NO_SPOOL = Path(tempfile.gettempdir())
-"""The executors make the segments."""
+"""The driver spools nothing, because the executors make the segments."""
 
 Runner = Callable[[Sequence[OffloadTask]], list[OffloadResult]]
 
 
 def offload(session: SparkSession, config: PipelineConfig, options: OffloadOptions) -> OffloadReport:
-    """One run, until nothing is left but young ends. Raises `JobError`, `RemoteTierError`."""
+    """Runs one offload until only young tails are left. Raises `JobError`, `RemoteTierError`."""
 
     def run(tasks: Sequence[OffloadTask]) -> list[OffloadResult]:
         return run_tasks(session, "offload", tasks, copy_tiles)
@@ -64,7 +64,7 @@ def offload(session: SparkSession, config: PipelineConfig, options: OffloadOptio
 
 
 def plan_offload(config: PipelineConfig, options: OffloadOptions) -> list[PlannedPartition]:
-    """What a run would copy now, partition by partition; owns and changes nothing."""
+    """Returns what a run would copy now, partition by partition. It takes no ownership and changes nothing."""
 
     async def plan() -> list[PlannedPartition]:
         async with _tier_as_it_is(config) as tier:
@@ -80,8 +80,10 @@ def plan_offload(config: PipelineConfig, options: OffloadOptions) -> list[Planne
 def run_offload(
     config: PipelineConfig, options: OffloadOptions, run: Runner, parallelism: int, *, is_speculative: bool = False
 ) -> OffloadReport:
-    """As `offload`; `run` gives the results of the tasks in their order, and may run them anywhere. `is_speculative`: a
-    task may run twice at a time."""
+    """Runs one offload with `run` in place of Spark.
+
+    `run` returns the results in the order of the tasks and may run them anywhere. If `is_speculative` is true, two
+    attempts of a task may run at the same time."""
     policies: list[TopicPolicy] = []
 
     async def choose(tier: OpenTier) -> Iterable[TopicIdPartition]:
@@ -117,7 +119,7 @@ def run_offload(
 
 @asynccontextmanager
 async def _tier_as_it_is(config: PipelineConfig) -> AsyncIterator[OpenTier]:
-    """Also where nothing was tiered yet: it stays so."""
+    """Opens the tier without changing it: if nothing was tiered yet, it creates no metadata topic."""
     async with tiered_cluster(config, is_new=True) as (client, cluster):
         if config.remote_log.metadata_topic in cluster.topics:
             async with open_tier(config, progress_count) as tier:
@@ -138,13 +140,13 @@ async def _tier_as_it_is(config: PipelineConfig) -> AsyncIterator[OpenTier]:
 
 
 async def _policies(tier: OpenTier, options: OffloadOptions) -> list[TopicPolicy]:
-    """Raises `JobError` when there are none, `BrokerError`."""
+    """Returns the policies of the chosen topics. Raises `NothingChosenError` if there are none, `BrokerError`."""
     try:
         wanted = re.compile(options.topics)
     except re.error as error:
-        raise NothingChosenError(f"{options.topics!r} is no regular expression: {error}") from error
+        raise NothingChosenError(f"{options.topics!r} is not a regular expression: {error}") from error
     found = await tiered_policies(tier)
     chosen = [policy for policy in found if wanted.fullmatch(policy.topic) and not policy.copy_disable]
     if not chosen:
-        raise NothingChosenError(f"no topic that is tiered, and may be copied, matches {options.topics!r}")
+        raise NothingChosenError(f"no tiered topic with copying enabled matches {options.topics!r}")
     return sorted(chosen, key=lambda policy: policy.topic)

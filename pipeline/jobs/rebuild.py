@@ -1,9 +1,10 @@
-"""`rebuild`: what was lost, made again of what the store still has.
+"""`rebuild`: rebuilds lost metadata or lost indexes from the objects that the store still has.
 
-* The metadata, of the `.indexes` objects and manifests: executors list and read, this process judges and writes, as
-  `tidegate tier rebuild` does; only into a topic that nothing was ever written to.
-* `.indexes` objects, of the `.log` objects: of the segments that the metadata names, or where there is none, the
-  manifests. With metadata the job owns its partitions meanwhile, so that nothing is deleted under its hands.
+* `rebuild` makes the metadata from the `.indexes` objects and the manifests. Executors list and read; this process
+  decides and writes, as `tidegate tier rebuild` does. It writes only to a topic that never held a record.
+* `rebuild_indexes` makes `.indexes` objects from the `.log` objects of the segments that the metadata names. Without
+  metadata, it uses the segments that the manifests name. With metadata, the job owns its partitions meanwhile, so that
+  no other process deletes these segments.
 """
 
 from __future__ import annotations
@@ -39,14 +40,16 @@ SEGMENTS_PER_TASK = 100
 
 
 async def rebuild(config: PipelineConfig, runner: TaskRunner, options: RebuildOptions) -> Rebuild:
-    """Raises `RemoteTierError`, `JobError`."""
+    """Rebuilds the metadata. Raises `RemoteTierError`, `JobError`."""
     return await rebuild_metadata(config, options, lambda cluster_id: planned_rebuild(config, runner, cluster_id))
 
 
 async def rebuild_indexes(
     config: PipelineConfig, runner: TaskRunner, topics: str, *, is_applied: bool
 ) -> list[IndexesResult]:
-    """Of every segment that ought to have any; by topic, partition and offset. Raises `RemoteTierError`, `JobError`."""
+    """Rebuilds missing or damaged indexes and returns the results of all segments, by topic, partition and offset.
+
+    Raises `RemoteTierError`, `JobError`."""
     async with tiered_cluster(config, is_new=True) as (_, cluster):
         cluster_id = storage_cluster_id(config, cluster.cluster_id)
         has_metadata = config.remote_log.metadata_topic in cluster.topics
@@ -68,7 +71,7 @@ async def rebuild_indexes(
 async def _accepted(
     config: PipelineConfig, runner: TaskRunner, cluster_id: str, topics: str
 ) -> list[RemoteLogSegmentMetadata]:
-    """What the manifests name, and the store still has a log of."""
+    """Returns the segments that the manifests name and whose `.log` object still exists."""
     found: list[RemoteLogSegmentMetadata] = []
     scan = await scan_store(config, runner, cluster_id)
     for partition in scan.partitions.values():
@@ -80,7 +83,7 @@ async def _accepted(
                 if (listed := partition.segments.get(each.id)) is not None and listed.log_bytes is not None
             ]
     if not found:
-        raise RemoteTierError(f"there is neither a topic {config.remote_log.metadata_topic} nor a manifest to go by")
+        raise RemoteTierError(f"there is no topic {config.remote_log.metadata_topic}, and the store has no manifest")
     return found
 
 
@@ -103,7 +106,7 @@ def plan_indexes(
     is_applied: bool,
     segments_per_task: int = SEGMENTS_PER_TASK,
 ) -> list[IndexesTask]:
-    """Runs of segments that follow each other; who shares offsets with another one has no neighbours."""
+    """Groups segments that follow each other into tasks. A segment whose offsets overlap another one is on its own."""
 
     def place(segment: RemoteLogSegmentMetadata) -> tuple[str, str, int]:
         partition = segment.topic_id_partition

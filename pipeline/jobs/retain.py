@@ -1,14 +1,15 @@
-"""`retain`: large purges: what expiration would delete, decided by its own rules, deleted by executors.
+"""`retain`: large purges. The owners' expiration rules decide what to delete, and executors delete it.
 
-* Of topics: by time, by size, by log start. The tier's log start moves first; what brokers still have below it goes as
-  it does otherwise. A partition whose log diverged is left alone.
-* `retention.bytes` is over both tiers, but how much is local alone nobody tells who has not read it. It counts as
-  nothing: at most what expiration would delete goes, and the proxies, who read it to copy it, delete the rest.
-* Of deleted topics: all segments, if the deletion is proved and no broker has known the topic for the delay that the
-  proxies wait too. The job leaves topics that are only missing to the proxies, which know for how long, and to an
-  operator.
+* For existing topics, segments expire by time, by size and by log start. The tier's log start moves first; the brokers
+  then delete their records below it as usual. The job leaves a partition alone if its log diverged.
+* `retention.bytes` covers both tiers. Only a process that has read the local log knows how many of its bytes are not
+  remote, so the job counts these bytes as zero. It deletes at most what expiration would delete. The proxies, which
+  read the local log when they copy it, delete the rest.
+* For deleted topics, the job deletes all segments, if the deletion is proved and no broker has known the topic for the
+  delay that the proxies wait too. The job leaves topics that are only missing to the proxies, which know for how long,
+  and to an operator.
 
-The job owns the metadata partitions meanwhile, and does again what an earlier one did not end.
+The job owns the metadata partitions meanwhile. It also finishes deletions that an earlier run left unfinished.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ _AT_ONCE = 16
 
 @dataclass(slots=True)
 class PartitionRetention:
-    """What is to be deleted of a partition, or was. `log_start_offset`: where it begins then; None: nowhere."""
+    """What the job deletes, or has deleted, of one partition. `log_start_offset` is the log start after the deletion;
+    None: the partition has none."""
 
     partition: TopicIdPartition
     log_start_offset: int | None
@@ -68,7 +70,7 @@ class Retention:
     partitions: list[PartitionRetention] = field(default_factory=list)
     is_applied: bool = False
     doubtful: set[TopicIdPartition] = field(default_factory=set)
-    """Of topics of which the brokers do not agree whether they exist: nothing is deleted."""
+    """Partitions of topics about whose existence the brokers disagree. The job deletes nothing of them."""
     unproved: set[TopicIdPartition] = field(default_factory=set)
     """Partitions of topics that no broker knows and whose deletion is not proved. The job deletes nothing of them."""
 
@@ -78,7 +80,7 @@ class Retention:
 
 
 async def plan_retention(config: PipelineConfig, topics: str, *, deleted_topics: bool) -> Retention:
-    """What would go. Raises `RemoteTierError`."""
+    """Returns what would be deleted. Raises `RemoteTierError`."""
     async with open_tier(config, progress_count) as tier:
         with tempfile.TemporaryDirectory(prefix="tidegate-") as folder, job_services(tier, Path(folder)) as services:
             if deleted_topics:
@@ -112,8 +114,10 @@ async def retain(
     delay_ms: int | None = None,
     sleep: Sleep = asyncio.sleep,
 ) -> Retention:
-    """`delay_ms`: how long no broker must have known a deleted topic; None: as configured. Raises `RemoteTierError`,
-    `JobError`."""
+    """Deletes what has expired, or what deleted topics left.
+
+    `delay_ms` is how long no broker must have known a deleted topic; None: the configured delay. Raises
+    `RemoteTierError`, `JobError`."""
     gone: set[TopicIdPartition] = set()
     done = Retention(is_applied=True)
     policies: dict[TopicIdPartition, TopicPolicy] = {}
@@ -137,7 +141,7 @@ async def retain(
             if deleted_topics:
                 done.partitions = await delete_partitions(services, config, runner, sorted(gone, key=_by_name))
             else:
-                # The retention as it is now: while the job waited for its turn it may have been raised.
+                # Read the policies again: the retention may have been raised while the job waited for ownership.
                 now = await _policies(tier, topics)
                 owned = {each: now[each] for each in sorted(now, key=_by_name) if each in policies}
                 done.partitions = await expire_partitions(services, config, runner, owned)
@@ -151,7 +155,8 @@ async def expire_partitions(
     runner: TaskRunner,
     policies: Mapping[TopicIdPartition, TopicPolicy],
 ) -> list[PartitionRetention]:
-    """Of partitions that are owned. All log starts move first, then one purge has the segments of all."""
+    """Expires segments of partitions that this process owns. All log starts move first, then one purge deletes the
+    segments of all partitions."""
     log_starts = LogStartConfirmation(services.source, services.metadata)
 
     async def expire(partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
@@ -183,7 +188,7 @@ async def expire_partitions(
 async def delete_partitions(
     services: TaskServices, config: PipelineConfig, runner: TaskRunner, partitions: Sequence[TopicIdPartition]
 ) -> list[PartitionRetention]:
-    """Of topics that are gone, and owned."""
+    """Deletes partitions that this process owns and whose topics are deleted."""
 
     async def end(partition: TopicIdPartition) -> None:
         if not list(services.metadata.list_remote_log_segments(partition)):
@@ -202,7 +207,7 @@ async def _purged(
     begin: Callable[[TopicIdPartition], Awaitable[list[RemoteLogSegmentMetadata]]],
     end: Callable[[TopicIdPartition], Awaitable[None]],
 ) -> list[PartitionRetention]:
-    """One partition's trouble is not the others'."""
+    """Runs `begin`, one purge and `end`. A failure of one partition does not affect the others."""
 
     async def begun(partition: TopicIdPartition) -> PartitionRetention:
         one = PartitionRetention(partition, None, [])
@@ -231,7 +236,7 @@ async def _purged(
 
 @dataclass(frozen=True, slots=True)
 class _Missing:
-    """The remote partitions of topics that some broker does not know, by what is known of their deletion."""
+    """The remote partitions of topics that some broker does not know, grouped by the proof of their deletion."""
 
     deleted: set[TopicIdPartition]
     unproved: set[TopicIdPartition]
@@ -256,7 +261,7 @@ async def _policies(tier: OpenTier, topics: str) -> dict[TopicIdPartition, Topic
         if partition in chosen
     }
     if not found:
-        raise NothingChosenError(f"no topic that is tiered matches {topics!r}: is it deleted, or tiered no more?")
+        raise NothingChosenError(f"no tiered topic matches {topics!r}: was it deleted, or is it no longer tiered?")
     return found
 
 

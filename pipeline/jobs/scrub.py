@@ -1,11 +1,11 @@
-"""`scrub`: everything that the remote tier holds is held against its metadata, and at will read back and decoded.
+"""`scrub`: compares everything in the remote tier with the metadata and, on request, reads it back and decodes it.
 
-* The metadata is read, then the store is listed and segments are read on the executors, then the metadata again: a
-  verdict on a segment that was replaced or deleted meanwhile is dropped (by its uuid, never by its offsets), and an
-  object is an orphan only if neither reading of the metadata knows it.
-* Gaps are of the later reading, since a log start that moves closes them, and a copy that ends. Overlaps are of both: a
-  merge publishes the merged segment before it takes back the small ones.
-* Nothing is deleted but orphans older than the grace period, when that was asked for, through `tiers.orphans`.
+* The job reads the metadata, lists the store and reads segments on the executors, and then reads the metadata again. It
+  drops a verdict on a segment that was replaced or deleted meanwhile (compared by uuid, never by offsets). An object is
+  an orphan only if neither reading of the metadata knows it.
+* Gaps come from the later reading, because a moving log start or a finished copy closes them. Overlaps must be in both
+  readings, because a merge publishes the merged segment before it deletes the small ones.
+* The job deletes only orphans older than the grace period, only on request, and only through `tiers.orphans`.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ from tiers.storage.object_key import INDEXES_SUFFIX, parse_partition_manifest_ke
 
 _DEPTHS = {ScrubLevel.META: 0, ScrubLevel.BATCH: 1, ScrubLevel.DEEP: 2}
 _MIN_TASK_BYTES = {ScrubLevel.BATCH: 512 << 20, ScrubLevel.DEEP: 256 << 20}
-"""About a second's work, more where the store is far."""
+"""About one second of work per task, or more if the store is slow to reach."""
 _MAX_TASK_BYTES = 2 << 30
 _TASKS_PER_CORE = 4
 _MAX_PROBES = 1000
-"""Of objects that are not listed: when more are missing, no listing has just come too early."""
+"""Limit of probes for objects that the listing lacks. If more are missing, a late listing is not the reason."""
 _PROBES_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubOptions:
-    """`topics` is a pattern for whole names. `resume` is a file in which segments found whole are noted, and left out
-    another time at the same level or a lesser one."""
+    """`topics` is a pattern for whole names. `resume` is a file that notes intact segments. A later run at the same or
+    a lower level skips these segments."""
 
     level: ScrubLevel = ScrubLevel.BATCH
     topics: str | None = None
@@ -78,7 +78,7 @@ class ScrubOptions:
 
 
 def scrub(session: SparkSession, config: PipelineConfig, options: ScrubOptions | None = None) -> ScrubReport:
-    """Raises `JobError`, `RemoteTierError`."""
+    """Runs the scrub on Spark. Raises `JobError`, `RemoteTierError`."""
 
     async def work() -> ScrubReport:
         async with open_tier(config, progress_count) as tier:
@@ -121,7 +121,8 @@ async def scrub_tier(tier: OpenTier, config: PipelineConfig, runner: TaskRunner,
 def packed(
     segments: Sequence[RemoteLogSegmentMetadata], min_bytes: int, parallelism: int
 ) -> Iterator[tuple[RemoteLogSegmentMetadata, ...]]:
-    """Tasks of at least about `min_bytes`, but that a small tier still keeps all cores busy."""
+    """Yields tasks of at least about `min_bytes`. For a small tier the tasks are smaller, so that all cores are
+    busy."""
     total = sum(each.segment_size_bytes for each in segments)
     task_bytes = min(
         max(total // (_TASKS_PER_CORE * parallelism), min_bytes), _MAX_TASK_BYTES, -(-total // parallelism)
@@ -146,7 +147,7 @@ async def _read_back(
     segments: Sequence[RemoteLogSegmentMetadata],
     report: ScrubReport,
 ) -> list[SegmentVerdict]:
-    """With a file of notes in parts, each of which is noted when it is done."""
+    """Reads the segments back. With a `resume` file the work is split into parts, and each finished part is noted."""
     depth = _DEPTHS[options.level]
     whole = noted_segments(options.resume, depth)
     left = [each for each in segments if str(each.segment_id.id) not in whole]
@@ -192,7 +193,8 @@ def _of_verdicts(tier: OpenTier, verdicts: Sequence[SegmentVerdict], report: Scr
 
 
 async def _of_listing(tier: OpenTier, misfits: Sequence[Misfit], report: ScrubReport) -> list[Finding]:
-    """Those that the store does not have when it is asked for them, either: a listing may come late."""
+    """Returns findings for objects that the listing lacks and that the store also denies when asked directly, because
+    a listing may lag behind."""
 
     async def of(misfit: Misfit) -> Finding | None:
         segment = _finished(tier, misfit.segment_id)

@@ -1,4 +1,5 @@
-"""`sql`: one query over topics of both tiers: views `tiered` (records) and `tiered_segments` (what the store has)."""
+"""`sql`: runs one query over the views `tiered` (records of both tiers) and `tiered_segments` (segments in the
+store)."""
 
 from __future__ import annotations
 
@@ -18,10 +19,11 @@ VIEWS = {"tiered": RECORDS, "tiered_segments": SEGMENTS}
 def sql(
     session: SparkSession, query: str, config: Path, topics: str, options: Mapping[str, str] | None = None
 ) -> DataFrame:
-    """`topics` is a pattern for whole names, `options` are those of the data source. Records are not read yet."""
+    """Returns the query's DataFrame without reading records. `topics` is a pattern for whole names, `options` are those
+    of the data source."""
     pipeline.register(session)
     for view, source in VIEWS.items():
-        if re.search(rf"\b{view}\b", query, re.IGNORECASE):  # a view takes a Python process and a moment
+        if re.search(rf"\b{view}\b", query, re.IGNORECASE):  # creating a view starts a Python process
             reader = session.read.format(source).option("config", str(config)).option("subscribePattern", topics)
             reader.options(**(options or {})).load().createOrReplaceTempView(view)
     return session.sql(query)

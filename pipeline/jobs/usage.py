@@ -1,9 +1,9 @@
-"""`usage`: what topics, partitions or days take in the store, how old it is, and what it costs.
+"""`usage`: the bytes that topics, partitions or days take in the store, the age of their data, and its cost.
 
-Without `is_verified` it counts what the metadata knows: executors read each segment's `.indexes` object, which says how
-long the stored log is. With it they list the store instead, which costs less and also tells what is nobody's; what it
-counts is what `du` counts where the store is a folder, without temporary files and, of a large tier, without what
-others have put there.
+If `is_verified` is false, the job counts the segments that the metadata knows: executors read each segment's `.indexes`
+object, which holds the length of the stored log. If it is true, executors list the store instead. Listing costs less
+and also finds orphans. If the store is a folder, the result equals that of `du` without temporary files; for a large
+tier it also lacks files that other programs put there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tiers.open_tier import OpenTier, open_tier, tiered_cluster
 from tiers.usage import manifest_bytes, stored_sizes
 
 AGES_DAYS = (1, 7, 30, 90, 365)
-"""Upper bounds of the histogram's buckets, exclusive; the last bucket has none."""
+"""Upper bounds of the histogram's buckets in days, exclusive. One more bucket has no upper bound."""
 _TASK_OBJECTS = 2_000
 _GETS_AT_ONCE = 16
 _GIB = 1 << 30
@@ -46,7 +46,7 @@ LINE_SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """In whatever currency. None: not asked for."""
+    """Prices in any currency. None means that the user did not ask for the cost."""
 
     gib_month: float | None = None
     thousand_requests: float | None = None
@@ -60,20 +60,20 @@ class Prices:
 
 @dataclass(slots=True)
 class UsageReport:
-    """`details` has a line for each partition and day, `lines` those that were asked for."""
+    """`details` has a line for each partition and day. `lines` groups them as the user asked."""
 
     by: UsageBy
     is_verified: bool
     details: list[UsageLine] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
-    """Segments whose size the store did not tell, and why; they count as their log."""
+    """Segments whose size the store did not report, with the reason. They count with the size of their log."""
 
     @property
     def lines(self) -> list[UsageLine]:
         return grouped(self.details, self.by)
 
     def ages(self, today: int) -> dict[str, int]:
-        """Bytes of logs and indexes by the age of their latest records; `today` in days since 1970."""
+        """Returns the bytes of logs and indexes by the age of their latest records. `today` is in days since 1970."""
         found = dict.fromkeys((*(f"under {days} d" for days in AGES_DAYS), f"{AGES_DAYS[-1]} d and more"), 0)
         names = list(found)
         for line in self.details:
@@ -84,7 +84,7 @@ class UsageReport:
         return found
 
     def dataframe(self, session: SparkSession) -> DataFrame:
-        """A row for each line."""
+        """Returns `lines` as a DataFrame."""
         return session.createDataFrame([_row(each) for each in self.lines], LINE_SCHEMA)
 
 
@@ -98,12 +98,12 @@ def day_text(day: int | None) -> str | None:
 
 
 def written_objects(line: UsageLine) -> int:
-    """Requests that it took at least to write what is there: the parts of large objects are more."""
+    """Returns the least number of requests that wrote the objects. Multipart uploads take more."""
     return 2 * line.segments
 
 
 def check_tiered(config: PipelineConfig) -> None:
-    """Before Spark is started for it. Raises `RemoteTierError` where nothing was tiered yet, or no broker answers."""
+    """Fails before Spark starts. Raises `RemoteTierError` if nothing was tiered yet, or if no broker answers."""
 
     async def look() -> None:
         async with tiered_cluster(config):
@@ -119,7 +119,7 @@ def usage(
     topics: str | None = None,
     is_verified: bool = False,
 ) -> UsageReport:
-    """`topics` is a pattern for whole names. Raises `JobError`, `RemoteTierError`."""
+    """Runs the job on Spark. `topics` is a pattern for whole names. Raises `JobError`, `RemoteTierError`."""
 
     async def work() -> UsageReport:
         async with open_tier(config, progress_count) as tier:
@@ -154,13 +154,13 @@ async def usage_of_tier(
     report.details = grouped((line for part in measured for line in part.lines), None)
     report.unreadable = [said for part in measured for said in part.unreadable]
     if report.unreadable and len(report.unreadable) == sum(len(task.segments) for task in tasks):
-        raise JobError(f"the store tells the size of no segment: {report.unreadable[0]}")
+        raise JobError(f"the store does not report the size of any segment: {report.unreadable[0]}")
     return report
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureTask:
-    """`segments`: the partition's key and the bytes of each (`StoredSegment`)."""
+    """The objects that one task measures. Each of `segments` is a partition key and the bytes of a `StoredSegment`."""
 
     segments: tuple[tuple[bytes, bytes], ...]
     manifests: tuple[TopicIdPartition, ...]
@@ -191,7 +191,8 @@ def _measure_plan(
 
 
 def measure(store: TierStore, task: MeasureTask) -> Measured:
-    """A GET per segment and manifest. Raises `RemoteTierError`, `RemoteLogError` when the store cannot be opened."""
+    """Sends one GET per segment and manifest. Raises `RemoteTierError`, `RemoteLogError` if the store cannot be
+    opened."""
     return worker().run(_measure(store, task))
 
 

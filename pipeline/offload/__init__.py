@@ -1,1 +1,1 @@
-"""Copying what the brokers have into the remote tier."""
+"""Copies log data from the brokers to the remote tier."""

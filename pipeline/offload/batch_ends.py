@@ -1,4 +1,4 @@
-"""Where batches of a leader's log end, so that tiles may be cut there: asked batch by batch, with next to no bytes."""
+"""Finds where batches of a leader's log end, so that tiles are cut there. Each request reads one batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tiers.model.ids import TopicIdPartition
 
 
 class DamagedLogError(Exception):
-    """From `offset` on the log cannot be read: the batch there is not what was written."""
+    """The batch at `offset` is damaged, so the log cannot be read from there on."""
 
     def __init__(self, offset: int, message: str) -> None:
         super().__init__(message)
@@ -18,9 +18,10 @@ class DamagedLogError(Exception):
 
 
 async def end_of_batch(source: LogSource, partition: TopicIdPartition, offset: int, timeout_ms: int) -> int | None:
-    """Exclusive, of the batch that holds `offset`, or else of the next one; None: there is none below the LSO.
+    """Returns the exclusive end of the batch that holds `offset`, or else of the next batch. Returns None if there is
+    none below the LSO.
 
-    Raises `DamagedLogError` with `offset` itself, `RemoteLogError`."""
+    Raises `DamagedLogError` with the given `offset`, `RemoteLogError`."""
     try:
         read = await source.read(partition, offset, 1, timeout_ms)
     except BrokerError as error:
@@ -33,7 +34,8 @@ async def end_of_batch(source: LogSource, partition: TopicIdPartition, offset: i
 async def first_damaged(
     source: LogSource, partition: TopicIdPartition, good: int, damaged: DamagedLogError, timeout_ms: int
 ) -> DamagedLogError:
-    """The damaged batch's own offset, given one that it holds; `good` lies below it, where a batch begins."""
+    """Finds the base offset of a damaged batch by bisection. `damaged` holds an offset within that batch. `good` is a
+    lower offset at which a readable batch begins."""
     while good < damaged.offset:
         middle = (good + damaged.offset) // 2
         try:

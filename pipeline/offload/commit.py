@@ -1,12 +1,15 @@
-"""The driver's half of an offload's writes: what is announced before a task may begin, and what counts in the end.
+"""`OffloadCommitter`: the driver's metadata writes: what is announced before a task starts, and what is committed
+after.
 
-* What is to be copied is announced before anybody writes an object: one record per partition and wave, the plan, names
-  every attempt that Spark may make at every tile (`tiers/model/copy_plan.py`). What does not count is deleted by that
-  name; when the driver dies, whoever owns the partition does it. Then the plan ends.
-* A segment counts if it continues what is remote at that moment, and the leader's log still has every leader epoch of
-  it up to where it was copied, under the topic's id. One after the other; behind one that does not count none does.
-* The writes are an owner's: fenced, and read back. An owner that lost its ownership for a moment waits for it and looks
-  again what is there; what was committed meanwhile is not committed twice.
+* The driver announces every copy before an executor writes an object. The announcement is one record per partition and
+  wave, the plan. It names every attempt that Spark may make at every tile (`tiers/model/copy_plan.py`). Segments that
+  are not committed are deleted by these names, by the driver or, if the driver dies, by the partition's next owner.
+  Then the plan ends.
+* A segment is committed if it continues the remote log at that moment, and if the leader's log still has every leader
+  epoch of the segment, up to the offset where it was copied, under the same topic id. Segments are committed one after
+  the other. After one that is not committed, no later one is.
+* The driver writes as an owner: the writes are fenced and read back. If the driver loses the ownership for a moment, it
+  waits for it and reads the metadata again. It does not commit again what was committed meanwhile.
 """
 
 from __future__ import annotations
@@ -46,21 +49,21 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 
 ATTEMPTS = 3
-"""Of a task in one wave: the first, one after an executor died, and one beside a slow one."""
+"""Attempts of a task in one wave: the first, one after an executor died, and one speculative attempt."""
 _GAP_SEEN_AGAIN_MS = 1_000
-"""How often the job looks whether the metadata says meanwhile that a user deleted the records of a gap."""
+"""How often the job checks whether the metadata now says that a user deleted the records of a gap."""
 _OWNED_STILL_MS = 5_000
-"""Less than a session: who was not heard for longer is no member any more."""
+"""Less than a session timeout: a member that sent no heartbeat for longer is no longer a member."""
 _AT_ONCE = 16
 
 
 class NothingToContinueError(RemoteLogError):
-    """What the segments were to continue is not there any more: somebody else copied, or cut, meanwhile."""
+    """The remote log no longer ends where the segments begin: another owner copied or cut it meanwhile."""
 
 
 @dataclass(slots=True, eq=False)
 class PartitionOffload:
-    """One partition of the run, and what became of it."""
+    """The state and results of one partition of the run."""
 
     partition: TopicIdPartition
     policy: TopicPolicy
@@ -69,13 +72,13 @@ class PartitionOffload:
     gaps: LogGapTask
     log_starts: LogStartConfirmation
     first_offset: int = -1
-    """Where the run began; -1: it did not yet."""
+    """Where the run began. -1: it has not begun yet."""
     next_offset: int = -1
     remote_end: int | None = None
     end_offset: int = 0
-    """Exclusive: the last stable offset, or where the log cannot be read further."""
+    """Exclusive end of what may be copied: the last stable offset, or the offset at which the log is damaged."""
     local_offsets: int = 0
-    """How many the broker has."""
+    """The number of offsets that the broker has."""
     is_poisoned: bool = False
     bytes_per_offset: float | None = None
     failures: int = 0
@@ -103,7 +106,7 @@ class PartitionOffload:
 class OffloadCommitter:
     services: TaskServices
     is_speculative: bool = False
-    """Spark runs slow tasks twice at a time: any attempt may have been begun, whichever answered."""
+    """Spark may run two attempts of a slow task at once, so any attempt may have started, whichever one answered."""
     owned_again_ms: int = OWNED_AGAIN_MS
     sleep: Sleep = field(default=asyncio.sleep)
 
@@ -113,14 +116,15 @@ class OffloadCommitter:
         return PartitionOffload(
             partition,
             policy,
-            RLMClampTask(services, partition),
+            RLMClampTask(services, partition, manifest),
             manifest,
             LogGapTask(services, partition, manifest),
             LogStartConfirmation(services.source, services.metadata),
         )
 
     async def prepare(self, one: PartitionOffload) -> SegmentContinuation:
-        """As an owner's round begins: lineage, leftovers, where to go on. Raises `RemoteLogError`."""
+        """Does what an owner's round begins with: checks the lineage, deletes leftovers and finds where to continue.
+        Raises `RemoteLogError`."""
         services, partition = self.services, one.partition
         timeout_ms = services.settings.request_timeout_ms
         await self._owned(partition)
@@ -128,7 +132,7 @@ class OffloadCommitter:
         bounds = await services.source.bounds(partition, timeout_ms)
         await one.manifest.check(bounds.log_start_offset)
         log_start = await one.log_starts.confirmed(partition, bounds.leader_epoch, timeout_ms)
-        if await one.clamp.run(bounds.log_start_offset, log_start.offset):
+        if await one.clamp.run(bounds, log_start.offset):
             bounds = await services.source.bounds(partition, timeout_ms)
         await collect_leftovers(services, partition)
         while (start := await one.gaps.copy_start(bounds, log_start.offset)) is None:
@@ -147,14 +151,14 @@ class OffloadCommitter:
         return await continuation_at(services, partition, start)
 
     async def collect(self, one: PartitionOffload) -> None:
-        """What is left of plans that have not ended. Best effort, as every later owner does the same."""
+        """Deletes the leftovers of plans that have not ended. Best effort, because every later owner does the same."""
         if self.services.metadata.copy_plans(one.partition):
             with suppress(RemoteLogError):
                 await self._owned(one.partition)
                 await collect_leftovers(self.services, one.partition)
 
     async def announce(self, one: PartitionOffload, bounds: Sequence[int], leader_epoch: int) -> CopyPlan:
-        """The tiles between `bounds`. Raises `RemoteLogMetadataError`."""
+        """Announces the tiles between `bounds`. Raises `RemoteLogMetadataError`."""
         plan = CopyPlan(
             topic_id_partition=one.partition,
             writer="",
@@ -168,7 +172,7 @@ class OffloadCommitter:
         return plan
 
     async def commit(self, one: PartitionOffload, plan: CopyPlan, result: OffloadResult) -> None:
-        """What of the result counts, in order; all else of the plan is deleted. Trouble is noted in `one`."""
+        """Commits the segments of `result` in order, and deletes everything else of the plan. Errors go to `one`."""
         one.cpu_s += result.cpu_s
         segments_before = one.segments
         try:
@@ -187,13 +191,13 @@ class OffloadCommitter:
 
     async def _commit_one(self, one: PartitionOffload, segment: RemoteLogSegmentMetadata) -> None:
         async def write() -> None:
-            await self._check(one, segment)  # each time: the ownership may have been waited for
+            await self._check(one, segment)  # on each attempt, because time passed while waiting for the ownership
             self.services.checkpoint("segment-checked")
             known = self.services.metadata.remote_log_segment_metadata_by_id(segment.segment_id)
             if known is not None and known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
-                return  # by the write whose answer was not seen
+                return  # an earlier write without an answer took effect
             if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
-                # Somebody owned the partition meanwhile, and took the copy for one that had ended.
+                # Another owner took the copy for a leftover meanwhile and deleted it.
                 raise NothingToContinueError(f"{one.partition}: segment {segment.segment_id.id} was deleted meanwhile")
             self._check_place(one, segment)
             await self.services.metadata.add_remote_log_segment_metadata(segment)
@@ -208,9 +212,9 @@ class OffloadCommitter:
         one.log_bytes += segment.segment_size_bytes
 
     async def _check(self, one: PartitionOffload, segment: RemoteLogSegmentMetadata) -> None:
-        """The topic is the same, and so is its log wherever the segment has it from."""
+        """Checks that the topic is the same, and that its log still has the segment's history."""
         source, timeout_ms = self.services.source, self.services.settings.request_timeout_ms
-        await source.bounds(one.partition, timeout_ms)  # asked by the topic's id
+        await source.bounds(one.partition, timeout_ms)  # fails if the topic id has changed
         epochs = segment.segment_leader_epochs
         ends = [*(entry.start_offset for entry in epochs[1:]), segment.end_offset + 1]
         for entry, end in zip(epochs, ends, strict=True):
@@ -253,8 +257,8 @@ class OffloadCommitter:
         one.failures += stopped.why is not Stop.TOO_LARGE
 
     async def _discard(self, one: PartitionOffload, plan: CopyPlan, result: OffloadResult) -> None:
-        """By name, all that was begun of `plan` and did not come to count; what the store keeps now is deleted by a
-        later round, and the plan ends with it."""
+        """Deletes by name everything of `plan` that was started and not committed. A later round deletes what the store
+        refuses to delete now, and ends the plan."""
         answered = {each.segment.segment_id: each.segment.custom_metadata for each in result.copied}
         if result.stopped is not None and result.stopped.custom_metadata is not None:
             answered[plan.segment_id(result.stopped.tile, result.attempt)] = result.stopped.custom_metadata
@@ -268,9 +272,9 @@ class OffloadCommitter:
                     continue
                 await self._owned(one.partition)
                 if not self._is_known(segment_id):
-                    # Who owned the partition meanwhile deleted it, and a task may have stored it after that.
+                    # Another owner deleted it meanwhile, and a task may have stored it after that.
                     await self._written(one.partition, partial(add, announced[segment_id]))
-                # While it was not owned, somebody's write may have come to light: ours, too.
+                # While another member owned the partition, a pending write, even our own, may have taken effect.
                 if (known := self._unfinished(segment_id)) is not None:
                     with suppress(RemoteStorageError):
                         await delete_segment(self.services, known, answered.get(segment_id))
@@ -290,8 +294,8 @@ class OffloadCommitter:
         return known is not None and known.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED
 
     async def abandon(self, ones: Sequence[PartitionOffload]) -> None:
-        """After a run that was ended half way; best effort, for every later owner does the same. Nobody waits long for
-        it, but for a heartbeat that is late."""
+        """Deletes leftovers after a run that ended early. Best effort, because every later owner does the same. It
+        waits for the ownership only as long as a late heartbeat may take."""
         patient = replace(self, owned_again_ms=_OWNED_STILL_MS)
 
         async def collect(one: PartitionOffload) -> None:

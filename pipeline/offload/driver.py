@@ -1,4 +1,4 @@
-"""`OffloadDriver`: what of a run happens on the driver's loop: the survey, the waves, and what becomes of them."""
+"""`OffloadDriver`: the part of a run on the driver's event loop: the survey, the waves and their results."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _AT_ONCE = 16
 _PROBE_BYTES = 256 << 10
 _MAX_FAILURES = 3
 _BYTES_PER_OFFSET = 1_000.0
-"""Where nobody tells and nothing can be read."""
+"""Assumed if no broker reports a size and no record can be read."""
 _OVERSIZE = 4
 _MAX_TILE_BYTES = 1 << 30
 _MAX_TILES = 1_000
-"""Of a plan, which is one record."""
+"""Limit of tiles per plan, because a plan is one record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadOptions:
-    """`topics` is a regular expression for whole names, of topics that are tiered. `min_bytes` None: a whole segment;
-    `max_age_ms` None: the topic's `segment.ms`."""
+    """`topics` is a regular expression for whole names of tiered topics. `min_bytes` None means a whole segment.
+    `max_age_ms` None means the topic's `segment.ms`."""
 
     topics: str = ".*"
     min_bytes: int | None = None
@@ -54,7 +54,8 @@ class OffloadOptions:
 
 @dataclass(frozen=True, slots=True)
 class PartitionReport:
-    """`next_offset`: up to where (exclusive) the partition is remote. `left_bytes` is an estimate."""
+    """The result of one partition. The partition is remote up to `next_offset` (exclusive). `left_bytes` is an
+    estimate."""
 
     topic: str
     partition: int
@@ -74,7 +75,7 @@ class OffloadReport:
     waves: int
     seconds: float
     cpu_seconds: float
-    """Of the executors' Python processes."""
+    """CPU time of the executors' Python processes."""
 
     @property
     def log_bytes(self) -> int:
@@ -87,7 +88,7 @@ class OffloadReport:
 
 @dataclass(frozen=True, slots=True)
 class PlannedPartition:
-    """A line of a dry run; sizes are estimates."""
+    """A line of a dry run. Sizes are estimates."""
 
     topic: str
     partition: int
@@ -98,7 +99,7 @@ class PlannedPartition:
 
 
 class OffloadDriver:
-    """Lives on the worker's loop; `policies` are those of the topics to offload."""
+    """Lives on the worker's loop. `policies` are those of the topics to offload."""
 
     def __init__(
         self,
@@ -121,25 +122,25 @@ class OffloadDriver:
         self._committer = OffloadCommitter(self._services, is_speculative)
         self.partitions = [self._committer.of(each, policy) for policy in policies for each in policy.partitions()]
         self.under_way: dict[TopicIdPartition, PartitionOffload] = {}
-        """Of the last wave, until it is committed."""
+        """The partitions of the last wave, until it is committed."""
         self._tasks: list[OffloadTask] = []
         self._leaders: dict[TopicIdPartition, int] = {}
         self.waves = 0
         self.is_failing = False
-        """Nothing of the last wave came to count."""
+        """Whether nothing of the last wave was committed."""
 
     @property
     def copied_bytes(self) -> int:
         return sum(one.log_bytes for one in self.partitions)
 
     async def survey(self) -> None:
-        """How much there is of every partition, roughly: each is looked at again when its turn comes."""
+        """Estimates the backlog of every partition. Each partition is checked again when its wave comes."""
         await each_of(self.partitions, self._look, _AT_ONCE)
         leaders: dict[int, dict[str, list[int]]] = {}
         for one in self.partitions:
             if one.is_over:
                 continue
-            with suppress(BrokerError):  # sizes are estimates: its wave finds out what is wrong
+            with suppress(BrokerError):  # sizes are estimates, and the partition's wave reports the error
                 leader = await self._leader(one)
                 leaders.setdefault(leader, {}).setdefault(one.partition.topic, []).append(one.partition.partition)
         sizes = await log_sizes(self._tier.client, leaders)
@@ -165,7 +166,7 @@ class OffloadDriver:
         one.is_over = one.next_offset >= one.end_offset
 
     async def _estimate(self, one: PartitionOffload) -> None:
-        """Where no broker told: by the first records to be copied."""
+        """Estimates the bytes per offset from the first records to copy, if no broker reported a size."""
         if one.bytes_per_offset is not None:
             return
         one.bytes_per_offset = _BYTES_PER_OFFSET
@@ -178,13 +179,14 @@ class OffloadDriver:
                 one.bytes_per_offset = len(read.records) / max(1, batches[-1].next_offset - one.next_offset)
 
     async def collect(self) -> None:
-        """What a driver left that died behind its last commit, or this one that lost its ownership for a moment: where
-        nothing is to be copied, no wave looks for it."""
+        """Deletes leftovers in partitions with nothing to copy, which no wave visits. A driver that died after its last
+        commit may have left them, or this one, if it lost its ownership for a moment."""
         over = [one for one in self.partitions if one.is_over]
         await each_of(over, self._committer.collect, _AT_ONCE)
 
     async def planned(self, one: PartitionOffload) -> PlannedPartition:
-        """None of its bytes when it cannot be looked at: `one.error` says why."""
+        """Returns the dry run's line. If the partition cannot be examined, the line has no bytes and `one.error` holds
+        the reason."""
         try:
             backlog = await self._backlog(one)
         except RemoteLogError as error:
@@ -199,7 +201,7 @@ class OffloadDriver:
         return PlannedPartition(partition.topic, partition.partition, one.next_offset, end, size_bytes, len(ends))
 
     async def next_wave(self) -> list[OffloadTask]:
-        """Announced; none when nothing is left to be done."""
+        """Announces and returns the tasks of the next wave. The list is empty if nothing is left to do."""
         while wave := self._choose():
             tasks = await each_of(wave.items(), lambda each: self._task(*each), _AT_ONCE)
             self._tasks = self._with_limits([one for one in tasks if one is not None])
@@ -211,7 +213,7 @@ class OffloadDriver:
         return []
 
     def _choose(self) -> dict[PartitionOffload, int]:
-        """With the bytes that each may take."""
+        """Returns the partitions of the next wave with the bytes that each may take."""
         left_bytes = self._options.wave_bytes
         if self._options.max_bytes is not None:
             left_bytes = min(left_bytes, self._options.max_bytes - self.copied_bytes)
@@ -232,7 +234,7 @@ class OffloadDriver:
                 one.is_over, one.error = True, one.error if one.is_poisoned else ""
                 return None
             if self._options.max_bytes_per_second_per_broker is not None:
-                await self._leader(one)  # before anything is announced
+                await self._leader(one)  # may fail, so it runs before the announcement
             epoch = continuation.leader_epochs[-1].epoch if continuation.leader_epochs else 0
             self.under_way[one.partition] = one
             plan = await self._committer.announce(one, [one.next_offset, *ends], epoch)
@@ -250,7 +252,7 @@ class OffloadDriver:
         )
 
     async def _aligned(self, one: PartitionOffload, ends: Sequence[int]) -> list[int]:
-        """To the ends of batches. Where the log is damaged, the last one ends there."""
+        """Moves the ends to the ends of batches. If the log is damaged, the last tile ends at the damaged batch."""
         source, timeout_ms = self._services.source, self._services.settings.request_timeout_ms
         aligned = [one.next_offset]
         for end in ends:
@@ -271,7 +273,7 @@ class OffloadDriver:
         return sorted(set(aligned[1:]) - {one.next_offset})
 
     async def _backlog(self, one: PartitionOffload) -> Backlog:
-        """With its last piece, if that is old enough."""
+        """Returns the backlog, with its last piece if that is old enough."""
         backlog = one.backlog(self._options.min_bytes)
         piece = last_piece(backlog)
         if piece is None or one.is_over:
@@ -283,7 +285,7 @@ class OffloadDriver:
         except BrokerError as error:
             if error.code != ErrorCode.CORRUPT_MESSAGE:
                 raise
-            return one.backlog(self._options.min_bytes, takes_all=True)  # up to where it is damaged, which is reported
+            return one.backlog(self._options.min_bytes, takes_all=True)  # up to the damage, which is then reported
         oldest_ms = next((batch.max_timestamp for batch in iterate_batches(read.records)), None)
         is_old = oldest_ms is not None and self._services.wall_clock_ms() - oldest_ms >= max_age_ms
         return one.backlog(self._options.min_bytes, takes_all=is_old)
@@ -299,13 +301,13 @@ class OffloadDriver:
         ]
 
     async def _leader(self, one: PartitionOffload) -> int:
-        """Raises `BrokerError`."""
+        """Returns the leader's node id and remembers it. Raises `BrokerError`."""
         leader = await self._tier.client.leader_of(one.partition, self._services.settings.request_timeout_ms)
         self._leaders[one.partition] = leader.node_id
         return leader.node_id
 
     async def commit(self, results: Sequence[OffloadResult]) -> None:
-        """Of the last wave, in its order."""
+        """Commits the results of the last wave, given in its order."""
         before = self.copied_bytes
         given = list(zip(self._tasks, results, strict=True))
 
@@ -320,7 +322,7 @@ class OffloadDriver:
         self.is_failing = self.copied_bytes == before
 
     async def abandon(self) -> None:
-        """Deletes what the last wave leaves, when nobody writes any more."""
+        """Deletes the leftovers of the last wave. Call it when no task writes any more."""
         await self._committer.abandon(list(self.under_way.values()))
 
     def report(self, seconds: float) -> OffloadReport:

@@ -1,4 +1,4 @@
-"""`NothingTieredYet`: the metadata of a cluster that has no metadata topic, for who looks and creates nothing."""
+"""`NothingTieredYet`: the metadata of a cluster without a metadata topic, for a caller that must create nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NO_TOPIC = StateIdentity("", UUID(int=0), 1)
 
 
 class NothingTieredYet(TopicBasedRemoteLogMetadataManager):
-    """Knows of no segment and no setting, is never fresh, and can write nothing."""
+    """Knows no segment and no setting, is never fresh, and can write nothing."""
 
     async def open(self) -> None:
         self._opened_state = RemoteLogMetadataStateWriter.open(

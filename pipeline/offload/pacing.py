@@ -1,4 +1,4 @@
-"""`Pace`: a task moves no more bytes per second than it was told, whatever its brokers could give."""
+"""`Pace`: limits the bytes per second that a task reads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Pace:
-    """None: as fast as it goes. What was not used before is not made up for later."""
+    """`bytes_per_second` None means no limit. Time without reads gives no credit for later."""
 
     def __init__(self, bytes_per_second: int | None, clock_ms: Callable[[], int]) -> None:
         self._bytes_per_second = bytes_per_second

@@ -1,12 +1,12 @@
-"""How an offload is cut: which partitions a wave takes, and where their tiles end. Pure; sizes are estimates.
+"""Plans an offload: which partitions a wave takes, and where their tiles end. Pure functions; sizes are estimates.
 
-* A tile [lo, hi) is one segment to come: the batches with lo <= base offset < hi. A batch that begins before hi belongs
-  to the tile whole, so tiles join without gap or overlap wherever they are cut, and what is in one depends on the log
-  alone, not on who copies it or how often. They are cut where batches end (`batch_ends`), so that lo and hi also say
-  what may be read from the segment.
-* The last piece of a partition is left alone while it is small and young: records still come, and the proxies' copiers
-  take it when its time has come.
-* A wave has few tasks, each a run of tiles of one partition, and is about as large as `Wave.max_bytes`.
+* A tile [lo, hi) becomes one segment: the batches with lo <= base offset < hi. A batch that begins before hi belongs to
+  the tile as a whole. So tiles join without gap or overlap wherever they are cut, and their content depends only on the
+  log, and not on the executor or the number of attempts. Tiles are cut at batch ends (`batch_ends`), so lo and hi also
+  bound the offsets of the segment.
+* The last piece of a partition is left alone while it is small and young, because records still arrive. The proxies'
+  copiers take it when it is due.
+* A wave has few tasks. Each task is a run of tiles of one partition. A wave has about `Wave.max_bytes`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ WAVE_BYTES = 10 << 30
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """What of a partition may be copied: [`first_offset`, `next_offset`). `takes_all`: its last piece too."""
+    """The offsets of a partition that may be copied: [`first_offset`, `next_offset`). If `takes_all`, this includes the
+    last piece."""
 
     partition: TopicIdPartition
     first_offset: int
@@ -36,13 +37,15 @@ class Backlog:
 
     @property
     def size_bytes(self) -> int:
-        """Not 0 where there is anything."""
+        """The estimated size. It is positive if there are any offsets."""
         return math.ceil(max(0, self.next_offset - self.first_offset) * self.bytes_per_offset)
 
 
 def tile_ends(backlog: Backlog, max_bytes: int) -> list[int]:
-    """Where the tiles from `first_offset` on end (exclusive): one at least if anything is to be copied, and no more
-    than `max_bytes` otherwise. The last piece ends at `next_offset` itself, when it is taken."""
+    """Returns the exclusive ends of the tiles from `first_offset` on.
+
+    There is at least one tile if anything is to be copied. Further tiles stay within `max_bytes`. The last piece, if it
+    is taken, ends at `next_offset`."""
     offsets_per_tile = max(1, int(backlog.segment_bytes / max(backlog.bytes_per_offset, 1e-9)))
     ends: list[int] = []
     start, taken_bytes = backlog.first_offset, 0
@@ -60,7 +63,7 @@ def tile_ends(backlog: Backlog, max_bytes: int) -> list[int]:
 
 
 def last_piece(backlog: Backlog) -> int | None:
-    """Where the piece begins that is left alone unless it is old; None: there is none."""
+    """Returns where the last piece begins that is left alone unless it is old, or None if there is none."""
     ends = tile_ends(backlog, 1 << 62)
     start = ends[-1] if ends else backlog.first_offset
     return start if start < backlog.next_offset else None
@@ -72,7 +75,7 @@ class Wave:
     max_bytes: int = WAVE_BYTES
 
     def choose(self, backlogs: Iterable[Backlog]) -> list[Backlog]:
-        """The largest first: they take longest."""
+        """Chooses the largest backlogs, because they take longest."""
         waiting = sorted((one for one in backlogs if one.size_bytes > 0), key=lambda one: -one.size_bytes)
         chosen: list[Backlog] = []
         left_bytes = self.max_bytes
@@ -84,7 +87,8 @@ class Wave:
         return chosen
 
     def share_bytes(self, chosen: Sequence[Backlog]) -> dict[TopicIdPartition, int]:
-        """What each may take: equal parts, and what the smaller ones leave goes to the larger."""
+        """Returns the bytes that each partition may take: equal shares, where larger backlogs get what smaller ones
+        leave."""
         shares: dict[TopicIdPartition, int] = {}
         left_bytes = self.max_bytes
         for place, one in enumerate(sorted(chosen, key=lambda one: one.size_bytes)):
@@ -94,8 +98,10 @@ class Wave:
 
 
 def part_of_tile(records: bytes, hi: int) -> tuple[bytes, int, bool]:
-    """Of whole batches those that begin before `hi`, the offset after them (-1: there are none), and whether that is
-    all that the tile has of them."""
+    """Splits whole batches at `hi`.
+
+    Returns the batches that begin before `hi`, the offset after them (-1 if there are none), and whether these complete
+    the tile."""
     end, next_offset = 0, -1
     for batch in iterate_batches(records):
         if batch.base_offset >= hi:

@@ -1,9 +1,9 @@
-"""`offload_rounds`: an offload again and again, as a service runs it.
+"""`offload_rounds`: repeats an offload, for a service.
 
-A round that fails does not end the service: brokers, stores and Spark come back. The pause doubles with every round in
-a row that fails, or copies nothing for all its troubles. A round that would copy nothing takes no ownership from the
-proxies. An interrupt ends the round that is under way as it ends any run: nothing is left, and what was owned is given
-back.
+A failed round does not end the service, because brokers, stores and Spark may recover. The pause doubles with each
+consecutive round that fails, or that reports errors and copies nothing. If there is nothing to copy, a round takes no
+ownership from the proxies. An interrupt ends the current round like any run: it leaves nothing behind and gives up its
+ownership.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def offload_rounds(
     interval_s: float,
     wait: Callable[[float], object],
 ) -> Never:
-    """Ends by what `wait` or a round raises; of a round's own trouble only what does not pass."""
+    """Repeats rounds until `wait` or a round raises. Errors of a round that may be temporary do not end the loop."""
     failures = 0
     while True:
         try:
@@ -44,5 +44,5 @@ def offload_rounds(
 
 
 def pause_s(interval_s: float, failures: int) -> float:
-    """After so many rounds in a row that failed."""
+    """Returns the pause after the given number of consecutive failed rounds."""
     return min(interval_s * 2.0 ** min(failures, _MAX_DOUBLINGS), max(interval_s, MAX_PAUSE_S))

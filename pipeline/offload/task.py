@@ -1,12 +1,13 @@
-"""What an executor does of an offload: a run of one partition's tiles, read, built, stored, read back, reported.
+"""`copy_tiles`: the executor's part of an offload: reads a run of one partition's tiles, builds and stores the
+segments, reads them back and reports them.
 
-* Each attempt at each tile was announced by the driver, in one plan, under the uuid that it is stored by; nothing is
-  written under any other name, and nothing but objects is written at all: only the driver commits.
-* One attempt has one uuid. Spark may begin a task again (its executor died, or seemed to), and may run it twice at a
-  time (speculation): two never write one object, and of all that answer Spark takes one. An attempt that the plan has
-  no name for writes nothing and says `lost`.
-* The tiles of a task follow each other: leader epochs, open transactions and producers go from one to the next. What
-  stops one stops those behind it.
+* The driver has announced each attempt at each tile in one plan, with the uuid under which the attempt stores its
+  objects. A task writes under no other name, and writes nothing but objects. Only the driver commits.
+* Each attempt has its own uuid. Spark may repeat a task (its executor died, or seemed to) and may run it twice at the
+  same time (speculation). Two attempts never write the same object, and Spark takes one of the results. An attempt for
+  which the plan has no name writes nothing and returns `lost`.
+* The tiles of a task follow each other: leader epochs, open transactions and producers carry over to the next tile. If
+  one tile stops, the tiles after it are not copied.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ _SPOOL_THREADS = 2
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """[lo, hi), both where batches begin: so the segment is announced, and so its objects are named."""
+    """The offsets [lo, hi). A batch begins at each end. The segment is announced, and its objects are named, by
+    them."""
 
     segment_id: RemoteLogSegmentId
     lo: int
@@ -64,12 +66,12 @@ class Tile:
 class OffloadTask:
     config: PipelineConfig
     cluster_id: str
-    """As a store is opened with."""
+    """The id with which a store is opened."""
     partition: TopicIdPartition
     plan: CopyPlan
     continuation: SegmentContinuation
     max_segment_bytes: int
-    """A tile that is larger was estimated too badly: it is given up, to be planned again."""
+    """A larger tile was estimated too badly. The task gives it up, and the driver plans it again."""
     bytes_per_second: int | None = None
 
     def tiles(self, attempt: int) -> list[Tile]:
@@ -93,15 +95,15 @@ class Stopped:
     why: Stop
     message: str = ""
     offset: int = -1
-    """Where the log cannot be read for good."""
+    """Where the log is permanently unreadable."""
     bytes_per_offset: float = 0.0
     custom_metadata: bytes | None = None
-    """What the store answered for objects that do not count."""
+    """What the store returned for objects that do not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopiedTile:
-    """`segment` has everything that the metadata needs to say."""
+    """A copied tile. `segment` is complete for the metadata."""
 
     tile: int
     segment: RemoteLogSegmentMetadata
@@ -113,7 +115,7 @@ class OffloadResult:
     copied: tuple[CopiedTile, ...] = ()
     stopped: Stopped | None = None
     attempt: int = 0
-    """That copied; those below it were begun too."""
+    """The attempt that returned this result. Attempts with a lower number were started too."""
     cpu_s: float = 0.0
     wall_s: float = 0.0
 
@@ -125,10 +127,10 @@ class StopError(Exception):
 
 
 def copy_tiles(task: OffloadTask) -> OffloadResult:
-    """Runs on an executor; all trouble with this partition is in the result."""
+    """Runs on an executor. All errors of this partition are in the result."""
     number = attempt()
     if number >= task.plan.attempts:
-        said = f"the task was begun {number} times before, on executors that died or were slow"
+        said = f"the task was started {number} times before, on executors that died or were slow"
         return OffloadResult(stopped=Stopped(0, Stop.LOST, said), attempt=number)
     began_s, cpu_began_s = time.monotonic(), time.process_time()
     result = worker().run(_copy_tiles(task, number))
@@ -169,7 +171,7 @@ class TileCopier:
         self._fetch_bytes = FETCH_BYTES
 
     async def copy(self, number: int, tile: Tile) -> CopiedTile:
-        """Raises `StopError`, and what the store raises."""
+        """Copies one tile. Raises `StopError`, and what the store raises."""
         self._fetch_bytes = FETCH_BYTES
         path = self._spool.new_path(self._task.partition)
         carried = self._continuation
@@ -181,7 +183,7 @@ class TileCopier:
         try:
             await self._fill(builder, tile.hi)
             if builder.next_offset != tile.hi or carried.next_offset != tile.lo:
-                # Nothing may be stored under a name that says something else.
+                # Objects must not be stored under a name with other offsets.
                 at = f"from {carried.next_offset} to {builder.next_offset}"
                 raise StopError(
                     Stopped(0, Stop.FAILED, f"the log goes {at}, not from {tile.lo} to {tile.hi} as planned")
@@ -196,14 +198,14 @@ class TileCopier:
         return CopiedTile(number, segment, built.missing_offsets)
 
     async def _fill(self, builder: SegmentBuilder, hi: int) -> None:
-        """The first read begins where the segment does, so that the leader reports the aborted transactions of exactly
-        what the segment holds. The next answer is under way while the last one is appended."""
+        """Fills the segment. The first read begins at the segment's base offset, so that the leader reports the aborted
+        transactions of exactly this segment. The next read runs while the last answer is appended."""
         offset = builder.base_offset
         read = await self._read(offset)
         while True:
             records, next_offset, is_whole = part_of_tile(read.records, hi)
             if not records:
-                return  # up to the last stable offset, or to `hi`, nothing comes any more
+                return  # no more batches up to the last stable offset or `hi`
             append = partial(self._append, builder, records, read)
             if is_whole or next_offset >= read.last_stable_offset:
                 await append()
@@ -240,7 +242,8 @@ class TileCopier:
                 raise
             if self._fetch_bytes == _ONE_BATCH:
                 raise StopError(Stopped(0, Stop.POISONED, str(error), offset=offset)) from error
-            # Whichever of the batches it is, those before it are good, and it may lie behind this tile.
+            # One of the batches is damaged. Those before it are good, and it may lie beyond this tile, so the task
+            # continues with one batch per read.
             self._fetch_bytes = _ONE_BATCH
             return await self._read(offset)
         self._pace.moved(len(read.records))
@@ -276,7 +279,7 @@ class TileCopier:
 async def _both(
     first: Coroutine[object, object, None], second: Coroutine[object, object, LogRead]
 ) -> tuple[None, LogRead]:
-    """Both at once; the first failure comes out alone."""
+    """Runs both at once. Raises the first failure alone."""
     try:
         async with asyncio.TaskGroup() as group:
             one, other = group.create_task(first), group.create_task(second)

@@ -1,4 +1,4 @@
-"""What the logs of partitions take on their brokers' disks (DescribeLogDirs): an estimate, for a plan."""
+"""`log_sizes`: the sizes of logs on their brokers' disks (DescribeLogDirs), as an estimate for a plan."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _TIMEOUT_MS = 30_000
 async def log_sizes(
     client: BrokerClient, partitions: Mapping[int, Mapping[str, list[int]]]
 ) -> dict[tuple[str, int], int]:
-    """By topic and partition, in bytes; `partitions` by broker and topic. A broker that does not tell is left out: who
-    may not describe the cluster is told nothing."""
+    """Returns bytes by topic and partition. `partitions` is by broker and topic. Brokers that do not answer are left
+    out. The brokers also tell nothing to a client without the right to describe the cluster."""
     sizes: dict[tuple[str, int], int] = {}
     for node_id, topics in partitions.items():
         asked = [

@@ -1,1 +1,1 @@
-"""Checking, counting, merging, purging and making again what a tier holds."""
+"""Checks, measures, merges, purges and rebuilds the content of a tier."""

@@ -1,7 +1,7 @@
-"""What an executor does for `rebuild --indexes-only`: one segment after another: is its `.indexes` object whole, and if
-not, made anew of the `.log` object, written, and read back.
+"""`make_indexes`: the executor's part of `rebuild --indexes-only`. It checks each segment's `.indexes` object and, if
+that is missing or damaged, rebuilds it from the `.log` object, writes it and reads it back.
 
-An encrypted segment is lost with it: the object had the wrapped key. That is seen and said, for nothing can be read.
+An encrypted segment cannot be read without its `.indexes` object, which held the wrapped key. The result then says so.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ GET_BYTES = 8 << 20
 
 class Verdict(StrEnum):
     WHOLE = "whole"
-    LOST = "to be made anew"
-    WRITTEN = "made anew"
-    REFUSED = "cannot be made anew"
+    LOST = "to be rebuilt"
+    WRITTEN = "rebuilt"
+    REFUSED = "cannot be rebuilt"
 
 
 @dataclass(frozen=True, slots=True)
 class IndexesTask:
-    """`segments` follow each other in one partition; `before` and `after` are their neighbours, if they have any."""
+    """`segments` follow each other in one partition. `before` and `after` are their neighbours, or None."""
 
     config: PipelineConfig = field(repr=False)
     cluster_id: str
@@ -49,7 +49,7 @@ class IndexesTask:
 
 @dataclass(frozen=True, slots=True)
 class IndexesResult:
-    """Of one segment."""
+    """The result of one segment."""
 
     segment: RemoteLogSegmentMetadata
     verdict: Verdict
@@ -57,7 +57,7 @@ class IndexesResult:
 
 
 def make_indexes(task: IndexesTask) -> list[IndexesResult]:
-    """In order: what was made anew tells the next one how it begins."""
+    """Returns the results in order. A rebuilt `.indexes` object tells how the next segment begins."""
     return worker().run(_run(task))
 
 
@@ -86,7 +86,7 @@ async def make_one(
     is_applied: bool,
     get_bytes: int = GET_BYTES,
 ) -> IndexesResult:
-    """Raises `RemoteLogError`, `CorruptBatchError` for what keeps it from being made anew."""
+    """Checks and rebuilds one segment's indexes. Raises `RemoteLogError`, `CorruptBatchError` if that is impossible."""
     trouble = await _stored(storage, segment)
     if isinstance(trouble, IndexesObject):
         return IndexesResult(segment, Verdict.WHOLE)
@@ -100,7 +100,7 @@ async def make_one(
             built = await asyncio.to_thread(indexer.finish)
         finally:
             indexer.discard()
-    guessed = "" if earlier is not None or not segment.start_offset else "; what began before it is not known"
+    guessed = "" if earlier is not None or not segment.start_offset else "; the state before it is not known"
     if not is_applied:
         return IndexesResult(segment, Verdict.LOST, trouble + guessed)
     described = replace(
@@ -114,12 +114,13 @@ async def make_one(
     data = encode_indexes_object(described, built.indexes)
     await persistently(lambda: storage.place_of(segment).put_object(key, data))
     if bytes(await persistently(lambda: storage.fetch_indexes(segment))) != data:
-        raise CorruptSegmentError("the store does not give back the .indexes object that was written")
+        raise CorruptSegmentError("the store does not return the .indexes object that was written")
     return IndexesResult(segment, Verdict.WRITTEN, trouble + guessed)
 
 
 async def _stored(storage: LocatedRemoteStorageManager, segment: RemoteLogSegmentMetadata) -> IndexesObject | str:
-    """A sentence when it is not whole. What is missing is not waited for: it would be the same bytes again."""
+    """Returns the decoded `.indexes` object, or a sentence that says what is wrong with it. It does not wait for a
+    missing object to appear: the rebuilt object would have the same bytes."""
 
     async def fetch() -> bytes | None:
         try:
@@ -146,14 +147,14 @@ async def _neighbour(
 def _epochs_of(
     before: RemoteLogSegmentMetadata | None, segment: RemoteLogSegmentMetadata
 ) -> tuple[LeaderEpochEntry, ...]:
-    """All that the records tell of the epochs before `segment`."""
+    """Returns all that the metadata knows of the leader epochs before `segment`."""
     return () if before is None else before.segment_leader_epochs
 
 
 async def _log(
     storage: LocatedRemoteStorageManager, segment: RemoteLogSegmentMetadata, get_bytes: int
 ) -> AsyncGenerator[bytes]:
-    """Whole batches, each held against its CRC. Raises `CorruptSegmentError` for what is no log."""
+    """Yields whole batches that match their CRCs. Raises `CorruptSegmentError` if the object is not a log."""
     position, rest = 0, b""
     while True:
         view = await persistently(_range(storage, segment, position, get_bytes))
@@ -168,13 +169,13 @@ async def _log(
         try:
             batches = verify_batches(data)
         except CorruptBatchError as error:
-            raise CorruptSegmentError(f"the .log object is no log, or it is encrypted: {error}") from error
+            raise CorruptSegmentError(f"the .log object is not a log, or it is encrypted: {error}") from error
         whole = batches[-1].end if batches else 0
         rest = data[whole:]
         if whole:
             yield data[:whole]
     if rest:
-        raise CorruptSegmentError(f"the .log object ends with {len(rest)} bytes that are no whole record batch")
+        raise CorruptSegmentError(f"the .log object ends with {len(rest)} bytes that are not a whole record batch")
 
 
 def _range(

@@ -1,8 +1,8 @@
-"""Which segments are merged with which, and what the merged one is called: pure, from the metadata alone.
+"""Plans merges from the metadata alone: which segments are merged, and the metadata of the merged one. Pure functions.
 
-* Small ones that follow each other without a gap, as many as fit, each answering for all of its own offsets.
-* What a clamp cut, what is being copied or deleted, what lies below the log start and what has a second copy is left
-  alone, and so is the newest segment: copiers continue it, and trims end at it.
+* A group has as many small segments as fit. They follow each other without a gap, and each answers for all its offsets.
+* Segments that a clamp has cut, that are being copied or deleted, that lie below the log start, or whose offsets
+  another segment has too, are left alone. So is the newest segment: copiers continue it, and trims end at it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tiers.segment.offset_index import MAX_RELATIVE
 
 @dataclass(frozen=True, slots=True)
 class MergeLimits:
-    """Segments of less than `below_bytes` become ones of at most `target_bytes`."""
+    """Segments smaller than `below_bytes` are merged into segments of at most `target_bytes`."""
 
     below_bytes: int = 64 << 20
     target_bytes: int = 512 << 20
@@ -30,10 +30,10 @@ class MergeLimits:
 
 @dataclass(frozen=True, slots=True)
 class MergeGroup:
-    """Two or more segments that become one; as the state has them, for a plan may have a million of them."""
+    """Two or more segments to merge, as bytes of the metadata state, because a plan may have a million segments."""
 
     stored: tuple[tuple[bytes, bytes], ...]
-    """The partition's key and the bytes of each (`StoredSegment`)."""
+    """For each segment, the partition's key and the bytes of a `StoredSegment`."""
     size_bytes: int
 
     @property
@@ -74,7 +74,7 @@ def plan_merges(
 def _may_be_merged(
     metadata: RemoteLogMetadataReader, partition: TopicIdPartition, below_bytes: int
 ) -> Iterator[StoredSegment]:
-    """In the log's order."""
+    """Yields the segments that may be merged, in the log's order."""
     log_start = metadata.log_start_offset(partition) or 0
     finished = [each for each in metadata.stored_segments(partition) if each.is_finished]
     doubled = _with_second_copies(finished)
@@ -91,7 +91,7 @@ def _may_be_merged(
 
 
 def _with_second_copies(segments: Sequence[StoredSegment]) -> set[bytes]:
-    """Those that share an offset with another one. `segments` are in the order of their starts."""
+    """Returns the ids of segments that share an offset with another one. `segments` are ordered by start offset."""
     found: set[bytes] = set()
     reaching = None
     for segment in segments:
@@ -103,7 +103,7 @@ def _with_second_copies(segments: Sequence[StoredSegment]) -> set[bytes]:
 
 
 def merged_segment(group: MergeGroup, uuid: UUID, broker_id: int, event_timestamp_ms: int) -> RemoteLogSegmentMetadata:
-    """As its COPY_SEGMENT_STARTED says it."""
+    """Returns the metadata of the merged segment for its COPY_SEGMENT_STARTED record."""
     parts = group.parts
     return RemoteLogSegmentMetadata(
         segment_id=RemoteLogSegmentId(group.partition, uuid),
@@ -120,7 +120,7 @@ def merged_segment(group: MergeGroup, uuid: UUID, broker_id: int, event_timestam
 
 
 def _epochs(parts: Iterable[RemoteLogSegmentMetadata]) -> Iterator[LeaderEpochEntry]:
-    """Every segment repeats the epoch that it begins in."""
+    """Yields each leader epoch once. Every segment repeats the epoch in which it begins."""
     known = -1
     for part in parts:
         for entry in part.segment_leader_epochs:
@@ -130,7 +130,7 @@ def _epochs(parts: Iterable[RemoteLogSegmentMetadata]) -> Iterator[LeaderEpochEn
 
 
 def still_stand(metadata: RemoteLogMetadataReader, group: MergeGroup) -> bool:
-    """Whether the metadata still says of every part what it said when the merge was planned."""
+    """Whether the metadata of every part is still the same as when the merge was planned."""
     for part in group.parts:
         known = metadata.remote_log_segment_metadata_by_id(part.segment_id)
         if known is None or (known.state, known.clamped_to) != (part.state, part.clamped_to):

@@ -1,7 +1,8 @@
-"""What an executor does of a merge: the parts' logs, one after the other, into one segment, stored and read back.
+"""`run_merge_task`: the executor's part of a merge: it joins the parts' logs into one segment, stores it and reads it
+back.
 
-The bytes come through a file of the executor; they are decrypted on the way in and encrypted on the way out, where
-there are keys. The parts are not touched. Nothing here is visible to anybody before the driver commits it.
+The bytes go through a file on the executor. If there are keys, the bytes are decrypted before and encrypted after. The
+parts stay unchanged. No reader sees the result before the driver commits it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class MergeTask:
 
 @dataclass(frozen=True, slots=True)
 class MergeTaskResult:
-    """`error` is None when the merged segment is in the store; `is_lost`: it is to be tried by another name."""
+    """`error` is None if the merged segment is in the store. If `is_lost`, it must be tried again under another
+    name."""
 
     custom_metadata: bytes | None = None
     error: str | None = None
@@ -52,7 +54,8 @@ class MergeTaskResult:
 
 
 def run_merge_task(task: MergeTask) -> MergeTaskResult:
-    """Never writes what an executor before may still be writing: the driver asks again, by another name."""
+    """Runs only the first attempt: an earlier executor may still write the objects of this name. For a later attempt
+    the driver tries again under another name."""
     if attempt() > 0:
         return MergeTaskResult(error="its executor was lost", is_lost=True)
     return worker().run(_run(task))
@@ -82,7 +85,7 @@ async def merge_segments(
     group: MergeGroup,
     merged: RemoteLogSegmentMetadata,
 ) -> bytes | None:
-    """Stores `merged`, reads it back, and returns its custom metadata. Raises `RemoteLogError`, `CorruptBatchError`."""
+    """Stores `merged`, reads it back and returns its custom metadata. Raises `RemoteLogError`, `CorruptBatchError`."""
     parts = [await _indexes(storage, part) for part in group.parts]
     _check(parts, key_ring)
     built = await _built(storage, key_ring, spool, group, merged, parts)
@@ -127,7 +130,9 @@ async def _built(
         raise
     described = merged.max_timestamp_ms, merged.segment_leader_epochs
     if described != (built.max_timestamp_ms, built.segment_leader_epochs):
-        raise CorruptSegmentError("the segments' records differ from their logs in leader epochs or timestamp")
+        raise CorruptSegmentError(
+            "the metadata of the segments disagrees with their logs on leader epochs or timestamp"
+        )
     if merged.txn_index_empty and not built.txn_index_empty:
-        raise CorruptSegmentError("the segments' records know of no aborted transactions, their indexes do")
+        raise CorruptSegmentError("the indexes of the segments have aborted transactions, their metadata has none")
     return built

@@ -1,4 +1,4 @@
-"""What a scrub found: a row for each finding, and how much was looked at."""
+"""`ScrubReport`: the findings of a scrub, and how much it checked."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from tiers.segment_tiling import OffsetRun, Overlap
 
 
 class ScrubLevel(StrEnum):
-    """Each does what those before it do, and more. `META`: every record has its objects, every object its record, and
-    segments tile. `BATCH`: every batch and every index is what it must be. `DEEP`: so is every record."""
+    """Each level includes the ones before it.
+
+    `META` checks that every record has its objects, that every object has its record, and that the segments tile.
+    `BATCH` also checks every batch and every index. `DEEP` also decodes every record."""
 
     META = "meta"
     BATCH = "batch"
@@ -35,7 +37,8 @@ class FindingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Offsets are inclusive. `position` is where it begins in the stored log, `object` a key in the store."""
+    """One finding. Offsets are inclusive. `position` is where it begins in the stored log, `object` a key in the
+    store."""
 
     kind: FindingKind
     topic: str | None
@@ -57,7 +60,7 @@ FINDING_SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class InnerGap:
-    """A segment whose log lacks offsets, as compaction and transactions leave it: no finding."""
+    """A segment whose log lacks offsets. Compaction and transactions leave such gaps, so it is not a finding."""
 
     topic: str
     partition: int
@@ -72,12 +75,12 @@ class ScrubReport:
     inner_gaps: list[InnerGap] = field(default_factory=list)
     partitions: int = 0
     segments: int = 0
-    """Read back; below `BATCH` none are."""
+    """Segments that were read back; none below `BATCH`."""
     already_scrubbed: int = 0
     log_bytes: int = 0
     batches: int = 0
     records: int = 0
-    """Below `DEEP` as batches count them."""
+    """Below `DEEP`, the number comes from the batch headers."""
     objects: int = 0
     stored_bytes: int = 0
     other_clusters: int = 0
@@ -91,7 +94,7 @@ class ScrubReport:
     aborted_uploads: int = 0
 
     def dataframe(self, session: SparkSession) -> DataFrame:
-        """A row for each finding."""
+        """Returns a DataFrame with a row for each finding."""
         return session.createDataFrame([astuple(each) for each in self.findings], FINDING_SCHEMA)
 
 

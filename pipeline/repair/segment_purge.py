@@ -1,8 +1,8 @@
-"""`purge`: many segments are deleted at once: DELETE_SEGMENT_STARTED by the driver, the objects by the executors,
-DELETE_SEGMENT_FINISHED by the driver, for what the executors say is gone.
+"""`purge`: deletes many segments at once. The driver writes DELETE_SEGMENT_STARTED, the executors delete the objects,
+and the driver writes DELETE_SEGMENT_FINISHED for the segments whose objects are gone.
 
-Whatever ends it in between, the owner of the partition finds the segments as leftovers and goes on; doing it again is
-harmless. Manifests call the segments dead before the first object goes, so that `rebuild` brings none back.
+If the purge ends early, the partition's owner treats the segments as leftovers and continues. Repeating it is harmless.
+The manifests mark the segments as deleted before the first object goes, so that `rebuild` does not restore them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PurgeTask:
 
 @dataclass(frozen=True, slots=True)
 class Undeleted:
-    """What the store said of one segment."""
+    """The error of the store for one segment."""
 
     id: UUID
     error: str
@@ -58,7 +58,7 @@ class Undeleted:
 
 @dataclass(slots=True)
 class Purge:
-    """What became of it. `failed` segments are tried again by their owner, from their DELETE record on."""
+    """The result of a purge. The owner tries again to delete `failed` segments, from their DELETE record on."""
 
     deleted: list[RemoteLogSegmentMetadata] = field(default_factory=list)
     failed: list[tuple[RemoteLogSegmentMetadata, str]] = field(default_factory=list)
@@ -101,7 +101,8 @@ async def purge(
     *,
     segments_per_task: int = SEGMENTS_PER_TASK,
 ) -> Purge:
-    """Of partitions that are owned. What one of them, or the store, refuses is in the result. Raises `JobError`."""
+    """Deletes segments of partitions that this process owns. Failures of a partition or of the store are in the result.
+    Raises `JobError`."""
     done = Purge()
 
     async def begin(partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
@@ -140,7 +141,7 @@ async def purge(
         except RemoteLogError as error:
             done.failed.append((segment, str(error)))
             if isinstance(error, NotWrittenError | OwnershipLostError):
-                over[partition] = error  # its other segments would wait as long, one after the other
+                over[partition] = error  # each of its other segments would wait just as long
             if isinstance(error, RemoteStorageError):
                 await services.failed_deletions.failed(segment, error, services.clock_ms(), services.wall_clock_ms())
         else:
@@ -150,7 +151,7 @@ async def purge(
     known = set(services.metadata.partitions())
     for partition in partitions:
         if partition in known and partition not in over:
-            with suppress(RemoteLogError):  # it calls them dead already
+            with suppress(RemoteLogError):  # the stored manifest already marks them as deleted
                 await write_manifest(services, partition)
     return done
 

@@ -1,8 +1,7 @@
-"""`scrub_segments`: the task of a scrub: reads whole segments back and says of each what is wrong with it.
+"""`scrub_segments`: the task of a scrub: it reads whole segments back and reports what is wrong with each.
 
-Objects are read ahead on the worker's loop; what is read is judged in the task's own thread, in order. The verdict on a
-segment is the same as that of `tidegate tier verify`; a deep scrub also decodes every record, by the decoder that
-readers use.
+The worker's loop reads objects ahead. The task's own thread checks them, in order. The verdict on a segment is the same
+as that of `tidegate tier verify`. A deep scrub also decodes every record, with the decoder that readers use.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _STEPS_AHEAD = 2
 
 @dataclass(frozen=True, slots=True)
 class ScrubSetup:
-    """What all tasks of a run have in common."""
+    """The settings that all tasks of a run share."""
 
     config: PipelineConfig
     cluster_id: str
@@ -51,8 +50,8 @@ class ScrubSetup:
 
 @dataclass(frozen=True, slots=True)
 class SegmentVerdict:
-    """`trouble`: why the segment could not be read to its end; then nothing is known of the rest. `missing_offsets` are
-    those that its log lacks, which compaction and transactions leave."""
+    """The result of one segment. `trouble` is the reason why it was not read to its end; the rest is then unknown.
+    `missing_offsets` is the number of offsets that its log lacks; compaction and transactions leave such gaps."""
 
     segment_id: RemoteLogSegmentId
     damages: tuple[Damage, ...] = ()
@@ -64,7 +63,8 @@ class SegmentVerdict:
 
 
 def scrub_segments(setup: ScrubSetup, segments: Sequence[RemoteLogSegmentMetadata]) -> list[SegmentVerdict]:
-    """In the order of `segments`. Raises `RemoteTierError`, `RemoteLogError` when the store cannot be opened."""
+    """Returns verdicts in the order of `segments`. Raises `RemoteTierError`, `RemoteLogError` if the store cannot be
+    opened."""
     verdicts: list[SegmentVerdict] = []
     for step in worker().iterate(_steps(setup, segments, verdicts.append), _STEPS_AHEAD):
         step()
@@ -74,7 +74,7 @@ def scrub_segments(setup: ScrubSetup, segments: Sequence[RemoteLogSegmentMetadat
 async def _steps(
     setup: ScrubSetup, segments: Sequence[RemoteLogSegmentMetadata], judged: Callable[[SegmentVerdict], None]
 ) -> AsyncGenerator[Callable[[], None]]:
-    """What is to be done with what was read, one after the other."""
+    """Yields the checks of what was read, in order. The task's thread calls them."""
     storage = await worker().storage(setup.config, setup.cluster_id)
     ring = open_key_ring(setup.config)
     for segment in segments:
@@ -127,7 +127,7 @@ class _SegmentScrub:
         rebuilt = verification.rebuilt
         return SegmentVerdict(
             self._segment.segment_id,
-            # What was not read to its end cannot be compared.
+            # The end checks need the whole log.
             tuple(verification.damages if self._trouble else verification.finish()),
             rebuilt.batches,
             rebuilt.records if self._records is None else self._records.count,
@@ -148,7 +148,7 @@ def _get(
 
 
 class RecordsCheck:
-    """Decodes every record of a chunk's batches. One batch that cannot be decoded hides no other one."""
+    """Decodes every record of a chunk's batches. After a batch that cannot be decoded, it continues with the next."""
 
     def __init__(self, segment: RemoteLogSegmentMetadata) -> None:
         self._partition = segment.topic_id_partition
@@ -167,7 +167,7 @@ class RecordsCheck:
                 number = max(number, batches.index(bad)) + 1
 
     def _disordered(self, data: memoryview, batches: Sequence[RecordBatch]) -> Iterator[int]:
-        """Offsets that are not above the one before. Raises `CorruptRecordsError`."""
+        """Yields offsets that are not above the previous one. Raises `CorruptRecordsError`."""
         last = -1
         for rows in decode_batches(
             data,
@@ -189,7 +189,7 @@ class RecordsCheck:
 
 
 def _holder(batches: Sequence[RecordBatch], offset: int) -> RecordBatch:
-    """The batch that begins at `offset`, or holds it."""
+    """Returns the batch that holds `offset` or begins there."""
     return batches[max(0, bisect_right(batches, offset, key=_base_offset) - 1)]
 
 

@@ -1,10 +1,10 @@
-"""The store's own listing, held against the metadata: `listing_plan` makes the tasks, `list_part` is the task.
+"""Compares the store's listing with the metadata: `listing_plan` makes the tasks, `list_part` is the task.
 
-Keys begin with four hex digits that spread partitions evenly. A small tier is one listing, a large one as many as its
-keys have first digits, which leave out what others have put there by other names; the listing of chosen topics is one
-of each of their partitions. A task takes what the metadata knows there and gives back only where the two differ, and
-sums: 2 objects of each of a million segments stay where they were listed. The metadata was read before, so whatever is
-unknown must be judged by what it says after.
+Keys begin with four hex digits that spread partitions evenly. A small tier is one listing. A large tier is one listing
+per leading digits, which skips objects that other programs store under other names. For chosen topics there is one
+listing per partition. A task receives what the metadata knows of its part, and returns sums and differences only: the
+two objects of each of a million segments never travel. The metadata was read before the listing, so the caller must
+judge unknown objects by the metadata that it reads afterwards.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ONE_LISTING = 10_000
 _SIXTEEN_LISTINGS = 500_000
 _TASK_SEGMENTS = 5_000
 _EXPECTED = struct.Struct(">16s?qq")
-"""An `ExpectedSegment`."""
+"""The layout of an `ExpectedSegment`."""
 
 
 class ExpectedSegment(NamedTuple):
@@ -47,7 +47,7 @@ class ExpectedSegment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ExpectedPartition:
-    """The segments one behind the other, for a plan has all that there are."""
+    """The segments of a partition, packed into bytes, because a plan has all segments of the tier."""
 
     partition: TopicIdPartition
     packed: bytes
@@ -72,7 +72,7 @@ class ListTask:
 
 
 class Misfit(NamedTuple):
-    """An object of a finished segment: `size_bytes` None: it is not listed; else it is too short."""
+    """An object of a finished segment that is too short, or not listed (`size_bytes` is None)."""
 
     segment_id: RemoteLogSegmentId
     suffix: str
@@ -81,7 +81,8 @@ class Misfit(NamedTuple):
 
 @dataclass(slots=True)
 class ListedPart:
-    """`unknown`: objects that the metadata did not know when the task was made, foreign ones included."""
+    """The result of a task. `unknown` are objects that the metadata did not know when the task was made, including
+    those of other programs."""
 
     objects: int = 0
     stored_bytes: int = 0
@@ -91,18 +92,19 @@ class ListedPart:
 
 
 def expected_partition(partition: TopicIdPartition, segments: Iterable[StoredSegment]) -> ExpectedPartition:
-    """`segments`: all that the metadata has, in whatever state."""
+    """Packs `segments`, which are all that the metadata has of the partition, in any state."""
     found = (ExpectedSegment(each.id, each.is_finished, each.segment_size_bytes, time_of(each)) for each in segments)
     return ExpectedPartition.of(partition, found)
 
 
 def time_of(segment: StoredSegment) -> int:
-    """Of its latest record; of its copy, where its records have no time."""
+    """Returns the time of the latest record, or of the copy if its records have no time."""
     return segment.max_timestamp_ms if segment.max_timestamp_ms >= 0 else segment.event_timestamp_ms
 
 
 def listing_plan(expected: Sequence[ExpectedPartition], cluster_id: str, is_all: bool) -> list[ListTask]:
-    """`is_all`: of everything that a tier may have in the store, `expected` then being all that the metadata has."""
+    """Returns the listing tasks. If `is_all`, they list everything that the tier may have in the store, and `expected`
+    must have all partitions of the metadata."""
     if not is_all:
         return list(_partition_listings(expected, cluster_id))
     count = sum(each.count for each in expected)
@@ -129,7 +131,7 @@ def _partition_listings(expected: Sequence[ExpectedPartition], cluster_id: str) 
 
 
 def list_part(store: TierStore, task: ListTask) -> ListedPart:
-    """Raises `RemoteStorageError` when the store cannot be listed."""
+    """Lists one part. Raises `RemoteStorageError` if the store cannot be listed."""
 
     async def work() -> ListedPart:
         return await _list(await store.opened(), store.cluster_id, task)

@@ -1,7 +1,7 @@
-"""`scan_store`: what `rebuild` must know of a store, listed and read by executors: nothing but the answers comes back.
+"""`scan_store`: lists and reads a store for `rebuild` on executors. Only the results return to the driver.
 
-Keys begin with hex digits that spread partitions evenly: a listing per first digit. Then every `.indexes` object and
-every manifest is read, some hundreds to a task, wherever they lie.
+Keys begin with hex digits that spread partitions evenly, so there is one listing per first digit. Then executors read
+every `.indexes` object and every manifest, some hundreds per task.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ReadTask:
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """In the order of the task; a sentence for what cannot be read."""
+    """The results in the order of the task. An object that cannot be read has a sentence with the reason."""
 
     indexes: tuple[FoundIndexes | str, ...]
     manifests: tuple[PartitionManifest | str, ...]
@@ -88,7 +88,7 @@ async def _read(task: ReadTask) -> ReadResult:
 
 
 def verify_segments(task: VerifyTask) -> list[list[str]]:
-    """What is wrong with each."""
+    """Returns, for each segment, what is wrong with it."""
     return worker().run(_verify(task))
 
 
@@ -102,7 +102,7 @@ async def _verify(task: VerifyTask) -> list[list[str]]:
 
 
 async def scan_store(config: PipelineConfig, runner: TaskRunner, cluster_id: str) -> BucketScan:
-    """Raises `JobError`."""
+    """Scans the store. Raises `JobError`."""
     store = TierStore(config, cluster_id)
     scan = BucketScan(cluster_id)
     for listed in await run_beside(runner, "listing", [ListTask(store, each) for each in PREFIXES], list_prefix):
@@ -121,7 +121,7 @@ async def scan_store(config: PipelineConfig, runner: TaskRunner, cluster_id: str
 
 
 async def planned_rebuild(config: PipelineConfig, runner: TaskRunner, cluster_id: str) -> Rebuild:
-    """As `plan_rebuild` of one process: what no manifest names is read back."""
+    """Plans the rebuild as a single process does (`plan_rebuild`). Segments that no manifest names are read back."""
     done = judge_scan(await scan_store(config, runner, cluster_id))
     unnamed = [(plan, segment) for plan in done.plans for segment in plan.unnamed]
     parts = list(parts_of(unnamed, SEGMENTS_PER_VERIFY_TASK))

@@ -1,4 +1,4 @@
-"""`TierStore`: the store of a tier, as a task names it and finds it wherever it runs."""
+"""`TierStore`: names the store of a tier, so that a task can open it in any process."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tiers.storage.locations import LocatedRemoteStorageManager
 
 @dataclass(frozen=True, slots=True)
 class TierStore:
-    """`cluster_id` as object keys have it."""
+    """`cluster_id` is the one in object keys."""
 
     config: PipelineConfig = field(repr=False)
     cluster_id: str
 
     async def opened(self) -> LocatedRemoteStorageManager:
-        """That of this process. Raises `RemoteTierError`, `RemoteLogError`."""
+        """Returns this process's open store. Raises `RemoteTierError`, `RemoteLogError`."""
         return await worker().storage(self.config, self.cluster_id)

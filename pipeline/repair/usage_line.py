@@ -1,4 +1,4 @@
-"""`UsageLine`: what one part of the tier takes in the store; lines add up to others by topic, partition or day."""
+"""`UsageLine`: what a part of the tier takes in the store. Lines add up by topic, partition or day."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ class UsageBy(StrEnum):
 
 @dataclass(slots=True)
 class UsageLine:
-    """`day`, since 1970 in UTC, is that of a segment's latest record; None: of what has no time, or of all days.
+    """`day` counts from 1970 in UTC and is the day of a segment's latest record. None: objects without a time, or all
+    days.
 
-    `overhead_bytes` is what encryption adds, a part of `log_bytes`. `unfinished_bytes`: objects of segments whose copy
-    or deletion is under way. `orphan_bytes`: objects that no metadata knows. None: only a listing would tell."""
+    `overhead_bytes` is the part of `log_bytes` that encryption adds. `unfinished_bytes` is the size of segments that
+    are being copied or deleted, and `orphan_bytes` that of objects that no metadata knows. None: not listed."""
 
     topic: str
     topic_id: str
@@ -50,7 +51,7 @@ class UsageLine:
 
 
 def grouped(lines: Iterable[UsageLine], by: UsageBy | None) -> list[UsageLine]:
-    """In order of topic, partition and day. None: one line for each partition and day."""
+    """Adds lines up and returns them by topic, partition and day. `by` None: one line per partition and day."""
     found: dict[tuple[str, str, int, int], UsageLine] = {}
     for line in lines:
         partition = None if by in (UsageBy.TOPIC, UsageBy.DAY) else line.partition

@@ -1,1 +1,1 @@
-"""Reading a topic of both tiers as columns: Spark's data sources and what they are made of."""
+"""Spark's data sources over a topic's two tiers, and their parts."""

@@ -1,4 +1,4 @@
-"""ListOffsets by timestamp, for many partitions in one request per leader."""
+"""`offsets_for_times`: sends ListOffsets by timestamp for many partitions, one request per leader."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _WITH_LEADER_EPOCH = 4
 async def offsets_for_times(
     client: BrokerClient, times_ms: Mapping[TopicIdPartition, int], *, is_committed_only: bool, timeout_ms: int
 ) -> dict[TopicIdPartition, int | None]:
-    """The first offset with that timestamp or a later one, None where there is none; for -1 where the log ends, as far
-    as the isolation level lets one read. Raises `BrokerError`."""
+    """Returns the first offset with the given timestamp or a later one, or None if there is none. For the timestamp -1
+    it returns the end of the log that the isolation level allows. Raises `BrokerError`."""
     found: dict[TopicIdPartition, int | None] = {}
     deadline_ms = monotonic_ms() + timeout_ms
     max_age_ms = 30_000
@@ -70,11 +70,11 @@ async def _ask(
             if answer.error_code != ErrorCode.NONE:
                 is_refused = answer.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
                 raise BrokerError(
-                    f"{partition}: ListOffsets was answered {answer.error_code}",
+                    f"{partition}: ListOffsets returned error {answer.error_code}",
                     answer.error_code,
                     retriable=not is_refused,
                 )
             found[partition] = answer.offset if answer.offset >= 0 else None
     if missing := asked.keys() - found.keys():
-        raise BrokerError(f"ListOffsets was answered without {next(iter(missing))}", retriable=True)
+        raise BrokerError(f"the answer to ListOffsets lacks {next(iter(missing))}", retriable=True)
     return found

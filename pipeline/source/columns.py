@@ -1,4 +1,4 @@
-"""The columns of `kafka_tiered` as types of Spark: those of its own Kafka source, or as many as are asked for."""
+"""The columns of `kafka_tiered` as Spark types: all columns of Spark's own Kafka source, or the chosen ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TYPES: dict[str, DataType] = {
 
 
 def spark_schema(names: Iterable[str]) -> StructType:
-    """Raises `OptionError` for a column that there is not."""
+    """Returns the Spark schema of the named columns. Raises `OptionError` for an unknown column."""
     try:
         return StructType([StructField(name, _TYPES[name]) for name in RecordColumns(tuple(names)).names])
     except ValueError as error:
@@ -40,7 +40,7 @@ def spark_schema(names: Iterable[str]) -> StructType:
 
 
 def columns_of(schema: StructType) -> RecordColumns:
-    """Of a schema that a user gave. Raises `OptionError` for a column that there is not, or of another type."""
+    """Returns the columns of a schema that a user gave. Raises `OptionError` for an unknown column or a wrong type."""
     expected = spark_schema(schema.names)
     for given, known in zip(schema.fields, expected.fields, strict=True):
         if given.dataType != known.dataType:

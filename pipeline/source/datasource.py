@@ -1,12 +1,13 @@
-"""The data source `kafka_tiered`: a topic's records as Spark's own Kafka source names them, from both tiers at once.
+"""The data source `kafka_tiered`: a topic's records from both tiers, with the columns of Spark's own Kafka source.
 
-Planning runs in a Python process of the driver, reading in those of the executors: a reader is pickled, so it holds
-settings and nothing that is open. Spark prunes no columns of a Python source: a schema of fewer columns, or the option
-`columns`, does, and what is not asked for is never decoded.
+Planning runs in a Python process of the driver, reading in those of the executors. A reader is pickled, so it holds
+settings and no open resources. Spark prunes no columns of a Python source. A user prunes them with a schema of fewer
+columns or with the option `columns`; columns that are not asked for are never decoded.
 
-Filters are pushed down with the option `pushdown` alone. Spark 4.3 keeps what was planned last with what `load()` gave
-(`PythonDataSourceV2.readInfo`): another query over the same DataFrame, or another use of it within one query, would
-read what was narrowed for the first. So the option is for a DataFrame that is loaded for one query and used in it once.
+Filters are pushed down only with the option `pushdown`. Spark 4.3 caches the last plan with the result of `load()`
+(`PythonDataSourceV2.readInfo`). Another query over the same DataFrame, or a second use within one query, would read
+only the range that the first query's filters left. So the option is only for a DataFrame that is loaded for one query
+and used once in it.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class TieredReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, ReadTask):
-            return  # Spark's own, in place of no partition at all
+            return  # Spark passes a partition of its own when the plan is empty
         reader = RangeReader(self._options, partition.cluster_id, self._wanted.min_timestamp_ms)
         yield from reader.read(partition.ranges, self._columns)
 
@@ -78,14 +79,14 @@ class TieredReader(DataSourceReader):
                     report_data_loss(self._options, f"{partition} ends at {each.end}, below {ending[partition]}")
                 end_offset = min(ending[partition], each.end) - 1
                 if wanted.has(partition.topic, partition.partition):
-                    # What the query does not look at is not missed either.
+                    # Offsets that the query's filters exclude are no data loss.
                     first_offset = max(starting[partition], wanted.first_offset)
                     asked[partition] = first_offset, min(end_offset, wanted.end_offset)
             return tasks_for(self._options, log, bounds, asked, wanted.min_timestamp_ms)
 
 
 class PushingTieredReader(TieredReader):
-    """Spark refuses it where `spark.sql.python.filterPushdown.enabled` is off."""
+    """A reader that accepts filters. Spark rejects it if `spark.sql.python.filterPushdown.enabled` is off."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self._wanted, residual = push(filters)

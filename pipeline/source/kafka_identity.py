@@ -1,6 +1,7 @@
-"""The `kafka.*` options of a reader: where its Kafka is, and who it is there, by the names of Kafka's own clients.
+"""The `kafka.*` options of a reader: the address of its Kafka and its identity there, with the names of Kafka's
+clients.
 
-Certificates are PEM files, which must be where the executors are too. Settings of Kafka's consumer that have no meaning
+Certificates are PEM files, which must exist on the executors too. Settings of Kafka's consumer that have no meaning
 here (fetch sizes, deserializers' charsets, ...) are accepted and have no effect.
 """
 
@@ -22,8 +23,10 @@ _IDENTITY = ("security.", "sasl.", "ssl.", "bootstrap.servers")
 
 
 def upstream_of_options(options: Mapping[str, str], fallback: UpstreamConfig | None = None) -> UpstreamConfig:
-    """`options` with lower-case keys. `fallback` is used whole where they say nothing of address or identity, and for
-    the address where they say only who. Raises `ValueError`, which names no secret."""
+    """Builds the connection settings from `options`, whose keys are in lower case.
+
+    If the options give neither an address nor an identity, returns `fallback`. If they give only an identity, takes the
+    address from `fallback`. Raises `ValueError` with a message that contains no secret."""
     kafka = {key.removeprefix("kafka."): value for key, value in options.items() if key.startswith("kafka.")}
     given = {key: value for key, value in kafka.items() if key.startswith(_IDENTITY)}
     if fallback is not None and not given:
@@ -57,7 +60,9 @@ def _tls(given: Mapping[str, str]) -> dict[str, Any]:
         if f"{store}.location" in given and given.get(f"{store}.type", "JKS").upper() != "PEM":
             raise ValueError(f"kafka.{store}.type must be PEM")
         if f"{store}.certificates" in given or f"{store}.certificate.chain" in given:
-            raise ValueError(f"kafka.{store}.location, a PEM file, is wanted in place of certificates in an option")
+            raise ValueError(
+                f"kafka.{store}.location, a PEM file, is required: certificates in an option are not supported"
+            )
     section: dict[str, Any] = {
         "verify.host.name": given.get("ssl.endpoint.identification.algorithm", "https").strip() != ""
     }
@@ -75,7 +80,7 @@ def _sasl(given: Mapping[str, str]) -> dict[str, Any]:
     if mechanism == "OAUTHBEARER":
         endpoint = given.get("sasl.oauthbearer.token.endpoint.url", "")
         if not endpoint.startswith("file:"):
-            raise ValueError("kafka.sasl.oauthbearer.token.endpoint.url must name a file of one token: file:/...")
+            raise ValueError("kafka.sasl.oauthbearer.token.endpoint.url must name a file with one token: file:/...")
         return {"mechanism": mechanism, "token.file": "/" + endpoint.removeprefix("file:").lstrip("/")}
     username, password = _login(given)
     return {"mechanism": mechanism, "username": username, "password": password}

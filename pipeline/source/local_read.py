@@ -1,7 +1,7 @@
-"""`read_local_range`: the record batches of a part of a partition from its leader: a broker, or a proxy before it.
+"""`read_local_range`: reads the record batches of an offset range from the leader: a broker, or a proxy in front of it.
 
-Fetch is by topic id, so a topic that was made again under the name is an error and never read in its place. A moved
-leader is found again; an answer without progress is asked again until `timeout_ms` have passed without any.
+Fetch uses the topic id, so a topic that was recreated under the same name is an error and is never read by mistake. The
+reader finds a moved leader again. It repeats fetches without progress until `timeout_ms` have passed without progress.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FOR_GOOD = frozenset(
 
 
 class OffsetOutOfRangeError(Exception):
-    """The leader does not have `offset`: it was trimmed or expired, or lies beyond the end of a new leader."""
+    """The leader does not have `offset`: it was trimmed or expired, or it lies beyond the end of a new leader's log."""
 
     def __init__(self, partition: TopicIdPartition, offset: int) -> None:
         super().__init__(f"the leader of {partition} does not have offset {offset}")
@@ -56,10 +56,11 @@ async def read_local_range(
     timeout_ms: int = TIMEOUT_MS,
     fetch_bytes: int = FETCH_BYTES,
 ) -> AsyncGenerator[RawBatches]:
-    """Batches with `[first_offset, end_offset]` (inclusive); the first and the last of them may lie partly outside.
+    """Yields the batches that hold `[first_offset, end_offset]` (inclusive). The first and the last batch may reach
+    beyond the range.
 
-    With `is_committed_only` the range must lie below the last stable offset. Raises `OffsetOutOfRangeError`,
-    `BrokerError`, with UNKNOWN_TOPIC_ID when the topic is gone."""
+    With `is_committed_only` the range must lie below the last stable offset. Raises `OffsetOutOfRangeError`, and
+    `BrokerError`, with UNKNOWN_TOPIC_ID if the topic is gone."""
     offset, failures, is_stale = first_offset, 0, False
     progress_ms = monotonic_ms()
     while offset <= end_offset:
@@ -72,7 +73,7 @@ async def read_local_range(
         last = None if fetched is None else _last_batch(fetched, offset)
         if fetched is None or last is None:
             if monotonic_ms() - progress_ms >= timeout_ms:
-                raise BrokerError(f"{partition}: nothing came from offset {offset} on for {timeout_ms} ms")
+                raise BrokerError(f"{partition}: no records arrived from offset {offset} on for {timeout_ms} ms")
             pause_ms = random.random() * min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(failures, 10))
             await asyncio.sleep(pause_ms / 1000)
             failures, is_stale = failures + 1, True
@@ -90,7 +91,7 @@ async def _fetch(
     is_committed_only: bool,
     is_stale: bool,
 ) -> FetchedPartition | None:
-    """None: the broker throttles."""
+    """Sends one Fetch. Returns None if the broker throttles the client."""
     max_age_ms = 0 if is_stale else 30_000
     leader = await client.leader_of(partition, _REQUEST_TIMEOUT_MS, max_age_ms)
     fetched = await fetch_raw(
@@ -115,7 +116,7 @@ async def _fetch(
 
 
 def _last_batch(fetched: FetchedPartition, offset: int) -> RecordBatch | None:
-    """The last whole one; None when there is none at `offset` or above."""
+    """Returns the last whole batch, or None if there is none at `offset` or above."""
     last = None
     try:
         for last in iterate_batches(fetched.records):  # noqa: B007  # the last one is what is wanted
@@ -126,7 +127,7 @@ def _last_batch(fetched: FetchedPartition, offset: int) -> RecordBatch | None:
 
 
 def _aborted(fetched: FetchedPartition) -> tuple[AbortedTransactionRange, ...]:
-    """Fetch does not say where they end: the ABORT marker in the batches does."""
+    """Returns the aborted ranges without an end: Fetch does not give it, the ABORT marker in the batches does."""
     return tuple(
         AbortedTransactionRange(one.producer_id, one.first_offset, MARKER_NOT_COPIED)
         for one in fetched.aborted_transactions

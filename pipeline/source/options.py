@@ -1,7 +1,7 @@
-"""The options of `kafka_tiered`: those of Spark's own Kafka source by the same names and with the same checks, and a
-few more. Keys are case-insensitive, as Spark's are. A key that nobody knows is an error, lest it be thought to work.
+"""The options of `kafka_tiered`: those of Spark's own Kafka source, with the same names and checks, and a few more.
 
-A batch reads from `earliest` to `latest` unless told otherwise, a stream from `latest` on.
+Keys are case-insensitive, as in Spark. An unknown key is an error, so that a misspelled option cannot go unnoticed. By
+default a batch reads from `earliest` to `latest`, and a stream starts at `latest`.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _OPTIONS = (
     *("config", "splitBytes", "tier", "access", "columns", "pushdown"),
 )
 _WITHOUT_EFFECT = ("groupIdPrefix", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs")
-"""There is no consumer group, and requests are retried until their deadline."""
+"""Accepted and ignored: there is no consumer group, and requests are retried until their deadline."""
 _OF_SPARK = ("path", "paths")
-"""What Spark adds itself."""
+"""Options that Spark adds itself."""
 _REFUSED = {
     "kafka.auto.offset.reset": "is not supported: set startingOffsets to earliest or latest instead",
     "kafka.key.deserializer": "is not supported: keys are bytes; use DataFrame operations",
@@ -53,7 +53,7 @@ _REFUSED = {
 
 
 class OptionError(ValueError):
-    """What to say to the user."""
+    """An invalid option. The message is for the user."""
 
 
 class Tier(StrEnum):
@@ -69,14 +69,15 @@ class Access(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One of the three is given."""
+    """The topics or partitions to read. Exactly one of the fields is set."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
     assigned: tuple[TopicPartition, ...] = ()
 
     def topics_among(self, known: Iterable[str]) -> list[str]:
-        """Named topics come out even if they are not known. A pattern matches whole names, as in Kafka."""
+        """Returns the topic names. Topics given by name are included even if they are not in `known`. A pattern matches
+        whole names, as in Kafka."""
         if self.pattern:
             return sorted(name for name in known if re.fullmatch(self.pattern, name))
         return sorted({*self.topics, *(topic for topic, _ in self.assigned)})
@@ -84,15 +85,16 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where to start, or to end (exclusive): by default for every partition, else for each of them.
+    """Where to start, or to end (exclusive). `default` applies to every partition; if it is None, `each` has the
+    values.
 
-    Values are offsets (`EARLIEST`, `LATEST` included), or timestamps in ms if `is_time`."""
+    The values are offsets (or `EARLIEST`, `LATEST`), or timestamps in ms if `is_time` is set."""
 
     default: int | None
     each: Mapping[TopicPartition, int] = field(default_factory=dict)
     is_time: bool = False
     on_no_match: OnNoMatch = "error"
-    """Of a start by time that no record has reached yet."""
+    """What to do if no record is as late as a given timestamp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +105,13 @@ class ReadOptions:
     tier: Tier
     access: Access
     config: PipelineConfig | None
-    """Of the tier; given with `Access.DIRECT`."""
+    """The tier's configuration; set with `Access.DIRECT`."""
     kafka: UpstreamConfig
-    """Where records that are not read from the store come from, and as whom."""
+    """The address and identity for records that are not read from the store."""
     is_committed_only: bool
     include_headers: bool
     columns: tuple[str, ...]
-    """Empty: all."""
+    """Empty means all columns."""
     min_partitions: int | None
     max_records_per_partition: int | None
     max_offsets_per_trigger: int | None
@@ -122,7 +124,7 @@ class ReadOptions:
 
 
 def column_options(options: Mapping[str, str]) -> tuple[bool, tuple[str, ...]]:
-    """`includeHeaders` and `columns` alone: what the schema needs, before anything is opened."""
+    """Parses only `includeHeaders` and `columns`, which the schema needs before anything is opened."""
     given = _Given(options)
     columns = given.text("columns")
     names = () if columns is None else tuple(name.strip() for name in columns.split(",") if name.strip())
@@ -130,13 +132,13 @@ def column_options(options: Mapping[str, str]) -> tuple[bool, tuple[str, ...]]:
 
 
 def subscription_option(options: Mapping[str, str]) -> Subscription | None:
-    """None where none is given. Raises `OptionError`."""
+    """Returns None if no subscription is given. Raises `OptionError`."""
     given = _Given(options)
     return _subscription(given) if any(map(given.has, _SUBSCRIPTIONS)) else None
 
 
 def parse_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOptions:
-    """Reads the file that `config` names. Raises `OptionError`, `ConfigError`."""
+    """Parses all options and reads the file that `config` names. Raises `OptionError`, `ConfigError`."""
     given = _Given(options)
     given.check_names()
     subscription = _subscription(given)
@@ -160,7 +162,7 @@ def parse_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOpti
     if access is Access.DIRECT and not has_store and tier is not Tier.LOCAL:
         raise OptionError("access=direct needs the option config: a file with a [storage] section")
     if access is Access.PROXY and tier is not Tier.AUTO:
-        raise OptionError(f"tier={tier} needs access=direct: a proxy does not tell the tiers apart")
+        raise OptionError(f"tier={tier} needs access=direct: a proxy does not distinguish the tiers")
     isolation = given.options.get("kafka.isolation.level", "read_uncommitted")
     if isolation not in ("read_uncommitted", "read_committed"):
         raise OptionError(f"kafka.isolation.level is read_committed or read_uncommitted, not {isolation!r}")
@@ -189,7 +191,7 @@ def parse_options(options: Mapping[str, str], *, is_streaming: bool) -> ReadOpti
 
 
 class _Given:
-    """The options as they came, by lower-case key."""
+    """The raw options by lower-case key."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.options = {key.lower(): value for key, value in options.items()}
@@ -254,7 +256,7 @@ def _subscription(given: _Given) -> Subscription:
             try:
                 re.compile(value)
             except re.error as error:
-                raise OptionError(f"subscribePattern: {value!r} is no pattern: {error}") from None
+                raise OptionError(f"subscribePattern: {value!r} is not a regular expression: {error}") from None
             return Subscription(pattern=value)
         case _:
             return Subscription(assigned=_assigned(value))
@@ -273,7 +275,7 @@ def _assigned(text: str) -> tuple[TopicPartition, ...]:
 
 
 def _position(given: _Given, which: Literal["starting", "ending"], default: int) -> Position:
-    """The more specific option wins, as in Spark: timestamp, offsets by timestamp, offsets."""
+    """Parses the position. The most specific option wins, as in Spark: timestamp, offsets by timestamp, offsets."""
     strategy = (given.text("startingOffsetsByTimestampStrategy") or "error").lower()
     if strategy not in ("error", "latest"):
         raise OptionError(f"startingOffsetsByTimestampStrategy is error or latest, not {strategy!r}")
@@ -319,7 +321,7 @@ def _check_batch(given: _Given, starting: Position, ending: Position) -> None:
 
 
 def _partition_numbers(name: str, text: str, lowest: int) -> dict[TopicPartition, int]:
-    """`{"topic": {"0": 23, "1": -1}}`."""
+    """Parses `{"topic": {"0": 23, "1": -1}}`."""
     found: dict[TopicPartition, int] = {}
     for topic, numbers in _json(name, text).items():
         if not isinstance(numbers, dict):
@@ -342,7 +344,8 @@ def _json(name: str, text: str) -> dict[str, object]:
 
 
 def _kafka(given: _Given, config: PipelineConfig | None, access: Access) -> UpstreamConfig:
-    """Without any `kafka.*` of its own that says where and who, a direct reader is who the file says."""
+    """Returns the connection settings. Without `kafka.*` options for address or identity, a direct reader uses those of
+    the file."""
     fallback = config.upstream if config is not None and access is Access.DIRECT else None
     try:
         return upstream_of_options(given.options, fallback)
@@ -355,7 +358,7 @@ _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d":
 
 
 def _duration_ms(text: str) -> int:
-    """As Spark's `timeStringAsMs`."""
+    """Parses a duration like Spark's `timeStringAsMs`."""
     found = _DURATION.fullmatch(text.strip().lower())
     if found is None:
         raise OptionError(f"maxTriggerDelay: expected e.g. 15m, not {text!r}")

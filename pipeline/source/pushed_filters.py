@@ -1,8 +1,8 @@
-"""Which of Spark's filters the plan keeps to by itself, and which only let it skip something.
+"""`push`: splits Spark's filters into those that the plan applies exactly and those that only let it skip data.
 
-Offset, partition and topic are exact: Spark need not look again. A lower bound of the timestamp skips segments, chunks
-and batches, whose records Spark still judges one by one; timestamps do not ascend, so an upper bound skips nothing.
-Only ANDed simple filters arrive here.
+Filters on offset, partition and topic are exact, so Spark need not apply them again. A lower bound of the timestamp
+skips segments, chunks and batches; Spark still checks each remaining record. Timestamps do not ascend with offsets, so
+an upper bound skips nothing. Only simple filters joined by AND arrive here.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_OFFSET = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """All of it must hold. Offsets and partitions are inclusive; None: any."""
+    """Conditions that must all hold. Offsets and partitions are inclusive. None means no condition."""
 
     topics: frozenset[str] | None = None
     topic_prefixes: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class Wanted:
 
 
 def push(filters: Iterable[Filter]) -> tuple[Wanted, list[Filter]]:
-    """What they want together, and those that Spark has to apply itself."""
+    """Returns the combined conditions, and the filters that Spark must still apply."""
     wanted = Wanted()
     residual: list[Filter] = []
     for one in filters:
@@ -125,12 +125,12 @@ def _offset(wanted: Wanted, one: Filter, value: object) -> tuple[Wanted, bool]:
 
 
 def _timestamp(wanted: Wanted, one: Filter, value: object) -> tuple[Wanted, bool]:
-    """A time without a zone is left to Spark, which knows the session's."""
+    """A timestamp without a zone is left to Spark, which knows the session's zone."""
     is_lower_bound = isinstance(one, GreaterThan | GreaterThanOrEqual | EqualTo | EqualNullSafe)
     if not is_lower_bound or not isinstance(value, datetime) or value.tzinfo is None:
         return wanted, False
     time_ms = (value - _EPOCH) // _MILLISECOND
-    if time_ms <= (wanted.min_timestamp_ms or 0):  # records without a timestamp count as before 1970
+    if time_ms <= (wanted.min_timestamp_ms or 0):  # records without a timestamp count as older than 1970
         return wanted, False
     return replace(wanted, min_timestamp_ms=time_ms), False
 
@@ -144,7 +144,7 @@ def _values_of(one: Filter, value: object) -> tuple[object, ...] | None:
 
 
 def _interval(one: Filter, value: object) -> tuple[int, int] | None:
-    """Inclusive."""
+    """Returns the inclusive interval of an integer comparison, or None for other filters."""
     if not isinstance(value, int):
         return None
     match one:

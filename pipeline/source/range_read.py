@@ -1,8 +1,9 @@
-"""`RangeReader`: the ranges of one task, one after the other, as raw batches, whatever moves while they are read.
+"""`RangeReader`: reads the ranges of one task in order as raw batches, while data moves between the tiers.
 
-A local range that was trimmed meanwhile is in the remote tier by then; a segment that is gone was merged or replaced.
-Either way the rest of the range is planned anew, with fresh metadata, from the first offset that was not given out yet:
-so no record is lost and none comes twice. What is nowhere then is lost, and `failOnDataLoss` decides.
+A local range that was trimmed meanwhile is in the remote tier by then. A segment that is gone was merged or replaced.
+In both cases the reader plans the rest of the range again with fresh metadata, from the first offset that it has not
+yielded yet. So no record is lost, and none is yielded twice. If neither tier has an offset, it is lost, and
+`failOnDataLoss` decides what happens.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pipeline.decode.arrow_records import decode_batches
 from pipeline.decode.record_columns import RecordColumns
 from pipeline.source.local_read import OffsetOutOfRangeError, read_local_range
 from pipeline.source.options import ReadOptions
-from pipeline.source.read_plan import Gap, LocalRange, ReadRange, RemoteRange
+from pipeline.source.read_plan import LocalRange, MissingOffsets, ReadRange, RemoteRange
 from pipeline.source.remote_read import RawBatches, read_remote_range
 from pipeline.source.tiered_log import client_config, open_log, report_data_loss
 from pipeline.task_call import settle
@@ -33,14 +34,14 @@ _PLANS_WITHOUT_PROGRESS = 2
 
 
 class RangeBatches(NamedTuple):
-    """Of `range`, which may be the rest of what was planned."""
+    """Raw batches of `range`, which may be the rest of a planned range."""
 
     range: ReadRange
     raw: RawBatches
 
 
 class RangeReader:
-    """`cluster_id` as the store's object keys have it."""
+    """Reads ranges for a task. `cluster_id` is the one in the store's object keys."""
 
     def __init__(self, options: ReadOptions, cluster_id: str, min_timestamp_ms: int | None = None) -> None:
         self._options = options
@@ -48,7 +49,7 @@ class RangeReader:
         self._min_timestamp_ms = min_timestamp_ms
 
     def read(self, ranges: Sequence[ReadRange], columns: RecordColumns) -> Iterator[pa.RecordBatch]:
-        """The records. Raises `DataLossError`, `CorruptBatchError`, and what a store or a broker fails with."""
+        """Yields the records. Raises `DataLossError`, `CorruptBatchError`, and errors of stores and brokers."""
         for one, raw in worker().iterate(self.raw_batches(ranges)):
             yield from decode_batches(
                 raw.data,
@@ -95,7 +96,7 @@ class RangeReader:
             )
         config = self._options.config
         if config is None:
-            raise RemoteTierError("there is no store to read from")
+            raise RemoteTierError("no store is configured for this reader")
         return read_remote_range(
             await worker().storage(config, self._cluster_id),
             one.segment,
@@ -106,8 +107,8 @@ class RangeReader:
         )
 
     async def _planned_anew(self, one: ReadRange, position: int, error: Exception, fruitless: int) -> list[ReadRange]:
-        """What is left of `one` from `position` on, as it lies now. Raises `DataLossError`."""
-        logger.info("planned anew: %s", error, extra={"partition": str(one.partition), "offset": position})
+        """Plans the rest of `one` from `position` on again, with the current metadata. Raises `DataLossError`."""
+        logger.info("a range is planned again: %s", error, extra={"partition": str(one.partition), "offset": position})
         async with open_log(self._options) as log:
             bounds = (await log.bounds([one.partition]))[one.partition]
             pieces = log.ranges(one.partition, bounds, position, min(one.end_offset, bounds.end - 1))
@@ -118,7 +119,7 @@ class RangeReader:
             )
         rest: list[ReadRange] = []
         for piece in pieces:
-            if isinstance(piece, Gap):
+            if isinstance(piece, MissingOffsets):
                 report_data_loss(
                     self._options, f"{piece.partition}: {piece.first_offset} to {piece.end_offset} is gone"
                 )
@@ -130,7 +131,7 @@ class RangeReader:
 
 
 def _is_same(piece: ReadRange, failed: ReadRange) -> bool:
-    """The metadata, or the leader, still has it: what it names is not there all the same."""
+    """Whether the metadata or the leader still names the source that just failed, so that another attempt is futile."""
     if isinstance(piece, RemoteRange):
         return isinstance(failed, RemoteRange) and piece.segment.segment_id == failed.segment.segment_id
     return isinstance(failed, LocalRange)

@@ -1,10 +1,13 @@
-"""Which part of a log is read where, and in which tasks: pure functions of what the metadata and the leader said.
+"""Plans what to read from which tier and in which tasks. Pure functions of the metadata and the leader's answers.
 
-A range is read from one segment of the remote tier (`RemoteRange`) or from a broker (`LocalRange`); together the ranges
-of a partition are what was asked for, without gap or overlap, split where the remote tier ends. What neither tier has
-is a `Gap`, which only `failOnDataLoss` decides about. Ranges are of offsets, so that any of them can be planned anew,
-whatever segment holds it by then; large ones are cut by their share of the segment's bytes, small ones packed into one
-task: a task costs Spark some 30 ms.
+A range is read from one segment of the remote tier (`RemoteRange`) or from a broker (`LocalRange`). The ranges of a
+partition cover the requested offsets without gap or overlap, split where the remote tier ends. Offsets that neither
+tier has are `MissingOffsets`, and `failOnDataLoss` decides what happens. The plan passes over the gaps that the owner
+recorded, as a consumer does: their records were lost before they were copied, and an alarm has told so.
+
+Ranges are ranges of offsets, so that any of them can be planned again, whichever segment holds it by then. Large ranges
+are cut in proportion to the segment's bytes. Small ranges are packed into one task, because a task costs Spark some
+30 ms.
 """
 
 from __future__ import annotations
@@ -17,16 +20,18 @@ from typing import NamedTuple
 
 from tiers.metadata.stored_segment import StoredSegment, decode_answer, stored_segment
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
 ASSUMED_RECORD_BYTES = 1024
-"""Of a log of which no segment tells more."""
+"""Assumed when no segment of the log tells the average size."""
 MAX_TASKS = 100_000
-"""Of a read. More cost Spark an hour by themselves."""
+"""Limit of tasks per read. Spark needs an hour for more tasks, whatever they do."""
 
 
 class RemoteRange(NamedTuple):
-    """Offsets are inclusive, here and below. The segment is as the state has it, for a plan may have a million."""
+    """Offsets of one remote segment. Offsets are inclusive, here and below. The segment is kept as the bytes of the
+    metadata state, because a plan may have a million ranges."""
 
     partition_key: bytes
     stored: bytes
@@ -48,7 +53,7 @@ class RemoteRange(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """About."""
+        """The approximate size in the log."""
         return int(self.record_bytes * (self.end_offset - self.first_offset + 1))
 
 
@@ -61,13 +66,13 @@ class LocalRange:
 
     @property
     def size_bytes(self) -> int:
-        """About."""
+        """The approximate size in the log."""
         return int(self.record_bytes * count_of(self))
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
-    """Offsets that were asked for, and that exist nowhere any more."""
+class MissingOffsets:
+    """Requested offsets that neither tier has, and that no recorded gap explains."""
 
     partition: TopicIdPartition
     first_offset: int
@@ -78,7 +83,8 @@ ReadRange = RemoteRange | LocalRange
 
 
 def packed_ranges(ranges: Iterable[ReadRange]) -> bytes:
-    """For a task: Spark's pickle asks Python code about every value that is of no built-in type."""
+    """Packs the ranges of a task into bytes. Spark's own pickling calls Python code for every value of a type that is
+    not built in."""
     tuples = [
         tuple(one)
         if isinstance(one, RemoteRange)
@@ -89,29 +95,32 @@ def packed_ranges(ranges: Iterable[ReadRange]) -> bytes:
 
 
 def unpacked_ranges(packed: bytes) -> tuple[ReadRange, ...]:
-    """Of a driver of this version."""
-    tuples = pickle.loads(packed)  # what a driver has made for its own executors
+    """Unpacks the ranges. A driver of this version must have packed them."""
+    tuples = pickle.loads(packed)  # trusted: the driver made it for its own executors
     return tuple(RemoteRange(*one) if isinstance(one[0], bytes) else LocalRange(*one) for one in tuples)
 
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """Of one partition. `answering`: the readable segment that holds an offset, or the first one above it, and then
-    each that answers for what is behind.
+    """The state of one partition's log.
 
-    `log_start` is that of both tiers together, `local_start` the broker's."""
+    `answering` yields the readable segment that holds an offset, or the first one above it, and then each segment that
+    answers for the offsets after it. `log_start` is the log start of both tiers, `local_start` that of the broker.
+    `gaps` has the recorded gaps in ascending order."""
 
     partition: TopicIdPartition
     log_start: int
     local_start: int
     answering: Callable[[int], Iterable[StoredSegment]]
+    gaps: Sequence[LogGap] = ()
 
 
-def cover(view: LogView, first_offset: int, end_offset: int) -> Iterator[ReadRange | Gap]:
-    """What to read for `[first_offset, end_offset]`, in offset order: the remote tier wherever it has the offsets."""
+def cover(view: LogView, first_offset: int, end_offset: int) -> Iterator[ReadRange | MissingOffsets]:
+    """Yields the ranges for `[first_offset, end_offset]` in offset order. The remote tier is preferred wherever it has
+    the offsets."""
     position = first_offset
     if position < view.log_start and position <= end_offset:
-        yield Gap(view.partition, position, min(end_offset, view.log_start - 1))
+        yield MissingOffsets(view.partition, position, min(end_offset, view.log_start - 1))
         position = view.log_start
     record_bytes: float = ASSUMED_RECORD_BYTES
     for segment in view.answering(position) if position <= end_offset else ():
@@ -130,16 +139,31 @@ def cover(view: LogView, first_offset: int, end_offset: int) -> Iterator[ReadRan
         yield from _local(view, position, end_offset, record_bytes)
 
 
-def _local(view: LogView, first_offset: int, end_offset: int, record_bytes: float) -> Iterator[LocalRange | Gap]:
+def _local(
+    view: LogView, first_offset: int, end_offset: int, record_bytes: float
+) -> Iterator[LocalRange | MissingOffsets]:
     if first_offset < view.local_start:
-        yield Gap(view.partition, first_offset, min(end_offset, view.local_start - 1))
+        yield from _missing(view, first_offset, min(end_offset, view.local_start - 1))
         first_offset = view.local_start
     if first_offset <= end_offset:
         yield LocalRange(view.partition, first_offset, end_offset, record_bytes)
 
 
+def _missing(view: LogView, first_offset: int, end_offset: int) -> Iterator[MissingOffsets]:
+    """Yields the offsets of `[first_offset, end_offset]` that lie in no recorded gap."""
+    position = first_offset
+    for gap in view.gaps:
+        if gap.first_offset > end_offset:
+            break
+        if gap.first_offset > position:
+            yield MissingOffsets(view.partition, position, gap.first_offset - 1)
+        position = max(position, gap.next_offset)
+    if position <= end_offset:
+        yield MissingOffsets(view.partition, position, end_offset)
+
+
 def split(one: ReadRange, max_bytes: int, max_records: int | None = None) -> Iterator[ReadRange]:
-    """Pieces of about equal size, none above `max_records` offsets."""
+    """Splits a range into pieces of about equal size, each with at most `max_records` offsets."""
     count = count_of(one)
     pieces = min(count, max(1, -(-one.size_bytes // max_bytes)))
     if max_records is not None:
@@ -160,8 +184,10 @@ def tasks_of(
     max_records: int | None = None,
     max_tasks: int | None = None,
 ) -> list[tuple[ReadRange, ...]]:
-    """At least about `min_partitions` tasks, none with more than `max_records` offsets, of about `split_bytes`; of more
-    where these would be more than about `max_tasks`."""
+    """Returns tasks of about `split_bytes`.
+
+    There are at least about `min_partitions` tasks, and no task has more than `max_records` offsets. If there would be
+    more than about `max_tasks` tasks, the tasks are larger."""
     if max_tasks is not None:
         split_bytes = max(split_bytes, sum(one.size_bytes for one in ranges) // max_tasks)
     if min_partitions is not None:
@@ -171,7 +197,7 @@ def tasks_of(
 
 
 def _packed(ranges: Iterable[ReadRange], max_bytes: int, max_records: int | None) -> Iterator[tuple[ReadRange, ...]]:
-    """Tasks of ranges in their order, which are cut where one is too large for a task."""
+    """Packs ranges into tasks in their order, and cuts a range that is too large for one task."""
     most = sys.maxsize if max_records is None else max_records
     task: list[ReadRange] = []
     size_bytes = records = 0
@@ -192,7 +218,7 @@ def _packed(ranges: Iterable[ReadRange], max_bytes: int, max_records: int | None
         yield tuple(task)
 
 
-def count_of(one: ReadRange | Gap) -> int:
+def count_of(one: ReadRange | MissingOffsets) -> int:
     return one.end_offset - one.first_offset + 1
 
 

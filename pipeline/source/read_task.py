@@ -1,4 +1,4 @@
-"""`ReadTask`: what one task of Spark reads, of a batch or of a stream's trigger; `tasks_for` cuts a read into them."""
+"""`ReadTask`: what one Spark task of a batch or a stream's trigger reads. `tasks_for` cuts a read into tasks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from collections.abc import Callable, Mapping
 from pyspark.sql.datasource import InputPartition
 
 from pipeline.source.options import ReadOptions
-from pipeline.source.read_plan import MAX_TASKS, Gap, ReadRange, RemoteRange, packed_ranges, tasks_of, unpacked_ranges
+from pipeline.source.read_plan import (
+    MAX_TASKS,
+    MissingOffsets,
+    ReadRange,
+    RemoteRange,
+    packed_ranges,
+    tasks_of,
+    unpacked_ranges,
+)
 from pipeline.source.tiered_log import LogBounds, TieredLog, report_data_loss
 from pipeline.task_call import Version, check_version, own_version
 from tiers.metadata.quick_values import making_many
@@ -15,7 +23,7 @@ from tiers.model.ids import TopicIdPartition
 
 
 class ReadTask(InputPartition):
-    """What one task reads: small, for it is pickled. `cluster_id` as the store's object keys have it."""
+    """The ranges of one task. It is pickled, so it is small. `cluster_id` is the one in the store's object keys."""
 
     def __init__(self, cluster_id: str, ranges: tuple[ReadRange, ...]) -> None:
         super().__init__(None)
@@ -38,12 +46,13 @@ def tasks_for(
     asked: Mapping[TopicIdPartition, tuple[int, int]],
     min_timestamp_ms: int | None = None,
 ) -> list[InputPartition]:
-    """`asked`: first and last offset, inclusive; the last below the first asks for nothing. Raises `DataLossError`."""
+    """Plans the tasks for `asked`: the first and last offset of each partition, inclusive. A last offset below the
+    first asks for nothing. Raises `DataLossError`."""
     with making_many():
         ranges: list[ReadRange] = []
         for partition, (first_offset, end_offset) in asked.items():
             for piece in log.ranges(partition, bounds[partition], first_offset, end_offset):
-                if isinstance(piece, Gap):
+                if isinstance(piece, MissingOffsets):
                     report_data_loss(options, f"{partition}: {piece.first_offset} to {piece.end_offset} is gone")
                 elif not (isinstance(piece, RemoteRange) and _is_before(piece, min_timestamp_ms)):
                     ranges.append(piece)

@@ -1,8 +1,8 @@
-"""`read_remote_range`: the record batches of a part of one segment, straight from the store, in whole chunks.
+"""`read_remote_range`: reads the record batches of a part of one segment directly from the store, in whole chunks.
 
-The `.indexes` object says where the chunks lie; adjacent ones are one ranged GET, and a few of those are under way
-while the one before is decoded. Every chunk is held against its checksum before it is given out. A failed GET comes out
-only after all that lies before it.
+The `.indexes` object has the positions of the chunks. Adjacent chunks are read with one ranged GET, and a few GETs run
+while the caller decodes earlier chunks. Every chunk is compared with its checksum before it is yielded. The error of a
+failed GET is raised after all chunks before it were yielded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GETS_AT_ONCE = 3
 
 
 class RawBatches(NamedTuple):
-    """Whole record batches and the aborted transactions that overlap them. `next_offset` follows the last one."""
+    """Whole record batches with the aborted transactions that overlap them. `next_offset` follows the last batch."""
 
     data: memoryview
     aborted: tuple[AbortedTransactionRange, ...]
@@ -52,11 +52,12 @@ async def read_remote_range(
     get_bytes: int = GET_BYTES,
     gets_at_once: int = GETS_AT_ONCE,
 ) -> AsyncGenerator[RawBatches]:
-    """The chunks with any of `[first_offset, end_offset]` (inclusive), so the first and the last batches may lie
-    outside. Chunks whose latest record is before `min_timestamp_ms` are not fetched. Holds `gets_at_once * get_bytes`.
+    """Yields the chunks that hold any of `[first_offset, end_offset]` (inclusive). The first and the last batches may
+    lie outside the range. Chunks whose latest record is before `min_timestamp_ms` are not fetched. The reader holds up
+    to `gets_at_once * get_bytes` in memory.
 
-    Raises `RemoteResourceNotFoundError` when an object is gone, `CorruptSegmentError` for bytes that are not what was
-    stored, `EncryptionKeyError`, and `RemoteStorageError` when the store fails for longer than a few attempts."""
+    Raises `RemoteResourceNotFoundError` if an object is gone, `CorruptSegmentError` if the bytes are not those that
+    were stored, `EncryptionKeyError`, and `RemoteStorageError` if the store fails for longer than a few attempts."""
     stored = decode_indexes_object(await persistently(lambda: storage.fetch_indexes(segment)), segment)
     index = stored.remote_log_index(key_ring)
     runs = _runs(index, first_offset, end_offset, min_timestamp_ms, get_bytes)
@@ -70,7 +71,7 @@ async def read_remote_range(
 def _runs(
     index: RemoteLogIndex, first_offset: int, end_offset: int, min_timestamp_ms: int | None, get_bytes: int
 ) -> Iterator[list[_Numbered]]:
-    """Wanted chunks that are neighbours."""
+    """Yields runs of adjacent wanted chunks."""
     neighbours: list[_Numbered] = []
     for number, chunk in enumerate(index.chunks()):
         is_wanted = chunk.last_offset >= first_offset and chunk.first_offset <= end_offset
@@ -102,7 +103,8 @@ def _get(
 
 
 def _opened(index: RemoteLogIndex, run: list[_Numbered], view: memoryview) -> Iterator[RawBatches]:
-    """All at once where the stored bytes are the log's, else chunk by chunk. What lies before damage comes first."""
+    """Yields one `RawBatches` if the stored bytes are the log's own bytes, else one per chunk. Chunks before a damaged
+    one are yielded first."""
     start = run[0].chunk.stored_position
     opened: list[memoryview] = []
     is_plain = True
@@ -129,7 +131,7 @@ def _opened(index: RemoteLogIndex, run: list[_Numbered], view: memoryview) -> It
 
 
 def _checked(chunk: Chunk, log_bytes: memoryview) -> memoryview:
-    """Raises `CorruptSegmentError`."""
+    """Returns `log_bytes`. Raises `CorruptSegmentError` if they differ from the chunk's length or checksum."""
     if len(log_bytes) != chunk.log_bytes or (
         chunk.crc32c is not None and crc32c(log_bytes, 0, len(log_bytes)) != chunk.crc32c
     ):
@@ -146,13 +148,14 @@ def _batches(index: RemoteLogIndex, log_bytes: memoryview, first: Chunk, last: C
 
 
 async def in_order(calls: Iterable[Callable[[], Awaitable[T]]], at_once: int) -> AsyncGenerator[T]:
-    """What `calls` give, in their order, `at_once` of them under way. A failure comes in its place, and ends it."""
+    """Yields the results of `calls` in order, with up to `at_once` calls in progress. A failure is raised in its place,
+    and ends the iteration."""
     running: deque[asyncio.Future[T]] = deque()
     waiting = iter(calls)
     try:
         while True:
             while len(running) < at_once and (call := next(waiting, None)) is not None:
-                running.append(asyncio.ensure_future(call()))  # noqa: TID251  # a TaskGroup does not go with a yield
+                running.append(asyncio.ensure_future(call()))  # noqa: TID251  # a TaskGroup must not span a yield
             if not running:
                 return
             yield await running.popleft()
@@ -163,4 +166,4 @@ async def in_order(calls: Iterable[Callable[[], Awaitable[T]]], at_once: int) ->
             await asyncio.wait(running)
         for each in running:
             if not each.cancelled():
-                each.exception()  # of a read that nobody asks for any more
+                each.exception()  # marks the exception as retrieved: the caller has stopped reading

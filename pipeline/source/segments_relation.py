@@ -1,8 +1,8 @@
-"""The relation `kafka_tiered_segments`: what the metadata says of the remote tier's segments, a row for each.
+"""The relation `kafka_tiered_segments`: one row for each segment that the remote tier's metadata knows.
 
-Counting and sizing need no record read: `select topic, sum(size_bytes) ... group by topic`. It takes the option
-`config` and, to show some topics alone, `subscribe` or `subscribePattern`. It asks no broker who may see what: it is
-for who holds the file.
+Counting and sizing need no record: `select topic, sum(size_bytes) ... group by topic`. The options are `config` and, to
+limit the topics, `subscribe` or `subscribePattern`. The relation asks no broker for permission: every user who has the
+configuration file may read it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SegmentsDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         path = self.options.get("config")
         if path is None:
-            raise OptionError("the option config is missing: the tier's file")
+            raise OptionError("the option config is missing: name the tier's configuration file")
         return SegmentsReader(load_pipeline_config(Path(path)), subscription_option(self.options))
 
 
@@ -75,7 +75,7 @@ class SegmentsReader(DataSourceReader):
 
 
 def _topic_name(tier: OpenTier, partition: TopicIdPartition) -> str:
-    """As the cluster calls it now; of a topic that is gone, as it was called."""
+    """Returns the topic's current name in the cluster, or the last known name of a deleted topic."""
     topic = tier.cluster.topics_by_id.get(partition.topic_id)
     return partition.topic if topic is None else topic.name
 
@@ -102,5 +102,5 @@ def _row(tier: OpenTier, segment: RemoteLogSegmentMetadata, topic: str) -> Segme
 
 
 def _time(time_ms: int) -> datetime | None:
-    """A producer may give any; what no Python has is cut to what it has in every time zone."""
+    """Clips the timestamp to the range of Python's datetime in every time zone: a producer may send any number."""
     return None if time_ms < 0 else _EPOCH + timedelta(milliseconds=min(time_ms, _LAST_TIME_MS))

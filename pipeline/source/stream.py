@@ -1,8 +1,8 @@
-"""`kafka_tiered` as a stream: micro-batches over both tiers, admission and offsets as in Spark's own Kafka source.
+"""`kafka_tiered` as a stream: micro-batches over both tiers, with the rate limits and offsets of Spark's Kafka source.
 
-Offsets are Spark's Kafka source's too, so that a checkpoint's can be given as `startingOffsets`. A partition that
-appears while the query runs is read from its beginning. So is a topic that was deleted and made again, where
-`failOnDataLoss` does not end the query: what was read of the old one says nothing of the new one.
+Offsets have the format of Spark's Kafka source, so that a checkpoint's offsets can be given as `startingOffsets`. A
+partition that appears while the query runs is read from its beginning. A topic that was deleted and recreated is also
+read from its beginning, if `failOnDataLoss` does not end the query: offsets of the old topic say nothing about the new.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ Bounds = Mapping[TopicIdPartition, LogBounds]
 
 
 class TieredStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lives in one process of the driver while the query runs, with the metadata open. What executors are given is a
-    copy that was never opened."""
+    """Lives in one process of the driver while the query runs, and keeps the metadata open. Executors receive a copy
+    that was never opened."""
 
     def __init__(self, options: ReadOptions, schema: StructType, clock_ms: Callable[[], int] = monotonic_ms) -> None:
         self._options = options
@@ -77,7 +77,7 @@ class TieredStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._is_available_now and self._target is None:
             self._target = latest
         self._latest = latest = self._target or latest
-        # A partition that is new, is read from its start.
+        # A new partition is read from its start.
         log_starts = {_name(partition): each.log_start for partition, each in found.items()}
         starts = {name: log_starts[name] for name in latest.offsets if name in log_starts}
         starts |= _of_topics(decode_offsets(start), latest.topic_ids)
@@ -120,13 +120,13 @@ class TieredStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from RangeReader(self._options, partition.cluster_id).read(partition.ranges, self._columns)
 
     def commit(self, end: dict[str, dict[str, int]]) -> None:
-        """Spark's checkpoint says what was read."""
+        """Does nothing: Spark's checkpoint holds the position."""
 
     def stop(self) -> None:
         worker().run(self._close())
 
     def _asked(self, name: TopicPartition, begun: Offsets, until: Offsets, bounds: LogBounds) -> tuple[int, int]:
-        """First and last offset, inclusive."""
+        """Returns the first and the last offset, inclusive."""
         first = begun.get(name)
         if first is None:
             first = bounds.log_start
@@ -139,7 +139,8 @@ class TieredStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return first, min(end, bounds.end) - 1
 
     def _is_too_little(self, starts: Offsets, latest: Offsets) -> bool:
-        """Whether to wait for more, by `minOffsetsPerTrigger` and `maxTriggerDelay`; the first trigger never does."""
+        """Returns whether to wait for more data, by `minOffsetsPerTrigger` and `maxTriggerDelay`. The first trigger
+        never waits."""
         smallest = self._options.min_offsets_per_trigger
         if smallest is None or self._is_available_now:
             return False
@@ -154,7 +155,8 @@ class TieredStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return worker().run(self._with_log(work))
 
     async def _with_log(self, work: Callable[[TieredLog], Awaitable[T]]) -> T:
-        """The log stays open between batches; one that fails after a while is opened anew."""
+        """Runs `work` on the log, which stays open between batches. If a log that was open fails, it is opened
+        again."""
         was_open = self._open is not None
         try:
             return await work(await self._log())
@@ -182,7 +184,8 @@ async def _bounds(log: TieredLog) -> Bounds:
 
 
 def rate_limit(limit: int, starts: Offsets, latest: Offsets) -> Offsets:
-    """At most about `limit` offsets, shared by how much each partition has; none is starved."""
+    """Returns end offsets with about `limit` new offsets in total, shared in proportion to the partitions' backlog.
+    Each partition with a backlog gets at least one."""
     sizes = {name: end - starts[name] for name, end in latest.items() if name in starts and end > starts[name]}
     total = sum(sizes.values())
     ends = dict(latest)
@@ -197,7 +200,7 @@ def _named(offsets: Mapping[TopicIdPartition, int]) -> StreamOffsets:
 
 
 def _of_topics(begun: StreamOffsets, topic_ids: Mapping[str, UUID]) -> Offsets:
-    """Those of `begun` that are not of another topic of the name than `topic_ids` has."""
+    """Returns the offsets of `begun` without those of topics whose id differs from `topic_ids`."""
     return {
         (topic, partition): offset
         for (topic, partition), offset in begun.offsets.items()

@@ -1,9 +1,9 @@
-"""`StreamOffsets`: what a stream's checkpoint keeps: the JSON of Spark's own Kafka source, and of which topics it is.
+"""`StreamOffsets`: the offsets in a stream's checkpoint: the JSON of Spark's own Kafka source plus the topics' ids.
 
-`{"orders": {"0": next offset}, "orders@topic id": {}}`: a topic that was deleted and made again under its name is
-another one, of which nothing was read yet. No name has an `@`, and a topic without partitions is none to whoever reads
-such JSON: a checkpoint's can still be given as `startingOffsets`, to the Kafka source as well. Offsets that its own
-checkpoints have are of any topic of the name.
+The JSON is `{"orders": {"0": next offset}, "orders@topic id": {}}`. A topic that was deleted and recreated under its
+name has another id, so none of its records were read yet. Topic names have no `@`, and readers of such JSON ignore a
+topic without partitions. So the offsets can still be given as `startingOffsets`, to Spark's Kafka source as well.
+Offsets from checkpoints of that source have no ids and apply to any topic of the name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Offsets = dict[TopicPartition, int]
 
 class StreamOffsets(NamedTuple):
     offsets: Offsets
-    """Exclusive ends: what is read next."""
+    """The next offset to read of each partition."""
     topic_ids: Mapping[str, UUID]
 
 

@@ -1,9 +1,8 @@
-"""`TieredLog`: what a reader may read now: its partitions, where each begins and ends, and which tier has what.
+"""`TieredLog`: what a reader may read now: its partitions, the bounds of each, and the tier that holds each offset.
 
-Where logs begin and end is asked of the leaders with the reader's own Kafka identity, first by a Fetch: a topic that it
-may not read is refused there, before anything is read from the store (`access=direct` would get by without the brokers
-otherwise).
-The metadata is read to now with the identity of the tier's file.
+The reader asks the leaders for the bounds with its own Kafka identity, first by a Fetch. A leader refuses a topic that
+the identity may not read, before anything is read from the store. Without that request, `access=direct` would bypass
+the brokers' ACLs. The metadata is read up to its end with the identity of the tier's file.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from functools import partial
 from pipeline.config import PipelineConfig
 from pipeline.source.broker_offsets import offsets_for_times
 from pipeline.source.options import EARLIEST, LATEST, Access, OptionError, Position, ReadOptions, Tier
-from pipeline.source.read_plan import Gap, LogView, ReadRange, cover
+from pipeline.source.read_plan import LogView, MissingOffsets, ReadRange, cover
 from pipeline.worker import worker
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient, monotonic_ms
@@ -46,12 +45,12 @@ class AccessDeniedError(Exception):
 
 
 class DataLossError(Exception):
-    """Offsets that were to be read exist nowhere any more."""
+    """Offsets to be read no longer exist in either tier."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogBounds:
-    """`log_start` is the first readable offset of both tiers, `local_start` the leader's own; `end` is exclusive."""
+    """`log_start` is the first readable offset of both tiers, `local_start` that of the leader. `end` is exclusive."""
 
     log_start: int
     local_start: int
@@ -59,7 +58,7 @@ class LogBounds:
 
 
 class TieredLog:
-    """`stack` closes what is opened; `tier_config` None: no store is read."""
+    """The log that a reader sees. `stack` closes what the log opens. If `tier_config` is None, no store is read."""
 
     def __init__(
         self, options: ReadOptions, client: BrokerClient, tier_config: PipelineConfig | None, stack: AsyncExitStack
@@ -71,15 +70,16 @@ class TieredLog:
         self._stack = stack
         self._tier: OpenTier | None = None
         self._topics: set[str] = set(options.subscription.topics_among(()))
-        """That were subscribed to by name, or found before."""
+        """Topics that were subscribed to by name or found before."""
 
     @property
     def cluster_id(self) -> str:
-        """As the store's object keys have it, once bounds are known; empty where no store is read."""
+        """The cluster id in the store's object keys, after a call of `bounds`. Empty if no store is read."""
         return "" if self._tier is None else self._tier.cluster_id
 
     async def partitions(self) -> list[TopicIdPartition]:
-        """Of the subscription, as of now. Raises `OptionError` for a topic or partition that there is not."""
+        """Returns the subscription's current partitions. Raises `OptionError` for a topic or partition that does not
+        exist, `AccessDeniedError` for a topic that the reader may not read."""
         metadata = await self._metadata()
         subscription = self._options.subscription
         found: list[TopicIdPartition] = []
@@ -88,7 +88,7 @@ class TieredLog:
         ):
             topic = metadata.topics.get(name)
             if topic is None or topic.error == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                raise OptionError(f"there is no topic {name}, or none that this reader may describe")
+                raise OptionError(f"there is no topic {name}, or this reader may not describe it")
             if topic.error == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
                 raise AccessDeniedError(f"not allowed to read the topic {name}")
             found += [TopicIdPartition(topic.topic_id, index, name) for index in sorted(topic.partitions)]
@@ -102,8 +102,8 @@ class TieredLog:
         return [known[one] for one in dict.fromkeys(subscription.assigned)]
 
     async def _metadata(self) -> ClusterMetadata:
-        """As of now, of a broker that has heard of what another one names: a topic is made before every broker knows
-        it, and to a reader one that is not there is lost."""
+        """Returns current metadata from a broker that knows all topics that another broker knows. Brokers learn of a
+        new topic one after the other, and a reader treats an unknown topic as lost."""
         deadline_ms = monotonic_ms() + TIMEOUT_MS
         while True:
             metadata = await self._client.metadata(0, TIMEOUT_MS)
@@ -115,18 +115,19 @@ class TieredLog:
             await asyncio.sleep(_PAUSE_MS / 1000)
 
     async def bounds(self, partitions: Sequence[TopicIdPartition]) -> dict[TopicIdPartition, LogBounds]:
-        """Raises `AccessDeniedError`, `BrokerError`, `OptionError` where the brokers are not those of the tier."""
+        """Returns the current bounds. Raises `AccessDeniedError`, `BrokerError`, and `OptionError` if the brokers are
+        not those of the tier."""
         found = await each_of(partitions, self._local_bounds, _PARTITIONS_AT_ONCE)
-        # For a moment a new leader's high watermark may lie below the last one's, and Fetch tells it: what was read
-        # already would seem lost. ListOffsets waits for it to catch up (KIP-207).
+        # A new leader's high watermark may lie below the last one's for a moment, and Fetch returns it: records that
+        # were already read would seem lost. ListOffsets waits until the new leader has caught up (KIP-207).
         ends = await offsets_for_times(
             self._client,
             dict.fromkeys(partitions, LATEST),
             is_committed_only=self._options.is_committed_only,
             timeout_ms=TIMEOUT_MS,
         )
-        # Only then: who may not read has got no further, and what a leader has trimmed by now, the metadata that is
-        # read from here on has.
+        # Read the metadata only after the leaders have answered. A reader without permission was refused before this
+        # point. Records that a leader has trimmed by now are in metadata that is read from here on.
         if self._tier is not None:
             await self._tier.refresh()
         elif self._tier_config is not None:
@@ -138,13 +139,13 @@ class TieredLog:
         }
 
     async def _check_cluster(self, of_tier: str) -> None:
-        """A proxy before the cluster answers with the cluster's own id, whoever asks."""
+        """Raises `OptionError` if the brokers are of another cluster. A proxy answers with its cluster's own id."""
         of_brokers = (await self._client.metadata(timeout_ms=TIMEOUT_MS)).cluster_id
         if of_brokers != of_tier:
             raise OptionError(
-                f"kafka.bootstrap.servers is the cluster {of_brokers}, and the tier that config names is of the "
-                f"cluster {of_tier}: name brokers or a proxy of {of_tier}, leave kafka.bootstrap.servers out to ask "
-                f"those of the file, or read {of_brokers} with tier=local or with a file of its own"
+                f"kafka.bootstrap.servers is the cluster {of_brokers}, and the tier in config is of the cluster "
+                f"{of_tier}: name brokers or a proxy of {of_tier}, omit kafka.bootstrap.servers to ask those of the "
+                f"file, or read {of_brokers} with tier=local or with its own file"
             )
 
     async def _local_bounds(self, partition: TopicIdPartition) -> LocalLogBounds:
@@ -160,7 +161,7 @@ class TieredLog:
             return LogBounds(local_start, local_start, end)
         metadata = self._tier.metadata
         if self._options.tier is Tier.REMOTE:
-            # Where segments end; where none is left, or none is yet, the next one begins.
+            # The end is where the remote segments end. If there are none, it is where the next segment begins.
             begin = metadata.log_start_offset(partition)
             remote_end = metadata.remote_end_offset(partition)
             begin = local_start if begin is None else begin
@@ -171,7 +172,7 @@ class TieredLog:
     async def offsets(
         self, position: Position, bounds: Mapping[TopicIdPartition, LogBounds]
     ) -> dict[TopicIdPartition, int]:
-        """What `position` means for each partition of `bounds`. Raises `OptionError`."""
+        """Returns the offset of `position` for each partition of `bounds`. Raises `OptionError`."""
         wanted = self._each(position, bounds)
         if position.is_time:
             return await self._offsets_of_times(wanted, position, bounds)
@@ -246,36 +247,38 @@ class TieredLog:
 
     def ranges(
         self, partition: TopicIdPartition, bounds: LogBounds, first_offset: int, end_offset: int
-    ) -> list[ReadRange | Gap]:
-        """What to read for `[first_offset, end_offset]` (inclusive)."""
+    ) -> list[ReadRange | MissingOffsets]:
+        """Returns what to read for `[first_offset, end_offset]` (inclusive)."""
         tier = self._tier
 
         def answering(offset: int) -> Iterable[StoredSegment]:
             return () if tier is None else tier.metadata.answering_segments(partition, offset)
 
-        view = LogView(partition, bounds.log_start, bounds.local_start, answering)
+        gaps = [] if tier is None else sorted(tier.metadata.gaps(partition))
+        view = LogView(partition, bounds.log_start, bounds.local_start, answering, gaps)
         return list(cover(view, first_offset, end_offset))
 
 
 def report_data_loss(options: ReadOptions, what: str) -> None:
-    """`failOnDataLoss`. Raises `DataLossError`."""
+    """Raises `DataLossError`, or logs a warning if `failOnDataLoss` is false."""
     if options.fail_on_data_loss:
         raise DataLossError(
             f"{what}. Some data may have been lost because they are not available any more; either the data was aged "
-            "out or the topic may have been deleted before all of it was read. If this is no reason to fail, set the "
-            "source option failOnDataLoss to false, or give an export --allow-loss"
+            "out or the topic may have been deleted before all of it was read. To continue without these data, set the "
+            "source option failOnDataLoss to false, or run the export with --allow-loss"
         )
     logger.warning("%s; failOnDataLoss is false", what)
 
 
 def client_config(options: ReadOptions) -> PipelineConfig:
-    """A file of the reader's own cluster and identity alone."""
+    """Returns a configuration with only the reader's own cluster and identity."""
     return PipelineConfig.model_construct(upstream=options.kafka)
 
 
 @asynccontextmanager
 async def open_log(options: ReadOptions) -> AsyncIterator[TieredLog]:
-    """On the loop of this process's worker. Raises `RemoteTierError`, and what is raised within."""
+    """Opens the log. It must run on the loop of this process's worker. Raises `RemoteTierError`, and what the block
+    raises."""
     is_direct = options.access is Access.DIRECT and options.tier is not Tier.LOCAL
     async with AsyncExitStack() as stack:
         client = await worker().client(client_config(options))
