@@ -1,18 +1,20 @@
-"""How fast Spark reads a topic through `kafka_tiered`, beside Spark's own ways to read the same records:
+"""Measures how fast Spark reads a topic through `kafka_tiered`, compared with Spark's other ways to read its records:
 
     python -m bench.dataframe [--mib 512] [--codecs none,zstd] [--rounds 5]
 
-One broker, a proxy before it, and by codec two topics with the same records: one that the broker has, and one whose
-records have left it for a store that is a folder. What is read is what has left. Parquet is written by Spark from the
-same records, with zstd. One session on `local[2]`, all columns into Spark's format `noop`, rounds alternate; settings
-are everybody's defaults.
+The benchmark starts one broker with a proxy before it. For each codec it fills two topics with the same records. The
+broker keeps the records of the first topic. Most records of the second topic leave the broker for a store, which is a
+folder. The benchmark reads only records that have left, and the same offsets of the first topic. Spark also writes
+these records as Parquet with zstd. One session on `local[2]` reads all columns into Spark's format `noop`. The ways to
+read take turns in every round. All settings are defaults.
 
-The ceiling of any source in Python is measured too: tasks as many and records as large, of Arrow batches that lie in
-memory and are neither read nor decoded. What is left is Spark's own: the socket, and a row made of every record.
+The benchmark also measures the ceiling of any source in Python: as many tasks with records as large, from Arrow batches
+that are already in memory and need no reading or decoding. The remaining time is Spark's own, for the socket and for
+making a row of every record.
 
-Every way is first held against the others by a fingerprint of its records, and every round by the number of records
-that Spark observed. MB are 10^6 bytes of the batches, uncompressed; CPU seconds are those of the JVM and its Python
-processes.
+Before the timed rounds, a fingerprint of the records must be the same for every way. In every round, Spark must observe
+the expected number of records. 1 MB is 10^6 bytes of uncompressed batches. CPU seconds are those of the JVM and of its
+Python processes.
 """
 
 from __future__ import annotations
@@ -85,12 +87,12 @@ CODECS = ("none", "zstd", "lz4", "snappy", "gzip")
 
 @dataclass(frozen=True)
 class Data:
-    """What is read of one codec's topics: of each partition the offsets below `ends`."""
+    """The records that are read of one codec's topics: in each partition, the offsets below `ends`."""
 
     codec: str
     ends: Mapping[int, int]
     batch_bytes: int
-    """Uncompressed."""
+    """The uncompressed size of the batches."""
     stored_bytes: int
 
     @property
@@ -107,7 +109,7 @@ class Data:
 
 
 class BatchesAtHand(DataSource):
-    """Options `records`, `tasks`."""
+    """A data source of Arrow batches in memory. Its options are `records` and `tasks`."""
 
     @classmethod
     def name(cls) -> str:
@@ -150,7 +152,7 @@ class Way:
 
 
 class Bench:
-    """`config` is the proxy's file; Parquet lies in `home`."""
+    """`config` is the proxy's settings file. The Parquet files are in `home`."""
 
     def __init__(
         self, console: Console, session: SparkSession, home: Path, config: Path, broker: str, proxy: str
@@ -202,7 +204,7 @@ class Bench:
         return self.session.read.parquet(str(folder))
 
     def compare(self, data: Data, ways: Sequence[Way]) -> None:
-        """Raises `RuntimeError` unless all of them read the same records."""
+        """Raises `RuntimeError` unless all `ways` read the same records."""
         found = {way.name: tuple(way.load(data).selectExpr(*FINGERPRINT).first() or ()) for way in ways}
         if len(set(found.values())) != 1 or found[DIRECT][0] != data.records:
             raise RuntimeError(f"{data.records} records of {data.codec} are not the same everywhere: {found}")
@@ -267,7 +269,7 @@ def total(frame: DataFrame) -> DataFrame:
 
 
 def records_of(size_bytes: int) -> Iterator[tuple[int, bytes, bytes]]:
-    """Partition, key and value: JSON with names that repeat, and numbers and identifiers that do not."""
+    """Yields partition, key and value. Values are JSON with repeating names, and random numbers and identifiers."""
     rng = random.Random(6)
     bits = rng.getrandbits
     for number in range(size_bytes // (VALUE_BYTES + 20)):
@@ -276,7 +278,7 @@ def records_of(size_bytes: int) -> Iterator[tuple[int, bytes, bytes]]:
 
 
 def rule(codec: str, size_bytes: int) -> str:
-    """Of the proxy's file."""
+    """Returns the proxy's settings for the remote topic of a codec."""
     expected = size_bytes / PARTITIONS * (1 if codec == "none" else 0.4)
     segment_bytes = max(1 << 20, int(expected / SEGMENTS_PER_PARTITION))
     settings = f'segment.bytes = {segment_bytes}\nsegment.ms = "1h"\nlocal.retention.bytes = 1'
@@ -316,7 +318,7 @@ def data_of(cluster: KafkaCluster, tier: Path, codec: str) -> Data:
         if min(starts[one] / max(1, ends[one]) for one in partitions) >= MOVED_BEFORE_READING:
             break
         if time.monotonic() > deadline:
-            raise TimeoutError(f"of {topic}, {starts} of {ends} have left the broker")
+            raise TimeoutError(f"topic {topic}: only the offsets below {starts} of {ends} have left the broker")
         time.sleep(0.5)
     topic_id = asyncio.run(_topic_id(cluster, topic))
     batch_bytes = stored_bytes = 0
@@ -339,9 +341,11 @@ async def _topic_id(cluster: KafkaCluster, topic: str) -> uuid.UUID:
 
 
 def tree_cpu_seconds(pid: int) -> float:
-    """Of a process, its descendants, and those of them that have ended."""
+    """Returns the CPU seconds of a process and its descendants, also of those that have ended."""
     ticks = 0
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended: then its parent has its time
+    with contextlib.suppress(
+        FileNotFoundError, ProcessLookupError
+    ):  # if it has just ended, its parent's figures include it
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         ticks = sum(map(int, fields[11:15]))
     seconds = ticks / os.sysconf("SC_CLK_TCK")
@@ -353,8 +357,8 @@ def tree_cpu_seconds(pid: int) -> float:
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--mib", type=int, default=512, help="uncompressed, of each topic")
-    arguments.add_argument("--codecs", default="none,zstd", help=f"of {', '.join(CODECS)}")
+    arguments.add_argument("--mib", type=int, default=512, help="uncompressed size of each topic")
+    arguments.add_argument("--codecs", default="none,zstd", help=f"a list of {', '.join(CODECS)}")
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark")
     given = arguments.parse_args()

@@ -1,9 +1,10 @@
-"""Megabytes of uncompressed batches that one core decodes into Arrow batches, and millions of records:
+"""Measures how many megabytes and records per second one core decodes from record batches into Arrow batches:
 
     python -m bench.decode [--mib 64] [--headers]
 
-CPU time of this thread, so that other load counts less; it still takes caches and memory from it, so the load average
-is printed, and the best of some rounds is taken.
+The megabytes are those of the uncompressed batches. The benchmark measures the CPU time of its thread, so that other
+load matters less. Other load still takes caches and memory bandwidth, so the benchmark prints the load average and
+shows the best of several rounds.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ _STATES = ("new", "paid", "sent", "returned")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mib", type=int, default=32, help="uncompressed, per line")
-    parser.add_argument("--headers", action="store_true", help="two headers in each record, and wanted")
+    parser.add_argument("--mib", type=int, default=32, help="uncompressed size, per line of the table")
+    parser.add_argument("--headers", action="store_true", help="give each record two headers, and decode them")
     options = parser.parse_args()
     columns = ALL_COLUMNS if options.headers else KAFKA_COLUMNS
     is_compiled = warm()
@@ -81,7 +82,7 @@ def _seconds(chunks: list[bytes], columns: RecordColumns, is_compiled: bool) -> 
 
 
 def _decompressing_seconds(chunks: list[bytes]) -> float:
-    """With the CRC: what no decoder can be faster than, on this machine as it is now."""
+    """Returns the seconds of CRC check and decompression alone, which no decoder can undercut on this machine."""
     began = time.thread_time()
     decompressor = Decompressor()
     for chunk in chunks:
@@ -94,13 +95,13 @@ def _decompressing_seconds(chunks: list[bytes]) -> float:
 def runs_of_batches(
     value_bytes: int, batch_bytes: int, codec: int, size_bytes: int, has_headers: bool
 ) -> tuple[list[bytes], int, int]:
-    """Runs of whole batches of about `CHUNK_BYTES`; what they are uncompressed, and how many records."""
+    """Returns runs of whole batches of about `CHUNK_BYTES`, their uncompressed size, and the number of records."""
     chunks, size, count = [], 0, 0
     chunk = bytearray()
     distinct = list(_batches(value_bytes, batch_bytes, codec, has_headers))
     while size < size_bytes:
         for batch, batch_size, records in distinct:
-            # CRCs do not cover the base offset.
+            # The CRC does not cover the base offset.
             chunk += struct.pack(">q", count) + batch[8:]
             size += batch_size
             count += records
@@ -128,7 +129,7 @@ def _batches(value_bytes: int, batch_bytes: int, codec: int, has_headers: bool) 
 
 
 def _value(rng: random.Random, size: int) -> bytes:
-    """JSON of the kind that topics have: the same names again and again, numbers and identifiers that are not."""
+    """Returns typical JSON: the names repeat, the numbers and identifiers do not."""
     fields = [f'{{"id":"{rng.getrandbits(64):016x}","status":"{rng.choice(_STATES)}"']
     while sum(map(len, fields)) < size:
         fields.append(f',"item":{{"sku":"{rng.getrandbits(48):012x}","price":{rng.randrange(10**6)}}}')
@@ -136,7 +137,7 @@ def _value(rng: random.Random, size: int) -> bytes:
 
 
 def _as_java_does(plain: bytes) -> bytes:
-    """Snappy in xerial's blocks of 32 KiB."""
+    """Compresses a batch as Java does: snappy in xerial's blocks of 32 KiB."""
     body = bytearray(b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1))
     for start in range(61, len(plain), 32 << 10):
         block = bytes(cramjam.snappy.compress_raw(plain[start : start + (32 << 10)]))

@@ -1,7 +1,7 @@
 """`make demo`: an unmodified consumer reads, through Tidegate, records that the broker no longer has.
 
-Everything is real and runs here: Kafka, `tidegate serve`, producer and consumers, each a process of its own. Ends with
-0 only if every record that was produced came back, byte for byte, in order, exactly once.
+Everything is real and runs on this machine: Kafka, `tidegate serve` and the consumers are processes of their own. The
+exit code is 0 only if every produced record came back byte for byte, in order, exactly once.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Demo:
         self.console.print(f"{self.elapsed_s():5.1f} s  {text}", highlight=False, soft_wrap=True)
 
     def run(self) -> bool:
-        """True if every record matched."""
+        """Runs the whole demo, and returns whether every record matched."""
         local_starts = self.fill_and_wait()
         self.show_out_of_range()
         tail = TailProbe(self.proxy.bootstrap_servers, TAIL_TOPIC)
@@ -91,7 +91,9 @@ class Demo:
         return all(verdicts)
 
     def fill_and_wait(self) -> dict[int, int]:
-        """Produces, then waits until most of every partition has left the broker; the broker's log starts then."""
+        """Produces the records, and waits until most of every partition has left the broker.
+
+        Returns the broker's log start offset of each partition."""
         bootstrap = self.proxy.bootstrap_servers
         demo_producer.create_topic(bootstrap, TOPIC, PARTITIONS, {"segment.bytes": str(self.segment_bytes)})
         demo_producer.create_topic(bootstrap, TAIL_TOPIC, 1, {})
@@ -107,7 +109,7 @@ class Demo:
             produced = demo_producer.produce(bootstrap, batches(self.records), self.first_timestamp_ms, progress)
             if produced.errors or produced.records != self.records * PARTITIONS:
                 raise DemoFailed(
-                    f"{produced.records:,} of {self.records * PARTITIONS:,} produced: {produced.errors[:3]}"
+                    f"{produced.records:,} of {self.records * PARTITIONS:,} records produced: {produced.errors[:3]}"
                 )
             deadline = time.monotonic() + MOVE_TIMEOUT_S
             while (state := self.tiers()).least_moved < MOVED_BEFORE_READING:
@@ -118,7 +120,7 @@ class Demo:
             view.show(state, "enough has moved", always=True)
         self.say(
             f"{produced.records:,} records ({produced.value_bytes / MIB:.0f} MiB) produced through the proxy, "
-            f"compressed and not; {produced.aborted:,} more in a transaction that was aborted"
+            f"some of them compressed; {produced.aborted:,} more in a transaction that was aborted"
         )
         return list_offsets(self.cluster.address(), TOPIC, range(PARTITIONS), EARLIEST)
 
@@ -134,13 +136,13 @@ class Demo:
         return TierState(each, broker_bytes, tier_bytes, segments)
 
     def show_out_of_range(self) -> None:
-        """The broker alone, asked by a consumer that goes past the proxy, has no offset 0."""
+        """Shows, with a consumer that bypasses the proxy, that the broker alone does not have offset 0."""
         consumer = kafka.KafkaConsumer(bootstrap_servers=self.cluster.bootstrap_servers, auto_offset_reset="none")
         partition = kafka.TopicPartition(TOPIC, 0)
         consumer.assign([partition])
         consumer.seek(partition, 0)
         try:
-            polled = consumer.poll(timeout_ms=60_000)  # it ends with the answer
+            polled = consumer.poll(timeout_ms=60_000)  # returns as soon as the answer is there
         except kafka.errors.OffsetOutOfRangeError:
             self.say("the broker alone answers OFFSET_OUT_OF_RANGE for offset 0")
         else:
@@ -149,11 +151,11 @@ class Demo:
             consumer.close()
 
     def read_with(self, client: str, local_starts: dict[int, int]) -> Result:
-        """Runs a reader to its end and shows how far it is."""
+        """Runs a reader to its end, and shows its progress."""
         command = [sys.executable, "-m", "bench.demo_reader", "--client", client]
         command += ["--bootstrap", self.proxy.bootstrap_servers, "--records", str(self.records)]
         command += ["--first-timestamp-ms", str(self.first_timestamp_ms), "--local-starts", json.dumps(local_starts)]
-        result = Result(client, error="the reader ended without a word")
+        result = Result(client, error="the reader ended without a result")
         with (
             subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
             self.console.status(f"{client} reads from offset 0") as status,
@@ -166,7 +168,7 @@ class Demo:
                 process.kill()
                 raise
         if process.returncode != 0 and result.error is None:
-            result.error = f"the reader ended with {process.returncode}"
+            result.error = f"the reader ended with exit code {process.returncode}"
         self.say(f"{client} read {result.read:,} records in {result.seconds:.1f} s")
         return result
 
@@ -183,7 +185,7 @@ class Demo:
         table.add_row("first record after a seek", count, count, "", *_percentiles(seeks))
         for name, samples in tails.items():
             table.add_row(name, f"{len(samples):,}", "0", "", *_percentiles(samples))
-        table.caption = "tail: one record, from produced to consumed"
+        table.caption = "tail: the time from producing one record to consuming it"
         self.console.print(table)
 
     def verdict(self, result: Result) -> bool:
@@ -193,7 +195,7 @@ class Demo:
             share = math.floor(result.from_remote_tier / wanted * 100)
             self.say(
                 f"{result.client}: all {wanted:,} records match what was produced, {share}% of them from the remote "
-                f"tier; none of the {ABORTED_PER_PARTITION * PARTITIONS:,} aborted ones"
+                f"tier; none of the {ABORTED_PER_PARTITION * PARTITIONS:,} aborted records was delivered"
             )
         else:
             why = result.error or result.mismatches or f"{result.from_remote_tier:,} of them from the remote tier"
@@ -202,7 +204,7 @@ class Demo:
 
 
 def segment_bytes(mib: int) -> int:
-    """Small enough that most of every partition can leave the broker, whose newest segment stays."""
+    """Returns a segment size at which most of every partition can leave the broker, which keeps the newest segment."""
     return min(max(mib * MIB // SEGMENTS, SMALLEST_SEGMENT_BYTES), LARGEST_SEGMENT_BYTES)
 
 
@@ -212,13 +214,13 @@ def _percentiles(samples: list[float]) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def servers(console: Console, mib: int) -> Iterator[tuple[KafkaCluster, TidegateProcess, Path]]:
-    """Kafka, Tidegate with a file-system tier, and the tier's folder."""
+    """Runs Kafka, and Tidegate with a file-system tier. Also yields the tier's folder."""
     home = Path(tempfile.mkdtemp(prefix="tidegate-demo-"))
     try:
         console.print(f"starting Kafka {KAFKA_VERSION} and Tidegate", highlight=False)
         with KafkaCluster(settings=BROKER_SETTINGS) as cluster:
             size = segment_bytes(mib)
-            # A little stays, so that every read crosses from one tier to the other.
+            # The broker keeps a little, so that every read crosses from the remote tier to the local tier.
             process = tidegate_over(cluster, home, tiered=[TOPIC], segment_bytes=size, local_retention_bytes=size // 4)
             with process as proxy:
                 yield cluster, proxy, home / "tier"
@@ -228,7 +230,7 @@ def servers(console: Console, mib: int) -> Iterator[tuple[KafkaCluster, Tidegate
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--mib", type=int, default=256, help="how much to produce")
+    arguments.add_argument("--mib", type=int, default=256, help="how many MiB to produce")
     arguments.add_argument("--keep", action="store_true", help="leave everything running until Ctrl-C")
     given = arguments.parse_args()
 
@@ -238,8 +240,8 @@ def main() -> int:
             matched = Demo(console, cluster, proxy, tier, given.mib).run()
             if given.keep:
                 console.print(
-                    f"Point any client at {proxy.bootstrap_servers} (topic {TOPIC}); the broker alone is "
-                    f"{cluster.bootstrap_servers}. Ctrl-C ends it.",
+                    f"Point any client at {proxy.bootstrap_servers} (topic {TOPIC}). The broker alone listens at "
+                    f"{cluster.bootstrap_servers}. Ctrl-C ends the demo.",
                     highlight=False,
                 )
                 with contextlib.suppress(KeyboardInterrupt):

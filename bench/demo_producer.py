@@ -1,4 +1,4 @@
-"""Writes the demo's records by an unmodified producer: uncompressed and compressed, one transaction aborted between."""
+"""Writes the demo's records with an unmodified producer, some compressed, and aborts one transaction in between."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Produced:
 
 def create_topic(bootstrap: str, name: str, partitions: int, settings: dict[str, str]) -> None:
     new = NewTopic(name, num_partitions=partitions, replication_factor=1, config=settings)
-    # Held by a name, since a client that is collected ends its requests.
+    # The variable keeps the client alive: a client that is garbage collected ends its requests.
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": LOG_ERRORS})
     admin.create_topics([new])[name].result(TIMEOUT_S)
 
@@ -40,8 +40,9 @@ def create_topic(bootstrap: str, name: str, partitions: int, settings: dict[str,
 def produce(
     bootstrap: str, batches: Sequence[Batch], first_timestamp_ms: int, progress: Callable[[Produced], None]
 ) -> Produced:
-    """Writes the sequence numbers of `batches` to every partition, what is aborted before the third; returns when all
-    are acknowledged. `first_timestamp_ms` is that of sequence number 0."""
+    """Writes the sequence numbers of `batches` to every partition, and waits until all records are acknowledged.
+
+    Aborts a transaction before the third batch. `first_timestamp_ms` is the timestamp of sequence number 0."""
     produced = Produced()
     for number, batch in enumerate(batches):
         if number == 2:
@@ -70,7 +71,7 @@ def produce(
         while producer.flush(0.5):
             progress(produced)
             if time.monotonic() > deadline:
-                produced.errors.append(f"{batch.codec} batches were not acknowledged in {TIMEOUT_S:.0f} s")
+                produced.errors.append(f"{batch.codec} batches were not acknowledged within {TIMEOUT_S:.0f} s")
                 return produced
     return produced
 
@@ -95,7 +96,9 @@ def send(
 
 
 def abort_transaction(bootstrap: str) -> int:
-    """Records in every partition that were written, acknowledged and then taken back."""
+    """Writes records to every partition in a transaction, waits for the acknowledgements, and aborts the transaction.
+
+    Returns the number of records."""
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": "demo-aborted", "log_level": LOG_ERRORS})
     producer.init_transactions(TIMEOUT_S)
     producer.begin_transaction()

@@ -1,6 +1,6 @@
-"""One reader of the demo, a process of its own: an unmodified client that consumes everything from offset 0.
+"""One reader of the demo, in its own process: an unmodified client that consumes everything from offset 0.
 
-Reports on its standard output, one JSON object a line: progress every half second, then the result.
+The reader writes JSON to standard output, one object per line: its progress every half second, then the result.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Result:
     client: str
     read: int = 0
     from_remote_tier: int = 0
-    """Records whose offset lay below the broker's log start when reading began."""
+    """The records whose offsets were below the broker's log start when reading began."""
     value_bytes: int = 0
     seconds: float = 0.0
     mismatches: list[str] | None = None
@@ -89,19 +89,19 @@ CLIENTS: dict[str, Callable[[str], Iterator[list[Record]]]] = {
 
 
 def read_all(result: Result, records: Iterator[list[Record]], verifier: Verifier, local_starts: dict[int, int]) -> None:
-    """Reads until every record was seen, or nothing came for a minute."""
+    """Reads until all records have arrived. Raises `TimeoutError` if no record arrives for a minute."""
     began = last_record = last_report = time.monotonic()
     for polled in records:
         now = time.monotonic()
         for partition, offset, key, value, timestamp_ms in polled:
             if partition is None or offset is None:
-                raise ValueError("the client handed out a record without a position")
+                raise ValueError("the client returned a record without a partition or an offset")
             verifier.check(partition, offset, key, value, timestamp_ms)
             result.from_remote_tier += offset < local_starts[partition]
         if polled:
             last_record = now
         elif now - last_record > STALL_S:
-            raise TimeoutError(f"no record for {STALL_S:.0f} s; next are {verifier.next_sequence}")
+            raise TimeoutError(f"no record arrived for {STALL_S:.0f} s; the next ones are {verifier.next_sequence}")
         result.read, result.value_bytes, result.seconds = verifier.read, verifier.value_bytes, now - began
         if verifier.complete or len(verifier.mismatches) > 100:
             return

@@ -1,7 +1,7 @@
-"""The demo's records: what is produced is a function of partition and sequence number, so a reader needs no copy of it.
+"""The demo's records. A record is a function of its partition and sequence number, so a reader needs no copy of it.
 
-Every value starts with its partition, its sequence number and the checksum of what follows; a reader compares the
-whole value, key and timestamp with its own, and takes the sequence number for what it must be: the next one.
+Every value starts with its partition, its sequence number and a checksum of the rest. A reader computes the record with
+the next sequence number, and compares its whole value, key and timestamp with the record that it has read.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _ABORTED_SEQUENCE = -1
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A stretch of every partition's sequence numbers that one producer writes; `codec` is Kafka's name."""
+    """A range of every partition's sequence numbers, which one producer writes. `codec` is Kafka's name of it."""
 
     codec: str
     first: int
     last: int
-    """Inclusive."""
+    """The last sequence number, inclusive."""
 
 
 def batches(records_per_partition: int) -> list[Batch]:
-    """Uncompressed and compressed in turn; together every sequence number once."""
+    """Returns uncompressed and compressed batches. Together they have every sequence number once."""
     codecs = ["none", "lz4", "none", "zstd", "gzip", "none"]
     size = -(-records_per_partition // len(codecs))
     starts = range(0, records_per_partition, size)
@@ -49,7 +49,7 @@ def records_per_partition(total_bytes: int) -> int:
 
 @cache
 def _pool() -> bytes:
-    """Letters and digits, drawn so that codecs find something to do."""
+    """Returns text of random words, which codecs can compress."""
     source = random.Random(405)
     letters = "abcdefghijklmnopqrstuvwxyz0123456789"
     words = ["".join(source.choices(letters, k=source.randint(3, 12))) for _ in range(20_000)]
@@ -75,12 +75,12 @@ def key(partition: int, sequence: int) -> bytes:
 
 
 def aborted_value(number: int) -> bytes:
-    """A record that no reader of committed records may ever see."""
+    """Returns the value of an aborted record, which no read_committed consumer may ever see."""
     return _HEADER.pack(-1, _ABORTED_SEQUENCE, number) + b"aborted" * 100
 
 
 class Verifier:
-    """Holds one reader's records against what was produced, in order, exactly once."""
+    """Checks that one reader gets the produced records in order, exactly once."""
 
     def __init__(self, records: int, first_timestamp_ms: int) -> None:
         self.records = records

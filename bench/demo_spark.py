@@ -1,7 +1,7 @@
-"""`make demo-spark`: Spark moves a topic's records into the remote tier, reads both tiers, exports and checks them.
+"""`make demo-spark`: Spark copies a topic's records into the remote tier, reads both tiers, exports and checks them.
 
-Kafka is real and runs here, no proxy does. Ends with 0 only if every record that was produced came back from a query,
-with its key, value and timestamp, and every step found what it should.
+A real Kafka runs on this machine, without a proxy. The exit code is 0 only if a query returned every produced record
+with its key, value and timestamp, and every step had the expected result.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class SparkDemo:
         self.console.print(f"{elapsed_s:5.1f} s  {text}", highlight=False, soft_wrap=True)
 
     def run(self) -> None:
-        """Raises `DemoFailed`."""
+        """Runs the whole demo. Raises `DemoFailed`."""
         self.produce()
-        with open_session(name="tidegate demo"):  # the commands below run in it
+        with open_session(name="tidegate demo"):  # the commands below run in this session
             self.trim(self.offload())
             self.produce_more()
             self.query()
@@ -71,12 +71,12 @@ class SparkDemo:
             self.scrub()
 
     def command(self, name: str, *arguments: str) -> Any:
-        """What `tidegate-pipeline NAME ... --json` answers."""
+        """Runs `tidegate-pipeline NAME ... --json`, and returns its answer."""
         answer = io.StringIO()
         with contextlib.redirect_stdout(answer):
             code = cli.run([name, "--config", str(self.config), "--json", *arguments])
         if code != 0:
-            raise DemoFailed(f"tidegate-pipeline {name} ended with {code}: {answer.getvalue().strip()}")
+            raise DemoFailed(f"tidegate-pipeline {name} ended with exit code {code}: {answer.getvalue().strip()}")
         return json.loads(answer.getvalue())
 
     def produce(self) -> None:
@@ -91,16 +91,16 @@ class SparkDemo:
         )
 
     def produce_more(self) -> None:
-        """What no offload has seen: a query now needs both tiers."""
+        """Produces records that only the broker has, so that a query needs both tiers."""
         bootstrap = self.cluster.bootstrap_servers
         produced = demo_producer.produce(bootstrap, [self.last_batch], self.first_timestamp_ms, lambda _: None)
         check(produced, self.last_batch.last + 1 - self.last_batch.first)
-        self.say(f"{produced.records:,} records more, which the broker alone has")
+        self.say(f"{produced.records:,} more records produced, which only the broker has")
 
     def offload(self) -> dict[int, int]:
-        """Answers where each partition's remote tier ends, exclusive."""
+        """Copies the records, and returns the exclusive end of each partition's remote tier."""
         began = time.monotonic()
-        # The youngest end of each partition stays, as it does while producers go on.
+        # The newest records of each partition stay on the broker, as they do while producers are running.
         found = self.command("offload", "--topics", TOPIC, "--max-age", "1h")["partitions"]
         remote = {each["partition"]: each["next_offset"] for each in found}
         if len(remote) != PARTITIONS or not all(remote.values()):
@@ -113,14 +113,14 @@ class SparkDemo:
         return remote
 
     def trim(self, remote: dict[int, int]) -> None:
-        """As a proxy does with what the remote tier has."""
+        """Deletes the copied records from the broker, as a proxy does."""
         admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap_servers, "log_level": LOG_ERRORS})
         wanted = [TopicPartition(TOPIC, partition, offset) for partition, offset in remote.items()]
         for trimmed in admin.delete_records(wanted).values():
             trimmed.result(30)
         ends = list_offsets(self.cluster.address(), TOPIC, range(PARTITIONS), LATEST)
         left = sum(ends.values()) - sum(remote.values())
-        self.say(f"trimmed: {sum(remote.values()):,} offsets are in the remote tier alone, {left:,} on the broker")
+        self.say(f"trimmed: {sum(remote.values()):,} offsets are only in the remote tier, {left:,} on the broker")
 
     def query(self) -> None:
         began = time.monotonic()
@@ -133,10 +133,10 @@ class SparkDemo:
             for partition in range(PARTITIONS)
         ]
         if seen != expected:
-            raise DemoFailed(f"a query saw {seen}, not {expected}")
+            raise DemoFailed(f"the query returned {seen} instead of {expected}")
         self.say(
-            f"a DataFrame over both tiers: all {self.records * PARTITIONS:,} records match what was produced, keys, "
-            f"values and timestamps; none of the {ABORTED_PER_PARTITION * PARTITIONS:,} aborted ones ({seconds:.1f} s)"
+            f"a DataFrame over both tiers: keys, values and timestamps of all {self.records * PARTITIONS:,} records "
+            f"match; none of the {ABORTED_PER_PARTITION * PARTITIONS:,} aborted records was read ({seconds:.1f} s)"
         )
 
     def fingerprint(self, partition: int) -> int:
@@ -156,7 +156,7 @@ class SparkDemo:
             raise DemoFailed(f"{rows:,} of {self.records * PARTITIONS:,} records were exported")
         size_bytes = sum(file.stat().st_size for file in files)
         self.say(
-            f"export: {rows:,} records in {len(files)} Parquet files of {size_bytes / MIB:.0f} MiB together "
+            f"export: {rows:,} records in {len(files)} Parquet files with {size_bytes / MIB:.0f} MiB in total "
             f"({time.monotonic() - began:.1f} s)"
         )
 
@@ -177,7 +177,7 @@ def check(produced: demo_producer.Produced, records_per_partition: int) -> None:
 
 @contextlib.contextmanager
 def servers(console: Console, mib: int) -> Iterator[tuple[KafkaCluster, Path, Path]]:
-    """Kafka, the file that a proxy before it would have, and a folder with the remote tier in it."""
+    """Runs Kafka. Also yields the settings file that a proxy before it would use, and the remote tier's folder."""
     home = Path(tempfile.mkdtemp(prefix="tidegate-demo-"))
     try:
         console.print(f"starting Kafka {KAFKA_VERSION}", highlight=False)
@@ -186,14 +186,14 @@ def servers(console: Console, mib: int) -> Iterator[tuple[KafkaCluster, Path, Pa
             try:
                 yield cluster, proxy.config, home
             finally:
-                proxy.stop()  # was never started; removes its file
+                proxy.stop()  # the proxy was never started: this removes its file
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--mib", type=int, default=64, help="how much to produce")
+    arguments.add_argument("--mib", type=int, default=64, help="how many MiB to produce")
     given = arguments.parse_args()
 
     console = Console(width=None if sys.stdout.isatty() else 120)

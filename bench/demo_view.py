@@ -1,4 +1,4 @@
-"""What the demo shows while segments move: a live table on a terminal, a line every other second elsewhere."""
+"""Shows the demo's progress while segments move: a live table on a terminal, otherwise one line every two seconds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class PartitionTiers:
-    """Offsets of one partition: the broker's log is `[local_start, end)`, the remote tier's `[0, remote_end)`."""
+    """The offsets of one partition: the broker's log is `[local_start, end)`, the remote tier `[0, remote_end)`."""
 
     partition: int
     end: int
@@ -30,11 +30,11 @@ class PartitionTiers:
 
     @property
     def moved(self) -> float:
-        """The share of all offsets that the broker no longer has."""
+        """The share of the offsets that the broker no longer has."""
         return self.local_start / self.end if self.end else 0.0
 
     def bar(self) -> Text:
-        """Remote only, in both tiers, local only."""
+        """Returns a bar of three parts: offsets in the remote tier only, in both tiers, and on the broker only."""
         if not self.end:
             return Text("·" * BAR_CELLS, style="dim")
         remote_only = round(BAR_CELLS * self.local_start / self.end)
@@ -59,7 +59,7 @@ class TierState:
 
 
 def folder_bytes(folder: Path, pattern: str) -> tuple[int, int]:
-    """Count and total size of the files that match; those that vanish meanwhile count for nothing."""
+    """Returns the number and the total size of the files that match. Files that vanish meanwhile do not count."""
     count = total = 0
     for path in folder.rglob(pattern):
         try:
@@ -91,7 +91,7 @@ def line_of(state: TierState) -> str:
 
 
 class TierView:
-    """A context manager; `show()` as often as there is something new."""
+    """A context manager that shows progress. Call `show()` for every change."""
 
     def __init__(self, console: Console, elapsed_s: Callable[[], float]) -> None:
         self._console = console

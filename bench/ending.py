@@ -1,4 +1,4 @@
-"""`run`: what was started here, servers above all, ends with it: by SIGTERM as by Ctrl-C, and without a traceback."""
+"""`run`: runs a main function so that SIGTERM, like Ctrl-C, ends it and all its servers without a traceback."""
 
 from __future__ import annotations
 

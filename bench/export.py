@@ -1,10 +1,10 @@
-"""Megabytes of uncompressed batches that one core exports into Parquet files:
+"""Measures how many megabytes of uncompressed batches per second one core exports into Parquet files:
 
     python -m bench.export [--mib 128]
 
-A tile is read from a store that is a folder, checked, decoded, written as Parquet with zstd and put in its place, as
-one task of `tidegate-pipeline export` does it. CPU time of the whole process, so that other load counts less; the load
-average is printed, and the best of some rounds is taken.
+As one task of `tidegate-pipeline export` does, the benchmark reads a tile from a store, checks and decodes it, writes
+it as Parquet with zstd, and moves the file to its place. The store is a folder. The benchmark measures the CPU time of
+the whole process, so that other load matters less. It prints the load average and shows the best of several rounds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROUNDS = 3
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mib", type=int, default=128, help="uncompressed, per line")
+    parser.add_argument("--mib", type=int, default=128, help="uncompressed size, per line of the table")
     options = parser.parse_args()
     print(f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores, {'numba' if warm() else 'no numba'}")
     print(f"{'records':16} {'codec':7} {'MB/s':>7} {'M rec/s':>8} {'Parquet':>8}")

@@ -1,4 +1,4 @@
-"""Latencies as a client sees them: one record from producer to consumer, and the first record after a seek."""
+"""Measures a client's latencies: of one record from producer to consumer, and of the first record after a seek."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOG_ERRORS = 3  # a syslog level: librdkafka reports retries that succeed as war
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of all lie; NaN of none."""
+    """Returns the value below which the given share of all values lies, or NaN if there are no values."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
 
 
@@ -33,9 +33,10 @@ def _consumer(bootstrap: str) -> Consumer:
 
 
 class TailProbe:
-    """Writes one record at a time to partition 0 and waits for it at a consumer that reads the tail, until stopped.
+    """Writes one record at a time to partition 0, and waits until a consumer at the tail has read it.
 
-    Both go through `bootstrap`. `samples` are milliseconds; the topic must be there, and is this probe's alone.
+    Producer and consumer connect to `bootstrap`. `samples` are milliseconds. The topic must exist, and no other
+    producer may write to it.
     """
 
     def __init__(self, bootstrap: str, topic: str, interval_s: float = 0.01) -> None:
@@ -54,7 +55,7 @@ class TailProbe:
         self._thread.start()
 
     def take(self) -> list[float]:
-        """The samples since the last call."""
+        """Removes and returns the samples since the last call."""
         taken, self.samples = self.samples, []
         return taken
 
@@ -67,7 +68,7 @@ class TailProbe:
             where = TopicPartition(self._topic, 0)
             _, where.offset = self._consumer.get_watermark_offsets(where, RECORD_TIMEOUT_S)
             self._consumer.assign([where])
-            self._round_trip()  # the first opens connections
+            self._round_trip()  # opens the connections
             while not self._stopped.wait(self._interval_s):
                 self.samples.append(self._round_trip() * 1000)
         except Exception as error:
@@ -83,16 +84,18 @@ class TailProbe:
         self._producer.poll(0)
         message = self._consumer.poll(RECORD_TIMEOUT_S)
         if message is None:
-            raise TimeoutError(f"a record was not read back in {RECORD_TIMEOUT_S:.0f} s")
+            raise TimeoutError(f"a record was not read back within {RECORD_TIMEOUT_S:.0f} s")
         if message.error() is not None:
             raise RuntimeError(str(message.error()))
         if message.value() != value:
-            raise RuntimeError("another record came than the one that was written")
+            raise RuntimeError("the consumer got another record than the one that was written")
         return time.perf_counter() - began
 
 
 def seek_latencies(bootstrap: str, topic: str, ranges: dict[int, tuple[int, int]], count: int) -> list[float]:
-    """Milliseconds to the first record after a seek to a random offset of `[start, end)` by partition, connected."""
+    """Returns the milliseconds from a seek to its first record, without the time to connect.
+
+    `ranges` has the bounds `[start, end)` of the random offsets, by partition."""
     consumer = _consumer(bootstrap)
     drawn = random.Random(917)
     samples: list[float] = []
@@ -104,7 +107,7 @@ def seek_latencies(bootstrap: str, topic: str, ranges: dict[int, tuple[int, int]
             message = consumer.poll(RECORD_TIMEOUT_S)
             if message is None or message.error() is not None:
                 raise TimeoutError(f"no record after a seek: {message.error() if message else 'nothing came'}")
-            if number:  # the first opens connections
+            if number:  # the first seek opens the connections
                 samples.append((time.perf_counter() - began) * 1000)
     finally:
         consumer.close()

@@ -1,14 +1,16 @@
-"""What the state of the metadata costs with millions of segments: `python -m bench.metadata_scale [--segments N]`.
+"""Measures the metadata's state with millions of segments: `python -m bench.metadata_scale [--segments N]`.
 
-2,600,000 segments are 30 days of one a second (`spec/perf.md 3`). Their records are decoded and replayed as a process
-does with what it reads of the metadata topic, and the state is then opened, asked and weighed by a process of its own,
-through what a worker asks. A look-up is by partition, offset and leader epoch. Between two of one segment lie more
-others than are cached decoded, so each is a seek and a decoding; a fetch's is both questions that a fetch asks.
+2,600,000 segments are 30 days with one segment a second (docs/founding.md, "Segment count"). The benchmark decodes and
+replays their records, as a process does with the records of the metadata topic. Then a process of its own opens the
+state, and measures look-ups and memory through the reader that a worker uses. A look-up is by partition, offset and
+leader epoch. Between two look-ups of one segment there are more others than the cache of decoded segments holds, so
+each look-up is a seek and a decoding. A fetch's look-up is the two look-ups that a fetch does.
 
-What a look-up costs is the CPU time of its thread, the reading of that clock included. The same ones are asked again
-in turn: in the first turn the pages of the file are new to the process, afterwards they are mapped. The best turn of
-each is what it costs by itself: on a shared machine others take the caches away in any single turn. The time on the
-wall holds whatever else ran meanwhile. Private memory is RssAnon; what LMDB maps is page cache, which processes share.
+The cost of a look-up is the CPU time of its thread, which includes the reading of the clock. The same look-ups run in
+several turns. In the first turn the pages of the file are not mapped yet; later they are. On a shared machine, other
+processes evict the CPU's caches during a turn, so the best turn of each look-up shows its own cost. Wall time includes
+everything else that ran meanwhile. Private memory is RssAnon: the pages that LMDB maps are page cache, which processes
+share.
 """
 
 from __future__ import annotations
@@ -48,13 +50,13 @@ from tiers.model.segment_state import RemoteLogSegmentState
 PARTITIONS = 100
 RECORDS_PER_SEGMENT = 1000
 SEGMENTS_PER_READ = 10_000
-"""About what one answer of 8 MiB brings a process that is behind."""
+"""About as many as one answer of 8 MiB has for a process that is behind."""
 LOOK_UPS = 50_000
 TURNS = 5
 LEADER_EPOCH = 3
 SEED = 405
 _UUID_STEP = 0x9E3779B97F4A7C15F39CC0605CEDC835
-"""Odd, so that no two multiples are the same UUID; they lie all over, as random ones do."""
+"""An odd number, so that no two multiples are the same UUID. The multiples are spread like random UUIDs."""
 
 
 class Figure(NamedTuple):
@@ -69,7 +71,7 @@ def partition(number: int) -> TopicIdPartition:
 
 
 def segment(number: int, partitions: int = PARTITIONS, size_bytes: int = 1 << 30) -> RemoteLogSegmentMetadata:
-    """The `number`th segment of all: partitions take turns, as they do where each rolls now and then."""
+    """Returns the segment with this number. The partitions take turns, as if each rolled a segment now and then."""
     start = number // partitions * RECORDS_PER_SEGMENT
     return RemoteLogSegmentMetadata(
         segment_id=RemoteLogSegmentId(partition(number % partitions), UUID(int=number * _UUID_STEP % (1 << 128))),
@@ -85,7 +87,7 @@ def segment(number: int, partitions: int = PARTITIONS, size_bytes: int = 1 << 30
 
 
 def values(segments: Iterable[RemoteLogSegmentMetadata]) -> Iterator[bytes]:
-    """Of the records of each segment: added, finished."""
+    """Yields the two records of each segment: its add, and its update to COPY_SEGMENT_FINISHED."""
     for added in segments:
         yield encode_value(added)
         yield encode_value(
@@ -97,7 +99,7 @@ def values(segments: Iterable[RemoteLogSegmentMetadata]) -> Iterator[bytes]:
 
 @making_many()
 def events(base_offset: int, records: Sequence[bytes]) -> list[MetadataEvent]:
-    """As `read_committed` makes them of a Fetch."""
+    """Returns the events that `read_committed` makes of a Fetch with these records."""
     read = []
     for offset, value in enumerate(records, base_offset):
         record = decode_value(value)
@@ -112,7 +114,7 @@ def fill(
     console: Console,
     make: Callable[[int], RemoteLogSegmentMetadata] = segment,
 ) -> list[Figure]:
-    """Making the records up is not counted."""
+    """Replays the records of the segments into a new state. The time to make the records does not count."""
     identity = StateIdentity("bench", UUID(int=1), 50)
     writer = RemoteLogMetadataStateWriter.open(folder, identity, wall_clock_ms=lambda: 0)
     cpu_s = seconds = 0.0
@@ -134,7 +136,7 @@ def fill(
 
 
 class Times:
-    """Of the same questions, asked in turns, in ns."""
+    """The times of the same look-ups in several turns, in ns: of the last turn, and the best CPU times of all turns."""
 
     def __init__(self, questions: int) -> None:
         self.cpu = array("q", bytes(8 * questions))
@@ -169,7 +171,7 @@ def private_mib() -> float:
 
 async def measure(folder: Path, segments: int) -> list[Figure]:
     begun = time.perf_counter()
-    client = BrokerClient([("localhost", 9)], client_id="bench")  # never asked
+    client = BrokerClient([("localhost", 9)], client_id="bench")  # never connects
     reader = SharedRemoteLogMetadataReader(client, folder, "bench", wall_clock_ms=lambda: 0)
     await reader.open()
     if reader.remote_end_offset(partition(0)) is None:
@@ -206,13 +208,13 @@ async def measure(folder: Path, segments: int) -> list[Figure]:
     for index, number in enumerate(numbers):
         expected = replace(segment(number), state=RemoteLogSegmentState.COPY_SEGMENT_FINISHED)
         if look_up(index) != expected:
-            raise SystemExit(f"offset {offsets[index]} is in {expected}, not in {look_up(index)}")
+            raise SystemExit(f"the look-up of offset {offsets[index]} gave {look_up(index)} instead of {expected}")
     await reader.close()
     return found
 
 
 def print_table(title: str, found: Sequence[Figure], console: Console) -> bool:
-    """Whether all targets were met."""
+    """Prints the figures, and returns whether all targets were met."""
     table = Table(title=title)
     for heading in ("", "measured", "target", "met"):
         table.add_column(heading, justify="left" if not heading else "right")
@@ -231,8 +233,8 @@ def load() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--segments", type=int, default=2_600_000)
-    parser.add_argument("--measure", type=Path, metavar="FOLDER", help="only ask the state that is kept in there")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="make the state there, and leave it")
+    parser.add_argument("--measure", type=Path, metavar="FOLDER", help="measure the state in this folder")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="make the state in this folder, and keep it")
     parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     console = Console()

@@ -1,6 +1,6 @@
-"""How long the Fetch walkers and the CRC take: `python -m bench.micro_fetch [seconds per line]`, one process, no I/O.
+"""Measures the Fetch walkers and the CRC in one process without I/O: `python -m bench.micro_fetch [seconds per line]`.
 
-A number is the best of five rounds: what the code costs, not what the machine was busy with.
+Each figure is the best of five rounds, so that other load on the machine matters less.
 """
 
 from __future__ import annotations

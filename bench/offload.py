@@ -1,9 +1,10 @@
-"""Megabytes of log that an offload copies per second and core, and what a second core adds:
+"""Measures how many megabytes of log per second an offload copies on one core, and how much a second core adds:
 
     python -m bench.offload [--mib 512] [--batch-kib 64]
 
-One broker, a topic of four partitions, a folder as the store; read, built, stored and read back. Beside the time by the
-clock, which a broker on the same cores takes its part of, stands the CPU time of the Python processes that copy.
+The benchmark uses one broker, a topic with four partitions, and a folder as the store. An offload reads the log, builds
+segments, stores them and reads them back. The broker runs on the same cores and takes a part of the wall time, so the
+benchmark also shows the CPU time of the Python processes that copy.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def measure(kafka: KafkaCluster, home: Path, cores: int) -> Measured:
 
 
 def warmed(number: int) -> int:
-    """Imports what a task needs."""
+    """A task that only imports the modules that an offload task needs."""
     return number + len(copy_tiles.__name__)
 
 

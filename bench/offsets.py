@@ -1,4 +1,4 @@
-"""Asks a server for a topic's offsets by hand: the view must see what a client library would hide or cache."""
+"""Asks a server for a topic's offsets without a client library, which would hide or cache some of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ LATEST_TIERED = -5
 def list_offsets(
     address: tuple[str, int], topic: str, partitions: Sequence[int], timestamp: int, timeout_s: float = 60.0
 ) -> dict[int, int]:
-    """ListOffsets v9: the offset by partition, -1 where there is none; partitions with an error are left out."""
+    """Sends ListOffsets v9, and returns the offsets by partition. -1 means that there is no such offset.
+
+    Partitions with an error are missing from the result."""
     name = topic.encode()
     request = bytearray(struct.pack(">hhihx", 2, 9, 0, -1))
     request += struct.pack(">ibBB", -1, 0, 2, len(name) + 1) + name + bytes([len(partitions) + 1])

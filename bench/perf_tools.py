@@ -1,4 +1,4 @@
-"""Kafka's own performance tools as processes, and what they say."""
+"""Runs Kafka's own performance tools as processes, and parses their output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Rate:
 
 
 def produce(cluster: KafkaCluster, bootstrap: str, topic: str, mib: int) -> Rate:
-    """As fast as the Java producer goes, records of 1 KiB, uncompressed, acks=all."""
+    """Writes uncompressed records of 1 KiB with acks=all, as fast as the Java producer can."""
     records = mib * MIB // RECORD_BYTES
     done = cluster.run_tool(
         PRODUCER_PERFORMANCE,
@@ -35,12 +35,12 @@ def produce(cluster: KafkaCluster, bootstrap: str, topic: str, mib: int) -> Rate
     # "524288 records sent, 81234.5 records/sec (79.33 MB/sec), 12.34 ms avg latency, ..."
     found = re.findall(r"^(\d+) records sent, ([\d.]+) records/sec", done.stdout, re.MULTILINE)
     if not found or int(found[-1][0]) != records:
-        raise RuntimeError(f"the producer sent not all of {records} records: {done.stdout[-500:]}{done.stderr[-500:]}")
+        raise RuntimeError(f"the producer did not send all {records} records: {done.stdout[-500:]}{done.stderr[-500:]}")
     return Rate(float(mib), records / float(found[-1][1]))
 
 
 def consume(cluster: KafkaCluster, bootstrap: str, topic: str, mib: int) -> Rate:
-    """The Java consumer from the earliest offset; joining the group is not counted."""
+    """Reads with the Java consumer from the earliest offset. The time to join the group does not count."""
     records = mib * MIB // RECORD_BYTES
     done = cluster.run_tool(
         CONSUMER_PERFORMANCE,
@@ -51,5 +51,5 @@ def consume(cluster: KafkaCluster, bootstrap: str, topic: str, mib: int) -> Rate
     header, values = [line.split(", ") for line in done.stdout.splitlines() if ", " in line][-2:]
     seen = dict(zip(header, values, strict=True))
     if int(seen["data.consumed.in.nMsg"]) < records:
-        raise RuntimeError(f"{seen['data.consumed.in.nMsg']} of {records} records came: {done.stderr[-500:]}")
+        raise RuntimeError(f"only {seen['data.consumed.in.nMsg']} of {records} records arrived: {done.stderr[-500:]}")
     return Rate(float(seen["data.consumed.in.MB"]), int(seen["fetch.time.ms"]) / 1000)

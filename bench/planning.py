@@ -1,12 +1,13 @@
-"""What a job's driver takes to plan over a million segments: `python -m bench.planning [--segments N]`.
+"""Measures how a job's driver plans over a million segments: `python -m bench.planning [--segments N]`.
 
-The metadata of finished segments of 48 MiB is made once for each shape, as `bench.metadata_scale` makes it: many
-partitions, and few. Each plan is then made by a process of its own, by the jobs' own functions, with the pickling that
-Spark does of every task; nothing is asked of a broker or a store, and tasks answer that all is well. For `spark` a
-session plans the data source itself. What opening the tier takes, which reads the metadata topic, is `replaying` in
-`bench.metadata_scale`.
+The benchmark makes the metadata of finished segments of 48 MiB as `bench.metadata_scale` does, once with many
+partitions and once with few. Then a process of its own makes each plan with the jobs' own functions, and pickles every
+task as Spark does. No plan asks a broker or a store, and every task answers that all is well. For `spark`, a session
+plans the data source itself. The time to open the tier, which reads the metadata topic, is not part of this benchmark:
+it is `replaying` in `bench.metadata_scale`.
 
-Peak is the process's, with the pages of the state's file that are mapped, which are page cache; private is without.
+Peak memory is that of the process, and includes the mapped pages of the state's file, which are page cache. Private
+memory does not include them.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from pipeline.repair.usage_line import UsageBy
 from pipeline.session import open_session
 from pipeline.source.columns import spark_schema
 from pipeline.source.options import parse_options
-from pipeline.source.read_plan import Gap, ReadRange
+from pipeline.source.read_plan import MissingOffsets, ReadRange
 from pipeline.source.read_task import tasks_for
 from pipeline.source.tiered_log import LogBounds, TieredLog
 from tiers.broker.client import BrokerClient
@@ -71,7 +72,7 @@ R = TypeVar("R")
 
 SEGMENT_BYTES = 48 << 20
 SHAPES = (1000, 10)
-"""Partitions."""
+"""The numbers of partitions."""
 TARGET_S = 10.0
 TARGET_MIB = 1024.0
 dumps: Callable[[object], bytes] = CPickleSerializer().dumps
@@ -79,7 +80,7 @@ _STATE = "TIDEGATE_BENCH_STATE"
 
 
 class Planned(NamedTuple):
-    """`tasks` of `task_bytes` together, pickled."""
+    """The number of tasks in a plan, and their total size when pickled."""
 
     tasks: int
     task_bytes: int
@@ -97,7 +98,7 @@ class Measurement(NamedTuple):
 
 
 class Pickled:
-    """A `TaskRunner` that does with tasks what Spark's driver does, and no more."""
+    """A `TaskRunner` that pickles the tasks as Spark's driver does, but does not run them."""
 
     parallelism = 2
 
@@ -121,11 +122,11 @@ class NoUploads:
 
 class PlannedTier(OpenTier):
     async def refresh(self) -> None:
-        """Nothing changes."""
+        """Does nothing, because the state does not change."""
 
 
 async def open_state(folder: Path) -> OpenTier:
-    client = BrokerClient([("localhost", 9)], client_id="bench")  # never asked
+    client = BrokerClient([("localhost", 9)], client_id="bench")  # never connects
     reader = SharedRemoteLogMetadataReader(client, folder, "bench", wall_clock_ms=lambda: 0)
     await reader.open()
     return PlannedTier(
@@ -147,7 +148,7 @@ def _log(tier: OpenTier, split_mib: int) -> tuple[TieredLog, dict[TopicIdPartiti
     given = {"kafka.bootstrap.servers": "localhost:9", "subscribePattern": ".*", "splitBytes": str(split_mib << 20)}
     options = parse_options(given, is_streaming=False)
     log = TieredLog(options, tier.client, None, AsyncExitStack())
-    log._tier = tier  # which it would read from a broker
+    log._tier = tier  # replaces the tier that the log would open itself
     bounds = {}
     for each in tier.metadata.partitions():
         end = (tier.metadata.remote_end_offset(each) or 0) + 1
@@ -173,7 +174,7 @@ def _ranges(
     number: int,
     first: int,
     end: int,
-) -> list[ReadRange | Gap]:
+) -> list[ReadRange | MissingOffsets]:
     return log.ranges(known[number], bounds[known[number]], first, end)
 
 
@@ -216,7 +217,7 @@ async def merge(tier: OpenTier) -> Planned:
 
 
 async def retain(tier: OpenTier) -> Planned:
-    """All but the newest half has expired."""
+    """Plans retention when the older half of the segments has expired."""
     expired = []
     with tempfile.TemporaryDirectory() as spool, job_services(tier, Path(spool)) as services, making_many():
         for partition in tier.metadata.partitions():
@@ -234,7 +235,7 @@ async def retain(tier: OpenTier) -> Planned:
 
 
 async def offload(tier: OpenTier) -> Planned:
-    """What a survey asks the metadata of each partition; the rest is asked of brokers."""
+    """Asks the metadata what a survey asks for each partition. The other questions of a survey go to brokers."""
     metadata = tier.metadata
     for each in metadata.partitions():
         end = metadata.remote_end_offset(each)
@@ -265,7 +266,7 @@ class PlannedReader(DataSourceReader):
 
 
 def spark() -> Planned:
-    """In a process of Spark's own: time is what the query took to be planned, a first one of no data apart."""
+    """Lets a Spark session plan a query, and prints how long that took. Spark plans in a process of its own."""
     with open_session("local[1]") as session:
         session.dataSource.register(PlannedSource)
         frame = session.read.format("planned").load()
@@ -289,7 +290,7 @@ PLANS: dict[str, Callable[[OpenTier], Awaitable[Planned]]] = {
 
 
 class PeakPrivate(threading.Thread):
-    """Memory that is the process's own, looked at now and then."""
+    """A thread that samples the process's private memory and keeps the maximum."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -340,8 +341,13 @@ def show(title: str, found: Sequence[Measurement], console: Console) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--segments", type=int, default=1_000_000)
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="the states are made there, or are there already")
-    parser.add_argument("--only", metavar="PLAN", action="append", help=f"of {', '.join(PLANS)}, spark")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FOLDER",
+        help="make the states in this folder and keep them, or use those that exist",
+    )
+    parser.add_argument("--only", metavar="PLAN", action="append", help=f"one of: {'; '.join(PLANS)}; spark")
     parser.add_argument("--plan", help=argparse.SUPPRESS)
     parser.add_argument("--state", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,7 +1,8 @@
-"""`make bench`: what Tidegate costs, one table. Every figure through the proxy stands beside the same one without it.
+"""`make bench`: measures the cost of Tidegate. Every figure through the proxy stands beside the same figure without it.
 
-Rounds alternate, medians are shown. CPU seconds per GiB are the proxy's own, all its processes, and steadier than the
-clock on a machine that does other things. The remote tier is a folder, so its figures are those of the page cache.
+Direct and proxied runs take turns, and the table shows medians. CPU seconds per GiB are those of all processes of the
+proxy. On a machine with other load they vary less than wall time. The remote tier is a folder, so its figures are those
+of the page cache.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ BROKER_SETTINGS = {
 
 
 Work = Callable[[KafkaCluster, str, str, int], Rate]
-"""Cluster, bootstrap servers, topic, MiB."""
+"""Takes the cluster, the bootstrap servers, the topic and the size in MiB."""
 
 
 @dataclass(slots=True)
 class Case:
-    """One line of the table: the same work done directly and through the proxy."""
+    """One line of the table: the same work, directly and through the proxy."""
 
     name: str
     direct: list[float] = field(default_factory=list)
@@ -104,7 +105,7 @@ class Bench:
         self.moved_share = moved
 
     def moved(self) -> float:
-        """The smallest share of a partition of the remote topic that the broker no longer has."""
+        """Returns the share of the remote topic that has left the broker, for the partition with the smallest share."""
         partitions = range(PARTITIONS)
         starts = list_offsets(self.cluster.address(), REMOTE, partitions, EARLIEST)
         ends = list_offsets(self.cluster.address(), REMOTE, partitions, LATEST)
@@ -144,8 +145,10 @@ class Bench:
         for case in cases:
             table.add_row(*case.row())
         self.console.print(table)
-        self.console.print(f"{self.moved_share:.0%} or more of what was read from the remote tier had left the broker.")
-        latency = Table(title="Tail: one record, produced to consumed")
+        self.console.print(
+            f"At least {self.moved_share:.0%} of each partition of the remote topic had left the broker."
+        )
+        latency = Table(title="Tail: the time from producing one record to consuming it")
         latency.add_column("")
         for title in ("samples", "p50 ms", "p99 ms"):
             latency.add_column(title, justify="right")
@@ -161,9 +164,9 @@ def segment_bytes(mib: int) -> int:
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--mib", type=int, default=512, help="size of each topic and of each round")
+    arguments.add_argument("--mib", type=int, default=512, help="size of each topic, and of each run")
     arguments.add_argument("--rounds", type=int, default=3)
-    arguments.add_argument("--quick", action="store_true", help="128 MiB, one round")
+    arguments.add_argument("--quick", action="store_true", help="run one round with 128 MiB")
     given = arguments.parse_args()
     mib, rounds = (128, 1) if given.quick else (given.mib, given.rounds)
 

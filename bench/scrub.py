@@ -1,9 +1,10 @@
-"""How fast a scrub reads back and judges what a folder holds: `python -m bench.scrub [--mib 512] [--spark]`.
+"""Measures how fast a scrub reads back and checks a folder's segments: `python -m bench.scrub [--mib 512] [--spark]`.
 
-MB (10^6 bytes) per second of one core's CPU time, of stored log and of what it is uncompressed; and of stored log on
-the wall with one worker and two, at the levels batch and deep. Batches of about 64 KB of 512-byte records, and of about
-16 KB of 100-byte ones; uncompressed, and zstd, of whose stored bytes deep makes several times as many. The tasks are
-those that Spark runs, in processes of their own; with `--spark` Spark runs them.
+The table shows MB (10^6 bytes) per CPU second of one core, of the stored log and of its uncompressed size. It also
+shows MB of the stored log per second of wall time, with one worker and with two. The lines are the levels batch and
+deep, for batches of about 64 KB with 512-byte records and of about 16 KB with 100-byte records, uncompressed and with
+zstd. The level deep decompresses zstd batches to several times their stored size. The tasks are those that Spark runs.
+They run in processes of their own, or with `--spark` in Spark.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ PARTITION = TopicIdPartition(uuid.UUID(int=6), 0, "orders")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mib", type=int, default=512, help="uncompressed, per line")
-    parser.add_argument("--rounds", type=int, default=3, help="the best one counts")
-    parser.add_argument("--spark", action="store_true", help="the tasks run on local[1] and local[2]")
+    parser.add_argument("--mib", type=int, default=512, help="uncompressed size, per line of the table")
+    parser.add_argument("--rounds", type=int, default=3, help="the table shows the best round")
+    parser.add_argument("--spark", action="store_true", help="run the tasks on local[1] and local[2]")
     options = parser.parse_args()
     warm()
     print(f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
@@ -69,7 +70,7 @@ def main() -> None:
 def _store(
     folder: Path, value_bytes: int, batch_bytes: int, codec: int, mib: int
 ) -> tuple[PipelineConfig, list[RemoteLogSegmentMetadata], int]:
-    """Segments of equal content under uuids of their own."""
+    """Fills a store with segments that have the same content and different uuids."""
     chunks, size, _ = runs_of_batches(value_bytes, batch_bytes, codec, (mib << 20) // SEGMENTS, False)
     builder = SegmentBuilder(folder / "spool", 0, lambda: 0)
     for chunk in chunks:
@@ -108,7 +109,7 @@ def _store(
 
 
 def timed(setup: ScrubSetup, segments: Sequence[RemoteLogSegmentMetadata]) -> tuple[float, list[SegmentVerdict]]:
-    """CPU seconds of the process, all of its threads."""
+    """Scrubs the segments. Also returns the CPU seconds of all threads of the process."""
     began = time.process_time()
     verdicts = scrub_segments(setup, segments)
     return time.process_time() - began, verdicts
@@ -117,13 +118,13 @@ def timed(setup: ScrubSetup, segments: Sequence[RemoteLogSegmentMetadata]) -> tu
 def _measured(
     setup: ScrubSetup, segments: Sequence[RemoteLogSegmentMetadata], rounds: int, is_spark: bool
 ) -> tuple[float, float, float]:
-    """Seconds on the wall with one and two workers, and CPU seconds with one; the best of each."""
+    """Returns the best wall time in seconds with one and with two workers, and the best CPU seconds with one."""
     halves = [tuple(segments[: SEGMENTS // 2]), tuple(segments[SEGMENTS // 2 :])]
     wall: dict[int, float] = {}
     cpu = float("inf")
     for workers in (1, 2):
         with _Workers(workers, is_spark) as run:
-            run(halves, partial(timed, setup))  # opens, imports, compiles
+            run(halves, partial(timed, setup))  # not timed: opens files, imports modules, compiles kernels
             for _ in range(rounds):
                 began = time.monotonic()
                 results = run(halves, partial(timed, setup))

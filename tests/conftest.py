@@ -1,4 +1,4 @@
-"""Real servers, started once per run by the first test that asks, and names that no other test uses."""
+"""Fixtures for real servers and unique topic names. The first test that needs a server starts it, once per run."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from tests.servers.secure_kafka import add_users, secure_kafka
 from tests.servers.speaking import said_since
 from tests.servers.versitygw import VersityGateway
 
-# No test asserts timing, hypothesis' own deadline and its complaint about slow machines included.
+# No test asserts timing, so hypothesis has no deadline and no health check for slow machines.
 settings.register_profile("tidegate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tidegate")
 
 Server = TypeVar("Server", bound=OwnServer)
 BROKER_HOST = "localhost"
-"""What the brokers of every session advertise. Proxies under test advertise 127.0.0.1: no client may ever see this."""
+"""The host that all brokers advertise. The proxies advertise 127.0.0.1, so no client of a proxy may see this name."""
 
 
 _deaths = pytest.StashKey[list[str]]()
 
 
-@pytest.hookimpl(trylast=True)  # after pytest's own, which writes into the middle of what all processes say
+@pytest.hookimpl(trylast=True)  # after pytest's own faulthandler, which mixes its output with that of other processes
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_deaths] = []
     if hasattr(config, "workerinput"):
@@ -46,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object) -> None:
-    """Of a process that dies, xdist says no more than at which test."""
+    """Records how a test process died and its last output. xdist itself only names the test."""
     words = _last_words(node.workerinput)
     if error:
         code = node.gateway._io.wait()
@@ -58,7 +58,7 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """What the proxies and the brokers said meanwhile goes with a failure: their folders do not outlive the run."""
+    """Adds the output of the proxies and brokers to a failure's report. Their folders are removed after the run."""
     report = yield
     if report.failed:
         report.sections += said_since(call.start)
@@ -79,7 +79,8 @@ def _cluster(request: pytest.FixtureRequest, brokers: int) -> Iterator[KafkaClus
     settings = {
         **SHRINKS_SOON,
         "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
-        # Else once a minute: a broker that is killed knew the last deletion of records again, if that minute was over.
+        # The default is once a minute. A killed broker would then remember its last deletion of records only if that
+        # minute was over.
         "log.flush.start.offset.checkpoint.interval.ms": "86400000",
     }
     cluster = KafkaCluster(brokers=brokers, settings=settings, advertised_host=BROKER_HOST, java_options=SHORT_LIVED)
@@ -99,25 +100,25 @@ def _cluster(request: pytest.FixtureRequest, brokers: int) -> Iterator[KafkaClus
 
 @pytest.fixture(scope="session")
 def kafka(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
-    """One broker, node id 1; its local log shrinks soon (segments of 1 MiB, retention checked twice a second)."""
+    """One broker with node id 1. Its local log shrinks soon (segments of 1 MiB, a retention check twice a second)."""
     yield from _cluster(request, 1)
 
 
 @pytest.fixture(scope="session")
 def kafka_of_three(request: pytest.FixtureRequest) -> Iterator[KafkaCluster]:
-    """Three brokers, node ids 1 to 3, whose followers may be read. A test that stops one starts it again."""
+    """Three brokers, node ids 1 to 3. Clients may read from followers. A test restarts the brokers that it stops."""
     yield from _cluster(request, 3)
 
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """Signs the certificates of `secured`; a test signs others by it."""
+    """The authority that signs the certificates of `secured`. A test may sign more certificates with it."""
     return Authority(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="session")
 def secured(authority: Authority) -> Iterator[KafkaCluster]:
-    """One broker that asks who is there; nobody has a right until a test gives it."""
+    """One broker that authenticates its clients. A user has no rights until a test adds them."""
     cluster = secure_kafka(authority)
     try:
         cluster.start()
@@ -141,43 +142,44 @@ def _server(make: Callable[[], Server]) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[VersityGateway]:
-    """A real S3; a test makes a bucket of its own, and starts again what it kills."""
+    """A real S3 server. A test creates its own bucket. A test that kills the server starts it again."""
     yield from _server(VersityGateway)
 
 
 @pytest.fixture(scope="session")
 def gcs() -> Iterator[FakeGcs]:
-    """A server of Google Cloud Storage's interface; a test makes a bucket of its own."""
+    """A server with the interface of Google Cloud Storage. A test creates its own bucket."""
     yield from _server(FakeGcs)
 
 
 @pytest.fixture(scope="session")
 def azure() -> Iterator[Azurite]:
-    """A server of Azure Blob Storage's interface; a test makes a container of its own."""
+    """A server with the interface of Azure Blob Storage. A test creates its own container."""
     yield from _server(Azurite)
 
 
 _SERVERS = ("kafka_of_three", "kafka", "secured", "hdfs", "s3", "gcs", "azure")
 _WITH_SERVERS_OF_THEIR_OWN = {"integration", "pipeline"}
-"""Folders of tests; some start a whole cluster for themselves."""
+"""The test folders in which some tests start a whole cluster of their own."""
 
 
 def _server_of(item: pytest.Item) -> str | None:
-    """The first of `_SERVERS` that a test asks for, itself or by a parameter."""
+    """Returns the first of `_SERVERS` that a test uses, as a fixture or as a parameter. None: it uses none of them."""
     parameters = (
         item.callspec.params.values() if isinstance(item, pytest.Function) and hasattr(item, "callspec") else ()
     )
     asked = {*getattr(item, "fixturenames", ()), *(one for one in parameters if isinstance(one, str))}
-    if "spark" in asked:  # its tests that need a Kafka use that of three brokers
+    if "spark" in asked:  # its tests that need a Kafka cluster use the one with three brokers
         return "kafka_of_three"
     return next((server for server in _SERVERS if server in asked), None)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where several processes run the tests, all that ask for one server run in one of them: it starts once per run.
+    """Groups the tests by server for xdist: all tests of one server run in one process, so it starts once per run.
 
-    The long ones go first, and what needs no server fills up: xdist takes the groups in this order."""
+    xdist takes the groups in this order. The long groups come first, and the tests without a server come last.
+    """
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_server_of(item) or item.path.name))
     items.sort(key=_place)
@@ -192,7 +194,7 @@ def _place(item: pytest.Item) -> int:
 
 @pytest.fixture(scope="session")
 def hdfs() -> Iterator[HdfsCluster]:
-    """A real HDFS; a test makes a folder of its own, and starts again what it kills."""
+    """A real HDFS cluster. A test creates its own folder. A test that kills a process starts it again."""
     try:
         cluster = HdfsCluster()
         cluster.start()
@@ -207,7 +209,7 @@ def hdfs() -> Iterator[HdfsCluster]:
 
 @pytest.fixture(autouse=True)
 def _loggers_as_they_were() -> Iterator[None]:
-    """A command run within a test sets logging up; the next test in that process still sees every line."""
+    """Restores the loggers after each test, because a command that runs within a test sets up logging."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     levels = {name: each.level for name, each in root.manager.loggerDict.items() if isinstance(each, logging.Logger)}
@@ -222,6 +224,6 @@ def _loggers_as_they_were() -> Iterator[None]:
 
 @pytest.fixture
 def topic_name(request: pytest.FixtureRequest) -> str:
-    """A topic name of this test alone."""
+    """Returns a topic name that no other test uses."""
     test = re.sub(r"[^A-Za-z0-9._-]+", "-", request.node.name)[:80]
     return f"{test}-{uuid.uuid4().hex[:8]}"

@@ -1,4 +1,4 @@
-"""aiokafka."""
+"""The client aiokafka."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every client of the matrix, by name. One that is not installed fails what asks for it."""
+"""All clients of the matrix, by name. A client that is not installed fails the tests that use it."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ GROUP_MEMBERS: Mapping[str, tuple[str, Client]] = {
         }
     ),
 }
-"""By a name of its own: the client's name, and the client. Brokers speak the group protocol of KIP-848 since 4.0."""
+"""The clients as members of groups, with the classic protocol and with that of KIP-848 (brokers since 4.0).
+
+The keys are names for tests. The values are the client's name and the client."""
 
 READERS: Mapping[str, Reader] = {**CLIENTS, "kafka-go": KafkaGo(), "kafkajs": KafkaJs()}
-"""The clients, and those that the tests only have read."""
+"""All clients, and those that the tests use only for reading."""
 
 POSITIONED: Mapping[str, Positioned] = {
     "kafka-python": KafkaPython(),
@@ -46,4 +48,4 @@ POSITIONED: Mapping[str, Positioned] = {
     "kafka-go": KafkaGo(),
     "kafkajs": KafkaJs(),
 }
-"""Those that tell where they stand. Of a reader outside of a group franz-go shows only its records."""
+"""The clients that tell their position. Outside of a group, franz-go gives only records."""

@@ -1,4 +1,4 @@
-"""What every client of the matrix can do, said once: the tests know no client by name."""
+"""The interface of the clients in the matrix. The tests depend on this interface, not on a particular client."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import NamedTuple, Protocol
 
 TIMEOUT_S = 300.0
 FETCH_BYTES = 1 << 20
-"""Of one partition in one fetch, where the test does not mind."""
+"""The default limit of one partition in one fetch."""
 READ_COMMITTED = "read_committed"
 READ_UNCOMMITTED = "read_uncommitted"
 CLASSIC = "classic"
 CONSUMER = "consumer"
-"""Group protocols: the old one, and that of KIP-848."""
+"""The group protocols: the classic one, and that of KIP-848."""
 
 
 class ClientRecord(NamedTuple):
-    """All that a client tells of a record."""
+    """A record with all fields that a client tells."""
 
     offset: int
     timestamp: int
@@ -26,7 +26,7 @@ class ClientRecord(NamedTuple):
 
 
 class Offsets(NamedTuple):
-    """`at_timestamp` is None when no record is that late."""
+    """Offsets of a partition. `at_timestamp` is None when no record has that timestamp or a later one."""
 
     earliest: int
     latest: int
@@ -34,41 +34,45 @@ class Offsets(NamedTuple):
 
 
 class OffsetOutOfRange(Exception):
-    """The client was told OFFSET_OUT_OF_RANGE, and told to reset nothing."""
+    """The client got OFFSET_OUT_OF_RANGE, and its settings allow no reset."""
 
 
 class Positioned(Protocol):
-    """A client that tells where it stands."""
+    """A client that tells its position."""
 
     def read_to(self, bootstrap: str, topic: str, offset: int, end: int, isolation: str) -> list[ClientRecord]:
-        """All records from `offset` on, outside of any group; returns when the client says that it stands at `end`."""
+        """Reads all records from `offset` on, outside of any group. Returns when the client's position is `end`."""
 
 
 class Reader(Protocol):
     def read(
         self, bootstrap: str, topic: str, offset: int, count: int, isolation: str, max_bytes: int = FETCH_BYTES
     ) -> list[ClientRecord]:
-        """`count` records from `offset` on, outside of any group, so many bytes a fetch. Raises `OffsetOutOfRange`."""
+        """Reads `count` records from `offset` on, outside of any group. `max_bytes` is the limit of one fetch.
+
+        Raises `OffsetOutOfRange`."""
 
 
 class Client(Reader, Protocol):
-    """Every call is a client of its own, on partition 0; each ends within `TIMEOUT_S`, or raises."""
+    """A client of partition 0. Every call creates a new client. A call ends within `TIMEOUT_S`, or raises."""
 
     def produce(self, bootstrap: str, topic: str, values: Sequence[bytes]) -> None:
-        """Idempotent, acks=all, in batches of a few kB; returns when all are acknowledged."""
+        """Produces with idempotence and acks=all, in batches of a few kB. Returns when all records are acknowledged."""
 
     def transact(
         self, bootstrap: str, topic: str, values: Sequence[bytes], *, transactional_id: str, commit: bool
     ) -> None: ...
 
     def consume(self, bootstrap: str, topic: str, group: str, count: int, isolation: str) -> list[ClientRecord]:
-        """The next `count` records of the group, from the earliest if it is new; then commits just behind them."""
+        """Reads the next `count` records of the group, and commits the offset behind them.
+
+        A new group begins at the earliest offset."""
 
     def offsets(self, bootstrap: str, topic: str, timestamp: int) -> Offsets: ...
 
 
 def parse_records(output: bytes) -> list[ClientRecord]:
-    """From the lines that `franz` and `MatrixClient` print: offset, timestamp, key, value, headers; bytes in hex."""
+    """Parses the lines of `franz` and `MatrixClient`: offset, timestamp, key, value, headers. Bytes are in hex."""
     return [_record(line.split()) for line in output.decode().splitlines()]
 
 
@@ -85,7 +89,7 @@ def _bytes(text: str) -> bytes | None:
 
 
 def parse_offsets(output: bytes) -> Offsets:
-    """From a line `earliest latest at_timestamp`; -1 for none."""
+    """Parses a line `earliest latest at_timestamp`, in which -1 means none."""
     earliest, latest, at_timestamp = map(int, output.split())
     return Offsets(earliest, latest, None if at_timestamp < 0 else at_timestamp)
 

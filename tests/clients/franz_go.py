@@ -1,4 +1,4 @@
-"""franz-go, by the program in `franz/`."""
+"""The client franz-go. Runs the program in `franz/`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The Java client of the Kafka under test: `MatrixClient.java`, compiled once against its jars.
+"""The Java client of the Kafka under test. Runs `MatrixClient.java`, compiled once against Kafka's jars.
 
-One Java process serves all calls of this process and ends with it.
+One Java process serves all calls of this process, and ends with it.
 """
 
 from __future__ import annotations

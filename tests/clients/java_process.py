@@ -1,6 +1,6 @@
-"""A Java program of the tests, compiled once against Kafka's jars, that answers lines: one process, many calls.
+"""A Java program of the tests, compiled once against Kafka's jars. One process serves many calls.
 
-A call is a line on its standard input; its answer is lines up to `OK`, or one that names what went wrong.
+A call is a line on the program's standard input. The answer is all lines up to `OK`, or one line with the error.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _SOURCES = Path(__file__).parent / "java"
 
 
 class JavaProcess:
-    """`main` is a class of `java/`, whose file has its name; `libs` are folders of jars beside Kafka's own.
+    """`main` is a class of `java/`, in the file with the same name. `libs` are more folders of jars.
 
-    It ends with `stop()`, at the latest with Python."""
+    The process ends with `stop()`, at the latest when Python exits."""
 
     def __init__(
         self, main: str, *, libs: Sequence[Path] = (), options: Sequence[str] = (), heap_mib: int = 256
@@ -41,7 +41,7 @@ class JavaProcess:
         atexit.register(self.stop)
 
     def ask(self, line: str) -> bytes:
-        """The lines of the answer. Raises `OffsetOutOfRange`, or `RuntimeError` with what the program says."""
+        """Returns the lines of the answer. Raises `OffsetOutOfRange`, or `RuntimeError` with the program's output."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         answer: list[bytes] = []
@@ -57,14 +57,14 @@ class JavaProcess:
         return b"".join(answer)
 
     def stop(self) -> None:
-        """May be called twice."""
+        """Ends the process. A second call does nothing."""
         atexit.unregister(self.stop)
         self._process.kill()
         self._process.communicate()
 
 
 def _classes(source: Path, classpath: str) -> Path:
-    """The folder of the compiled class, by the source's own hash: never stale."""
+    """Returns the folder of the compiled class. Its name has the hash of the source, so it is never stale."""
     home = kafka_libs().parent
     folder = home / f"classes-{hashlib.sha256(source.read_bytes()).hexdigest()[:12]}"
     if folder.is_dir():

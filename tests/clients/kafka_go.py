@@ -1,6 +1,6 @@
-"""kafka-go, by the program in `kafkago/`, built into `.cache/bin` by `make test`; it only reads.
+"""The client kafka-go, for reading only. Runs the program in `kafkago/`, which `make test` builds into `.cache/bin`.
 
-The binary is `$TIDEGATE_KAFKAGO`, else `.cache/bin/kafkago`.
+The binary is `$TIDEGATE_KAFKAGO`, or `.cache/bin/kafkago` if that is not set.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""kafkajs, by the program in `kafkajs/`, over what `make test` installs into `.cache/kafkajs`; it only reads."""
+"""The client kafkajs, for reading only. Runs the program in `kafkajs/`.
+
+`make test` installs its packages into `.cache/kafkajs`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _MODULES = CACHE / "kafkajs" / "node_modules"
 
 
 class KafkaJs:
-    """Every call is a group of its own: kafkajs reads in no other way."""
+    """Every call uses its own group, since kafkajs reads only in groups."""
 
     def read(
         self, bootstrap: str, topic: str, offset: int, count: int, isolation: str, max_bytes: int = FETCH_BYTES

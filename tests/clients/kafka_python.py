@@ -1,4 +1,4 @@
-"""kafka-python."""
+"""The client kafka-python."""
 
 from __future__ import annotations
 
@@ -121,11 +121,11 @@ def _send(producer: Any, topic: str, values: Sequence[bytes]) -> None:
 
 
 def _take(consumer: Any, count: int) -> list[ClientRecord]:
-    """Each poll waits for all the time that is left.
+    """Reads `count` records. Each poll waits for all the remaining time.
 
-    kafka-python 3.0 loses the assignment of a rejoin whose poll ends while SyncGroup is under way, when new metadata
-    was its cause: the next poll sees no need to rejoin, and nobody takes the answer (KAFKA-9815 in the Java client).
-    That is so after every first join that was faster than the topic's metadata, whatever the broker.
+    kafka-python 3.0 may lose an assignment when it rejoins because of new metadata. If the poll ends while SyncGroup is
+    in progress, the next poll sees no need to rejoin and ignores the answer (KAFKA-9815 in the Java client). This
+    happens after every first join that was faster than the topic's metadata, with any broker.
     """
     found: list[ClientRecord] = []
     deadline = time.monotonic() + TIMEOUT_S

@@ -1,4 +1,4 @@
-"""Kafka's command-line tools, many in one Java process: each would take a second or two only to start."""
+"""Runs Kafka's command-line tools in one Java process, since a process of its own takes a tool seconds to start."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TOOLS = {
     "kafka-transactions": "org.apache.kafka.tools.TransactionsCommand",
     "kafka-verifiable-consumer": "org.apache.kafka.tools.VerifiableConsumer",
 }
-"""The class of each tool, by the name of its script."""
+"""The class of each tool, by the name of the script."""
 
 
 class ToolResult(NamedTuple):
@@ -45,7 +45,7 @@ class ToolResult(NamedTuple):
 
 
 class KafkaTools:
-    """A tool that hangs, hangs its caller."""
+    """Runs tools. There is no deadline: a tool that hangs blocks its caller."""
 
     def __init__(self) -> None:
         self._process = JavaProcess("ToolRunner")
@@ -53,7 +53,7 @@ class KafkaTools:
     def run(self, script: str, bootstrap: str | None, *args: str, stdin: str = "") -> ToolResult:
         if bootstrap is not None:
             server = ("--bootstrap-server", bootstrap)
-            # Most take it anywhere, a tool of subcommands before or behind them.
+            # Most tools accept the option anywhere. A tool with subcommands accepts it only before or only behind them.
             args = (*args, *server) if script == "kafka-cluster" else (*server, *args)
         words = [TOOLS[script], base64.b64encode(stdin.encode()).decode(), *args]
         code, output, errors = self._process.ask("\t".join(words)).decode().split("\n")[:3]

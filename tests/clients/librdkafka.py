@@ -1,4 +1,4 @@
-"""confluent-kafka, which is librdkafka."""
+"""The client confluent-kafka, which wraps librdkafka."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Librdkafka:
             consumer.close()
 
     def read_to(self, bootstrap: str, topic: str, offset: int, end: int, isolation: str) -> list[ClientRecord]:
-        """Its `position` is behind the last record that the caller got: where it stands, it says by an event."""
+        """Reads to `end`, and waits for the end event: the client's `position` only follows the returned records."""
         consumer = _consumer(bootstrap, "unused", "error", isolation, tells_end=True)
         found: list[ClientRecord] = []
         deadline = time.monotonic() + TIMEOUT_S
@@ -67,12 +67,12 @@ class Librdkafka:
                         found.append(_record(message))
                     elif (message.offset() or 0) >= end:
                         return found
-            raise TimeoutError(f"{len(found)} records came, and no end at {end}")
+            raise TimeoutError(f"{len(found)} records came, but no end event at {end}")
         finally:
             consumer.close()
 
     def offsets(self, bootstrap: str, topic: str, timestamp: int) -> Offsets:
-        """Asks again for what is not available just now: librdkafka, unlike the others, leaves that to its user."""
+        """Returns the offsets. Retries while they are unavailable: unlike other clients, librdkafka does not retry."""
         consumer = _consumer(bootstrap, "unused", "error", "read_uncommitted")
         deadline = time.monotonic() + TIMEOUT_S
         try:
@@ -89,19 +89,20 @@ class Librdkafka:
 
 def _earliest(bootstrap: str, topic: str) -> int:
     asked = {TopicPartition(topic, 0): OffsetSpec.earliest()}  # type: ignore[no-untyped-call]  # it has no annotations
-    admin = AdminClient({"bootstrap.servers": bootstrap})  # without a name it would be gone before it is answered
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # the name keeps the client alive until the answer comes
     (answer,) = admin.list_offsets(asked).values()
     return int(answer.result(TIMEOUT_S).offset)
 
 
 def _offsets(consumer: Consumer, bootstrap: str, topic: str, timestamp: int) -> Offsets:
     earliest, latest = consumer.get_watermark_offsets(TopicPartition(topic, 0), TIMEOUT_S)
-    if earliest == latest:  # an empty log; or the earliest is not available just now, and it names the latest instead
+    # Either the log is empty, or the earliest offset is unavailable and librdkafka returns the latest one.
+    if earliest == latest:
         earliest = _earliest(bootstrap, topic)
     (found,) = consumer.offsets_for_times([TopicPartition(topic, 0, timestamp)], TIMEOUT_S)
     if found.error is not None:
         raise KafkaException(found.error)
-    # Where no record is that late, librdkafka names the end.
+    # If no record is that late, librdkafka returns the end.
     return Offsets(earliest, latest, None if found.offset == confluent_kafka.OFFSET_END else found.offset)
 
 
@@ -149,5 +150,5 @@ def _record(message: Message) -> ClientRecord:
     assert offset is not None
     assert key is None or isinstance(key, bytes)
     assert value is None or isinstance(value, bytes)
-    headers = header_pairs(message.headers())  # type: ignore[arg-type]  # typed wider than what it returns
+    headers = header_pairs(message.headers())  # type: ignore[arg-type]  # its declared type is wider than its values
     return ClientRecord(offset, message.timestamp()[1], key, value, headers)

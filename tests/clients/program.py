@@ -1,4 +1,4 @@
-"""Clients that are programs: one process per call, which ends with 3 where an offset is out of range."""
+"""Runs clients that are programs. Each call is one process. Exit code 3: the offset is out of range."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OUT_OF_RANGE = 3
 
 
 def run(command: Sequence[str], environment: Mapping[str, str] | None = None, stdin: bytes = b"") -> bytes:
-    """What it prints. Raises `OffsetOutOfRange`, or `RuntimeError` with what it says."""
+    """Returns the program's standard output. Raises `OffsetOutOfRange`, or `RuntimeError` with the error output."""
     done = subprocess.run(
         command, env=environment, input=stdin, capture_output=True, timeout=2 * TIMEOUT_S, check=False
     )

@@ -1,4 +1,4 @@
-"""A member of a share group: the Java client's, which is the only one that there is."""
+"""A member of a share group. It uses the Java client, the only client with share groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AcquiredRecord(NamedTuple):
 
 
 class ShareMember:
-    """A context manager; one Java process, in which `join` and `leave` may alternate."""
+    """A context manager for one Java process, in which `join` and `leave` may alternate."""
 
     def __init__(self) -> None:
         self._process = JavaProcess("ShareMember")
@@ -38,14 +38,14 @@ class ShareMember:
         self._process.ask(f"join {bootstrap} {group} {topic} {mode}")
 
     def acquire(self) -> list[AcquiredRecord]:
-        """As soon as there are some; in implicit mode this accepts what was acquired before."""
+        """Waits for records, and returns them. In implicit mode, accepts the records that were acquired before."""
         return [_record(*line.split()) for line in self._process.ask("acquire").splitlines()]
 
     def acknowledge(self, how: Acknowledgement) -> None:
         self._process.ask(f"acknowledge {how}")
 
     def take(self, count: int) -> list[AcquiredRecord]:
-        """Acquires and accepts that many, or more."""
+        """Acquires and accepts at least `count` records."""
         taken: list[AcquiredRecord] = []
         while len(taken) < count:
             taken += self.acquire()
@@ -57,7 +57,7 @@ class ShareMember:
 
 
 def start_at_earliest(bootstrap: str, group: str) -> None:
-    """A share group that has no start offset yet begins at the end, unless its own config says otherwise."""
+    """Sets a share group to begin at the earliest offset. By default a new share group begins at the end."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     config = ConfigResource(ConfigResourceType.GROUP, group, {"share.auto.offset.reset": "earliest"})
     assert admin.alter_configs([config]) == {"group": {group: "OK"}}

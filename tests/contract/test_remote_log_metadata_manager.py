@@ -219,7 +219,7 @@ async def test_the_highest_log_start_counts_and_what_was_only_seen_deletes_nothi
     assert manager.log_start_offset(partition) == 70
 
 
-async def test_a_log_start_of_another_history_gives_way(
+async def test_a_log_start_that_the_leader_denies_stays_beside_the_new_one(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
     old, new = LogStart(500, 2, LogStartReason.USER), LogStart(50, 3, LogStartReason.RETENTION)
@@ -227,10 +227,23 @@ async def test_a_log_start_of_another_history_gives_way(
     await manager.put_log_start(partition, new)
     assert manager.log_starts(partition) == [old]
     await manager.put_log_start(partition, new, denied=[old])
-    assert (manager.log_starts(partition), manager.log_start_offset(partition)) == ([new], 50)
+    assert (manager.log_starts(partition), manager.log_start_offset(partition)) == ([old, new], 500)
 
 
-async def test_a_segment_of_a_later_leader_epoch_denies_log_starts_above_its_first_offset(
+async def test_of_each_leader_epoch_the_highest_log_start_of_a_user_stays(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    positions = (10, 1), (20, 1), (30, 2)
+    first, second, third = (LogStart(*position, LogStartReason.USER) for position in positions)
+    for start in (first, second, third):
+        await manager.put_log_start(partition, start)
+    assert manager.log_starts(partition) == [third, second]
+    for offset, epoch in ((40, 3), (50, 4)):
+        await manager.put_log_start(partition, LogStart(offset, epoch, LogStartReason.RETENTION))
+    assert manager.log_starts(partition) == [LogStart(50, 4, LogStartReason.RETENTION), third, second]
+
+
+async def test_a_segment_of_a_later_epoch_denies_log_starts_above_its_start(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
     start = LogStart(150, 2, LogStartReason.USER)
@@ -264,16 +277,28 @@ async def test_gaps_are_kept_until_they_end(manager: RemoteLogMetadataManager, p
 async def test_an_operators_word_holds_until_the_owner_ends_it(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
-    assert not manager.is_accepted(partition)
-    for _ in range(2):
-        await manager.accept(partition)
-        assert manager.is_accepted(partition)
+    assert manager.acceptance(partition) is None
+    for witness in ("none", "7f", "7f"):
+        await manager.accept(partition, witness)
+        assert manager.acceptance(partition) == witness
     await manager.end_acceptance(partition)
-    assert not manager.is_accepted(partition)
+    assert manager.acceptance(partition) is None
     assert not manager.is_known(partition)
 
 
-async def test_a_topic_is_missing_until_it_is_there_again_and_its_deletion_is_remembered(
+async def test_a_divergence_holds_until_the_owner_ends_it(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    assert not manager.is_diverged(partition)
+    for _ in range(2):
+        await manager.put_log_divergence(partition, is_diverged=True)
+        assert manager.is_diverged(partition)
+    await manager.put_log_divergence(partition, is_diverged=False)
+    assert not manager.is_diverged(partition)
+    assert not manager.is_known(partition)
+
+
+async def test_a_topic_is_missing_until_it_returns_and_its_deletion_is_kept(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
     topic_id, before_ms = partition.topic_id, time.time_ns() // 1_000_000
@@ -315,7 +340,8 @@ async def test_a_partition_is_deleted_in_order_and_forgotten(
     await manager.put_log_start(partition, LogStart(5, 0, LogStartReason.USER))
     await manager.put_local_log_start(partition, OffsetAndEpoch(70, 0))
     await manager.put_log_gap(partition, LogGap(100, 110), 0)
-    await manager.accept(partition)
+    await manager.accept(partition, "7f")
+    await manager.put_log_divergence(partition, is_diverged=True)
     with pytest.raises(InvalidTransitionError):
         await manager.put_remote_partition_delete_metadata(deletion(DeleteState.DELETE_PARTITION_STARTED))
     for state in DeleteState:
@@ -325,7 +351,8 @@ async def test_a_partition_is_deleted_in_order_and_forgotten(
     assert list(manager.list_remote_log_segments(partition)) == []
     assert (manager.log_start_offset(partition), manager.log_starts(partition)) == (None, [])
     assert (manager.local_log_start(partition), manager.gaps(partition)) == (None, [])
-    assert not manager.is_accepted(partition)
+    assert manager.acceptance(partition) is None
+    assert not manager.is_diverged(partition)
     assert not manager.is_known(partition)
     assert partition not in manager.partitions()
 
@@ -399,7 +426,35 @@ async def test_the_end_of_the_last_trim_counts_with_its_leader_epoch(
     assert manager.log_start_offset(partition) is None
 
 
-async def test_a_copy_plan_announces_all_its_attempts_and_ends_when_nothing_of_it_is_left(
+async def test_an_accepted_history_ends_the_log_starts_above_its_begin(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    kept, ended = LogStart(40, 1, LogStartReason.USER), LogStart(70, 5, LogStartReason.RETENTION)
+    await manager.put_log_start(partition, LogStart(0, 0, LogStartReason.SEEN))
+    await manager.put_log_start(partition, kept)
+    await manager.put_log_start(partition, ended)
+    assert manager.log_starts(partition) == [ended, kept]
+    await manager.begin_accepted_history(partition, OffsetAndEpoch(40, 2))
+    assert (manager.log_starts(partition), manager.local_log_start(partition)) == ([kept], (40, 2))
+    await manager.begin_accepted_history(partition, OffsetAndEpoch(0, 2))
+    assert (manager.log_starts(partition), manager.local_log_start(partition)) == ([], (0, 2))
+    assert manager.is_known(partition)
+
+
+async def test_copies_that_did_not_end_can_be_forgotten_and_no_others(
+    manager: RemoteLogMetadataManager, partition: TopicIdPartition
+) -> None:
+    done, first, second = (segment(partition, start, start + 9) for start in (0, 10, 20))
+    await copied(manager, done)
+    for each in (first, second):
+        await manager.add_remote_log_segment_metadata(each)
+    with pytest.raises(InvalidTransitionError):
+        await manager.forget_unfinished_copies([done.segment_id])
+    await manager.forget_unfinished_copies([first.segment_id, second.segment_id])
+    assert [each.segment_id for each in manager.list_remote_log_segments(partition)] == [done.segment_id]
+
+
+async def test_a_copy_plan_announces_all_attempts_and_ends_when_none_is_left(
     manager: RemoteLogMetadataManager, partition: TopicIdPartition
 ) -> None:
     plan = CopyPlan(partition, "", 0, uuid4(), 2, 3, (0, 50, 80))

@@ -1,4 +1,4 @@
-"""`python -m tests.drill`: a drill of its own servers. Exits with 1 when something did not hold or too little was done.
+"""`python -m tests.drill`: runs a drill on its own servers. Exit code 1: an invariant broke, or too little was done.
 
 --seconds 600 --seed 7 --proxies 5
 """
@@ -24,20 +24,20 @@ from tests.servers.kafka import SHRINKS_SOON, KafkaCluster
 from tests.servers.versitygw import VersityGateway
 
 PHASES = [2, 5]
-"""How many proxies there are, one drill after the other."""
+"""The numbers of proxies. There is one drill for each, one after the other."""
 FAULTS_PER_S = 1 / 25
 RECORDS_PER_S = 50.0
 
 
 def too_little(result: DrillResult, seconds: float) -> list[str]:
-    """What a drill of so many seconds must have done to mean anything."""
+    """Returns what a drill of `seconds` should have done more of. A drill that did too little proves nothing."""
     wanted = {
         "faults": (result.faults.total(), int(seconds * FAULTS_PER_S)),
         "acknowledged records": (result.certain, int(seconds * RECORDS_PER_S)),
         "checked records": (result.checked, int(2 * seconds * RECORDS_PER_S)),
         "trimmed offsets": (result.trimmed_offsets, int(seconds * RECORDS_PER_S / 4)),
     }
-    return [f"{done:,} {what}, at least {least:,} wanted" for what, (done, least) in wanted.items() if done < least]
+    return [f"{done:,} {what}, at least {least:,} expected" for what, (done, least) in wanted.items() if done < least]
 
 
 @contextmanager
@@ -54,14 +54,14 @@ def rig_of_its_own(console: Console, proxies: int) -> Iterator[DrillRig]:
                 rig.stop()
     except BaseException:
         if rig is not None:
-            console.print("what the proxies said: " + ", ".join(str(each.process.output) for each in rig.proxies))
+            console.print("the proxies' output: " + ", ".join(str(each.process.output) for each in rig.proxies))
         raise
     finally:
         shutil.rmtree(home, ignore_errors=True)
 
 
 def drill(console: Console, seed: int, seconds: float, proxies: int) -> bool:
-    """Whether everything held, and enough was done."""
+    """Runs a drill. Returns whether all invariants held and enough was done."""
 
     def say(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True)
@@ -80,20 +80,22 @@ def drill(console: Console, seed: int, seconds: float, proxies: int) -> bool:
     if result.has_held:
         rig.remove_folders()
     else:
-        say("what the proxies said: " + ", ".join(str(each.process.output) for each in rig.proxies))
+        say("the proxies' output: " + ", ".join(str(each.process.output) for each in rig.proxies))
     return result.has_held and not missing
 
 
 def main() -> int:
     arguments = argparse.ArgumentParser(prog="python -m tests.drill")
     arguments.add_argument("--seconds", type=float, default=600.0)
-    arguments.add_argument("--seed", type=int, default=None, help="of an earlier drill, to repeat its plan")
-    arguments.add_argument("--proxies", type=int, default=None, help="2 to 9; by default two for one half, then five")
+    arguments.add_argument("--seed", type=int, default=None, help="The seed of an earlier drill, to repeat its plan.")
+    arguments.add_argument(
+        "--proxies", type=int, default=None, help="2 to 9. Default: two proxies for the first half, then five."
+    )
     given = arguments.parse_args()
     seed = random.randrange(1_000_000) if given.seed is None else given.seed
     console = Console(width=None if sys.stdout.isatty() else 120)
     phases = [given.proxies] if given.proxies else PHASES
-    # All of them, whatever the first says.
+    # All drills run, even if the first one fails.
     held = [drill(console, seed, given.seconds / len(phases), proxies) for proxies in phases]
     verdict = "everything held" if all(held) else f"SEED={seed} repeats it"
     console.print(verdict, style="green" if all(held) else "red", highlight=False)

@@ -1,6 +1,6 @@
-"""`Drill`: load, readers, audits and faults side by side for a while; then all is healed, and read once more.
+"""`Drill` runs load, readers, audits and faults concurrently for a while. Then all faults end, and it reads everything.
 
-What is certain in the end must be readable through every proxy. `DrillResult` says what was done and what did not hold.
+Every certain record must then be readable through every proxy. `DrillResult` has the counts and the broken invariants.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class DrillSettings:
     readers: int = 2
     with_broker: bool = True
     faults: Sequence[Fault] | None = None
-    """Instead of the plan that the seed makes."""
+    """The faults. None: the plan of the seed."""
     stop_at_first: bool = False
-    """Ends as soon as something does not hold."""
+    """Whether the drill ends at the first broken invariant."""
     owner_back_s: float = OWNER_BACK_S
-    """For how long a metadata partition may have no owner, where nothing disturbs the proxies but a busy machine."""
+    """The longest time that a metadata partition may have no owner after the last disruption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class _Worker(Protocol):
 
 
 class DrillError(Exception):
-    """The drill itself did not work."""
+    """The drill itself failed."""
 
 
 class Drill:
@@ -112,7 +112,7 @@ class Drill:
         self._fault_errors: list[str] = []
 
     def run(self) -> DrillResult:
-        """Raises `DrillError` when the drill itself did not work. The rig is started, its topics are made."""
+        """Runs the drill on a started rig whose topics exist. Raises `DrillError` when the drill itself fails."""
         with _thread(self.audit.run, self.audit.stop), _thread(self.watch.run, self.watch.stop):
             if not self.audit.opened.wait(_OPEN_S):
                 raise DrillError(self.audit.error or f"the audit was not opened in {_OPEN_S:.0f} s")
@@ -167,7 +167,7 @@ class Drill:
             raise
 
     def _wait_until(self, at_s: float) -> bool:
-        """False when the drill is over before."""
+        """Waits. Returns False when the drill ends before `at_s`."""
         while self._elapsed_s() < at_s:
             if self._trouble() or (self._settings.stop_at_first and self.violations.total):
                 return False
@@ -180,19 +180,21 @@ class Drill:
         return [*self._fault_errors, *(one for one in said if one is not None)]
 
     def _settle(self) -> None:
-        """Until everything is owned again, and everything certain is in the remote tier."""
+        """Waits until every metadata partition has an owner and every certain record is in the remote tier."""
         deadline_s = time.monotonic() + _HEAL_S
         while (not self.watch.is_all_owned or self._behind()) and not self._trouble():
             if time.monotonic() > deadline_s:
                 if not self.watch.is_all_owned:
-                    self.violations.add(OWNER, f"not everything is owned {_HEAL_S:.0f} s after the last fault")
+                    self.violations.add(
+                        OWNER, f"a metadata partition has no owner {_HEAL_S:.0f} s after the last fault"
+                    )
                 for place in self._behind():
                     self.violations.add(OUTAGE, f"{place} is not copied {_HEAL_S:.0f} s after the last fault")
                 return
             time.sleep(0.2)
 
     def _behind(self) -> list[Place]:
-        """Whose last certain record is in no finished segment."""
+        """Returns the partitions whose last certain record is in no finished segment."""
         behind = []
         for place, model in list(self.audit.model.partitions.items()):
             certain = self.oracle[place].certain_from(0)
@@ -202,7 +204,7 @@ class Drill:
         return behind
 
     def _read_everything(self) -> None:
-        """By a reader per proxy: all that is certain, from the log start to the end."""
+        """Reads all certain records from the log start to the end, with one reader per proxy."""
         readers = [
             Reader(self._rig, self.oracle, self.audit.model, self.violations, self._settings.seed)
             for _ in self._rig.proxies
@@ -214,7 +216,7 @@ class Drill:
                 start = max(self.oracle[place].asked_start, self.audit.model.partitions[place].log_start)
                 certain = self.oracle[place].certain_from(start)
                 if certain and not readers[number].read(proxy, place, -2, certain, _LAST_READ_S):
-                    self.violations.add(READ, f"{place} through {proxy.name}: not read to its end in the end")
+                    self.violations.add(READ, f"{place} through {proxy.name}: not read to its end after the drill")
 
         threads = [_started(read, number) for number in range(len(readers))]
         for thread in threads:

@@ -1,7 +1,7 @@
-"""The plan of a drill: which fault begins when, whom it hits and how long it lasts. The same for the same seed.
+"""The plan of a drill: the start, the target and the duration of each fault. The same seed makes the same plan.
 
-Faults come in bursts with calm between, for what must be back in time has to be given the time: a burst never hits all
-proxies, and the calm is longer than an owner may be missed.
+Faults come in bursts with calm between them. A burst never hits all proxies, and the calm is longer than a partition
+may be without an owner. The calm gives the proxies the time to recover.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class FaultKind(StrEnum):
     PROXY_FREEZE = "proxy stopped, longer than its session"
     STORE_FREEZE = "store stopped"
     STORE_KILL = "store killed, started again"
-    STORE_OUTAGE = "store gone for long"
+    STORE_OUTAGE = "store gone for a long time"
     BROKER_STALL = "broker stopped"
 
     @property
@@ -38,8 +38,9 @@ _DURATIONS_S = {
     FaultKind.BROKER_STALL: (0.5, 3.0),
 }
 OUTAGE_FROM_S = 200.0
-"""A drill of so long has a long outage in its middle: more than 120 rounds of the tasks, with their default interval an
-hour."""
+"""The shortest duration of a drill that has a long outage in its middle.
+
+The outage lasts more than 120 rounds of the tasks, which would be an hour with the default interval."""
 _CALM_S = (12.0, 18.0)
 _WITHIN_A_BURST_S = 6.0
 WARM_UP_S = 6.0
@@ -48,10 +49,10 @@ WARM_UP_S = 6.0
 @dataclass(frozen=True, slots=True)
 class Fault:
     at_s: float
-    """Since the drill began."""
+    """The time since the start of the drill."""
     kind: FaultKind
     proxy: int
-    """-1: it hits no proxy."""
+    """The number of the proxy. -1: the fault hits no proxy."""
     duration_s: float
 
     def __str__(self) -> str:
@@ -60,13 +61,13 @@ class Fault:
 
 
 def _shuffled(chance: random.Random, kinds: Sequence[FaultKind]) -> Iterator[FaultKind]:
-    """All of them in some order, and again in another: chance alone leaves one out of a whole drill now and then."""
+    """Yields all kinds in a random order, then in another one. A purely random choice may leave out a kind."""
     while True:
         yield from chance.sample(kinds, len(kinds))
 
 
 def plan(seed: int, seconds: float, proxies: int, *, with_broker: bool = True) -> list[Fault]:
-    """In order of time. `with_broker` False leaves the broker alone, which others may use."""
+    """Returns the faults in order of time. `with_broker`: whether to hit the broker, which other tests may share."""
     chance = random.Random(seed)
     of_a_proxy = _shuffled(chance, _PROXY_FAULTS)
     others = [kind for kind in _OTHER_FAULTS if with_broker or kind is not FaultKind.BROKER_STALL]

@@ -1,7 +1,7 @@
-"""`MetadataAudit`: the metadata topic as any read_committed consumer sees it, and who proved what when writing it.
+"""`MetadataAudit` reads the metadata topic as a read_committed consumer, and checks the proofs of its writers.
 
-Beside the committed events it counts, per producer id and epoch, the transactions that brought them, and the
-transactions in which the same producer committed an offset of the group: both must be as many (KIP-447).
+For each producer id and epoch it counts the transactions with metadata, and the transactions in which the producer
+committed an offset of the group. Both counts must be equal (KIP-447).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _PROOF_TRIES = 150
 _PROOF_PAUSE_S = 0.2
 
 Producer = tuple[int, int]
-"""Id and epoch."""
+"""A producer's id and epoch."""
 
 
 class _Transactions:
-    """Of one topic: who committed how many transactions that hold a record of it."""
+    """Counts the committed transactions with records of one topic, by producer."""
 
     def __init__(self) -> None:
         self.committed: Counter[Producer] = Counter()
         self._open: dict[tuple[int, int], int] = {}
 
     def read(self, partition: int, records: Buffer, position: int) -> Iterator[RecordBatch]:
-        """The data batches of transactions."""
+        """Yields the data batches of transactions."""
         for batch in iterate_batches(records):
             if batch.base_offset < position or not batch.is_transactional:
                 continue
@@ -58,7 +58,7 @@ class _Transactions:
 
 
 class MetadataAudit:
-    """Lives in one event loop. The client stays the caller's."""
+    """Use it in one event loop. The caller closes the client."""
 
     def __init__(self, client: BrokerClient, topic: str, violations: Violations) -> None:
         self._client = client
@@ -69,13 +69,14 @@ class MetadataAudit:
         self._epochs: dict[tuple[int, int], int] = {}
         self.transactions = 0
         self.proofs_waited_for = 0
-        """How often a proof was there, and not yet decided."""
+        """How often a proof existed whose transaction was still open."""
 
     async def open(self) -> None:
-        """The metadata is read from its beginning, the group's offsets from their end: others may have written them.
+        """Finds the start positions: the beginning of the metadata, and the end of the group offsets.
 
-        Before anything is written whose proof would be missed. Raises `BrokerError` while a topic is not there: the
-        first member of any group makes that of the offsets."""
+        Other groups may have written earlier offsets. Call it before the first metadata is written, since it would miss
+        earlier proofs. Raises `BrokerError` while a topic does not exist. The first member of any group creates the
+        topic of the offsets."""
         metadata = await self._client.metadata(0, _TIMEOUT_MS)
         for topic in (self._topic, OFFSETS_TOPIC):
             if topic not in metadata.topics:
@@ -85,17 +86,17 @@ class MetadataAudit:
         self._brought[OFFSETS_TOPIC] = _Transactions()
 
     async def events(self) -> list[MetadataEvent]:
-        """What was committed since the last call, up to the last stable offset as of now."""
+        """Returns the events committed since the last call, up to the current last stable offset."""
         return await self._read(self._topic)
 
     async def check_proofs(self) -> None:
-        """Every transaction of the metadata so far must have committed an offset as a member of the group."""
+        """Checks that every metadata transaction so far has committed an offset as a member of the group."""
         brought, offsets = self._brought[self._topic].committed.copy(), self._brought[OFFSETS_TOPIC]
         proofs = offsets.committed
         for _ in range(_PROOF_TRIES):
             await self._read(OFFSETS_TOPIC)
             unproved = {producer: count for producer, count in brought.items() if proofs[producer] < count}
-            # A proof is written before its transaction ends; the markers come to one topic after the other.
+            # A proof is written before its transaction ends. The markers come to the topics one after the other.
             if not any(map(offsets.is_open, unproved)):
                 break
             self.proofs_waited_for += 1
@@ -114,7 +115,7 @@ class MetadataAudit:
             number: said.leader_id for number, said in metadata.topics[topic].partitions.items() if number in behind
         }
         topic_id = metadata.topics[topic].topic_id
-        # Anybody's open transaction holds back the last stable offset of the group's offsets.
+        # An open transaction of any group holds back the last stable offset of the topic of offsets.
         isolation_level = READ_COMMITTED if topic == self._topic else READ_UNCOMMITTED
         while behind:
             node_id = leaders[next(iter(behind))]
@@ -158,13 +159,14 @@ class MetadataAudit:
         read = read_committed(fetched, position)
         if read.foreign_records:
             self._violations.add(
-                FENCED, f"metadata partition {number}: {read.foreign_records} records from {position} on are nobody's"
+                FENCED,
+                f"metadata partition {number}: {read.foreign_records} records from {position} on are not of an owner",
             )
         self._positions[topic, number] = read.next_offset
         return list(read.events)
 
     def _check_epoch(self, number: int, batch: RecordBatch) -> None:
-        """Of one transactional id: a later producer has a higher epoch, and an earlier one writes no more."""
+        """Checks the producer epochs of one transactional id: epochs never decrease."""
         of = number, batch.producer_id
         newest = max(self._epochs.get(of, -1), batch.producer_epoch)
         self._epochs[of] = newest

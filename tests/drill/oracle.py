@@ -1,9 +1,9 @@
-"""`Oracle`: what the cluster has acknowledged, so what every reader must see, and what none may.
+"""`Oracle` knows which records the cluster has acknowledged: which ones every reader must see, and which none may see.
 
-* A record is certain once its acknowledgement came, and a transaction's once its commit was acknowledged: with its
-  offset. What nobody answered for may be there or not.
-* What is below `asked_start` was asked to be deleted, what is below `deleted_start` was acknowledged as deleted.
-* One lock for all; every method may be called from any thread.
+* A record is certain with its offset when it was acknowledged. A record of a transaction is certain when the commit was
+  acknowledged. A record without an answer may exist or not.
+* Clients asked to delete the records below `asked_start`. The broker acknowledged the deletion below `deleted_start`.
+* One lock protects everything. Every method may be called from any thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.drill.records import DamagedRecordError, DrillRecord, decode, topic_n
 from tests.drill.violations import ABORTED, BYTES, READ, Violations
 
 Place = tuple[str, int]
-"""Topic and partition."""
+"""A topic and a partition."""
 
 
 class PartitionOracle:
@@ -36,7 +36,7 @@ class PartitionOracle:
             return DrillRecord(topic_number(self.place[0]), self.place[1], self._next_sequence - 1)
 
     def acknowledged(self, records: Iterable[tuple[int, int]]) -> None:
-        """Of sequence and offset."""
+        """Notes acknowledged records, as pairs of sequence and offset."""
         with self._lock:
             for sequence, offset in records:
                 known = self._sequence_at.setdefault(offset, sequence)
@@ -58,7 +58,7 @@ class PartitionOracle:
 
     @property
     def count(self) -> int:
-        """Certain records."""
+        """The number of certain records."""
         with self._lock:
             return len(self._sequence_at)
 
@@ -68,12 +68,12 @@ class PartitionOracle:
             return len(self._aborted)
 
     def certain_from(self, offset: int) -> list[int]:
-        """The offsets of all certain records from `offset` on, ascending."""
+        """Returns the offsets of all certain records from `offset` on, ascending."""
         with self._lock:
             return sorted(each for each in self._sequence_at if each >= offset)
 
     def check(self, offset: int, value: bytes, reader: str) -> int | None:
-        """Judges one record that a reader of committed records was given; its sequence, None when it is damaged."""
+        """Judges a record that a read_committed reader got. Returns its sequence. None: the record is damaged."""
         where = f"{self.place} {offset} through {reader}"
         try:
             record = decode(value)
@@ -91,11 +91,13 @@ class PartitionOracle:
         if known is not None and known != record.sequence:
             self._violations.add(READ, f"{where}: record {record.sequence} instead of {known}")
         elif at is not None and at != offset:
-            self._violations.add(READ, f"{where}: record {record.sequence}, which is at {at}, is there again")
+            self._violations.add(READ, f"{where}: record {record.sequence}, which is at {at}, appears again")
         return record.sequence
 
     def check_complete(self, certain: Iterable[int], seen: Collection[int], log_start: int, end: int, who: str) -> None:
-        """`certain` as of before the reading; of it what lies in [log_start, end) must have been `seen`."""
+        """Checks that the reader has seen all certain records in [log_start, end).
+
+        `certain` are the offsets that were certain before the reading."""
         missing = [each for each in certain if log_start <= each < end and each not in seen]
         if missing:
             self._violations.add(

@@ -1,7 +1,7 @@
-"""`OutageProbe`: what an outage of the store must not be felt by, tried again and again while the store is away.
+"""`OutageProbe` repeats, during an outage of the store, the operations that the outage must not affect.
 
-Topics are created and given more partitions, records are produced and read from the local tier, all through proxies
-that are up. A try during which a proxy or the broker came or went says nothing.
+It creates topics, adds partitions, produces records, and reads them from the local tier, through proxies that are up. A
+try does not count if a proxy or the broker went away or came back during it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LOG_NOTHING = 0
 
 
 class OutageProbe:
-    """`run` in a thread of its own, until `stop`."""
+    """Call `run` in its own thread. It ends after `stop`."""
 
     def __init__(self, rig: DrillRig, oracle: Oracle, violations: Violations) -> None:
         self._rig = rig
@@ -33,7 +33,7 @@ class OutageProbe:
         self._violations = violations
         self._stopping = threading.Event()
         self.tries = 0
-        """Undisturbed ones, each of all that is tried."""
+        """The number of undisturbed tries. Each try does all operations."""
         self.slowest_s = 0.0
         self.error: str | None = None
 
@@ -66,7 +66,7 @@ class OutageProbe:
             self._violations.add(OUTAGE, f"{proxy.name}, after {took_s:.1f} s: {trouble}")
 
     def _use_a_new_topic(self, proxy: DrillProxy) -> None:
-        """Created, expanded, written to its new partition, read from there, deleted."""
+        """Creates a topic, adds a partition, writes to the new partition, reads from it, and deletes the topic."""
         topic = f"drill-probe-{uuid.uuid4().hex[:8]}"
         admin = AdminClient({"bootstrap.servers": proxy.bootstrap, "log_level": _LOG_NOTHING})
         admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1)])[topic].result(_TIMEOUT_S)
@@ -78,7 +78,7 @@ class OutageProbe:
             admin.delete_topics([topic])[topic].result(_TIMEOUT_S)
 
     def _read_the_tail(self, proxy: DrillProxy) -> None:
-        """Of tiered partitions: the newest certain record is always local."""
+        """Reads the newest certain record of each tiered partition, which is always local."""
         for partition in self._oracle.partitions.values():
             certain = partition.certain_from(partition.asked_start)
             if certain:
@@ -100,7 +100,7 @@ class OutageProbe:
 
 
 def _produce(proxy: DrillProxy, topic: str, partition: int) -> None:
-    """A partition that is new is unknown to brokers for a moment, and librdkafka gives up at once."""
+    """Produces a record. Retries, since brokers learn of a new partition late, and librdkafka does not retry then."""
     errors: list[KafkaError | None] = []
     deadline_s = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < deadline_s:
@@ -111,4 +111,4 @@ def _produce(proxy: DrillProxy, topic: str, partition: int) -> None:
         if errors and errors[-1] is None:
             return
         time.sleep(0.1)
-    raise TimeoutError(f"nothing was acknowledged: {errors[-1:]}")
+    raise TimeoutError(f"no record was acknowledged: {errors[-1:]}")

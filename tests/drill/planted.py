@@ -1,6 +1,6 @@
-"""`tidegate` with a bug in it, to show that a drill finds it: `python -m tests.drill.planted BUG serve --config FILE`.
+"""`tidegate` with a planted bug that a drill must find: `python -m tests.drill.planted BUG serve --config FILE`.
 
-The bugs are planted here, in this process, and nowhere in the product.
+The bugs exist only here, in this process. The product does not have them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tiers.segment.segment_builder import SegmentBuilder
 
 
 def trim_before_visibility() -> None:
-    """Whatever is finished counts as seen for ever, so nobody waits for the other proxies."""
+    """A finished segment counts as visible since ever, so the owner does not wait for the other proxies."""
 
     def seen_at_ms(self: TopicBasedRemoteLogMetadataManager, segment_id: RemoteLogSegmentId) -> int | None:
         return -(1 << 40)
@@ -27,7 +27,7 @@ def trim_before_visibility() -> None:
 
 
 def commit_without_fencing() -> None:
-    """A transaction that says nothing of the member that writes it: one whose generation is over may commit too."""
+    """A transaction does not name the member that writes it, so a member of an old generation may commit."""
 
     async def commit_offset(
         self: TransactionalProducer, member: GroupMember, consumed_offset: int, deadline_ms: int
@@ -38,7 +38,7 @@ def commit_without_fencing() -> None:
 
 
 def dropped_chunk() -> None:
-    """Of every fifth answer of the broker, the first batches never come into the segment."""
+    """The first batches of every fifth answer of the broker are missing from the segment."""
     append, count = SegmentBuilder.append, 0
 
     def append_less(self: SegmentBuilder, records: bytes, aborted_transactions: Sequence[AbortedTransaction]) -> None:

@@ -1,8 +1,8 @@
-"""`ProxyWatch`: who owns what, by the proxies' own metrics; and what they count that should never be.
+"""`ProxyWatch` reads the proxies' metrics: the owners of metadata partitions, and counters that must stay zero.
 
-A metadata partition is without an owner for as long as no proxy that answers says that it may write. That may be no
-longer than `owner_back_s` after the last proxy or broker went away or came back. One that is too busy to answer may be
-the owner, but for no longer than that either.
+A metadata partition has no owner while no answering proxy tells that it may write. That may last at most `owner_back_s`
+after the last proxy or broker went away or came back. A proxy that is too busy to answer may be the owner, also for at
+most `owner_back_s`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ALARMS = re.compile(
 
 
 class ProxyWatch:
-    """`run` in a thread of its own, until `stop`."""
+    """Call `run` in its own thread. It ends after `stop`."""
 
     def __init__(self, rig: DrillRig, violations: Violations, owner_back_s: float = OWNER_BACK_S) -> None:
         self._owner_back_s = owner_back_s
@@ -40,13 +40,13 @@ class ProxyWatch:
         self._owned_at_s = dict.fromkeys(range(METADATA_PARTITIONS), now_s)
         self._starts: dict[tuple[int, Place], int] = {}
         self.longest_s = dict.fromkeys(range(METADATA_PARTITIONS), 0.0)
-        """Without an owner, by metadata partition; disruptions may overlap in it."""
+        """The longest time without an owner, by metadata partition. It may contain several disruptions."""
         self.longest_quiet_s = dict.fromkeys(range(METADATA_PARTITIONS), 0.0)
-        """The same since the last disruption."""
+        """The longest time without an owner since the last disruption, by metadata partition."""
         self._said_at_s: dict[int, float] = {}
-        """When each proxy last told what it owns, by its number."""
+        """When each proxy last told its partitions, by the proxy's number."""
         self.is_all_owned = False
-        """As of the last look."""
+        """Whether every metadata partition had an owner at the last look."""
         self.looks = 0
         self.error: str | None = None
 
@@ -77,12 +77,12 @@ class ProxyWatch:
             self.looks += 1
 
     def _ask(self, proxy: DrillProxy) -> set[int] | None:
-        """What it owns; None when it does not say."""
+        """Returns the metadata partitions that a proxy owns. None: the proxy does not answer."""
         try:
             text = proxy.process.metrics(timeout_s=5.0)
             if self.looks % 8 == proxy.number % 8:
                 self._check_log_starts(proxy)
-        except (OSError, HTTPException, ValueError, struct.error):  # on its way down or up
+        except (OSError, HTTPException, ValueError, struct.error):  # the proxy is stopping or starting
             return None
         for labels, _ in _BROKEN_BOUNDS.findall(text):
             self._violations.add(BOUNDS, f"{proxy.name}: {labels}")

@@ -1,7 +1,7 @@
-"""`Reader`: one thread that reads partitions from somewhere to their end, through one proxy after the other.
+"""`Reader`: a thread that reads partitions from random offsets to their end, through one proxy after another.
 
-The consumer is unmodified, and told to fail rather than to jump. What was certain before a pass began must be in it,
-unless it lies below a log start that was raised meanwhile.
+The consumer is unmodified, and its settings let it fail instead of resetting its position. Records that were certain
+before a pass began must be in the pass, unless they lie below a log start that was raised meanwhile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PASSING = frozenset(
         KafkaError._TIMED_OUT_QUEUE,
     }
 )
-"""What librdkafka says of a broker that went away; it goes on by itself."""
+"""The errors of librdkafka when a broker went away. librdkafka itself retries."""
 
 
 class Reader:
@@ -46,9 +46,9 @@ class Reader:
         self.checked = 0
         self.passes = 0
         self.unfinished = 0
-        """Passes that a fault has kept from their end; what they did read was checked."""
+        """The number of passes that a fault kept from their end. The records that they read were checked."""
         self.longest_wait_s = 0.0
-        """For a record that was certain, while the proxy and the store were up and stayed so."""
+        """The longest wait for a certain record during which the proxy and the store stayed up."""
         self.error: str | None = None
 
     def stop(self) -> None:
@@ -68,7 +68,7 @@ class Reader:
             raise
 
     def _log_start(self, place: Place) -> int:
-        """Below it, records may be gone, or go."""
+        """Returns the log start. Records below it may be deleted at any time."""
         return max(self._oracle[place].asked_start, self._model.partitions[place].log_start)
 
     def _read_some(self, proxy: DrillProxy, place: Place) -> None:
@@ -80,7 +80,7 @@ class Reader:
         self.read(proxy, place, start, certain, PASS_TIMEOUT_S)
 
     def read(self, proxy: DrillProxy, place: Place, start: int, certain: Sequence[int], timeout_s: float) -> bool:
-        """From `start` past the last of `certain`; whether it came so far."""
+        """Reads from `start` past the last of `certain`. Returns whether it came that far."""
         partition = self._oracle[place]
         deleted_start = partition.deleted_start
         seen: set[int] = set()
@@ -117,7 +117,7 @@ class Reader:
         self.checked += len(seen)
         self.passes += 1
         self.unfinished += next_offset < target
-        # What is asked for from the start begins where the log does now.
+        # A read from the beginning starts at the current log start.
         first = max(self._log_start(place), start)
         partition.check_complete(certain, seen, first, next_offset, proxy.name)
         return next_offset >= target
@@ -128,7 +128,7 @@ class Reader:
         return is_up and max(proxy.changed_at_s, rig.store_changed_at_s) < since_s
 
     def _bear(self, error: KafkaError, place: Place, next_offset: int, proxy: DrillProxy) -> bool:
-        """False: the pass is over, for the log start went past it."""
+        """Judges an error. Returns whether the pass continues. Reports the error if no raised log start explains it."""
         if error.code() in _PASSING or error.retriable():
             return True
         if next_offset < self._log_start(place):

@@ -1,4 +1,4 @@
-"""What the drill writes: records that say which they are, and by their checksum that they are whole."""
+"""The records of the drill. A record has its identity and a checksum."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MIN_BYTES = _HEADER.size + _CHECKSUM.size
 
 class DrillRecord(NamedTuple):
     topic: int
-    """A checksum of the topic's name."""
+    """A checksum of the topic name."""
     partition: int
     sequence: int
 
 
 class DamagedRecordError(Exception):
-    """A value is not what was written."""
+    """A value differs from the written one."""
 
 
 def topic_number(topic: str) -> int:
@@ -28,7 +28,7 @@ def topic_number(topic: str) -> int:
 
 
 def encode(record: DrillRecord, size: int) -> bytes:
-    """`size` bytes or a little more, the same for the same record, that do not compress."""
+    """Returns a value of `size` bytes or a little more. It depends only on the record, and does not compress."""
     filling = random.Random(record.sequence).randbytes(max(0, size - MIN_BYTES))
     body = _HEADER.pack(*record) + filling
     return body + _CHECKSUM.pack(zlib.crc32(body))
@@ -37,7 +37,7 @@ def encode(record: DrillRecord, size: int) -> bytes:
 def decode(value: bytes) -> DrillRecord:
     """Raises `DamagedRecordError`."""
     if len(value) < MIN_BYTES:
-        raise DamagedRecordError(f"{len(value)} bytes are no record of the drill")
+        raise DamagedRecordError(f"a value of {len(value)} bytes is not a record of the drill")
     (checksum,) = _CHECKSUM.unpack_from(value, len(value) - _CHECKSUM.size)
     if zlib.crc32(memoryview(value)[: -_CHECKSUM.size]) != checksum:
         raise DamagedRecordError("the checksum is wrong")

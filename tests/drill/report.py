@@ -1,4 +1,4 @@
-"""The table with which a drill ends."""
+"""Prints the results of a drill as a table."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def show(console: Console, result: DrillResult, proxies: int) -> None:
         table.add_row(kind, f"{result.faults[kind]:,}")
     table.add_section()
     table.add_row("records produced", f"{result.produced:,}")
-    table.add_row("  of them acknowledged, or committed", f"{result.certain:,}")
+    table.add_row("  acknowledged or committed", f"{result.certain:,}")
     table.add_row("  aborted", f"{result.aborted:,}")
     table.add_row("records checked by readers", f"{result.checked:,}")
-    table.add_row("passes of readers (kept from their end)", f"{result.passes:,} ({result.unfinished_passes:,})")
-    table.add_row("longest wait of a reader, proxy and store being up, s", f"{result.longest_wait_s:.1f}")
+    table.add_row("passes of readers (interrupted)", f"{result.passes:,} ({result.unfinished_passes:,})")
+    table.add_row("longest wait of a reader while proxy and store were up, s", f"{result.longest_wait_s:.1f}")
     table.add_row("DeleteRecords of clients", f"{result.deletions:,}")
     table.add_section()
     table.add_row("segments copied", f"{result.segments[State.COPY_SEGMENT_FINISHED]:,}")
     table.add_row("  begun", f"{result.segments[State.COPY_SEGMENT_STARTED]:,}")
-    table.add_row("  said twice, alike", f"{result.duplicates:,}")
-    table.add_row("segments deleted, expired ones and leftovers", f"{result.segments[State.DELETE_SEGMENT_FINISHED]:,}")
-    table.add_row("  with objects that came after the deletion", f"{result.left_over:,}")
+    table.add_row("  finished twice, with equal data", f"{result.duplicates:,}")
+    table.add_row("deleted segments, expired or left over", f"{result.segments[State.DELETE_SEGMENT_FINISHED]:,}")
+    table.add_row("  with objects written after the deletion", f"{result.left_over:,}")
     table.add_row("offsets trimmed from the broker", f"{result.trimmed_offsets:,}")
     table.add_row("transactions of owners", f"{result.transactions:,}")
     table.add_row("audits", f"{result.audits:,}")
-    table.add_row("probes while the store was away (slowest, s)", f"{result.probes:,} ({result.slowest_probe_s:.1f})")
+    table.add_row("probes during store outages (slowest, s)", f"{result.probes:,} ({result.slowest_probe_s:.1f})")
     table.add_section()
     for number, gone_s in result.without_owner_s.items():
         quiet_s = result.without_owner_quiet_s[number]

@@ -1,4 +1,4 @@
-"""The processes of a drill: a Kafka, an S3, several proxies that share a metadata topic; and what is done to them."""
+"""The processes of a drill: a Kafka, an S3, and several proxies with one metadata topic. It also applies the faults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METADATA_PARTITIONS = 6
 
 @dataclass(frozen=True, slots=True)
 class DrillTopics:
-    """`kept` loses nothing; `expiring` has a retention by size, and clients delete from it."""
+    """The topics. `kept` loses no records. `expiring` has a retention by size, and clients delete its records."""
 
     kept: str
     expiring: str
@@ -47,7 +47,7 @@ class DrillProxy:
     number: int
     process: TidegateProcess
     is_up: bool = False
-    """Neither stopped nor killed, nor on its way back."""
+    """False while the proxy is stopped, killed or starting."""
     changed_at_s: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -61,7 +61,7 @@ class DrillProxy:
 
 
 class DrillRig:
-    """A context manager. The cluster and the store are the caller's; the proxies and their folder are its own."""
+    """A context manager. It owns the proxies and their folder. The caller owns the cluster and the store."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class DrillRig:
         self.proxies = [DrillProxy(number, self._process(number, command)) for number in range(proxies)]
         self._disruptions = threading.Lock()
         self.disrupted_at_s = time.monotonic()
-        """When a proxy, or the broker, last went away or came back."""
+        """When a proxy or the broker last went away or came back."""
         self.store_is_away = False
         self.store_changed_at_s = 0.0
 
@@ -101,7 +101,7 @@ class DrillRig:
                 "remote.log.visible.after.ms": VISIBLE_AFTER_MS,
                 "remote.log.manager.task.interval.ms": 400,
                 "remote.log.manager.task.retry.backoff.ms": 200,
-                # Reads go to the store, not to what was read before.
+                # The cache is small, so that reads go to the store.
                 "remote.log.chunk.cache.total.size.bytes": 1 << 20,
             },
             command=command,
@@ -110,7 +110,7 @@ class DrillRig:
         return process
 
     def start(self) -> None:
-        """Makes bucket and topics, then starts one proxy after the other: the first makes the metadata topic."""
+        """Creates the bucket and the topics. Starts the proxies one by one: the first creates the metadata topic."""
         asyncio.run(self.gateway.create_bucket(self.bucket))
         bootstrap, config = self.cluster.bootstrap_servers, {"retention.ms": "-1"}
         create_topic(bootstrap, self.topics.kept, partitions=self.topics.partitions, config=config)
@@ -128,7 +128,7 @@ class DrillRig:
                 proxy.process.stop(signal.SIGKILL)
 
     def remove_folders(self) -> None:
-        """Settings and logs of the proxies; they are kept when something did not hold."""
+        """Removes the proxies' settings and logs. The caller keeps them when an invariant broke."""
         for proxy in self.proxies:
             shutil.rmtree(proxy.process.folder, ignore_errors=True)
 
@@ -147,7 +147,7 @@ class DrillRig:
             self.disrupted_at_s = time.monotonic()
 
     def apply(self, fault: Fault, heal_early: threading.Event) -> None:
-        """Begins the fault, waits for as long as it lasts, and ends it."""
+        """Begins the fault, waits for its duration, and ends it."""
         match fault.kind:
             case FaultKind.PROXY_KILL:
                 self._kill_proxy(self.proxies[fault.proxy], fault.duration_s, heal_early)

@@ -1,4 +1,4 @@
-"""A short drill, on real servers; and three more with a bug planted in the proxies, which it must find."""
+"""A short drill on real servers, and three more drills that must find a bug planted in the proxies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 
 SEED = 1
 OWNER_BACK_S = 30.0
-"""A machine that stands still for seconds costs a session or two. How soon it is otherwise, `make drill` says."""
+"""Long enough for a machine that stalls for seconds, which ends a session or two. `make drill` has a strict limit."""
 FAULTS = (
     Fault(4, FaultKind.PROXY_FREEZE, 0, 11),
     Fault(6, FaultKind.STORE_FREEZE, -1, 4),
@@ -50,7 +50,7 @@ def test_two_proxies_survive_a_short_drill(kafka: KafkaCluster, s3: VersityGatew
         result = running.run()
     assert result.violations == []
     assert result.faults.total() == len(FAULTS)
-    # On however slow a machine: it is a drill still.
+    # Even a slow machine must do enough for a drill.
     assert result.checked > result.certain > 500
     assert result.trimmed_offsets > 100
     assert result.transactions > 20

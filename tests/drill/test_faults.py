@@ -1,4 +1,4 @@
-"""A drill's plan: repeatable by its seed, and never all proxies at once."""
+"""The plan of a drill is repeatable by its seed, and never hits all proxies at once."""
 
 from __future__ import annotations
 

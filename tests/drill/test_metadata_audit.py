@@ -1,4 +1,4 @@
-"""What the drill takes for a commit without a proof, and what it waits for."""
+"""The audit reports a commit without a proof, and waits for a proof whose marker is late."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def written(key: bytes, value: bytes | None) -> bytes:
 
 
 def commit(broker: ScriptedBroker) -> None:
-    """A transaction of the metadata, whole."""
+    """Appends a complete metadata transaction."""
     update = LocalLogStartUpdate(TopicIdPartition(uuid4(), 0, "orders"), "w", 0, OffsetAndEpoch(10, 0))
     broker.logs[SEGMENTS, 0].batches += [written(*key_and_value(update)), end()]
 

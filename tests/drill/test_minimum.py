@@ -1,4 +1,4 @@
-"""A drill that did too little proves nothing, and says so."""
+"""A drill that did too little reports so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the drill's oracle calls a violation, and what it must bear."""
+"""The cases that the drill's oracle reports as violations, and those that it must accept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the drill calls a violation when it compares the metadata with the broker's log and the store's objects."""
+"""The violations that the drill finds when it compares the metadata with the broker's log and the store's objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the drill calls a violation in the records of the metadata topic."""
+"""The violations that the drill finds in the records of the metadata topic."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`TierAudit`: compares, again and again, what the metadata says with the broker's log and the store's objects.
+"""`TierAudit` repeatedly compares the metadata with the broker's log and the store's objects.
 
-Each look goes the way that a fault cannot bend: first at what may only follow (a trim, an object's absence), then at
-the metadata that must have been committed before. What two looks in this order contradict was wrong at some moment.
+Each look first reads the later event, such as a trim or a missing object. Then it reads the metadata that must have
+been committed before that event. No fault can make two looks in this order disagree, so a contradiction is a violation.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PATIENCE_S = 15.0
 
 
 class TierAudit:
-    """`run` in a thread of its own, until `stop`; then everything is looked at once more."""
+    """Call `run` in its own thread. After `stop` it looks at everything once more, and ends."""
 
     def __init__(self, rig: DrillRig, oracle: Oracle, violations: Violations) -> None:
         self._rig = rig
@@ -39,7 +39,7 @@ class TierAudit:
         self._violations = violations
         self._stopping = threading.Event()
         self.opened = threading.Event()
-        """From then on nothing escapes it."""
+        """Set when the audit reads the topics from their start positions, so that it misses nothing."""
         self._local_starts: dict[Place, int] = {}
         self._folder = rig.gateway.folder / "data" / rig.bucket
         self.model = TierModel(
@@ -52,13 +52,15 @@ class TierAudit:
         self.trimmed_offsets = 0
         self.looks = 0
         self.duplicates = 0
-        """Finished segments that say what others say too: legal, and deleted some time."""
+        """The number of finished segments with the same data as others. They are legal, and are deleted later."""
         self.left_over = 0
-        """Objects of segments whose deletion is finished: a copy went on after its segment was given up."""
+        """The number of segments with objects after their deletion: a copy continued after the segment was given up."""
         self.error: str | None = None
 
     def _retained_bytes(self, place: Place) -> int | None:
-        """What is not remote yet counts too: the open segment, and the one that is being copied."""
+        """Returns the bytes that retention must leave. Records that are not remote yet count too.
+
+        These are the records of the open segment and of the segment in progress."""
         return RETENTION_BYTES - 2 * SEGMENT_BYTES if place[0] == self._rig.topics.expiring else None
 
     def stop(self) -> None:
@@ -85,7 +87,7 @@ class TierAudit:
                     if with_objects:
                         listed_at_s = time.monotonic()
                         await audit.check_proofs()
-                except (RemoteLogError, OSError):  # the broker is one of those that faults hit
+                except (RemoteLogError, OSError):  # faults hit the broker too
                     last = False
                     if self._stopping.is_set() and time.monotonic() - listed_at_s > _PATIENCE_S:
                         raise
@@ -140,9 +142,9 @@ class TierAudit:
             self._violations.add(TRIM, f"{place}: trimmed to {start}, while only what is below {visible} was visible")
 
     def _check_segment(self, place: Place, segment: Segment) -> None:
-        """Whole batches without a gap from the first offset to the last; and what it shares with others is the same."""
+        """Checks that a segment has whole batches without a gap, and equals other segments at shared offsets."""
         checksums = self._checksums(segment)
-        if checksums is None:  # deleted by now, or the listing will say so
+        if checksums is None:  # it was deleted meanwhile, or the check of the objects reports it
             return
         metadata = segment.metadata
         next_offset = metadata.start_offset
@@ -172,10 +174,10 @@ class TierAudit:
         ones = {base: said for base, said in one.items() if base <= last and said[0] >= first}
         others = {base: said for base, said in other.items() if base <= last and said[0] >= first}
         if ones != others:
-            self._violations.add(CHOICE, f"{place}: offsets {first} to {last} are finished twice, and differ")
+            self._violations.add(CHOICE, f"{place}: two finished segments differ at offsets {first} to {last}")
 
     def _checksums(self, segment: Segment) -> dict[int, tuple[int, int]] | None:
-        """Last offset and CRC by base offset, every one checked; None when there is no object."""
+        """Returns the last offset and the checked CRC of each batch, by base offset. None: there is no object."""
         uuid = segment.metadata.segment_id.id
         found = list(self._folder.glob(f"*/*/*/*/*{uuid}{LOG_SUFFIX}"))
         try:
@@ -212,12 +214,14 @@ class TierAudit:
             found.setdefault(key.segment_uuid, set()).add(key.suffix)
 
     def _check_objects(self, objects: dict[UUID, set[str]], expected: dict[UUID, Place]) -> None:
-        """`expected` was readable before the listing; what is readable after it too must have been listed."""
+        """Checks a listing. Segments that were readable before it (`expected`) and after it must have been listed."""
         known = {uuid: one for model in self.model.partitions.values() for uuid, one in model.segments.items()}
         for uuid, place in expected.items():
             if known[uuid].is_readable and objects.get(uuid) != {LOG_SUFFIX, INDEXES_SUFFIX}:
-                self._violations.add(OBJECTS, f"{place} {uuid}: finished, not deleted, and not whole in the store")
+                self._violations.add(
+                    OBJECTS, f"{place} {uuid}: finished and not deleted, but objects are missing in the store"
+                )
         for uuid in objects.keys() - known.keys():
-            self._violations.add(OBJECTS, f"{uuid}: in the store without a record")
+            self._violations.add(OBJECTS, f"{uuid}: the store has objects, but the metadata has no record")
         gone = {uuid for uuid, one in known.items() if one.state is State.DELETE_SEGMENT_FINISHED}
         self.left_over = len(objects.keys() & gone)

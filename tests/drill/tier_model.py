@@ -1,4 +1,4 @@
-"""`TierModel`: the remote tier as the committed metadata describes it; judges every record that it is given."""
+"""`TierModel`: the remote tier as the committed metadata describes it. It checks every metadata record."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tiers.model.segment_state import is_valid_transition
 
 @dataclass(slots=True)
 class Segment:
-    """One segment's life so far."""
+    """The state of one segment."""
 
     metadata: RemoteLogSegmentMetadata
     state: State
     finished_at_ms: int | None = None
-    """By the broker's clock."""
+    """When the segment was finished, by the broker's clock."""
 
     @property
     def is_readable(self) -> bool:
@@ -39,13 +39,13 @@ class PartitionModel:
     segments: dict[UUID, Segment] = field(default_factory=dict)
     log_start: int = 0
     announced_start: int = 0
-    """The highest local log start that an owner has committed before a trim."""
+    """The highest local log start that an owner committed before a trim."""
 
     def readable(self) -> Iterator[Segment]:
         return (segment for segment in self.segments.values() if segment.is_readable)
 
     def covered_to(self, start: int, finished_by_ms: int) -> int:
-        """How far segments that were finished by then hold every offset from `start` on; exclusive."""
+        """Returns the end (exclusive) of the contiguous offsets from `start` on in segments finished by that time."""
         spans = sorted(
             (segment.metadata.start_offset, segment.metadata.end_offset)
             for segment in self.segments.values()
@@ -67,7 +67,7 @@ class TierModel:
         retained_bytes: Callable[[Place], int | None],
         on_finished: Callable[[Place, Segment], None],
     ) -> None:
-        """`retained_bytes`: what must stay in the tier when retention takes something; None: it may take nothing."""
+        """`retained_bytes` returns the bytes that retention must leave. None: retention may remove nothing."""
         self._oracle = oracle
         self._violations = violations
         self._retained_bytes = retained_bytes

@@ -1,4 +1,4 @@
-"""`Violations`: what did not hold, each with the moment at which it was noticed. Safe to use from any thread."""
+"""`Violations`: the broken invariants, with the time of their detection. Safe to use from any thread."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ KEPT = 200
 @dataclass(frozen=True, slots=True)
 class Violation:
     rule: str
-    """The name of an invariant; one of `RULES`."""
+    """The name of the invariant, one of `RULES`."""
     what: str
     at_s: float
-    """Since the drill began."""
+    """The time since the start of the drill."""
 
 
 READ = "every acknowledged record is readable once and in order"
-BYTES = "what is read is what was written"
-ABORTED = "nothing aborted is read"
-DELETED = "nothing deleted comes back"
+BYTES = "a read returns the bytes that were written"
+ABORTED = "no aborted record is read"
+DELETED = "no deleted record comes back"
 LOG_START = "log starts never go back"
-TRIM = "nothing is trimmed before every proxy can read it"
-TRIM_OWNER = "nothing is trimmed that an owner did not announce"
+TRIM = "no record is trimmed before every proxy can read it remotely"
+TRIM_OWNER = "no trim happens that an owner did not announce"
 FENCED = "every commit proves the writer's membership"
-SEGMENT = "a finished segment is what the log held"
-CHOICE = "no two finished segments say different things"
+SEGMENT = "a finished segment has the records of the log"
+CHOICE = "finished segments agree at shared offsets"
 STATES = "segments go through their states in order"
 OBJECTS = "objects come after COPY_SEGMENT_STARTED and go after DELETE_SEGMENT_STARTED"
-EXPIRY = "retention takes no more than it was told"
-OWNER = "ownership is back in time"
+EXPIRY = "retention removes no more than its settings allow"
+OWNER = "a metadata partition gets a new owner in time"
 BOUNDS = "the bounds between the tiers hold"
-OUTAGE = "an outage of the store is not felt by the local tier"
+OUTAGE = "an outage of the store does not affect the local tier"
 RULES = (
     READ, BYTES, ABORTED, DELETED, LOG_START, TRIM, TRIM_OWNER, FENCED, SEGMENT, CHOICE, STATES, OBJECTS, EXPIRY,
     OWNER, BOUNDS, OUTAGE,
@@ -52,7 +52,7 @@ class Violations:
         self.count: Counter[str] = Counter()
 
     def add(self, rule: str, what: str) -> None:
-        """The same thing said again does not count again."""
+        """Adds a violation. A repeated violation does not count again."""
         with self._lock:
             if (rule, what) in self._seen:
                 return

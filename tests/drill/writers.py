@@ -1,9 +1,9 @@
-"""`Writer`: one thread that produces to one topic through proxies that are up; what it knows, the oracle knows.
+"""`Writer`: a thread that produces to one topic through proxies that are up. It reports its results to the oracle.
 
-* Partition 0 gets idempotent records alone, so that its offsets have no gaps; the others transactions as well, of
-  which some are aborted.
-* A producer belongs to one proxy, and waits for it when it is gone: its records then come late, or never.
-* From a topic that may lose records the writer deletes some, now and then.
+* Partition 0 gets only idempotent records, so its offsets have no gaps. The other partitions also get transactions, and
+  some of those are aborted.
+* A producer belongs to one proxy. It waits while the proxy is gone, so its records come late, or never.
+* From time to time the writer deletes records from a topic that may lose records.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Writer:
         self._stopping.set()
 
     def run(self) -> None:
-        """Until `stop`; then waits for what is still on its way."""
+        """Writes until `stop`. Then waits for the records in flight."""
         try:
             self._write()
         except Exception as error:
@@ -102,7 +102,7 @@ class Writer:
             )
         for partition in self._oracle_of(self._chance.randrange(self._rig.topics.partitions), count):
             record = partition.new_record()
-            with contextlib.suppress(BufferError):  # its proxy is gone for long: never sent
+            with contextlib.suppress(BufferError):  # the proxy has been gone for a long time; the record is never sent
                 producer.produce(
                     self._topic,
                     encode(record, RECORD_BYTES),
@@ -115,7 +115,7 @@ class Writer:
         return (self._oracle[self._topic, partition] for _ in range(count))
 
     def _transaction(self, proxy: DrillProxy, count: int) -> None:
-        """One that neither commits nor aborts for sure says nothing: its records may be there or not."""
+        """Writes a transaction. If its outcome is unknown, the oracle learns nothing: the records may exist or not."""
         try:
             producer = self._transactional_producer(proxy)
             producer.begin_transaction()
@@ -143,7 +143,7 @@ class Writer:
             self._transactional = None
 
     def _transactional_producer(self, proxy: DrillProxy) -> Producer:
-        """Another proxy, another producer: the one before is fenced, and its transaction ended."""
+        """Returns a producer for the proxy. A new producer fences the one before, and ends its transaction."""
         if self._transactional is not None and self._transactional[0] == proxy.name:
             return self._transactional[1]
         producer = Producer(
@@ -160,7 +160,7 @@ class Writer:
         return producer
 
     def _delete(self, proxy: DrillProxy) -> None:
-        """Up to a certain record not far above what was deleted before."""
+        """Deletes the records below a certain record that lies not far above the last deletion."""
         partition = self._oracle[self._topic, self._chance.randrange(self._rig.topics.partitions)]
         certain = partition.certain_from(partition.asked_start)
         if len(certain) < 2 * _DELETED_AT_ONCE:
@@ -172,7 +172,7 @@ class Writer:
             asked = admin.delete_records([TopicPartition(*partition.place, offset)], request_timeout=_TIMEOUT_S)
             for answer in asked.values():
                 answer.result(_TIMEOUT_S)
-        except (KafkaException, TimeoutError):  # deleted or not
+        except (KafkaException, TimeoutError):  # the records may be deleted or not
             return
         partition.deleted(offset)
         self.deletions += 1

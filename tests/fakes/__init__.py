@@ -1,1 +1,1 @@
-"""Stand-ins that hold the same contracts as the real implementations."""
+"""Fakes that fulfil the same contracts as the real implementations."""

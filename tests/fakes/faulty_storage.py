@@ -1,4 +1,4 @@
-"""A `RemoteStorageManager` around another one, whose reads go wrong as a test says."""
+"""A `RemoteStorageManager` that wraps another one, and fails or delays its reads as a test sets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tiers.storage.remote_storage_manager import LogSegmentData, RemoteStorageMa
 
 
 class FaultyStorage:
-    """`failures` are raised by the next reads of a log, one each. Counts what reached the store."""
+    """The next reads of a log raise `failures`, one each. Counts the calls that reached the store."""
 
     def __init__(self, inner: RemoteStorageManager) -> None:
         self.inner = inner
@@ -20,13 +20,13 @@ class FaultyStorage:
         self.index_failures: deque[Exception] = deque()
         self.is_down = False
         self.refusals = asyncio.Semaphore(0)
-        """One for every read that found the store down."""
+        """Released once for every read that found the store down."""
         self.gate: asyncio.Event | None = None
-        """Reads of a log wait for it."""
+        """The event that reads of a log wait for. None: they do not wait."""
         self.damage: Callable[[bytes], bytes] | None = None
-        """Done to what the next reads of a log return; stays until it is reset."""
+        """A change to the bytes that reads of a log return. It stays until a test resets it."""
         self.asked = asyncio.Event()
-        """Set by the first read of a log."""
+        """The first read of a log sets it."""
         self.gets: list[tuple[int, int]] = []
         self.index_gets = 0
         self.running = 0

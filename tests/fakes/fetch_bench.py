@@ -1,4 +1,4 @@
-"""The Fetch handler between a client, a broker and a remote tier: requests in, answers out."""
+"""A bench for the Fetch handler, with a fake client, a fake broker and a remote tier."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from proxy.tiered_partitions import TieredPartitions
 from tests.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.fakes.broker.exchange import FakeExchange
 from tests.fakes.broker.fetch_frames import Ask, fetch_frame, reference
+from tests.fakes.configured_topics import FakeConfigs, configured_topics
 from tests.fakes.record_batches import batch_of
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.log.log_history import LogStartConfirmation
+from tiers.manager.settings import TopicRule
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, monotonic_ms
 
@@ -34,7 +36,7 @@ LOCAL_0 = TopicIdPartition(LOCAL_ID, 0, "local")
 VERSIONS = range(4, 19)
 BATCH = 10
 TRIMMED = 100
-"""Offsets of P0 below it are remote only; it goes on to 200 locally."""
+"""The local log start of P0. Lower offsets are only remote, and the local log ends at 200."""
 
 
 @dataclass
@@ -48,7 +50,7 @@ class Bench:
     streamed: bool = False
 
     async def send(self, frame: bytes, connection_id: int = 1, may_forward: bool = True) -> FetchResponse:
-        """One request through the handler and the broker, as the connection would do it."""
+        """Sends one request through the handler and the broker, as a connection does."""
         exchange = self.last = FakeExchange(self.cluster, frame, connection_id)
         exchange.may_forward = may_forward
         action, state = self.handler.on_request(exchange)
@@ -76,7 +78,7 @@ class Bench:
         return await self.send(fetch_frame(version, asks, **limits), connection_id)
 
     async def until_remote(self, version: int, *asks: Ask, **more: Any) -> FetchResponse:
-        """Polls, as a consumer does, until the first partition brings records."""
+        """Polls as a consumer does, until the first partition returns records."""
         while True:
             response = await self.fetch(version, *asks, **more)
             if records(response, 0):
@@ -98,7 +100,10 @@ def codes(response: FetchResponse) -> list[int]:
 
 
 @asynccontextmanager
-async def bench_of(root: Path, settings: FetchSettings | None = None) -> AsyncIterator[Bench]:
+async def bench_of(
+    root: Path, settings: FetchSettings | None = None, *rules: TopicRule, configs: FakeConfigs | None = None
+) -> AsyncIterator[Bench]:
+    """Yields a bench. `rules` are the configuration's topic rules. `configs` are the brokers' topic configurations."""
     tier = RemoteTier(root)
     batches = await tier.fill(P0, segments=2, batches=6)
     batches += [batch_of(offset, BATCH, value_bytes=20, timestamp=1_000_000 + offset) for offset in range(120, 200, 10)]
@@ -125,6 +130,7 @@ async def bench_of(root: Path, settings: FetchSettings | None = None) -> AsyncIt
             settings=settings,
             clock_ms=monotonic_ms,
             spawn=group.create_task,
+            configured=configured_topics(tier, cluster, *rules, configs=configs),
         )
         yield Bench(tier, cluster, FetchHandler(tools), reader, batches)
 

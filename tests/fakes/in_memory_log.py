@@ -1,4 +1,4 @@
-"""`LogSource` over lists of batches: one partition's leader log, with knobs for what leaders do to copiers."""
+"""`LogSource` over lists of batches: the leader's log of one partition, with settings for a leader's faults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Aborted:
 
 @dataclass
 class InMemoryLog:
-    """`last_stable_offset` None: the end of the log. `epoch_ends` None: computed from the batches."""
+    """A leader's log. `last_stable_offset` None: the log end. `epoch_ends` None: computed from the batches."""
 
     records: bytes = b""
     log_start_offset: int = 0
@@ -45,7 +45,7 @@ class InMemoryLog:
         return self.end_offset if self.last_stable_offset is None else self.last_stable_offset
 
     def bytes_of(self, first: int, last: int) -> bytes:
-        """The batches from the one that holds `first` to the one that ends with `last`."""
+        """Returns the batches from the one that holds `first` to the one that ends with `last`."""
         batches = [b for b in iterate_batches(self.records) if b.last_offset >= first and b.base_offset <= last]
         return self.records[batches[0].start : batches[-1].end]
 
@@ -93,7 +93,9 @@ class InMemoryLog:
         return EpochEndOffset(max((epoch for epoch in epochs if epoch <= leader_epoch), default=leader_epoch), end)
 
     def _epoch_starts(self) -> dict[int, int]:
-        """As a broker's LeaderEpochFileCache: what DeleteRecords removed is forgotten (semantics 6.2)."""
+        """Returns the epochs with their start offsets, as a broker's LeaderEpochFileCache has them.
+
+        It forgets epochs whose records were removed by DeleteRecords (docs/semantics.md 6.2)."""
         starts: dict[int, int] = {}
         for batch in iterate_batches(self.records):
             if batch.last_offset >= self.log_start_offset:
@@ -103,7 +105,7 @@ class InMemoryLog:
         return starts
 
     def elect_unclean(self, end_offset: int) -> None:
-        """A replica leads whose log ends there, or with the batch before."""
+        """Elects a replica whose log ends at `end_offset`, or at the end of an earlier batch."""
         batches = [b for b in iterate_batches(self.records) if b.next_offset <= end_offset]
         self.records = self.records[: batches[-1].end] if batches else b""
         self.leader_epoch += 1

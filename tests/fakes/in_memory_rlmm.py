@@ -1,12 +1,13 @@
-"""`RemoteLogMetadataManager` in plain dictionaries: for unit tests, and the naive model of the materialised state.
+"""`RemoteLogMetadataManager` over plain dictionaries, for unit tests and as a model of the materialised state.
 
-Every answer is computed from the list of all segments, in the obvious way. Knobs: `fresh`, `owned`, `fail_writes`.
+It computes every answer from the list of all segments, in the obvious way. Tests set `fresh`, `owned` and
+`fail_writes`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
@@ -16,7 +17,7 @@ from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
+from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
@@ -31,7 +32,7 @@ from tiers.model.segment_state import (
 )
 
 IN_MEMORY_TOPIC_ID = UUID(int=9)
-"""Of the metadata topic that there is not."""
+"""The topic id of the metadata topic, which does not exist here."""
 
 
 def _monotonic_ms() -> int:
@@ -48,7 +49,7 @@ class InMemoryRemoteLogMetadataManager:
     fail_writes: Exception | None = None
     skew_ms: int = 0
     true_skew_ms: int | None = None
-    """What a new measurement finds; None: the same."""
+    """The result of a new measurement. None: the same as before."""
     segments: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = field(default_factory=dict)
     finish_order: dict[RemoteLogSegmentId, int] = field(default_factory=dict)
     epoch_bounds: dict[tuple[TopicIdPartition, int], tuple[int, int]] = field(default_factory=dict)
@@ -58,7 +59,8 @@ class InMemoryRemoteLogMetadataManager:
     recorded_log_starts: dict[TopicIdPartition, list[LogStart]] = field(default_factory=dict)
     local_log_starts: dict[TopicIdPartition, OffsetAndEpoch] = field(default_factory=dict)
     recorded_gaps: dict[TopicIdPartition, dict[int, LogGap]] = field(default_factory=dict)
-    accepted: set[TopicIdPartition] = field(default_factory=set)
+    accepted: dict[TopicIdPartition, str] = field(default_factory=dict)
+    diverged: set[TopicIdPartition] = field(default_factory=set)
     deleted_topics: set[UUID] = field(default_factory=set)
     missing: dict[UUID, int] = field(default_factory=dict)
     is_position_confirmed: bool = True
@@ -161,7 +163,7 @@ class InMemoryRemoteLogMetadataManager:
                 if known == partition and epoch > start.leader_epoch
             )
         ]
-        return sorted(standing, key=lambda start: start.position, reverse=True)
+        return sorted(standing, key=lambda start: (start.position, start.reason), reverse=True)
 
     def local_log_start(self, partition: TopicIdPartition) -> OffsetAndEpoch | None:
         return self.local_log_starts.get(partition)
@@ -172,8 +174,11 @@ class InMemoryRemoteLogMetadataManager:
     def gap_at(self, partition: TopicIdPartition, offset: int) -> LogGap | None:
         return next((gap for gap in self.gaps(partition) if gap.holds(offset)), None)
 
-    def is_accepted(self, partition: TopicIdPartition) -> bool:
-        return partition in self.accepted
+    def acceptance(self, partition: TopicIdPartition) -> str | None:
+        return self.accepted.get(partition)
+
+    def is_diverged(self, partition: TopicIdPartition) -> bool:
+        return partition in self.diverged
 
     def is_topic_deleted(self, topic_id: UUID) -> bool:
         return topic_id in self.deleted_topics
@@ -243,6 +248,13 @@ class InMemoryRemoteLogMetadataManager:
                 lowest, highest = self.epoch_bounds.get(key, (start_offset, end_offset))
                 self.epoch_bounds[key] = min(lowest, start_offset), max(highest, end_offset)
 
+    async def forget_unfinished_copies(self, segments: Sequence[RemoteLogSegmentId]) -> None:
+        for segment_id in segments:
+            self._write(segment_id.topic_id_partition)
+            if self.segments[segment_id].state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+                raise InvalidTransitionError(f"{segment_id.id} is no copy that did not end")
+            del self.segments[segment_id]
+
     async def put_copy_plan(self, plan: CopyPlan) -> None:
         self._write(plan.topic_id_partition)
         self.plans.setdefault(plan.plan_id, plan)
@@ -295,12 +307,18 @@ class InMemoryRemoteLogMetadataManager:
             self.recorded_log_starts.pop(partition, None)
             self.local_log_starts.pop(partition, None)
             self.recorded_gaps.pop(partition, None)
-            self.accepted.discard(partition)
+            self.accepted.pop(partition, None)
+            self.diverged.discard(partition)
             self.plans = {key: one for key, one in self.plans.items() if one.topic_id_partition != partition}
 
     async def put_local_log_start(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
         self._write(partition)
         self.local_log_starts[partition] = start
+
+    async def begin_accepted_history(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
+        await self.put_local_log_start(partition, start)
+        known = self.recorded_log_starts.get(partition, [])
+        known[:] = [one for one in known if not (one.deletes and one.offset > start.offset)]
 
     async def put_log_start(
         self,
@@ -311,10 +329,12 @@ class InMemoryRemoteLogMetadataManager:
     ) -> None:
         self._write_anybodys()
         known = self.recorded_log_starts.setdefault(partition, [])
-        if start.deletes or not known:
-            known[:] = [one for one in known if one not in denied]
-            if not any(one.offset >= start.offset for one in self.log_starts(partition)):
+        if start.deletes:
+            if not any(one.offset >= start.offset and one not in denied for one in self.log_starts(partition)):
+                known[:] = [one for one in known if not _replaces(start, one)]
                 known.append(start)
+        elif not known:
+            known.append(start)
 
     async def put_log_gap(self, partition: TopicIdPartition, gap: LogGap, leader_epoch: int) -> None:
         self._write(partition)
@@ -324,13 +344,17 @@ class InMemoryRemoteLogMetadataManager:
         self._write(partition)
         self.recorded_gaps.get(partition, {}).pop(gap.first_offset, None)
 
-    async def accept(self, partition: TopicIdPartition) -> None:
+    async def accept(self, partition: TopicIdPartition, witness: str) -> None:
         self._write_anybodys()
-        self.accepted.add(partition)
+        self.accepted[partition] = witness
 
     async def end_acceptance(self, partition: TopicIdPartition) -> None:
         self._write(partition)
-        self.accepted.discard(partition)
+        self.accepted.pop(partition, None)
+
+    async def put_log_divergence(self, partition: TopicIdPartition, *, is_diverged: bool) -> None:
+        self._write(partition)
+        (self.diverged.add if is_diverged else self.diverged.discard)(partition)
 
     async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
         self._write_anybodys()
@@ -351,7 +375,7 @@ class InMemoryRemoteLogMetadataManager:
         return MetadataPosition(IN_MEMORY_TOPIC_ID, 0, self.written)
 
     async def confirms(self, partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
-        return self.is_position_confirmed
+        return self.is_position_confirmed and position.topic_id == self.position(partition).topic_id
 
     async def change_topic_tier_config(
         self,
@@ -398,6 +422,14 @@ class InMemoryRemoteLogMetadataManager:
         if not self.owned:
             raise OwnershipLostError(f"{partition} is owned by another member")
         self.written += 1
+
+
+def _replaces(new: LogStart, known: LogStart) -> bool:
+    if not known.deletes or known.offset >= new.offset:
+        return False
+    if known.reason is LogStartReason.RETENTION:
+        return known.leader_epoch <= new.leader_epoch
+    return new.reason is LogStartReason.USER and known.leader_epoch == new.leader_epoch
 
 
 def _epoch_at(segment: RemoteLogSegmentMetadata, offset: int) -> int:

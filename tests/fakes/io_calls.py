@@ -1,6 +1,6 @@
-"""`IoCalls`: all that a process asks of others and of its disk, counted; at one of these calls something happens.
+"""`IoCalls` counts a process's calls to other processes and to its disk. At one of these calls an event happens.
 
-A process that ended does nothing any more: every later call of it, those of its clean-up too, raises `ProcessEnded`.
+A process that has ended does nothing more: every later call raises `ProcessEnded`, also during its clean-up.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _FILE_CALLS = ("unlink", "replace", "hardlink_to", "mkdir")
 
 
 class ProcessEnded(Exception):
-    """The process is gone at this point."""
+    """The process ended at this call, or before it."""
 
 
 class Event(Enum):
-    """What happens at a call: before it is made, or after it was made and before its answer is known."""
+    """An event at a call: before the call, or after the call and before its answer is known."""
 
     KILLED_BEFORE = "killed before"
     KILLED_AFTER = "killed after"
@@ -52,7 +52,7 @@ class IoCalls:
         self._event = Event.KILLED_BEFORE
 
     def arm(self, at: int, event: Event) -> None:
-        """The call number `at` from here on, counted from 0."""
+        """Sets the event for call number `at`, counted from 0 from now on."""
         self.names.clear()
         self._at, self._event = at, event
         self.frozen.clear()
@@ -62,12 +62,12 @@ class IoCalls:
         self._at = -1
 
     def of(self, inner: T, name: str, failure: Callable[[], Exception]) -> T:
-        """`inner`, whose coroutines are calls; `failure` makes what a failed one raises."""
-        return _Counted(self, inner, name, failure)  # type: ignore[return-value]  # it has all that `inner` has
+        """Wraps `inner`, whose coroutines become counted calls. `failure` makes the exception of a failed call."""
+        return _Counted(self, inner, name, failure)  # type: ignore[return-value]  # it has all attributes of `inner`
 
     @contextmanager
     def with_files_below(self, folder: Path) -> Iterator[None]:
-        """Changes of files there, from any thread, are calls too."""
+        """Counts changes of files below `folder` as calls too, from any thread."""
 
         def counted(name: str, change: Callable[..., Any]) -> Callable[..., Any]:
             def method(path: Path, *arguments: Any, **options: Any) -> Any:
@@ -117,7 +117,7 @@ class IoCalls:
             self._end(failure)
 
     def blocking(self, name: str, call: Callable[[], T]) -> T:
-        """A thread can neither be frozen nor cancelled."""
+        """Counts a call in a thread. A thread cannot be frozen or cancelled."""
         is_due = self._count(name)
         ends = self._event.value.startswith(("killed", "failed"))
         if is_due and ends and self._event.is_before:

@@ -1,4 +1,4 @@
-"""The in-memory metadata manager with a journal on disk: it outlives its process, SIGKILL included."""
+"""The in-memory metadata manager with a journal on disk, which survives the process, also after SIGKILL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Call = tuple[str, tuple[object, ...]]
 
 
 class JournaledRemoteLogMetadataManager(InMemoryRemoteLogMetadataManager):
-    """A write is durable before it returns; `open` replays the journal."""
+    """A write is durable before it returns. `open` replays the journal."""
 
     def __init__(self, journal: Path) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class JournaledRemoteLogMetadataManager(InMemoryRemoteLogMetadataManager):
                 while True:
                     try:
                         calls.append(pickle.load(journal))
-                    except (EOFError, pickle.UnpicklingError):  # the end, or what a crash tore
+                    except (EOFError, pickle.UnpicklingError):  # the end, or a record that a crash cut short
                         break
         base = InMemoryRemoteLogMetadataManager
         for name, arguments in calls:

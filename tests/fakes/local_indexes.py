@@ -1,4 +1,4 @@
-"""Segments that follow upon each other, as `.indexes` objects, for tests of what keeps them in files."""
+"""Consecutive segments as `.indexes` objects, for tests of the caches that keep them in files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Segment = tuple[RemoteLogSegmentMetadata, bytes]
 def segment_object(
     start_offset: int, chunks: int = 3, uuid: int | None = None, partition: TopicIdPartition = PARTITION
 ) -> Segment:
-    """Ten offsets to a chunk; all that differs between segments depends on the start offset and the uuid."""
+    """Returns a segment with ten offsets per chunk. Its contents depend only on the arguments."""
     uuid = start_offset + 1 if uuid is None else uuid
     end_offset = start_offset + 10 * chunks - 1
     metadata = RemoteLogSegmentMetadata(
@@ -56,7 +56,7 @@ def decoded(segment: Segment) -> IndexesObject:
 
 
 def contents(index: SegmentIndex, metadata: RemoteLogSegmentMetadata) -> tuple[object, ...]:
-    """All that an index says."""
+    """Returns all contents of an index."""
     aborted = index.aborted_transactions(metadata.start_offset, metadata.end_offset)
     return index.chunks(), tuple(aborted), index.leader_epochs()
 

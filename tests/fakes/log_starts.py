@@ -1,4 +1,4 @@
-"""Log starts as clients' DeleteRecords record them."""
+"""Log starts as a DeleteRecords request records them."""
 
 from __future__ import annotations
 
@@ -6,5 +6,7 @@ from tiers.model.log_start import LogStart, LogStartReason
 
 
 def user_log_start(offset: int, leader_epoch: int = 5) -> LogStart:
-    """A user deleted everything below `offset`, in the leader epoch that the fake brokers' logs have."""
+    """Returns the log start of a user who deleted all records below `offset`.
+
+    The default leader epoch is that of the fake brokers' logs."""
     return LogStart(offset, leader_epoch, LogStartReason.USER)

@@ -1,4 +1,4 @@
-"""A `RemoteStorageManager` around another one that can be told to go wrong, and notes what is deleted and listed."""
+"""A `RemoteStorageManager` that wraps another one, can be set to fail, and notes deletions and listings."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager, StoredObject
 
 _STALL_S = 0.05
-"""How long a storage manager waits for a store that answers nothing."""
+"""How long a call waits for a store that does not answer."""
 
 
 class Lie(Enum):
     REFUSES = "answers 503"
     STALLS = "stalls"
-    """Nothing comes back, though what was asked for is done."""
+    """The store does what the call asks, but no answer comes back."""
     TRUNCATES = "truncates"
-    """Half of every object is written, or read; a deletion is not confirmed."""
-    FORGETS = "does not show what it has"
+    """The store writes or reads only half of an object, and does not confirm a deletion."""
+    FORGETS = "does not show the objects that it has"
 
 
 class Deletion(NamedTuple):
@@ -37,7 +37,7 @@ class LyingStore:
         self._inner = inner
         self.lie: Lie | None = None
         self.is_named: Callable[[RemoteLogSegmentId], bool] = lambda segment_id: False
-        """Whether a segment has a DELETE record."""
+        """Whether a segment has a DELETE record. The test sets it."""
         self.deletions: list[Deletion] = []
         self.listings = 0
         self.lies_told = 0
@@ -109,7 +109,7 @@ class LyingStore:
         await self._after()
 
     async def list_objects(self, prefix: str) -> AsyncIterator[StoredObject]:
-        """Stale in both ways: every other object is missing, and one that is long gone is there."""
+        """Yields a listing that is stale in both ways: every other object is missing, and a deleted one is listed."""
         self.listings += 1
         yield StoredObject(f"{prefix}gone", 1)
         number = 0

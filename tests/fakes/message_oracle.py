@@ -1,8 +1,8 @@
-"""An encoder of any Kafka message that notes where it puts each field: what the schema walker is held against.
+"""An encoder of any Kafka message that notes the position of each field, as an oracle for the schema walker.
 
-It shares nothing with `protocol`: the schemas come through kafka-python's own loader, versions, types and lengths are
-written out here once more. Values are dicts by the schema's field names; `UNKNOWN_TAGS` of a struct in a flexible
-version holds tagged fields that no schema knows. A tagged field that is missing from its dict is not written.
+It shares no code with `protocol`. kafka-python's own loader reads the schemas, and this module implements versions,
+types and lengths a second time. Values are dicts by the schema's field names. In a flexible version, `UNKNOWN_TAGS` of
+a struct holds tagged fields that no schema knows. A tagged field that is missing from its dict is not written.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PACK = {
     "float64": "d",
 }
 _LONG = "x" * 200
-"""Its compact length takes two bytes."""
+"""A string whose compact length takes two bytes."""
 
 
 @cache
@@ -89,7 +89,7 @@ def _fields(fields: list[Schema], version: int) -> list[Schema]:
 
 
 def struct_paths(name: str, version: int) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Every path of a struct, and the names of its fields that are not tagged."""
+    """Yields the path of every struct, and the names of its untagged fields."""
 
     def descend(fields: list[Schema], path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
         present = _fields(fields, version)
@@ -105,9 +105,9 @@ def struct_paths(name: str, version: int) -> Iterator[tuple[tuple[str, ...], tup
 class EncodedMessage:
     data: bytearray = field(default_factory=bytearray)
     spans: list[tuple[Path, str, int, int]] = field(default_factory=list)
-    """As `protocol.schema.FieldSpan`."""
+    """The fields' spans. A span has the fields of `protocol.schema.FieldSpan`."""
     structs: list[tuple[tuple[str, ...], dict[str, tuple[int, int]]]] = field(default_factory=list)
-    """Per struct in wire order: its path without indices, and the whole extent of each untagged field."""
+    """The structs in wire order. For each: its path without indices, and the extent of each untagged field."""
 
 
 def encode(name: str, version: int, value: Value) -> EncodedMessage:
@@ -199,7 +199,7 @@ class Message(NamedTuple):
 def encoded_messages(
     name: str, version: int, overrides: Overrides | None = None, *, unknown_tags: bool = True
 ) -> st.SearchStrategy[Message]:
-    """Of `messages`, with their bytes."""
+    """Generates the messages of `messages` with their bytes."""
     return messages(name, version, overrides, unknown_tags=unknown_tags).map(
         lambda value: Message(bytes(encode(name, version, value).data), value)
     )
@@ -208,9 +208,10 @@ def encoded_messages(
 def messages(
     name: str, version: int, overrides: Overrides | None = None, *, unknown_tags: bool = True
 ) -> st.SearchStrategy[Value]:
-    """Any message of that version, known tagged fields set or not; with unknown tags at every level, or none.
+    """Generates any message of that version, with known tagged fields set or missing.
 
-    `overrides` are strategies by field name, and by `[]` and the name for how many elements an array has.
+    `unknown_tags`: whether structs at every level may have unknown tags. `overrides` are strategies by field name. The
+    key `[]` with the name is for the number of elements of an array.
     """
     if overrides is None:
         return _any_message(name, version, unknown_tags)
@@ -238,7 +239,7 @@ class _Strategies(NamedTuple):
         tagged = [entry for entry in present if _is_tagged(entry, self.version)]
         optional = {entry["name"]: self.field(entry) for entry in tagged}
         if self.unknown_tags:
-            # A tag that is known in another version is never anything else.
+            # A tag that another version knows never has another meaning, so it is not used as unknown tag.
             known = {entry["tag"] for entry in fields if "tag" in entry}
             tags = (st.integers(0, 200) | st.integers(201, 40_000)).filter(lambda tag: tag not in known)
             optional[UNKNOWN_TAGS] = st.dictionaries(tags, _TAG_CONTENTS, max_size=2)
@@ -267,7 +268,7 @@ def _lists_of(value: st.SearchStrategy[Any], count: int) -> st.SearchStrategy[li
 
 
 RECORDS = st.none() | st.sampled_from([0, 1, 126, 127, 128, 300, 16_383]).map(bytes) | st.binary(max_size=60)
-"""Contents of a records field, with sizes on both sides of where its length takes one more byte."""
+"""Contents of a records field. The sizes include those at which the length begins to take one more byte."""
 
 _TAG_CONTENTS = st.sampled_from([b"", b"\x00", b"abc", b"y" * 130]) | st.binary(max_size=12)
 

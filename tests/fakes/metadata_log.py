@@ -1,7 +1,7 @@
-"""`RemoteLogMetadataManager` of several processes over one list of records: real records, real state, no brokers.
+"""`RemoteLogMetadataManager` for several processes over one list of records: real records and state, no brokers.
 
-`MetadataLog` is the metadata topic, with one partition and one owner at a time. Each process follows it into an LMDB
-file of its own, as far as it has read: `follow` says when.
+`MetadataLog` is the metadata topic, with one partition and one owner at a time. Each process follows it into its own
+LMDB file. A process reads on only when `follow` is called.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tiers.errors import OwnershipLostError
 from tiers.metadata.metadata_producer import KeyAndValue
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.metadata.serde import (
-    MetadataRecord,
     decode_key,
     decode_value,
     key_of,
+    log_divergence_key,
     log_gap_key,
     operator_acceptance_key,
     topic_deletion_key,
@@ -31,7 +31,10 @@ from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
 from tiers.metadata.written_records import (
     is_log_start_known,
     key_and_value,
+    records_of_accepted_history,
     records_of_deletion,
+    records_of_forgotten_copies,
+    records_of_log_start,
     records_of_new_segment,
     records_of_plan_end,
     records_of_update,
@@ -42,6 +45,7 @@ from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
+    LogDivergenceUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
@@ -62,9 +66,9 @@ _IDENTITY = StateIdentity("cluster", UUID(int=9), 1)
 class MetadataLog:
     wall_clock_ms: Callable[[], int]
     owner: str = ""
-    """The only process whose segment records are taken."""
+    """The name of the only process whose segment records the log accepts."""
     records: list[tuple[int, int, KeyAndValue]] = field(default_factory=list)
-    """Offset, LogAppendTime, key and value."""
+    """The records: offset, LogAppendTime, key and value."""
     next_offset: int = 0
 
     def append(self, records: Sequence[KeyAndValue]) -> None:
@@ -76,7 +80,7 @@ class MetadataLog:
         return position.next_offset <= self.next_offset
 
     def compact(self) -> None:
-        """What the cleaner leaves: the last record of each key, tombstones included."""
+        """Removes records as the cleaner does: keeps the last record of each key, tombstones included."""
         last = {one[0]: offset for offset, _, one in self.records}
         self.records = [each for each in self.records if last[each[2][0]] == each[0]]
 
@@ -98,7 +102,7 @@ class FollowingMetadataManager(StateBackedReader):
         self._opened_at_ms = 0
         self._writer: RemoteLogMetadataStateWriter | None = None
         self.fresh_at_ms = 0
-        """When the log was last read to its end."""
+        """The time at which the log was last read to its end."""
 
     async def open(self) -> None:
         self._writer = self._opened_state = RemoteLogMetadataStateWriter.open(
@@ -146,6 +150,9 @@ class FollowingMetadataManager(StateBackedReader):
     async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
         self._write(lambda: records_of_update(self._state, update))
 
+    async def forget_unfinished_copies(self, segments: Sequence[RemoteLogSegmentId]) -> None:
+        self._write(lambda: records_of_forgotten_copies(self._state, segments))
+
     async def put_copy_plan(self, plan: CopyPlan) -> None:
         self._write(lambda: [key_and_value(replace(plan, writer=self._name))])
 
@@ -162,6 +169,10 @@ class FollowingMetadataManager(StateBackedReader):
         update = LocalLogStartUpdate(partition, self._name, self._log.wall_clock_ms(), start)
         self._write(lambda: [key_and_value(update)])
 
+    async def begin_accepted_history(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
+        update = LocalLogStartUpdate(partition, self._name, self._log.wall_clock_ms(), start)
+        self._write(lambda: records_of_accepted_history(self._state, update))
+
     async def put_log_start(
         self,
         partition: TopicIdPartition,
@@ -171,7 +182,8 @@ class FollowingMetadataManager(StateBackedReader):
     ) -> None:
         self.follow()
         if not is_log_start_known(self._state, partition, start, denied):
-            self._send(LogStartOffsetUpdate(partition, self._name, self._log.wall_clock_ms(), start))
+            update = LogStartOffsetUpdate(partition, self._name, self._log.wall_clock_ms(), start)
+            self._send(*records_of_log_start(self._state, update))
 
     async def put_log_gap(self, partition: TopicIdPartition, gap: LogGap, leader_epoch: int) -> None:
         update = LogGapUpdate(partition, self._name, self._log.wall_clock_ms(), gap, leader_epoch)
@@ -180,15 +192,19 @@ class FollowingMetadataManager(StateBackedReader):
     async def end_log_gap(self, partition: TopicIdPartition, gap: LogGap) -> None:
         self._write(lambda: [tombstone(log_gap_key(partition, gap.first_offset))])
 
-    async def accept(self, partition: TopicIdPartition) -> None:
-        self._send(OperatorAcceptanceUpdate(partition, self._name, self._log.wall_clock_ms()))
+    async def accept(self, partition: TopicIdPartition, witness: str) -> None:
+        self._send(key_and_value(OperatorAcceptanceUpdate(partition, self._name, self._log.wall_clock_ms(), witness)))
 
     async def end_acceptance(self, partition: TopicIdPartition) -> None:
         self._write(lambda: [tombstone(operator_acceptance_key(partition))])
 
+    async def put_log_divergence(self, partition: TopicIdPartition, *, is_diverged: bool) -> None:
+        update = LogDivergenceUpdate(partition, self._name, self._log.wall_clock_ms())
+        self._write(lambda: [key_and_value(update) if is_diverged else tombstone(log_divergence_key(partition))])
+
     async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
         partition = TopicIdPartition(topic_id, 0, topic)
-        self._send(TopicDeletionUpdate(partition, self._name, self._log.wall_clock_ms()))
+        self._send(key_and_value(TopicDeletionUpdate(partition, self._name, self._log.wall_clock_ms())))
 
     async def end_topic_deletion(self, topic_id: UUID) -> None:
         self._write(lambda: [tombstone(topic_deletion_key(TopicIdPartition(topic_id, 0)))])
@@ -204,13 +220,13 @@ class FollowingMetadataManager(StateBackedReader):
     async def confirms(self, partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
         return position.topic_id == _IDENTITY.topic_id and self._log.confirms(position)
 
-    def _send(self, record: MetadataRecord) -> None:
-        """As a producer without ownership does."""
-        self._log.append([key_and_value(record)])
+    def _send(self, *records: KeyAndValue) -> None:
+        """Appends records as a producer without ownership does."""
+        self._log.append(records)
         self.follow()
 
     async def ask_for_quarantine_deletion(self, segment_id: RemoteLogSegmentId) -> None:
-        self._send(QuarantineDeletionUpdate(segment_id, self._name, self._log.wall_clock_ms()))
+        self._send(key_and_value(QuarantineDeletionUpdate(segment_id, self._name, self._log.wall_clock_ms())))
 
     async def change_topic_tier_config(
         self,
@@ -219,10 +235,10 @@ class FollowingMetadataManager(StateBackedReader):
         changes: Mapping[str, str | None],
         check: Callable[[Mapping[str, str]], None] = lambda before: None,
     ) -> None:
-        raise NotImplementedError("the topic's settings are the test's")
+        raise NotImplementedError("the test sets the topic's tier settings itself")
 
     def _write(self, records: Callable[[], Sequence[KeyAndValue]]) -> None:
-        """As the owner's transaction: fenced, decided by what is known, read back."""
+        """Writes records as the owner's transaction does: fenced, based on the known state, and read back."""
         if self._log.owner != self._name:
             raise OwnershipLostError(f"{self._name} does not own the metadata partition")
         self._log.append(records())

@@ -1,4 +1,4 @@
-"""Record batches of every magic and codec, made by hand for tests: the library makes and changes none."""
+"""Builds record batches of every magic and codec for tests, without the code under test."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def batch_of(
     leader_epoch: int = 0,
     codec: int = 0,
 ) -> bytes:
-    """A batch of `count` records at consecutive offsets and milliseconds."""
+    """Returns a batch of `count` records with consecutive offsets and timestamps (ms)."""
     records = [
         record(base_offset + i, timestamp + i, value=(b"%d-" % (base_offset + i)).ljust(value_bytes, b"x"))
         for i in range(count)
@@ -56,7 +56,7 @@ def build_batch(
     control: bool = False,
     xerial: bool = False,
 ) -> bytes:
-    """A v2 batch; `last_offset` beyond the last record, or no records at all, is what compaction leaves."""
+    """Returns a v2 batch. Compaction makes batches with a `last_offset` beyond the last record, or without records."""
     base_timestamp = records[0].timestamp if records else -1
     max_timestamp = (
         max((r.timestamp for r in records), default=-1) if log_append_time_ms is None else log_append_time_ms
@@ -91,7 +91,7 @@ def control_batch(
     leader_epoch: int = 0,
     timestamp: int = 1_600_000_000_000,
 ) -> bytes:
-    """The marker that ends a transaction."""
+    """Returns the marker that ends a transaction."""
     key = struct.pack(">hh", 0, 1 if commit else 0)
     marker = record(offset, timestamp, key, struct.pack(">hi", 0, 7))
     return build_batch(
@@ -119,14 +119,14 @@ def legacy_message(
 def legacy_wrapper(
     magic: int, base_offset: int, records: Sequence[Record], codec: int, log_append_time_ms: int | None = None
 ) -> bytes:
-    """A compressed message set, numbered as brokers leave it."""
+    """Returns a compressed message set with the offsets that a broker stores."""
     inner = b"".join(
         legacy_message(magic, r.offset - (base_offset if magic == 1 else 0), r.timestamp, r.key, r.value)
         for r in records
     )
     value = compress(codec, inner, xerial=codec == 2)
     if codec == 3 and magic == 0:
-        value = value[:6] + bytes((value[6] ^ 0x55,)) + value[7:]  # the header checksum that KAFKA-3160 got wrong
+        value = value[:6] + bytes((value[6] ^ 0x55,)) + value[7:]  # the wrong header checksum of KAFKA-3160
     timestamp = max(r.timestamp for r in records) if log_append_time_ms is None else log_append_time_ms
     attributes = codec | (log_append_time_ms is not None) << 3
     return legacy_message(magic, records[-1].offset, timestamp, None, value, attributes)
@@ -154,7 +154,7 @@ def compress(codec: int, data: bytes, xerial: bool = False) -> bytes:
 
 
 def _lz4_frame(data: bytes) -> bytes:
-    """Independent blocks of at most 64 KiB, as Java's producer writes them."""
+    """Returns a frame of independent blocks of at most 64 KiB, as Java's producer writes it."""
     frame = bytearray(bytes.fromhex("04224d18 6040 82"))
     for start in range(0, len(data), 64 << 10):
         block = bytes(cramjam.lz4.compress_block(data[start : start + (64 << 10)], store_size=False))

@@ -1,4 +1,4 @@
-"""A remote tier of real parts: segments made by the builder, in a directory, with their metadata in memory."""
+"""A remote tier of real parts: the builder's segments in a directory, with their metadata in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOPIC_ID = uuid.UUID("12345678-9abc-def0-1234-56789abcdef0")
 
 
 class RemoteTier:
-    """`chunk_bytes` is what the builder cuts at: small, so that few batches make many chunks."""
+    """`chunk_bytes` is the chunk size of the builder. It is small, so that few batches make many chunks."""
 
     def __init__(self, root: Path, chunk_bytes: int = 1000) -> None:
         store = root / "store"
@@ -47,7 +47,9 @@ class RemoteTier:
         *,
         is_behind_gap: bool = False,
     ) -> RemoteLogSegmentMetadata:
-        """One finished segment. What was open before a gap may have ended in it: nothing of that goes on behind."""
+        """Adds a finished segment. If it lies behind a gap, it continues no open transaction from before the gap.
+
+        Such a transaction may have ended in the gap."""
         if is_behind_gap:
             self._open_transactions.pop(partition, None)
         if not self._is_open:
@@ -92,7 +94,7 @@ class RemoteTier:
     async def fill(
         self, partition: TopicIdPartition, *, segments: int, batches: int, records: int = 10, value_bytes: int = 20
     ) -> list[bytes]:
-        """Contiguous segments from offset 0 on; returns the batches of all of them, in order."""
+        """Adds contiguous segments from offset 0 on. Returns the batches of all segments, in order."""
         made: list[bytes] = []
         offset = 0
         for _ in range(segments):

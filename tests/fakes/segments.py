@@ -1,4 +1,4 @@
-"""Segments made of real batches, with their metadata, for tests of what reads and stores them."""
+"""Builds segments of real batches, with their metadata, for tests of storage and readers."""
 
 from __future__ import annotations
 

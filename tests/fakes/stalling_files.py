@@ -1,7 +1,7 @@
-"""A `BlockingFileSystem` over a folder that gets stuck at will, for the child process of a `ChildStorageManager`.
+"""A `BlockingFileSystem` over a folder that hangs on request, for the child process of a `ChildStorageManager`.
 
-A read of `frozen` holds the interpreter's lock for good, one of `stuck` only waits, one of `dies` ends the process.
-A write waits with each piece while there is a file `hold`.
+A read of `frozen` holds the interpreter's lock forever. A read of `stuck` only waits. A read of `dies` ends the
+process. A write waits before each piece while a file `hold` exists.
 """
 
 from __future__ import annotations

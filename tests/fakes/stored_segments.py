@@ -1,4 +1,4 @@
-"""Segments as the state keeps them and as a plan has them, made of metadata: what a state does, without one."""
+"""Converts metadata to stored segments and to the ranges of a plan, as the state does, but without a state."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def stored(metadata: RemoteLogSegmentMetadata) -> StoredSegment:
 
 
 def remote_range(metadata: RemoteLogSegmentMetadata, first_offset: int, end_offset: int) -> RemoteRange:
-    """Both offsets inclusive."""
+    """Returns the range of a segment. Both offsets are inclusive."""
     known = stored(metadata)
     return RemoteRange(known.partition_key, known.answer, first_offset, end_offset, bytes_per_offset(known))

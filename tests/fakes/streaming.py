@@ -1,4 +1,4 @@
-"""A response in pieces through a patcher that streams, whatever its API."""
+"""Sends a response in pieces through a streaming patcher, for any API."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def stream(patcher: StreamedResponse, chunks: Iterator[memoryview]) -> bytes:
 
 
 def completes_at_the_last_byte(patcher: StreamedResponse, payload: bytes, length: int) -> None:
-    """In two pieces, the first of `length` bytes."""
+    """Checks that the response is complete only at its last byte. The first of two pieces has `length` bytes."""
     complete = []
     for part in (memoryview(payload)[:length], memoryview(payload)[length:]):
         patcher.feed(part)
         complete.append(patcher.is_complete)
     assert complete == [False, True]
-    with pytest.raises(ProtocolError, match="1 bytes after"):
+    with pytest.raises(ProtocolError, match="1 bytes follow"):
         patcher.feed(memoryview(b"\x00"))
 
 
 def damaged(payload: bytes, data: st.DataObject) -> bytes:
-    """Up to four bytes differ; the correlation id does not."""
+    """Returns the payload with up to four bytes changed. The correlation id stays."""
     found = bytearray(payload)
     for position in data.draw(st.lists(st.integers(4, len(payload) - 1), min_size=1, max_size=4)):
         found[position] = data.draw(st.integers(0, 255))

@@ -1,7 +1,7 @@
-"""The naive model of one tiered partition: a list of batches, which transactions they belong to, and what clients see.
+"""A simple model of one tiered partition: its batches, their transactions, and the records that clients see.
 
-`read_all` is the strict client: it reads what the remote tier answers from an offset on, as a consumer does under
-read_committed, and compares bytes and visible records with the model.
+`read_all` is a strict client. It reads from the remote tier from an offset on, as a read_committed consumer does, and
+compares bytes and visible records with the model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tiers.log.log_source import AbortedTransaction
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, monotonic_ms
 
 READ_TIMEOUT_MS = 30_000
-"""Of the real clock: only what is not there takes so long."""
+"""A timeout on the real clock. Only a read of missing data takes this long."""
 
 
 class Batch(NamedTuple):
@@ -28,9 +28,9 @@ class Batch(NamedTuple):
     last_offset: int
     timestamp_ms: int
     producer_id: int
-    """-1: of no transaction."""
+    """The producer of the batch's transaction. -1: the batch belongs to no transaction."""
     ends: str
-    """"commit" or "abort" for a marker."""
+    """"commit" or "abort" if the batch is a marker."""
     data: bytes
 
 
@@ -77,7 +77,7 @@ class TierOracle:
         self.batches = [batch for batch in self.batches if batch.last_offset < end_offset]
 
     def open_transactions(self) -> dict[int, int]:
-        """First offsets by producer."""
+        """Returns the first offsets of the open transactions, by producer."""
         return _transactions(self.batches)[0]
 
     @property
@@ -88,7 +88,7 @@ class TierOracle:
         return _transactions(self.batches)[1]
 
     def bytes_of(self, first_offset: int, end_offset: int) -> bytes:
-        """The batches from that of `first_offset` to that of the last offset below `end_offset`."""
+        """Returns the batches from that of `first_offset` to that of the last offset below `end_offset`."""
         if first_offset >= end_offset:
             return b""
         return b"".join(
@@ -99,7 +99,7 @@ class TierOracle:
         return len(self.bytes_of(offset, self.end_offset))
 
     def visible(self, first_offset: int, end_offset: int) -> list[int]:
-        """Offsets of the records that a read_committed client sees."""
+        """Returns the offsets of the records that a read_committed client sees."""
         seen = []
         for batch in self.batches:
             of_aborted = any(
@@ -111,7 +111,9 @@ class TierOracle:
         return seen
 
     def cuts(self, lowest: int) -> list[int]:
-        """Ends of batches from `lowest` on at which no transaction is open: there another leader's log may end."""
+        """Returns the ends of batches from `lowest` on at which no transaction is open.
+
+        The log of another leader may end at such an offset."""
         ends = []
         for count, batch in enumerate(self.batches, 1):
             if batch.last_offset + 1 >= lowest and not _transactions(self.batches[:count])[0]:
@@ -119,7 +121,7 @@ class TierOracle:
         return ends
 
     async def read_all(self, reader: RemoteLogReader, start: int, end: int, *, max_bytes: int = 700) -> None:
-        """Every offset of [start, end) through the remote tier, which holds it all."""
+        """Reads every offset of [start, end) from the remote tier, which has all of them."""
         offset, served = start, b""
         visible: list[int] = []
         while offset < end:
@@ -130,11 +132,11 @@ class TierOracle:
             offset = max(batch.next_offset for batch in iterate_batches(answer))
             served += answer
         expected = self.bytes_of(start, end)
-        assert served[: len(expected)] == expected, f"[{start}, {end}) reads as something else"
+        assert served[: len(expected)] == expected, f"the remote tier returned other bytes for [{start}, {end})"
         assert visible == self.visible(start, end)
 
     async def find_nothing_outside(self, reader: RemoteLogReader, start: int | None, remote_end: int | None) -> None:
-        """Below the log start and above the end, both of them inclusive ends of nothing."""
+        """Checks that the remote tier has no offset below `start` and none above `remote_end` (inclusive)."""
         if start is not None and start > 0:
             with pytest.raises(OffsetBelowLogStartError):
                 await _read(reader, start - 1, 700)
@@ -156,7 +158,7 @@ async def _read(reader: RemoteLogReader, offset: int, max_bytes: int) -> RemoteR
 
 
 def _transactions(batches: Iterable[Batch]) -> tuple[dict[int, int], list[Aborted]]:
-    """Those that are open, and those that were aborted."""
+    """Returns the open transactions, and the aborted ones."""
     still_open: dict[int, int] = {}
     aborted = []
     for batch in batches:
@@ -170,7 +172,7 @@ def _transactions(batches: Iterable[Batch]) -> tuple[dict[int, int], list[Aborte
 
 
 def _committed(answer: bytes, aborted: Iterable[AbortedTransaction]) -> list[int]:
-    """What Kafka's consumer leaves of one answer (semantics 7)."""
+    """Returns the records of one answer that Kafka's consumer does not filter out (docs/semantics.md 7)."""
     waiting = sorted(aborted, key=lambda one: one.first_offset)
     skipped: set[int] = set()
     visible = []

@@ -1,4 +1,4 @@
-"""One process of the remote log on fakes: the real manager's rounds, a folder as the store, and its calls counted."""
+"""A process of the remote log on fakes: the rounds of the real manager, with a folder as the store."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Clock:
 
 
 class OneTopic:
-    """The topics of a manager, as the test wants them."""
+    """The topics of a manager, set by the test."""
 
     def __init__(self, policy: TopicPolicy) -> None:
         self.policy = policy
@@ -65,10 +65,10 @@ class OneTopic:
 
 
 class SteppedManager(RemoteLogManager):
-    """Does a round when it is told to."""
+    """A manager that does a round only when `round` is called."""
 
     async def round(self) -> bool:
-        """True when more is ready to be copied."""
+        """Does one round. Returns True when more records are ready to be copied."""
         self._assign()
         managed = self._managed.get(PARTITION)
         if managed is None:
@@ -85,7 +85,7 @@ class _NoShareGroups:
 
 
 class TierProcess:
-    """`open` it, `end` it; the same folder may be opened again, as after a restart."""
+    """A process with `open` and `end`. The same folder may be opened again, as after a restart."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class TierProcess:
         clock: Clock,
         wrap_store: Callable[[RemoteStorageManager], RemoteStorageManager] = lambda store: store,
     ) -> None:
-        """The store is `folder/remote`, which is there; the rest of `folder` that it uses has its name."""
+        """The store is `folder/remote`, which must exist. The process's own files in `folder` have its name."""
         self.name = name
         self.calls = IoCalls()
         self.metadata = FollowingMetadataManager(metadata_log, name, folder / f"{name}-state", lambda: clock.now_ms)
@@ -128,7 +128,7 @@ class TierProcess:
         await self._spool.open()
 
     async def end(self) -> None:
-        """As a crash does: what it was making stays in the spool."""
+        """Ends the process as a crash does: unfinished segments stay in the spool."""
         self.calls.is_gone = True
         with contextlib.suppress(ProcessEnded):
             self.manager.give_up()
@@ -141,6 +141,6 @@ class TierProcess:
 
     @asynccontextmanager
     async def reader(self) -> AsyncIterator[RemoteLogReader]:
-        """With nothing cached."""
+        """Yields a reader with empty caches."""
         async with RemoteLogReader(self.metadata, self.store, jitter=lambda: 0.0) as reader:
             yield reader

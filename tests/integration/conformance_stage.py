@@ -1,8 +1,8 @@
-"""The language that Kafka's tiered storage scenarios are written in here: a `Stage`, and actions on it.
+"""A small language for Kafka's tiered storage scenarios: a `Stage`, and actions on it.
 
-A batch holds one record of 1000 bytes. `one-`, `two-` topics have so many batches per remote segment and roll by size
-alone, so that what lies where is known exactly; `aged-` ones roll by age too, and `plain-` ones are not tiered until
-they are told to be. Everything is asked of a proxy that runs as a user starts it, and of the brokers behind it.
+A batch has one record of 1000 bytes. Topics named `one-` and `two-` have one or two batches per remote segment and roll
+only by size, so the place of every record is known. `aged-` topics also roll by age. `plain-` topics are not tiered
+until an action changes that. The actions use a proxy that runs as a user starts it, and the brokers behind it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PASSING = (
     ErrorCode.OFFSET_NOT_AVAILABLE,
 )
 BEGINNING_MS = 1_600_000_000_000
-"""The timestamp of offset 0; every later one is a second later."""
+"""The timestamp of offset 0. The timestamp of each following offset is one second later."""
 _RULES = """
 [[topics]]
 name = "one-*"
@@ -81,14 +81,14 @@ def conformance_proxy(cluster: KafkaCluster, home: Path, name: str) -> TidegateP
 
 @dataclass
 class Stage:
-    """One scenario's topic. `home` is the proxy's."""
+    """The topic of one scenario. `home` is the folder of the proxy."""
 
     cluster: KafkaCluster
     proxy: TidegateProcess
     home: Path
     topic: str
     values: defaultdict[int, list[tuple[int, bytes]]] = field(default_factory=lambda: defaultdict(list))
-    """By partition: offsets and values that a read_committed client gets, in order."""
+    """The offsets and values that a read_committed client gets, in order, by partition."""
     next_offset: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
     topic_ids: dict[str, Any] = field(default_factory=dict)
     admins: dict[str, AdminClient] = field(default_factory=dict)
@@ -99,14 +99,14 @@ class Stage:
         return self.proxy.bootstrap_servers
 
     def admin(self, bootstrap: str | None = None) -> AdminClient:
-        """Kept: its calls end with it."""
+        """Returns an admin client. The stage keeps it, since its calls end with the client."""
         bootstrap = bootstrap or self.bootstrap
         if bootstrap not in self.admins:
             self.admins[bootstrap] = AdminClient({"bootstrap.servers": bootstrap})
         return self.admins[bootstrap]
 
     def segments(self, partition: int) -> list[tuple[int, int]]:
-        """Base and end offsets (inclusive) of those whose both objects are there."""
+        """Returns the base and end offsets (inclusive) of the segments that have both objects."""
         if self.topic not in self.topic_ids:
             self.topic_ids[self.topic] = topic_id_of(self.cluster.bootstrap_servers.split(",")[0], self.topic)
         tier = self.home / "tier"
@@ -133,8 +133,9 @@ class Stage:
         return int(listed.topics[self.topic].partitions[partition].leader)
 
     def list_offset(self, timestamp: int, partition: int = 0) -> tuple[int, int]:
-        """Offset and leader epoch, as the partition's leader answers through the proxy. What every client asks again
-        for is asked again."""
+        """Returns the offset and leader epoch that the leader answers through the proxy.
+
+        Retries the errors that every client retries."""
         host, port = self.proxy.address
         found: list[tuple[int, int]] = []
 
@@ -153,7 +154,7 @@ Action = Callable[[Stage], None]
 
 
 def create(kind: str, partitions: int = 1, replicas: list[int] | None = None) -> Action:
-    """Every partition on these brokers, the first leads; on all of them when none are named."""
+    """Creates the topic. All partitions are on `replicas`, and the first of them leads. Default: on all brokers."""
 
     def act(stage: Stage) -> None:
         stage.topic = f"{kind}-{stage.topic}"
@@ -166,11 +167,11 @@ def create(kind: str, partitions: int = 1, replicas: list[int] | None = None) ->
 
 
 def produce(batches: int, partition: int = 0, *, transaction: str = "") -> Action:
-    """One record per batch. `transaction` is "commit" or "abort"; its marker takes an offset too."""
+    """Produces one record per batch. `transaction` is "commit" or "abort". The marker takes an offset too."""
 
     def act(stage: Stage) -> None:
         settings: dict[str, str | int | float | bool] = {"bootstrap.servers": stage.bootstrap, "linger.ms": 0}
-        settings |= {"batch.num.messages": 1, "enable.idempotence": True}  # what is sent again is not there twice
+        settings |= {"batch.num.messages": 1, "enable.idempotence": True}  # no duplicates
         producer = Producer({**settings, **({"transactional.id": stage.topic} if transaction else {})})
         if transaction:
             producer.init_transactions(TIMEOUT_S)
@@ -199,7 +200,7 @@ def produce(batches: int, partition: int = 0, *, transaction: str = "") -> Actio
 
 
 def expect_segments(*expected: tuple[int, int], partition: int = 0) -> Action:
-    """Exactly these: none before, between or after."""
+    """Expects exactly these segments: none before, between or behind them."""
 
     def act(stage: Stage) -> None:
         found: list[tuple[int, int]] = []
@@ -218,7 +219,7 @@ def expect_no_remote_segments(partition: int = 0) -> Action:
 
 
 def expect_no_objects() -> Action:
-    """Of any partition, halves of segments and manifests included."""
+    """Expects no objects of any partition, including parts of segments and manifests."""
 
     def act(stage: Stage) -> None:
         tier = stage.home / "tier"
@@ -235,7 +236,7 @@ def expect_no_objects() -> Action:
 
 
 def expect_local_start(offset: int, partition: int = 0) -> Action:
-    """As the broker itself says."""
+    """Expects a local log start of the broker itself."""
 
     def act(stage: Stage) -> None:
         _until(
@@ -247,7 +248,7 @@ def expect_local_start(offset: int, partition: int = 0) -> Action:
 
 
 def expect_offset(timestamp: int, offset: int, epoch: int | None = None, partition: int = 0) -> Action:
-    """What ListOffsets answers for it; the leader epoch with it is the tier's own checkpoint's."""
+    """Expects an answer of ListOffsets for a timestamp. The leader epoch is that of the tier's own checkpoint."""
 
     def act(stage: Stage) -> None:
         answered = (-1, -1)
@@ -265,12 +266,12 @@ def expect_offset(timestamp: int, offset: int, epoch: int | None = None, partiti
 def consume(
     offset: int, count: int, *, remote_fetches: int, partition: int = 0, index_fetches: int | None = None
 ) -> Action:
-    """Byte for byte what was produced, and how many ranges of segments were downloaded for it."""
+    """Expects the produced records, byte for byte. `remote_fetches` is the number of downloaded ranges of segments."""
 
     def act(stage: Stage) -> None:
         before = {name: stage.store_calls(name) for name in ("fetch_log_segment", "fetch_indexes")}
         settings = {"isolation.level": "read_committed", "fetch.message.max.bytes": 1_000_000}
-        with consumer_at(stage.bootstrap, stage.topic, offset, partition, settings) as consumer:  # type: ignore[arg-type]  # librdkafka's values are of any kind
+        with consumer_at(stage.bootstrap, stage.topic, offset, partition, settings) as consumer:  # type: ignore[arg-type]  # librdkafka accepts values of any type
             found = read(consumer, count)
         expected = [each for each in stage.values[partition] if each[0] >= offset][:count]
         assert [each[0] for each in found] == [each[0] for each in expected]
@@ -283,7 +284,7 @@ def consume(
 
 
 def bounce_proxy(number: signal.Signals = signal.SIGTERM) -> Action:
-    """It comes back with its state and with nothing in its caches."""
+    """Restarts the proxy. It keeps its state, and its caches are empty."""
 
     def act(stage: Stage) -> None:
         stage.proxy.keep()
@@ -294,7 +295,7 @@ def bounce_proxy(number: signal.Signals = signal.SIGTERM) -> Action:
 
 
 def bounce_brokers(*node_ids: int, forget: tuple[str, ...] = ()) -> Action:
-    """All of them are down at once. `forget` names files that are erased from their log folders meanwhile."""
+    """Restarts brokers that are all down at the same time. `forget` are files to delete from their log folders."""
 
     def act(stage: Stage) -> None:
         for node_id in node_ids:
@@ -312,14 +313,14 @@ def bounce_brokers(*node_ids: int, forget: tuple[str, ...] = ()) -> Action:
 def delete_records(offset: int, partition: int = 0) -> Action:
     def act(stage: Stage) -> None:
         where = TopicPartition(stage.topic, partition, offset)
-        admin = AdminClient({"bootstrap.servers": stage.bootstrap})  # which has not known another leader
+        admin = AdminClient({"bootstrap.servers": stage.bootstrap})  # a new client, which knows no former leader
         assert admin.delete_records([where])[where].result(TIMEOUT_S).low_watermark == offset
 
     return act
 
 
 def alter(**changes: str) -> Action:
-    """Topic settings through the proxy; underscores stand for dots."""
+    """Changes topic settings through the proxy. Underscores in the names stand for dots."""
 
     def act(stage: Stage) -> None:
         named = {key.replace("_", "."): value for key, value in changes.items()}
@@ -342,14 +343,14 @@ def add_partitions(total: int) -> Action:
 
 
 def _knows(address: tuple[str, int], topic: str, partition: int) -> bool:
-    """Whether the broker has heard of the partition: only its leader answers for the log, others say who leads."""
+    """Whether the broker knows the partition. A broker that is not the leader answers that it does not lead."""
     with Peer(address) as peer:
         ((_, error_code, _, _, _),) = peer.list_offsets(9, topic, [(partition, LATEST)])
     return error_code in (ErrorCode.NONE, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
 
 def move_replicas(*replicas: int, partition: int = 0) -> Action:
-    """The partition's replicas from now on; the first of them leads then."""
+    """Changes the partition's replicas. The first of them becomes the leader."""
 
     def act(stage: Stage) -> None:
         admin = KafkaAdminClient(bootstrap_servers=stage.cluster.bootstrap_servers)
@@ -382,7 +383,7 @@ def move_log_dir(node_id: int, folder: Callable[[Stage], Path], partition: int =
 def delete_topic() -> Action:
     def act(stage: Stage) -> None:
         if not stage.is_deleted:
-            stage.segments(0)  # its id, while there is one
+            stage.segments(0)  # reads the topic's id while the topic exists
             stage.admin().delete_topics([stage.topic])[stage.topic].result(TIMEOUT_S)
             stage.is_deleted = True
 

@@ -1,6 +1,6 @@
-"""Proxies that several files of tests ask for; each file gets its own, and whatever happened, it said no secret.
+"""Fixtures: proxies for several test files, and Kafka's tools.
 
-And Kafka's tools."""
+Each file gets its own proxy. At the end the fixture checks that the proxy logged no secret."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.servers.tidegate import TidegateProcess
 
 @pytest.fixture(scope="session")
 def tools() -> Iterator[KafkaTools]:
-    """One Java process for all files of tests: each new one loads and compiles anew."""
+    """One Java process for all test files, since a new process has to load and compile the classes again."""
     made = KafkaTools()
     yield made
     made.stop()
@@ -25,7 +25,7 @@ def tools() -> Iterator[KafkaTools]:
 
 @pytest.fixture(scope="module")
 def plain(secured: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TidegateProcess]:
-    """Plain text on both sides; copies by SCRAM, in sessions that end every few seconds."""
+    """A proxy with plain text on both sides. It copies with SCRAM, in sessions that end every few seconds."""
     home = tmp_path_factory.mktemp("plain")
     with proxy_before(secured, home, "SASL_PLAINTEXT", sasl("SCRAM-SHA-512", home), ["tiered-*"]) as proxy:
         yield proxy
@@ -36,7 +36,7 @@ def plain(secured: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> It
 def encrypted(
     secured: KafkaCluster, authority: Authority, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TidegateProcess]:
-    """TLS on both sides; its own connections authenticate by a token."""
+    """A proxy with TLS on both sides. Its own connections authenticate with a token."""
     home = tmp_path_factory.mktemp("encrypted")
     more = sasl("OAUTHBEARER", home)
     more += section("upstream.tls", {"ca": authority.ca})

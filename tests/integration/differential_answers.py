@@ -1,6 +1,7 @@
-"""What clients keep from their users: errors, bounds and epochs in the answers themselves, at several versions.
+"""Compares the answers themselves, at several versions: errors, bounds and epochs that clients hide from their users.
 
-Every question has one right answer, whoever trims. REPLICA_NOT_AVAILABLE is none yet: every client asks again.
+Every question has one right answer, which does not depend on a trim. REPLICA_NOT_AVAILABLE does not count as an answer,
+since every client retries it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tests.servers.peer import Peer, topic_id_of
 TIMEOUT_S = 300.0
 FETCH_VERSIONS = (4, 7, 10, 12, 17)
 ZSTD_FROM = 10
-"""Older versions are told UNSUPPORTED_COMPRESSION_TYPE of remote zstd, by brokers since 4.0 of no zstd at all."""
+"""Older versions get UNSUPPORTED_COMPRESSION_TYPE for remote zstd. Brokers since 4.0 do not check zstd any more."""
 LIST_OFFSETS_VERSIONS = (1, 4, 7, 10)
 WRONG_EPOCH = 99
 UNKNOWN_PARTITION = 7
@@ -27,15 +28,15 @@ UNKNOWN_ID = UUID("7f3e8c1a-5b1d-4c39-9d60-3a1f0c9be812")
 
 Answer = TypeVar("Answer", bound=tuple[object, ...])
 Answers = dict[tuple[object, ...], object]
-"""By the question."""
+"""The answers by question."""
 
 
 MARKERS_TIME = "when the broker wrote a marker"
-"""Stands for the one thing in all these answers that must differ between two logs."""
+"""Replaces the only value in these answers that must differ between two logs."""
 
 
 def protocol_answers(topic: Topic, times: list[int], newest_ms: int) -> Answers:
-    """`times` are timestamps to be looked up; no record has one behind `newest_ms`."""
+    """Returns the answers of a topic. `times` are timestamps to look up. No record has one later than `newest_ms`."""
     host, _, port = topic.bootstrap.partition(":")
     with Peer((host, int(port))) as peer:
         return {
@@ -47,7 +48,7 @@ def protocol_answers(topic: Topic, times: list[int], newest_ms: int) -> Answers:
 
 
 def _fetched(peer: Peer, topic: Topic) -> Answers:
-    """Errors, HW, LSO, log start and diverging epoch; who asks by a topic's id may ask for one that nobody has."""
+    """Returns errors, HW, LSO, log start and diverging epoch. A request by topic id may also name an unknown id."""
     own_id = topic_id_of(topic.bootstrap, topic.name)
     start, end = topic.log_start, topic.log_end
     found: Answers = {}
@@ -85,7 +86,9 @@ def _fetched(peer: Peer, topic: Topic) -> Answers:
 
 
 def _offsets(peer: Peer, topic: Topic, times: list[int], newest_ms: int) -> Answers:
-    """Latest, earliest and that of the largest timestamp, and by time; without the local and the remote tier's own."""
+    """Returns the latest and earliest offsets, that of the largest timestamp, and those by time.
+
+    It leaves out the special offsets of the local and the remote tier."""
     found: Answers = {}
 
     def ask(version: int, partition: int, timestamp: int, epoch: int = -1, isolation: int = 0) -> None:
@@ -126,7 +129,7 @@ def _epochs(peer: Peer, topic: Topic) -> Answers:
 
 
 def _refused_deletions(peer: Peer, topic: Topic) -> Answers:
-    """Beyond the end, below zero, and of a partition or a topic that is not there."""
+    """Returns the errors of deletions beyond the end, below zero, and of an unknown partition or topic."""
     request, found = DeleteRecordsRequest, dict[tuple[object, ...], object]()
     for name, partition, offset in (
         (topic.name, 0, topic.log_end + 1),
@@ -143,9 +146,9 @@ def _refused_deletions(peer: Peer, topic: Topic) -> Answers:
 
 
 def settled(once: Callable[[], Answer]) -> Answer:
-    """The first answer whose error, which comes first in it, is not the one that every client repeats."""
+    """Returns the first answer without the error that every client retries. The error is the first field."""
     deadline = time.monotonic() + TIMEOUT_S
     while (answer := once())[0] == ErrorCode.REPLICA_NOT_AVAILABLE:
-        assert time.monotonic() < deadline, "no broker says for so long that it is not available"
+        assert time.monotonic() < deadline, "the answer is REPLICA_NOT_AVAILABLE for too long"
         time.sleep(0.05)
     return answer

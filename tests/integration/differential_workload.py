@@ -1,4 +1,4 @@
-"""A workload from a seed, and what it does to one topic: the same on every topic that it is run on."""
+"""A workload from a seed, and its execution on a topic. It does the same on every topic."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NewRecord:
 
 @dataclass(frozen=True, slots=True)
 class Produce:
-    """`commit` None: outside of any transaction."""
+    """Produces records. If `commit` is None, they are outside of any transaction."""
 
     codec: str
     records: Sequence[NewRecord]
@@ -37,7 +37,7 @@ class Produce:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """DeleteRecords by a user, at a share of the log between its start and its end; above 1 is beyond the end."""
+    """A DeleteRecords request of a user, at a fraction of the log. A fraction above 1 is beyond the end."""
 
     share: float
 
@@ -50,7 +50,7 @@ class Configure:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """A second producer takes the transactional id of the first, in the middle of its transaction."""
+    """A second producer takes over the transactional id of the first one during a transaction."""
 
     codec: str
     records: Sequence[NewRecord]
@@ -61,21 +61,21 @@ Operation = Produce | Trim | Configure | Fence
 
 @dataclass(slots=True)
 class Topic:
-    """A topic as its user knows it; `outcomes` is what every operation answered, offsets and errors."""
+    """A topic as its user knows it. `outcomes` are the answers of all operations: offsets and errors."""
 
     bootstrap: str
     name: str
     log_start: int = 0
     log_end: int = 0
     offsets: list[int] = field(default_factory=list)
-    """Of every record that was acknowledged, aborted or not."""
+    """The offsets of all acknowledged records, aborted ones included."""
     committed: list[int] = field(default_factory=list)
     outcomes: list[object] = field(default_factory=list)
     producers: dict[tuple[str, bool], Producer] = field(default_factory=dict)
-    """By codec, and whether it is transactional."""
+    """The producers, by codec and whether they are transactional."""
 
     def close(self) -> None:
-        self.producers.clear()  # librdkafka's threads end with the last reference
+        self.producers.clear()  # librdkafka's threads end when the last reference is dropped
 
     def producer(self, codec: str, transactional: bool) -> Producer:
         if (codec, transactional) not in self.producers:
@@ -99,7 +99,7 @@ class Topic:
 
 
 def operations(dice: random.Random, count: int, now_ms: int) -> list[Operation]:
-    """Every codec, transactions, a large batch, a record too large and every configuration come in every workload."""
+    """Returns a workload with every codec, transactions, a large batch, a too large record, and all settings."""
     made: list[Operation] = [Produce(codec, _records(dice, 20, now_ms)) for codec in CODECS]
     made += [Produce(dice.choice(CODECS), _records(dice, 40, now_ms), commit) for commit in (False, True, False, True)]
     made.append(Produce("none", [_record(dice, now_ms, 2_000) for _ in range(60)]))
@@ -132,7 +132,7 @@ def _records(dice: random.Random, count: int, now_ms: int) -> list[NewRecord]:
 
 
 def _record(dice: random.Random, now_ms: int, size: int) -> NewRecord:
-    """Timestamps of the last hour, in no order; half of every value compresses."""
+    """Returns a record with a random timestamp of the last hour. Half of its value compresses."""
     value = dice.randbytes(size // 2).ljust(size, b"x") if dice.random() < 0.9 or size > 1_500 else None
     key = dice.choice((None, b"", dice.randbytes(8)))
     names = dice.sample(("trace", "empty", "none"), dice.randint(0, 3))
@@ -157,7 +157,7 @@ def run(topic: Topic, operation: Operation) -> None:
 
 
 def delete_records(topic: Topic, offset: int) -> object:
-    """-1 is the high watermark."""
+    """Deletes the records below `offset`. -1 is the high watermark."""
     outcome = _outcome(lambda: record_deletion.delete_records(topic.bootstrap, topic.name, offset))
     if isinstance(outcome, int):
         topic.log_start = outcome
@@ -165,7 +165,7 @@ def delete_records(topic: Topic, offset: int) -> object:
 
 
 def _outcome(ask: Callable[[], object]) -> object:
-    """What it answers, or the name of the error."""
+    """Returns the answer, or the name of the error."""
     try:
         return ask()
     except KafkaException as error:
@@ -182,7 +182,7 @@ def _produce(topic: Topic, operation: Produce) -> object:
     elif operation.commit is False:
         producer.abort_transaction(TIMEOUT_S)
     if operation.commit is not None:
-        until_decided(topic.bootstrap, topic.name)  # else the next operation's records may come before the marker
+        until_decided(topic.bootstrap, topic.name)  # otherwise the next operation's records may come before the marker
     _note(topic, answers, operation.commit)
     return answers
 
@@ -197,7 +197,7 @@ def _fence(topic: Topic, operation: Fence) -> object:
 
 
 def _send(topic: Topic, producer: Producer, records: Sequence[NewRecord]) -> list[int | str]:
-    """Of each record its offset, or the name of the error."""
+    """Sends the records. Returns the offset of each, or the name of its error."""
     answers: list[int | str] = []
 
     def answered(error: KafkaError | None, message: Message) -> None:

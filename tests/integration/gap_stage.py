@@ -1,5 +1,6 @@
-"""A topic whose last records are nowhere: a proxy before a real Kafka that has the records before a gap, and answers a
-Fetch within the gap as a test says. Nothing follows the gap until the test produces."""
+"""A topic whose last records are lost: a proxy in front of a real Kafka that has only the records before a gap.
+
+The proxy answers a Fetch within the gap as a test sets. No record follows the gap until the test produces one."""
 
 from __future__ import annotations
 
@@ -43,19 +44,19 @@ LEADER_EPOCH = 0
 
 
 class Fetched(NamedTuple):
-    """A partition entry of a request, as the client asked."""
+    """A partition entry of a client's request."""
 
     version: int
     offset: int
 
 
 AnswerInGap = Callable[[Fetched], Buffer]
-"""The records that a Fetch at an offset within the gap is answered with."""
+"""Returns the records of the answer to a Fetch within the gap."""
 
 
 @dataclass
 class GapStage:
-    """Records are at `[0, start)`, the gap is `[start, end)`, and `end` is where the log of the broker goes on."""
+    """The records are at `[0, start)`, and the gap is `[start, end)`. The broker's log continues at `end`."""
 
     topic: str
     topic_id: UUID
@@ -65,7 +66,7 @@ class GapStage:
     answer_in_gap: AnswerInGap
     bootstrap: str = ""
     fetches: list[Fetched] = field(default_factory=list)
-    """What clients asked for, in order."""
+    """The fetches of clients, in order."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -74,11 +75,11 @@ class GapStage:
 
     @property
     def in_gap(self) -> list[int]:
-        """The offsets within it that clients asked for."""
+        """Returns the offsets within the gap that clients requested."""
         return [one.offset for one in self.fetches if self.start <= one.offset < self.end]
 
     async def until_fetched(self, offset: int) -> None:
-        """Returns when a client has asked for what is at that offset."""
+        """Returns when a client has requested that offset."""
         async with asyncio.timeout(TIMEOUT_S):
             while all(one.offset != offset for one in self.fetches):
                 self.changed.clear()
@@ -94,7 +95,7 @@ class GapStage:
 async def gap_stage(
     kafka: KafkaCluster, topic: str, count: int, gap: int, answer_in_gap: AnswerInGap
 ) -> AsyncIterator[GapStage]:
-    """`count` records, then a gap of so many offsets, then nothing."""
+    """Yields a stage with `count` records, followed by a gap of `gap` offsets."""
     stage = await asyncio.to_thread(_prepare, kafka, topic, count, gap, answer_in_gap)
     port = consecutive_free_ports(1 + len(kafka.brokers))
     config = parse_config(
@@ -131,7 +132,7 @@ def _prepare(kafka: KafkaCluster, topic: str, count: int, gap: int, answer_in_ga
         head = bytes(response.records(response.partitions[0]))
     produce(bootstrap, topic, [b"lost"] * gap, records_per_batch=1000)
     at = TopicPartition(topic, 0, count + gap)
-    admin = AdminClient({"bootstrap.servers": bootstrap})  # without a name it would be gone before it is answered
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # the name keeps the client alive until the answer comes
     admin.delete_records([at])[at].result(TIMEOUT_S)
     return GapStage(topic, topic_id, values, count + gap, head, answer_in_gap)
 
@@ -141,7 +142,7 @@ def _fetched(request: FetchRequest) -> list[Fetched]:
 
 
 class _FetchHandler:
-    """Sessionless: every request names its offsets."""
+    """Handles Fetch without sessions, so every request names its offsets."""
 
     def __init__(self, stage: GapStage) -> None:
         self._stage = stage
@@ -187,7 +188,7 @@ class _Fetch:
 
 
 class _ListOffsetsHandler:
-    """The earliest is offset 0, as the tier's log start would be."""
+    """Answers offset 0 for the earliest offset, as a tier with that log start does."""
 
     def on_request(self, exchange: Exchange) -> tuple[Forward, HandlerState]:
         request = exchange.request

@@ -1,6 +1,6 @@
-"""Asking both tiers again, as every client does, for what they had no time for.
+"""Repeats requests until both tiers have answered in time, as every client does.
 
-On a machine that stands still any tier is late: it answers REPLICA_NOT_AVAILABLE, or without the records.
+On a busy machine a tier may be late. It then answers REPLICA_NOT_AVAILABLE, or without the records.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from tests.integration.waiting import TIMEOUT_S
 from tests.servers.peer import Peer
 
 Answer = tuple[int, int, int, int, int]
-"""Of ListOffsets: partition, error, timestamp, offset, leader epoch."""
+"""An answer of ListOffsets: partition, error, timestamp, offset, leader epoch."""
 
 _AGAIN_S = 0.05
 
 
 def fetched(once: Callable[[], FetchResponse]) -> FetchResponse:
-    """Of one partition, from an offset that holds records: the first answer that has some, an error or a divergence."""
+    """Repeats a Fetch of one partition. Returns the first answer with records, an error or a divergence."""
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         response = once()
@@ -41,7 +41,7 @@ def listed(
     isolation_level: int = 0,
     current_leader_epoch: int = -1,
 ) -> list[Answer]:
-    """Of (partition, timestamp), as `Peer.list_offsets`: the first answers none of which says to ask again."""
+    """Repeats `Peer.list_offsets` until no partition has an error that asks for a retry. Returns those answers."""
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         answers = peer.list_offsets(

@@ -1,4 +1,4 @@
-"""What tests of losses share: a topic with both its tiers, a watch that nothing of it goes, and a log that is cut."""
+"""Tools for tests of losses: a topic with both tiers, a watch for deleted data, and functions that cut a log."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ ASK_AGAIN = {
     ErrorCode.REPLICA_NOT_AVAILABLE,
     ErrorCode.OFFSET_NOT_AVAILABLE,
 }
-"""What every client bears in silence."""
+"""The errors that every client retries silently."""
 
 
 class Site:
-    """A topic with both its tiers, and an operator's words about it. Each start is of a new process, over one state."""
+    """A topic with both tiers, and the operator's commands. Every start is a new process with the same state."""
 
     def __init__(
         self,
@@ -52,14 +52,16 @@ class Site:
         witness: str | None = None,
         local_retention_bytes: int = 1,
         copied_soon: bool = True,
+        workers: int = 0,
     ) -> None:
-        """`witness` is a second tiered topic: what is done with it shows that the tasks had their turns.
+        """`witness` is a second tiered topic. Progress there shows that the tasks had their turns.
 
-        What is not `copied_soon` is not copied while a test runs."""
+        If `copied_soon` is false, the topic is not copied while a test runs."""
         self.cluster, self.home, self.topic = cluster, home, topic
         self.metadata_topic = f"__metadata-{topic}"[:200]
         self._tiered = [topic] if witness is None else [topic, witness]
         self._local_retention_bytes = local_retention_bytes
+        self._workers = workers
         self._more = ""
         if not copied_soon:
             self._tiered.remove(topic)
@@ -70,7 +72,7 @@ class Site:
         return self.home / "state"
 
     def proxy(self) -> TidegateProcess:
-        """Not started yet."""
+        """Returns a proxy that is not started yet."""
         return tidegate_over(
             self.cluster,
             self.home,
@@ -82,20 +84,21 @@ class Site:
                 "remote.log.metadata.topic.num.partitions": 1,
                 "remote.log.visible.after.ms": 1000,
                 "remote.fetch.max.wait.ms": 500,
+                "workers": self._workers,
             },
             more=self._more,
         )
 
     @contextmanager
     def alarmed_proxy(self) -> Iterator[TidegateProcess]:
-        """Started; it may say that it is not ready, for as long as it likes."""
+        """Starts a proxy that may stay unready."""
         proxy = self.proxy()
         proxy.wait_until_ready = lambda timeout_s=TIMEOUT_S: until(lambda: answers(proxy), timeout_s)  # type: ignore[method-assign]
         with proxy:
             yield proxy
 
     def tier(self, *arguments: str) -> Answer:
-        """`tidegate tier ...`, beside a running proxy or without one."""
+        """Runs `tidegate tier ...`, with or without a running proxy."""
         config = self.home / "operator.toml"
         proxy = self.proxy()
         config.write_text(proxy.config.read_text())
@@ -103,7 +106,7 @@ class Site:
         return asyncio.run(tier_command.run(config, *arguments))
 
     def bounds(self, topic: str | None = None) -> dict[str, Any]:
-        """Of partition 0."""
+        """Returns the bounds of partition 0."""
         _, out, err = self.tier("bounds", "--json", topic or self.topic)
         assert out, err
         (found,) = json.loads(out)
@@ -113,33 +116,33 @@ class Site:
         return bool(self.bounds(topic)["remote_end"] == end_offset)
 
     def objects(self) -> set[Path]:
-        """What the store has of segments."""
+        """Returns the objects of segments in the store."""
         return {path for path in (self.home / "tier").rglob("*") if path.suffix in (".log", ".indexes")}
 
     def local_log_start(self) -> int:
-        """The broker's."""
+        """Returns the broker's log start."""
         return local_log_start(self.cluster, self.topic)
 
     def fetch_error(self, address: tuple[str, int], offset: int) -> int:
-        """What a Fetch at `offset` is answered."""
+        """Returns the error of a Fetch at `offset`."""
         topic_id = topic_id_of(self.cluster.bootstrap_servers, self.topic)
         with Peer(address) as peer:
             (found,) = peer.fetch(17, self.topic, topic_id, offset, max_bytes=1).partitions
         return found.error_code
 
-    def earliest(self, address: tuple[str, int]) -> int | None:
-        """What ListOffsets is answered; None when it is to be asked again."""
+    def earliest(self, address: tuple[str, int], topic: str | None = None) -> int | None:
+        """Returns the earliest offset of ListOffsets. None: the client must retry."""
         with Peer(address) as peer:
-            ((_, error_code, _, offset, _),) = peer.list_offsets(9, self.topic, [(0, EARLIEST)])
+            ((_, error_code, _, offset, _),) = peer.list_offsets(9, topic or self.topic, [(0, EARLIEST)])
         assert error_code in {ErrorCode.NONE, *ASK_AGAIN}
         return None if error_code else offset
 
-    def until_earliest(self, address: tuple[str, int]) -> int:
-        """The first answer that is one."""
+    def until_earliest(self, address: tuple[str, int], topic: str | None = None) -> int:
+        """Returns the earliest offset. Retries until there is an answer."""
         found: list[int] = []
 
         def is_answered() -> bool:
-            offset = self.earliest(address)
+            offset = self.earliest(address, topic)
             found.extend([] if offset is None else [offset])
             return bool(found)
 
@@ -148,10 +151,10 @@ class Site:
 
 
 class Watch:
-    """Nothing that the store has may go, the log begins where it began, and what can be read is not refused."""
+    """Checks that the store keeps its objects, that the log start stays, and that no readable offset is refused."""
 
     def __init__(self, site: Site, proxy: TidegateProcess, readable: Collection[int], log_start: int = 0) -> None:
-        """`readable` are the offsets that are asked for on every look."""
+        """`readable` are the offsets that each look requests."""
         self._site = site
         self._proxy = proxy
         self._readable = readable
@@ -163,13 +166,13 @@ class Watch:
         assert not lost, f"{len(lost)} of {len(self._objects)} objects were deleted from the store"
         leader = leader_behind(self._proxy)
         earliest = self._site.earliest(leader)
-        assert earliest in (None, self._log_start), f"the log begins at {earliest}, no longer at {self._log_start}"
+        assert earliest in (None, self._log_start), f"the log start is {earliest}, and was {self._log_start} before"
         errors = {offset: self._site.fetch_error(leader, offset) for offset in self._readable}
         refused = {offset: error for offset, error in errors.items() if error not in {ErrorCode.NONE, *ASK_AGAIN}}
         assert not refused, f"errors by offset: {refused}"
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Looks before each time that it asks, and once more when the condition holds."""
+        """Waits for a condition. Checks before each try, and once more when the condition holds."""
 
         def holds() -> bool:
             self.check()
@@ -180,20 +183,20 @@ class Watch:
 
 
 def leader_behind(proxy: TidegateProcess, node_id: int = 1) -> tuple[str, int]:
-    """Where clients of the proxy find a broker."""
+    """Returns the address of a broker for clients of the proxy."""
     return running_brokers(*proxy.address, timeout_s=TIMEOUT_S)[node_id]
 
 
 def records_from(
     bootstrap: str, topic: str, offset: int, count: int, isolation_level: str = "read_committed"
 ) -> list[RECORD]:
-    """By a consumer that fails rather than jumps."""
+    """Reads records with a consumer that fails instead of resetting its position."""
     with consumer_at(bootstrap, topic, offset, settings={"isolation.level": isolation_level}) as consumer:
         return read(consumer, count)
 
 
 def metric(proxy: TidegateProcess, name: str, **labels: str) -> float:
-    """The sum of all series with these labels; 0 without any."""
+    """Returns the sum of all series with these labels. 0: there are none."""
     return sum(
         sample.value
         for family in text_string_to_metric_families(proxy.metrics())
@@ -203,13 +206,13 @@ def metric(proxy: TidegateProcess, name: str, **labels: str) -> float:
 
 
 def alarms(proxy: TidegateProcess, topic: str, *reasons: str) -> float:
-    """Of all reasons without any."""
+    """Returns the number of alarms for these reasons. Default: for all reasons."""
     name = "tidegate_remote_log_alarms_total"
     return sum(metric(proxy, name, topic=topic, **({"reason": one} if one else {})) for one in reasons or ("",))
 
 
 def not_ready(proxy: TidegateProcess) -> str:
-    """What `/readyz` says; empty while it is ready, or says nothing yet."""
+    """Returns the text of `/readyz`. Empty while the proxy is ready, or does not answer yet."""
     try:
         with urllib.request.urlopen(f"http://{proxy.admin[0]}:{proxy.admin[1]}/readyz", timeout=TIMEOUT_S):
             return ""
@@ -220,7 +223,7 @@ def not_ready(proxy: TidegateProcess) -> str:
 
 
 def answers(proxy: TidegateProcess) -> bool:
-    """Its admin port and its clients' port, whatever they say."""
+    """Whether the admin port and the clients' port answer, with any answer."""
     try:
         proxy.metrics()
         return bool(running_brokers(*proxy.address, timeout_s=TIMEOUT_S))
@@ -229,15 +232,15 @@ def answers(proxy: TidegateProcess) -> bool:
 
 
 def lines_about(proxy: TidegateProcess, *words: str) -> list[str]:
-    """What the proxy logged with all these words in one line."""
+    """Returns the logged lines that have all these words."""
     return [line for line in proxy.output.read_text().splitlines() if all(word in line for word in words)]
 
 
 def cut_log(folder: Path, last: int) -> tuple[int, int]:
-    """Loses a third of the metadata's log, as a machine does whose power fails before the disk has it.
+    """Removes the last third of the metadata's log, as a power failure does before a flush to disk.
 
-    The broker is stopped. What stays ends with a transaction, so that none is left open, and with one of a record of
-    the api key `last`. Returns the log's end before and after."""
+    The broker must be stopped. The remaining log ends with a whole transaction, so no transaction stays open. Its last
+    record has the api key `last`. Returns the log end before and after."""
     (log,) = folder.glob("*.log")
     content = log.read_bytes()
     batches = list(iterate_batches(content))
@@ -252,13 +255,13 @@ def cut_log(folder: Path, last: int) -> tuple[int, int]:
 
 
 def _api_key(content: bytes, batch: RecordBatch) -> int | None:
-    """Of the only record, which begins with the version of its frame."""
+    """Returns the api key of the batch's only record. The record begins with the version of its frame."""
     (record,) = read_records(content, batch)
     return None if batch.is_control or record.value is None else record.value[1]
 
 
 def grow_log(bootstrap: str, topic: str, count: int) -> None:
-    """By records that mean nothing to anybody, each of a key of its own."""
+    """Appends records without a meaning. Each has its own key."""
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all"})
     for number in range(count):
         producer.produce(topic, b"nothing", key=f"nothing-{number}".encode(), partition=0)

@@ -1,4 +1,4 @@
-"""One `tidegate serve` before a cluster, and for every client a topic that it wrote and that was trimmed meanwhile."""
+"""One `tidegate serve` in front of a cluster. Every client has written a topic, which is trimmed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ VALUE_BYTES = 400
 SEGMENT_BYTES = 30_000
 RECORDS_IN_TOOLS_TOPIC = 300
 PATIENCE = ("--request-timeout-ms", "30000", "--message-send-max-retries", "1000")
-"""Of the console producer, which else drops a record silently that was not acknowledged within four times 1.5 s."""
+"""Options of the console producer. By default it silently drops a record that is not acknowledged after 4 x 1.5 s."""
 TRIMMED_AT_LEAST = 250
-"""Beyond the first aborted transaction, before the end of the second, which is larger than a segment."""
+"""An offset behind the first aborted transaction, and before the end of the second.
+
+The second one is larger than a segment."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Records that one call of a client writes; `commit` None: outside of any transaction."""
+    """Records that one call of a client writes. If `commit` is None, they are outside of any transaction."""
 
     count: int
     commit: bool | None = None
@@ -39,7 +41,7 @@ TAIL = (Part(20), Part(5, False), Part(5, True))
 
 @dataclass(frozen=True)
 class Written:
-    """Offsets and values; a marker ends every transaction and takes an offset."""
+    """The written offsets and values. A marker ends every transaction and takes an offset."""
 
     all: tuple[tuple[int, bytes], ...]
     committed: tuple[tuple[int, bytes], ...]
@@ -59,7 +61,7 @@ def written(parts: tuple[Part, ...], topic: str) -> Written:
 
 
 def value(topic: str, offset: int) -> bytes:
-    """One word, different at every offset."""
+    """Returns one word that is different at every offset."""
     return f"{topic}:{offset}:".ljust(VALUE_BYTES, "x").encode()
 
 
@@ -68,7 +70,7 @@ class Stage:
     kafka: KafkaCluster
     proxy: TidegateProcess
     topics: dict[str, str]
-    """By the client's name."""
+    """The topics by client name."""
     tools_topic: str
     _prepared: dict[str, Future[None]]
 
@@ -77,7 +79,7 @@ class Stage:
         return self.proxy.bootstrap_servers
 
     def topic_of(self, client: str) -> str:
-        """Raises what went wrong when this client wrote its topic."""
+        """Returns the client's topic. Raises the error if the client could not write it."""
         self._prepared[client].result()
         return self.topics[client]
 
@@ -116,7 +118,7 @@ def _prepare(kafka: KafkaCluster, proxy: TidegateProcess, client: Client, topic:
 
 
 def _write(kafka: KafkaCluster, proxy: TidegateProcess, client: Client, topic: str, part: Part, offset: int) -> int:
-    """Returns the next offset, once all before it are taken."""
+    """Writes records. Returns the next offset when all records are stored."""
     values = [value(topic, n) for n in range(offset, offset + part.count)]
     if part.commit is None:
         client.produce(proxy.bootstrap_servers, topic, values)

@@ -1,4 +1,4 @@
-"""A Fetch client that sends exactly what a test says, on one connection, and shows each answer as it came."""
+"""A Fetch client that sends a test's exact requests on one connection, and returns the unchanged answers."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class RawClient:
         return await self.receive(version)
 
     async def is_closed(self) -> bool:
-        """Waits for the peer to end the connection; False when it says something first."""
+        """Waits until the peer closes the connection. False: the peer sent data first."""
         async with asyncio.timeout(TIMEOUT_S):
             return await self._reader.read(1) == b""
 
 
 @asynccontextmanager
 async def raw_client(address: str) -> AsyncIterator[RawClient]:
-    """`address` is `host:port`."""
+    """Yields a client. `address` is `host:port`."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -57,14 +57,14 @@ async def raw_client(address: str) -> AsyncIterator[RawClient]:
 
 
 class Forwarded:
-    """Every Fetch as the client sent it, and as it left for the broker."""
+    """Records every Fetch as the client sent it, and as the proxy forwarded it."""
 
     def __init__(self, handler: FetchHandler) -> None:
         self.changed: list[tuple[FetchRequest, FetchRequest | None]] = []
-        """Those that left in other bytes, or not at all (None)."""
+        """The requests that the proxy changed before it forwarded them, or did not forward (None)."""
         self.untouched: list[FetchRequest] = []
         self._on_request = handler.on_request
-        handler.on_request = self._record  # type: ignore[method-assign]  # a recorder, for one test
+        handler.on_request = self._record  # type: ignore[method-assign]  # replaced by a recorder for one test
 
     def _record(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
         sent = exchange.request.frame

@@ -1,4 +1,4 @@
-"""DeleteRecords as librdkafka's admin client asks for it, with the patience that it lacks."""
+"""DeleteRecords with librdkafka's admin client, and with retries, which that client does not make."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.integration.waiting import TIMEOUT_S
 
 
 def delete_records(bootstrap: str, topic: str, offset: int, partition: int = 0) -> int:
-    """Returns the low watermark.
+    """Deletes the records below `offset`. Returns the low watermark.
 
-    Asks again when there was no time for it, as Kafka's own tools do: what is deleted is not deleted twice."""
+    Retries a timeout, as Kafka's own tools do. The deletion is idempotent."""
     at = TopicPartition(topic, partition, offset)
     admin = AdminClient({"bootstrap.servers": bootstrap})
     deadline = time.monotonic() + TIMEOUT_S

@@ -1,7 +1,7 @@
-"""A relay between clients and the proxy that keeps every byte which a client gets.
+"""A relay between clients and the proxy that records every byte that a client gets.
 
-The proxy binds one loopback address and advertises another, where the relay listens on the same ports: so every client
-connection, also those to advertised brokers, goes through it.
+The proxy binds one loopback address and advertises another one, on which the relay listens with the same ports.
+Therefore every client connection goes through the relay, also those to advertised brokers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RecordingRelay:
         self._streams: list[bytearray] = []
 
     def streams(self) -> list[bytes]:
-        """What each client connection got, in the order of the connections."""
+        """Returns the bytes that each client connection got, in the order of the connections."""
         return [bytes(stream) for stream in self._streams]
 
     async def run(self, ready: threading.Event, stop: asyncio.Event) -> None:
@@ -56,7 +56,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reco
 
 @contextlib.contextmanager
 def recording_relay(host: str, upstream_host: str, ports: Sequence[int]) -> Iterator[RecordingRelay]:
-    """Runs on a loop in a thread of its own: the clients under test block theirs."""
+    """Runs a relay on an event loop in its own thread, because the clients under test block theirs."""
     relay = RecordingRelay(host, upstream_host, ports)
     ready = threading.Event()
     loop = asyncio.new_event_loop()

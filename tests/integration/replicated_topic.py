@@ -1,4 +1,4 @@
-"""A topic of two replicas, of which the one that is behind may become the leader."""
+"""A topic with two replicas. The replica that is behind may become the leader."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def create_replicated_topic(cluster: KafkaCluster, topic: str) -> None:
 
 
 def until_in_sync(cluster: KafkaCluster, topic: str) -> None:
-    """Both replicas: one that stood still is to have everything before the other is alone."""
+    """Waits until both replicas are in sync. A replica that was paused must have all records before the other stops."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     until(lambda: {*admin.list_topics(topic, TIMEOUT_S).topics[topic].partitions[0].isrs} == {LEADER, FOLLOWER})

@@ -1,4 +1,4 @@
-"""Every client of the matrix as a user of a mechanism: reads of one partition, outside of any group."""
+"""Every client of the matrix with a user and a SASL mechanism. It reads one partition, outside of any group."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Who:
     user: str
     mechanism: str
     ca: Path | None = None
-    """None: plain text."""
+    """The certificate authority. None: plain text."""
 
 
 def read_as_kafka_python(bootstrap: str, topic: str, offset: int, count: int, who: Who) -> list[RECORD]:
@@ -103,7 +103,7 @@ def read_as_franz_go(bootstrap: str, topic: str, offset: int, count: int, who: W
 
 
 class SecuredJavaClient:
-    """One process; `folder` holds who it is, written anew for every call."""
+    """A Java client in one process. `folder` has the user's settings, which every call writes again."""
 
     def __init__(self, folder: Path) -> None:
         self._settings = folder / "client.properties"

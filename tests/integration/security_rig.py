@@ -1,4 +1,4 @@
-"""Proxies before a Kafka that asks who is there, and clients that say so."""
+"""Proxies in front of a Kafka with authentication, and clients that authenticate."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def proxy_before(
     tiered: Sequence[str] = (),
     settings: Mapping[str, str | int] | None = None,
 ) -> TidegateProcess:
-    """`listener` is a security protocol, or an address."""
+    """Returns a proxy that is not started. `listener` is a security protocol or an address of the cluster."""
     home.mkdir(parents=True, exist_ok=True)
     return tidegate_over(
         cluster,
@@ -146,7 +146,7 @@ def read_by_kafka_python(
 
 
 def total(proxy: TidegateProcess, pattern: str) -> float:
-    """The sum of all series whose name and labels match."""
+    """Returns the sum of all series whose name and labels match."""
     lines = [line for line in proxy.metrics().splitlines() if re.match(pattern, line)]
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
@@ -159,7 +159,7 @@ def eventually(what: Callable[[], bool]) -> None:
 
 
 def reads_for_clients(proxy: TidegateProcess) -> float:
-    """How often the store was read so far, once nothing is left to be copied: what was copied is read back as well."""
+    """Returns the number of reads from the store, when nothing is left to copy. Copies are read back too."""
     eventually(lambda: total(proxy, COPY_LAG) == 0)
     return total(proxy, STORE_READS)
 
@@ -181,7 +181,7 @@ def half_trimmed(cluster: KafkaCluster, topic: str, count: int = RECORDS) -> Hal
 
 @asynccontextmanager
 async def as_user(proxy: TidegateProcess, user: str, mechanism: Mechanism = "PLAIN") -> AsyncIterator[BrokerClient]:
-    """Sends any request as this user."""
+    """Yields a client that sends requests as this user."""
     client = BrokerClient([proxy.address], client_id="test", credentials=SaslCredentials(mechanism, user, USERS[user]))
     try:
         yield client
@@ -190,7 +190,7 @@ async def as_user(proxy: TidegateProcess, user: str, mechanism: Mechanism = "PLA
 
 
 SECRETS = (*USERS.values(), "eyJhbGciO", "PRIVATE KEY")
-"""Every token begins so, and every key's file has that in it."""
+"""Strings that must not be logged: the passwords, the start of every token, and a part of every key file."""
 
 
 def assert_nothing_secret_was_said(proxy: TidegateProcess) -> None:

@@ -1,4 +1,4 @@
-"""librdkafka as a consumer that fails rather than jumps, and what the broker alone still has."""
+"""librdkafka as a consumer that fails instead of resetting its position, and the state of the broker's own log."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tests.servers.peer import Peer, topic_id_of
 
 TIMEOUT_S = 300.0
 RECORD = tuple[int, bytes]
-"""Offset and value."""
+"""An offset and a value."""
 
 _PASSING = {KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._RESOLVE}
-"""What librdkafka says of a broker that went away; it goes on by itself."""
+"""The errors of librdkafka when a broker went away. librdkafka itself retries."""
 
 
 @contextmanager
 def consumer_at(
     bootstrap: str, topic: str, offset: int, partition: int = 0, settings: Mapping[str, str | int] | None = None
 ) -> Iterator[Consumer]:
-    """Unmodified, and told to fail rather than to jump."""
+    """Yields an unmodified consumer, whose settings let it fail instead of resetting its position."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -77,7 +77,7 @@ def until_trimmed(cluster: KafkaCluster, topic: str, offset: int) -> int:
 
 
 def log_bytes(cluster: KafkaCluster, topic: str, offset: int) -> int:
-    """Of partition 0's batches from `offset` on; of a MiB at most."""
+    """Returns the size of partition 0's batches from `offset` on. It reads at most a MiB."""
     listed = AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics(topic, TIMEOUT_S)
     leader = listed.topics[topic].partitions[0].leader
     with Peer(cluster.address(leader)) as peer:

@@ -1,7 +1,7 @@
-"""Every API that a broker offers to clients was looked at: it is decoded, passes opaquely, or is hidden.
+"""Every API that a broker offers to clients is known: the proxy decodes it, passes it opaquely, or hides it.
 
-Held against the broker that answers and the messages in its own jars, so that a newer Kafka with another API, a newer
-version of a decoded one, or another field for an address fails here first.
+The tests compare with a real broker and with the messages in its jars. They fail first if a newer Kafka has another
+API, a newer version of a decoded API, or another field for an address.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ OF_BROKERS_ALONE = {
     ApiKey.DELETE_SHARE_GROUP_STATE,
     ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
 }
-"""Offered on the client listener, and hidden: between a leader and a share coordinator, which need CLUSTER_ACTION."""
+"""APIs that a broker offers to clients and the proxy hides. A leader and a share coordinator use them.
+
+They need CLUSTER_ACTION."""
 
 REMOVED_IN_4_0 = {4, 5, 6, 7}
-"""LeaderAndIsr, StopReplica, UpdateMetadata and ControlledShutdown, of controllers that were brokers."""
+"""LeaderAndIsr, StopReplica, UpdateMetadata and ControlledShutdown, which controllers used before KRaft."""
 
 NO_BROKERS_ADDRESS = {
     ("ConsumerGroupDescribeResponse", "Groups.Members.ClientHost"): "where a client connects from",
@@ -50,7 +52,7 @@ NO_BROKERS_ADDRESS = {
     ("StreamsGroupHeartbeatResponse", "PartitionsByUserEndpoint.UserEndpoint.Host"): "application.server of another",
     ("StreamsGroupHeartbeatResponse", "PartitionsByUserEndpoint.UserEndpoint.Port"): "application.server of another",
 }
-"""Stay as they are, and why."""
+"""The address fields that the proxy does not rewrite, and the reason."""
 
 _ADDRESS = re.compile("host|port$|address|endpoint|listener|url|uri", re.IGNORECASE)
 
@@ -93,7 +95,7 @@ def test_every_address_in_the_brokers_messages_is_rewritten_or_no_brokers() -> N
 
 
 def shown_versions(schema: MessageSchema) -> range:
-    """Those that the broker speaks and clients are told of."""
+    """Returns the versions that the broker supports and that clients see."""
     assert schema.api_key is not None
     ours, brokers = supported_versions(schema.api_key), schema.valid_versions
     assert ours is not None
@@ -113,7 +115,7 @@ def responses() -> Iterator[MessageSchema]:
 def address_fields(
     fields: tuple[FieldSchema, ...], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], VersionRange]]:
-    """Strings, bytes and ports whose names speak of addresses, and their versions."""
+    """Yields the paths and versions of the fields whose names suggest an address."""
     for field in fields:
         here = (*path, field.name)
         if field.fields:

@@ -1,4 +1,4 @@
-"""Every client on a tiered, trimmed topic, before one broker and three: it writes, and reads it all from offset 0."""
+"""Every client writes a tiered, trimmed topic and reads it from offset 0, with one broker and with three."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.integration.strict_consumer import local_log_start
 pytestmark = pytest.mark.integration
 
 IN_REMOTE = 100
-"""An offset before any transaction, well inside the remote tier."""
+"""An offset before any transaction, far from the end of the remote tier."""
 
 
 @pytest.fixture(scope="module", params=["kafka", "kafka_of_three"], ids=["one-broker", "three-brokers"])
@@ -76,7 +76,7 @@ def test_above_the_end_is_out_of_range(stage: Stage, name: str) -> None:
 
 
 def test_the_command_line_tools(stage: Stage, tools: KafkaTools, group: str) -> None:
-    """One transcript: consume in a group, look at topic, configuration, lag and offsets, delete, look again."""
+    """One session: consumes in a group, shows topic, settings, lag and offsets, deletes records, and shows again."""
     topic = stage.until_tools_topic()
     assert local_log_start(stage.kafka, topic) > 0
 

@@ -1,4 +1,4 @@
-"""Kafka's own command-line tools, through the proxy and on the broker: what is equal, and what the tier adds."""
+"""Kafka's own command-line tools give equal answers through the proxy and on the broker, except for the tier."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.integration
 VERIFIABLE_PRODUCER = "org.apache.kafka.tools.VerifiableProducer"
 COUNT = 200
 IN_REMOTE = 20
-"""Where the group stands."""
+"""The offset of the group, inside the remote tier."""
 
 EQUAL = """
 kafka-topics --list
@@ -82,7 +82,7 @@ kafka-cluster list-endpoints
 kafka-client-metrics --list
 kafka-client-metrics --describe
 """.strip().splitlines()
-"""Compared word by word, but for the broker's address."""
+"""Commands whose outputs must be equal, except for the broker's address."""
 
 EQUAL_UNLESS_GROUPS_CHANGE = """
 kafka-consumer-groups --list --state
@@ -90,7 +90,9 @@ kafka-groups --list
 kafka-streams-groups --list
 kafka-share-groups --list
 """.strip().splitlines()
-"""Of all groups of the broker, the proxy's own and those of earlier tests too: some may come, go or rebalance."""
+"""Commands that list all groups of the broker.
+
+The groups of the proxy and of earlier tests may come, go or rebalance meanwhile."""
 
 EQUAL_BUT_FOR_NUMBERS = """
 kafka-log-dirs --describe --topic-list {tiered}
@@ -107,7 +109,7 @@ PATIENCE = {
     "kafka-console-producer": matrix_stage.PATIENCE,
     "kafka-consumer-groups": ("--timeout", "120000"),
 }
-"""For tools that have less than clients have."""
+"""Options for tools whose default timeouts are shorter than those of clients."""
 
 
 @dataclass(frozen=True)
@@ -136,14 +138,14 @@ class Stage:
         return [*words, *PATIENCE.get(words[0], ())]
 
     def through_proxy(self, command: str, stdin: str = "") -> str:
-        """What the tool prints; it must succeed."""
+        """Returns the output of a tool, which must succeed."""
         script, *args = self.words(command)
         done = self.tools.run(script, self.proxy.bootstrap_servers, *args, stdin=stdin)
         assert done.exit_code == 0, done
         return done.output
 
     def both(self, command: str) -> tuple[ToolResult, ToolResult]:
-        """Through the proxy and on the broker; addresses that only the proxy or only the broker has read `BROKER`."""
+        """Runs a command through the proxy and on the broker. Replaces the addresses of both with `BROKER`."""
         script, *args = self.words(command)
         host, port = self.proxy.address
         proxied = self.tools.run(script, self.proxy.bootstrap_servers, *args)
@@ -221,7 +223,7 @@ def test_a_tool_says_the_same_of_groups_as_on_the_broker(stage: Stage, command: 
 
 @pytest.mark.parametrize("command", EQUAL_BUT_FOR_NUMBERS)
 def test_a_tool_says_the_same_in_other_numbers(stage: Stage, command: str) -> None:
-    progress = r"^.* max latency\.\n"  # every five seconds, while one lasts so long
+    progress = r"^.* max latency\.\n"  # the tool prints it every five seconds
     proxied, direct = (_with(_with(found, progress, ""), r"[\d.:-]*\d", "N") for found in stage.both(command))
     assert proxied.exit_code == direct.exit_code == 0
     assert sorted(proxied.output.split()) == sorted(direct.output.split())
@@ -239,7 +241,7 @@ def test_the_settings_of_a_broker_are_its_own(stage: Stage) -> None:
 @pytest.mark.parametrize("which", ["--topic {tiered}", "--topics-with-overrides"])
 def test_topics_say_that_they_are_tiered(stage: Stage, which: str) -> None:
     command = f"kafka-topics --describe {which}"
-    # Of what could not be looked up within seconds, the proxy tells what the broker says.
+    # If the proxy cannot look up the settings within seconds, it relays the broker's answer.
     until(lambda: "remote.storage.enable=true," in stage.through_proxy(command))
     proxied, direct = stage.both(command)
     assert "remote.storage.enable=true," in proxied.output
@@ -324,12 +326,12 @@ def test_a_topic_is_written_and_its_head_deleted(stage: Stage) -> None:
         earliest = stage.through_proxy(f"kafka-get-offsets --topic {each} --time earliest")
         assert earliest.split() == [f"{each}:0:{offset}"]
     stage.through_proxy(f"kafka-topics --delete --topic {topic}")
-    # The broker hears of it a moment after the controller.
+    # The broker learns of the deletion shortly after the controller.
     until(lambda: topic not in stage.through_proxy("kafka-topics --list").split())
 
 
 def test_a_producer_that_is_verified_sends_all(stage: Stage) -> None:
-    """In a process of its own: it ends its work only when its process ends."""
+    """The tool runs in its own process, since it ends its work only when its process ends."""
     arguments = ("--bootstrap-server", stage.proxy.bootstrap_servers, "--topic", stage.plain, "--max-messages", "3")
     sent = [json.loads(event) for event in stage.kafka.run_tool(VERIFIABLE_PRODUCER, *arguments).stdout.splitlines()]
     assert [event["value"] for event in sent if event["name"] == "producer_send_success"] == ["0", "1", "2"]
@@ -347,7 +349,7 @@ def test_versions_are_those_of_the_broker_but_for_what_is_hidden(stage: Stage) -
 
 
 def key(row: str) -> str:
-    """The API's key, or the row itself where it has none."""
+    """Returns the API key of a row, or the row itself if it has none."""
     found = re.search(r"\((\d+)\):", row)
     return found[1] if found else row
 

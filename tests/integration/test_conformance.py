@@ -1,13 +1,13 @@
 """Kafka's own tiered storage scenarios (org.apache.kafka.tiered.storage.integration), against a proxy whose brokers
 have no tier.
 
-Each row has the name of Kafka's test. What differs from there, differs for one of these reasons:
+Each row has the name of Kafka's test. Differences from Kafka's tests have one of these reasons:
 
-* Our newest segment always stays local: the local log starts at its base offset, not behind it.
-* Segments are cut by the proxy, not by the broker: a batch is remote once the next one does not fit into its segment.
-* Brokers keep no remote indexes and followers build nothing from the tier: a new replica copies what is local, and what
-  is remote is read through the proxy all the same.
-* A remote fetch is one ranged read of a segment's object; each segment is read at most once, for it stays cached.
+* The newest segment always stays local: the local log starts at its base offset, not behind it.
+* The proxy cuts segments, not the broker: a batch is remote when the next one does not fit into its segment.
+* Brokers keep no remote indexes, and followers build nothing from the tier. A new replica copies only local records,
+  and the proxy still serves the remote ones.
+* A remote fetch is one ranged read of a segment's object. Each segment is read at most once, since it stays cached.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Scenario:
 
 
 def copied_and_read_after_a_move(*moves: Action) -> tuple[Action, ...]:
-    """Half before the replicas move, half after; all is read from the new leader's port on, the head from the tier."""
+    """Produces half of the records before the replicas move, and half after. Reads all from the new leader's port."""
     return (
         create("one", replicas=[1]),
         produce(4),
@@ -74,7 +74,7 @@ def copied_and_read_after_a_move(*moves: Action) -> tuple[Action, ...]:
 
 SCENARIOS = [
     Scenario(
-        # The broker is not restarted but the proxy: it is what could forget.
+        # The proxy is restarted instead of the broker, since the proxy keeps the state.
         "OffloadAndConsumeFromLeaderTest-1-batch-per-segment",
         (
             create("one"),
@@ -97,7 +97,7 @@ SCENARIOS = [
         ),
     ),
     Scenario(
-        # There all four are remote alone; here the fourth is remote and stays local too.
+        # In Kafka's test all four batches are only remote. Here the fourth is remote and also stays local.
         "RollAndOffloadActiveSegmentTest",
         (
             create("aged"),
@@ -125,7 +125,7 @@ SCENARIOS = [
         ),
     ),
     Scenario(
-        # Tasks learn of settings within seconds, or at a start: which is surely before what is produced next.
+        # Tasks learn of new settings within seconds. A restart makes sure that they know them before the next records.
         "DisableRemoteLogOnTopicTest",
         (
             create("plain"),
@@ -150,7 +150,7 @@ SCENARIOS = [
         ),
     ),
     Scenario(
-        # Timestamps of the remote tier, of both tiers and of the local one alone; two leader epochs.
+        # Timestamps in the remote tier, in both tiers, and only in the local tier, with two leader epochs.
         "ListOffsetsTest",
         (
             create("two", replicas=[1, 2]),
@@ -185,7 +185,7 @@ SCENARIOS = [
         ),
     ),
     Scenario(
-        # The broker enforces the same setting, on its last segment too: there the fourth record stays.
+        # The broker enforces the same setting on its last segment too. In Kafka's test the fourth record stays.
         "DeleteSegmentsByRetentionTimeTest",
         (
             create("one"),
@@ -291,7 +291,7 @@ SCENARIOS = [
         ),
     ),
     Scenario(
-        # The whole suite of Kafka's transactions, on tiered topics, is test_semantics_transactions.py.
+        # test_semantics_transactions.py has Kafka's whole suite of transactions on tiered topics.
         "TransactionsWithTieredStoreTest",
         (
             create("two"),
@@ -304,7 +304,7 @@ SCENARIOS = [
         ),
     ),
     Scenario(
-        # There twice per segment; here the indexes of a segment, which name every aborted transaction in it, once.
+        # Kafka's test fetches indexes twice per segment. Here one fetch has all aborted transactions of a segment.
         "OffloadAndTxnConsumeFromLeaderTest",
         (
             create("one"),
@@ -361,7 +361,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def proxy(kafka_of_three: KafkaCluster, home: Path) -> Iterator[TidegateProcess]:
-    """One for all scenarios; their topics are their own."""
+    """One proxy for all scenarios. Each scenario has its own topic."""
     with conformance_proxy(kafka_of_three, home, "conformance") as proxy:
         yield proxy
 
@@ -373,7 +373,7 @@ def test_scenario(scenario: Scenario, kafka_of_three: KafkaCluster, proxy: Tideg
 
 @pytest.fixture(scope="module")
 def two_disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KafkaCluster, TidegateProcess, Path]]:
-    """A broker of their own for what no other test's broker should go through."""
+    """A broker for the scenarios of disks only, since they disturb other tests."""
     home = tmp_path_factory.mktemp("two-disks")
     settings = {"log.dirs": f"{home / 'first-disk'},{home / 'second-disk'}"}
     with KafkaCluster(settings=settings, java_options=SHORT_LIVED) as cluster:

@@ -1,4 +1,4 @@
-"""Kafka Connect and MirrorMaker 2: a worker that has only the proxy, over topics whose head is remote."""
+"""Kafka Connect and MirrorMaker 2 work through the proxy, over topics whose head is remote."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.integration
 SEGMENT_BYTES = 30_000
 WORKER_SETTINGS = {
     "exactly.once.source.support": "enabled",
-    "session.timeout.ms": "120000",  # a worker that stands still for ten seconds would stop its tasks
+    "session.timeout.ms": "120000",  # with the default of ten seconds, a stalled worker would stop its tasks
 }
 
 
@@ -36,7 +36,7 @@ class Stage:
     proxy: TidegateProcess
     worker: ConnectWorker
     run: str
-    """Begins every topic's name."""
+    """The prefix of every topic name."""
 
     @property
     def bootstrap(self) -> str:
@@ -48,7 +48,7 @@ class Stage:
         self.until_running(name)
 
     def until_taken(self, method: str, path: str, body: Mapping[str, str] | None = None) -> None:
-        """Connect refuses whatever it is told while its group rebalances, and wants to be told again."""
+        """Sends a request until Connect accepts it. Connect refuses requests while its group rebalances."""
 
         def is_taken() -> bool:
             try:
@@ -72,7 +72,7 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def stage(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """The rule names the worker's own topics too; these are compacted."""
+    """Yields a stage. The topic rule also matches the worker's own topics, which are compacted."""
     run = f"connect-{uuid.uuid4().hex[:8]}"
     home = tmp_path_factory.mktemp("connect")
     settings: dict[str, str | int] = {
@@ -121,8 +121,9 @@ def test_a_file_goes_through_a_topic_and_is_read_again_from_its_start(stage: Sta
 
 
 def are_forgotten(worker: ConnectWorker) -> bool:
-    """The offsets of a sink that was stopped: Connect asks to try again while its task still leaves the group, and
-    while the worker's own group rebalances."""
+    """Whether the worker has deleted the offsets of a stopped sink.
+
+    Connect asks for a retry while the sink's task leaves its group, and while the worker's group rebalances."""
     try:
         worker.ask("DELETE", "/connectors/sink/offsets")
     except HTTPError as error:

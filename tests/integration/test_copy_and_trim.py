@@ -1,4 +1,4 @@
-"""Copy and trim on a real broker, in a process of their own that is killed after every step."""
+"""Copy and trim on a real broker, in a process that is killed after every step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tiers.model.segment_state import RemoteLogSegmentState
 pytestmark = pytest.mark.integration
 TIMEOUT_MS = 300_000
 LIMIT_S = 300
-"""For what a copier does from its start on, a dozen of them at a time on a busy machine."""
+"""The time limit of a copier from its start on, with a dozen copiers on a busy machine."""
 STEPS = [
     ("segment-built", 2),
     ("copy-started-written", 1),
@@ -38,7 +38,7 @@ STEPS = [
 
 
 class Tiers:
-    """A topic in both tiers, and the broker's segment file as it was before anything was copied or trimmed."""
+    """A topic in both tiers, and the broker's segment file from before the first copy."""
 
     def __init__(self, kafka: KafkaCluster, client: BrokerClient, partition: TopicIdPartition, folder: Path) -> None:
         self.kafka = kafka
@@ -91,11 +91,11 @@ class Tiers:
         segments = await self.segments()
         assert {one.state for one in segments} == {RemoteLogSegmentState.COPY_SEGMENT_FINISHED}
         objects = [path for path in self.options.remote_folder.rglob("*") if path.is_file()]
-        assert len(objects) == 2 * len(segments) + 1  # and the manifest
+        assert len(objects) == 2 * len(segments) + 1  # two objects per segment, and the manifest
         assert list(self.options.spool_folder.iterdir()) == []
 
     async def is_settled(self) -> bool:
-        """Everything is remote, and all but the newest segment was trimmed."""
+        """Whether every record is remote, and all but the newest segment is trimmed."""
         metadata = await self.metadata()
         if metadata.remote_end_offset(self.partition) != self.next_offset - 1:
             return False
@@ -112,7 +112,7 @@ async def client(kafka: KafkaCluster) -> AsyncIterator[BrokerClient]:
 
 
 async def made_tiers(kafka: KafkaCluster, client: BrokerClient, topic: str, folder: Path) -> Tiers:
-    """Waits for transaction markers: brokers write them after the producer's commit returned."""
+    """Makes a topic. Waits for the transaction markers, which brokers write after the commit has returned."""
     partition = await topic_id_partition(client, topic)
     source = BrokerLogSource(client)
     async with asyncio.timeout(120):
@@ -126,7 +126,7 @@ async def made_tiers(kafka: KafkaCluster, client: BrokerClient, topic: str, fold
 
 @asynccontextmanager
 async def copier(options: CopierOptions) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Runs the copier; stops it cleanly at the end, and says what it printed when it failed."""
+    """Runs the copier, and stops it cleanly at the end. If it failed, the error has its output."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*options.command(), stdout=pipe, stderr=pipe)
     try:

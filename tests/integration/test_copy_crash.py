@@ -1,6 +1,6 @@
-"""A copier that is killed after every step, its metadata in the cluster itself: group, transactions and saved state.
+"""A copier with its metadata in the cluster (group, transactions, saved state) is killed after every step.
 
-The scenarios run side by side: each waits for the group to notice that its member is gone.
+The scenarios run concurrently, since each waits until the group notices that its member is gone.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 pytestmark = pytest.mark.integration
 SCENARIOS: list[tuple[tuple[str, int], ...]] = [
     *((step,) for step in STEPS),
-    # Killed again while what the first death left is collected.
+    # The copier is killed again while it cleans up after the first kill.
     (("objects-written", 1), ("delete-started-written", 1)),
     (("copy-started-written", 2), ("objects-deleted", 1), ("delete-finished-written", 1)),
 ]
 
 
 class ClusterTiers(Tiers):
-    """Looks at the metadata as any other proxy does: a reader of its own, that is no member."""
+    """Reads the metadata as any other proxy does, with its own reader that is not a member of the group."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class ClusterTiers(Tiers):
         return self._reader
 
     def saved_segments(self) -> list[RemoteLogSegmentMetadata]:
-        """What the copier's own file says, the process being gone."""
+        """Returns the segments in the copier's saved state, after the process has ended."""
         state = RemoteLogMetadataState.open_shared(self.options.state_folder)
         try:
             segments = list(state.list_remote_log_segments(self.partition))
@@ -92,7 +92,7 @@ async def die(tiers: ClusterTiers, options: CopierOptions) -> None:
         assert await asyncio.wait_for(process.wait(), LIMIT_S) == -signal.SIGKILL
     await tiers.check_that_every_offset_is_readable()
     saved, known = tiers.saved_segments(), {one.segment_id: one for one in await tiers.segments()}
-    # The file may be behind the topic, never ahead of it, nor beside it.
+    # The saved state may be behind the topic. It is never ahead of it, and never contradicts it.
     assert all(one.segment_id not in known or one.state <= known[one.segment_id].state for one in saved)
 
 
@@ -108,7 +108,7 @@ async def live_through(kafka: KafkaCluster, topic: str, folder: Path, deaths: Se
 
 
 @pytest.mark.timeout(3 * LIMIT_S)
-async def test_a_copier_killed_after_any_step_loses_nothing_with_its_metadata_in_the_cluster(
+async def test_a_copier_with_metadata_in_the_cluster_survives_a_kill_after_any_step(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
     async with asyncio.TaskGroup() as scenarios:

@@ -1,4 +1,4 @@
-"""What a broker does to its log without asking: it expires what is not copied, forgets a trim, has another topic."""
+"""A broker changes its log by itself: it expires records before the copy, forgets a trim, or has a recreated topic."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ MIB = 1 << 20
 
 @dataclass
 class Tasks:
-    """The tasks of one partition on a real broker, metadata in memory."""
+    """The tasks of one partition on a real broker, with the metadata in memory."""
 
     services: TaskServices
     partition: TopicIdPartition
@@ -66,7 +66,7 @@ class Tasks:
         return await self.services.source.bounds(self.partition, TIMEOUT_MS)
 
     async def copy(self) -> None:
-        """Rounds until nothing more is ready."""
+        """Runs copy rounds until no more records are ready."""
         while True:
             await self.manifest.check((await self.bounds()).log_start_offset)
             await collect_leftovers(self.services, self.partition)
@@ -84,7 +84,9 @@ class Tasks:
 
     async def trim(self) -> int | None:
         log_start = (await self.log_start()).offset
-        return await TrimTask(self.services, self.partition).run(self.policy, self.copying.local_only_bytes, log_start)
+        return await TrimTask(self.services, self.partition, self.manifest).run(
+            self.policy, self.copying.local_only_bytes, log_start
+        )
 
     async def expire(self) -> None:
         task = RLMExpirationTask(self.services, self.partition)
@@ -138,10 +140,11 @@ async def tasks_on(
         yield tasks
 
 
-async def test_the_broker_expires_what_a_store_that_is_down_did_not_take_and_the_log_has_a_gap(
+async def test_records_that_expire_while_the_store_is_down_become_a_gap(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Local files go once they are older than the total retention, remote or not (founding documents)."""
+    """The broker deletes local files that are older than the total retention, remote or not
+    (docs/founding.md, "Local deletion")."""
     bootstrap = kafka.bootstrap_servers
     config = {"retention.bytes": str(2 * MIB), "segment.bytes": str(MIB)}
     await asyncio.to_thread(create_topic, bootstrap, topic_name, config=config)
@@ -156,12 +159,12 @@ async def test_the_broker_expires_what_a_store_that_is_down_did_not_take_and_the
         with monkeypatch.context() as outage:
             outage.setattr(tasks.services.storage, "copy_log_segment_data", down)
             await asyncio.to_thread(produce, bootstrap, topic_name, random_values(5000))
-            with contextlib.suppress(RetriableRemoteStorageError):  # the broker may have been faster
+            with contextlib.suppress(RetriableRemoteStorageError):  # the broker may have expired the records already
                 await tasks.copy()
             await tasks.until_start(lambda start: start > 200)
         assert tasks.remote_end == 199
 
-        # A gap is believed once it has been there for a while, and the broker may expire more meanwhile.
+        # The owner records a gap only after a while, and the broker may expire more records meanwhile.
         async with asyncio.timeout(120):
             while tasks.remote_end != 5199:
                 await tasks.copy()
@@ -178,7 +181,7 @@ async def test_the_broker_expires_what_a_store_that_is_down_did_not_take_and_the
 async def test_a_broker_that_forgot_a_deletion_in_a_crash_is_told_again(
     kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
-    """Kafka writes log starts down once a minute; what was deleted before a crash is there again after it."""
+    """Kafka checkpoints log starts once a minute, so records that were deleted before a crash may come back."""
     cluster = kafka_of_three
     await asyncio.to_thread(create_topic, cluster.bootstrap_servers, topic_name, config={"min.insync.replicas": "1"})
     async with tasks_on(cluster, topic_name, tmp_path) as tasks:
@@ -220,7 +223,7 @@ async def test_a_topic_made_again_under_its_name_between_plan_and_trim_is_left_a
             try:
                 create_topic(bootstrap, topic_name)
             except KafkaException:
-                continue  # the old one is not gone everywhere yet
+                continue  # some broker still has the old topic
             break
         produce(bootstrap, topic_name, random_values(900))
 

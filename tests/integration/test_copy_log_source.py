@@ -1,4 +1,4 @@
-"""`BrokerLogSource` against a real broker: what a copier may rely on."""
+"""The guarantees of `BrokerLogSource` for a copier, against a real broker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TIMEOUT_MS = 300_000
 
 
 def still_ours() -> None:
-    """An owner that stays one."""
+    """The check of an owner that never loses its ownership."""
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ async def client(kafka: KafkaCluster) -> AsyncIterator[BrokerClient]:
 async def filled(
     kafka: KafkaCluster, client: BrokerClient, topic: str, count: int
 ) -> tuple[BrokerLogSource, TopicIdPartition, int]:
-    """A new topic with `count` records, and its leader epoch."""
+    """Creates a topic with `count` records. Returns its source, its partition and its leader epoch."""
     create_topic(kafka.bootstrap_servers, topic)
     produce(kafka.bootstrap_servers, topic, random_values(count))
     partition = await topic_id_partition(client, topic)

@@ -1,4 +1,4 @@
-"""Copying goes on over a leader that dies: what is remote is what every replica holds."""
+"""Copying continues after a leader dies, and the remote records are those that every replica has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where share groups stand, asked of a real broker that has some."""
+"""The start offsets of share groups, from a real broker."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_the_lowest_start_offset_of_any_share_group_is_found(
     groups = ClusterShareGroups(client)
 
     async def lowest(partition: TopicIdPartition) -> int | None:
-        """A broker that does not tell yet is asked again, as the next round of a trim would."""
+        """Returns the lowest start offset. Retries while the broker does not answer, as a trim does."""
         async with asyncio.timeout(WAIT_S):
             while True:
                 with suppress(BrokerError):
@@ -65,7 +65,7 @@ async def test_the_lowest_start_offset_of_any_share_group_is_found(
             await asyncio.to_thread(start_at_earliest, bootstrap, group)
         await asyncio.to_thread(first.join, bootstrap, ahead, topic_name)
         assert len(await asyncio.to_thread(first.acquire)) == 50
-        assert await lowest(partition) == 0, "acquired, and nothing of it acknowledged"
+        assert await lowest(partition) == 0, "the records are acquired, but none is acknowledged"
         await asyncio.to_thread(first.acknowledge, "ACCEPT")
         await asyncio.to_thread(partial(produce, bootstrap, topic_name, [b"more"]))
         await asyncio.to_thread(first.take, 1)
@@ -73,11 +73,11 @@ async def test_the_lowest_start_offset_of_any_share_group_is_found(
 
         await asyncio.to_thread(second.join, bootstrap, behind, topic_name)
         await asyncio.to_thread(second.acquire)
-        assert await lowest(partition) == 0, "the other group has acknowledged nothing"
+        assert await lowest(partition) == 0, "the other group has acknowledged no record"
         await asyncio.to_thread(second.leave)
         await asyncio.to_thread(first.leave)
-    assert await lowest(partition) == 0, "released by leaving: there it stands, memberless"
+    assert await lowest(partition) == 0, "the member released its records when it left"
 
     await asyncio.to_thread(delete_topic, bootstrap, topic_name)
-    # What a broker then says of the deleted one may be an error, which is that partition's alone.
+    # The broker may answer an error for the deleted topic. It must affect only that partition.
     await until(TopicIdPartition(uuid4(), 0), None)

@@ -1,4 +1,4 @@
-"""The whole log range on a real cluster: copy, trim, expiry and topic deletion, metadata in the cluster itself."""
+"""Copy, trim, expiry and topic deletion on a real cluster, with the metadata in the cluster itself."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TIMEOUT_MS = 300_000
 
 @dataclass
 class Process:
-    """What one remote-log process consists of."""
+    """The parts of a remote-log process."""
 
     client: BrokerClient
     source: BrokerLogSource
@@ -128,7 +128,7 @@ async def test_copy_trim_and_delete_with_metadata_in_the_cluster(
     segments = list(process.metadata.list_remote_log_segments(partition))
     assert [one.start_offset for one in segments] == [0, *(one.end_offset + 1 for one in segments[:-1])]
     assert process.metadata.log_start_offset(partition) == 0
-    assert len(process.objects()) == 2 * len(segments) + 1  # and the manifest
+    assert len(process.objects()) == 2 * len(segments) + 1  # two objects per segment, and the manifest
 
     async def is_missing() -> bool:
         return partition.topic_id in process.metadata.missing_topics()
@@ -153,7 +153,7 @@ async def test_the_users_retention_holds_over_both_tiers(
     partition = await topic_id_partition(process.client, topic_name)
 
     async def the_head_is_gone() -> bool:
-        """From the store and from the broker too, not only for readers."""
+        """Whether the head is deleted in the store and on the broker, not only for readers."""
         start = min((one.start_offset for one in process.metadata.list_remote_log_segments(partition)), default=0)
         is_all_remote = process.metadata.remote_end_offset(partition) == 99
         return is_all_remote and start >= 40 and await process.log_start(partition) >= start
@@ -162,4 +162,4 @@ async def test_the_users_retention_holds_over_both_tiers(
     segments = list(process.metadata.list_remote_log_segments(partition))
     assert sum(one.segment_size_bytes for one in segments) >= 50_000
     assert process.metadata.log_start_offset(partition) == segments[0].start_offset
-    assert len(process.objects()) == 2 * len(segments) + 1  # and the manifest
+    assert len(process.objects()) == 2 * len(segments) + 1  # two objects per segment, and the manifest

@@ -1,4 +1,4 @@
-"""The log of a real broker, decoded, is what a client reads from it: every codec, headers, nulls, transactions."""
+"""The decoder returns the records that a client reads from a real broker: all codecs, headers, nulls, transactions."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ TIMEOUT_S = 300.0
 TIMEOUT_MS = 300_000
 LAST_OFFSET = (1 << 63) - 1
 FETCH_BYTES = (1, 4_000, 1 << 20)
-"""One batch, some, all."""
+"""Limits for one batch, some batches, and all batches."""
 
 Headers = list[tuple[str, str | bytes | None]]
 Row = tuple[int, bytes | None, bytes | None, int, int, Headers]
-"""Offset, key, value, timestamp type, timestamp, headers."""
+"""A record: offset, key, value, timestamp type, timestamp, headers."""
 
 
 def write(bootstrap: str, topic: str) -> None:
-    """Every codec; then transactions of two producers side by side, where one aborts, commits and aborts."""
+    """Writes records with every codec, and then concurrent transactions of two producers, some of them aborted."""
     for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
         headers: Headers = [("codec", codec.encode()), ("ø", None)]
         settings: dict[str, str | int | float | bool] = {"compression.type": codec, "linger.ms": 50}
-        settings["enable.idempotence"] = True  # what is sent again is not there twice
+        settings["enable.idempotence"] = True  # a record that is sent again is not stored twice
         producer = Producer({"bootstrap.servers": bootstrap, **settings})
         for number in range(30):
             producer.produce(
@@ -89,7 +89,7 @@ def consumed(bootstrap: str, topic: str, isolation_level: str) -> list[Row]:
 
 
 async def decoded(bootstrap: tuple[str, int], topic: str, max_bytes: int, is_committed_only: bool) -> list[Row]:
-    """By fetches of `max_bytes`, each with the aborted transactions that the broker named in its answer."""
+    """Decodes the log with fetches of `max_bytes`, each with the aborted transactions of the broker's answer."""
     rows: list[Row] = []
     client = BrokerClient([bootstrap], client_id="test")
     await client.open()
@@ -125,7 +125,7 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[Row]:
 
 
 async def test_a_log_is_decoded_as_a_client_reads_it(kafka: KafkaCluster, topic_name: str) -> None:
-    create_topic(kafka.bootstrap_servers, topic_name, config={"retention.ms": "-1"})  # the timestamps are of long ago
+    create_topic(kafka.bootstrap_servers, topic_name, config={"retention.ms": "-1"})  # the records have old timestamps
     write(kafka.bootstrap_servers, topic_name)
 
     for isolation_level, count in (("read_committed", 150 + 4 + 4), ("read_uncommitted", 150 + 4 + 8)):

@@ -1,4 +1,4 @@
-"""`make demo`, small: what a newcomer sees first must work."""
+"""A small `make demo` works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiered topic that the broker trims hard, read through Tidegate, is a topic that it never trims, read directly."""
+"""A heavily trimmed topic read through Tidegate equals an untrimmed topic read directly."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ MUST_DIFFER = frozenset(
         "local.retention.bytes",
     }
 )
-"""Of all that clients see of the two topics, what tells them apart: configurations of the tier itself."""
+"""The settings of the tier itself, which are the only visible difference between the two topics."""
 
 REFUSED = {"MSG_SIZE_TOO_LARGE", "INVALID_CONFIG", "OFFSET_OUT_OF_RANGE", "_FENCED"}
-"""The errors that every workload provokes."""
+"""The errors that every workload must cause."""
 
 SEEKS = 6
 SEEDS = os.environ.get("TIDEGATE_SEEDS", "1")
-"""How many, or with a comma behind it the seeds themselves: `TIDEGATE_SEEDS=20`, `TIDEGATE_SEEDS=17,`."""
+"""The number of seeds, or, with a comma, the seeds themselves: `TIDEGATE_SEEDS=20`, `TIDEGATE_SEEDS=17,`."""
 
 
 def seeds() -> list[int]:
     if "," in SEEDS:
         return [int(each) for each in SEEDS.split(",") if each]
-    # All processes of a run must collect the same tests.
+    # All processes of a run must collect the same tests, so the seeds depend on the run's id.
     dice = random.Random(os.environ.get("PYTEST_XDIST_TESTRUNUID"))
     return [dice.randrange(1 << 32) for _ in range(int(SEEDS))]
 
@@ -88,7 +88,7 @@ def test_every_client_sees_one_log(kafka: KafkaCluster, tmp_path: Path, topic_na
         assert local_log_start(kafka, plain.name) == 0
         compare(dice, plain, tiered, now_ms)
 
-        # Below and beyond the end of the remote tier, and above the end, where it is refused.
+        # The trims are below and above the end of the remote tier, and beyond the log end, which is refused.
         apply([Trim(0.1), Trim(1.5), Trim(0.3), *operations(dice, 20, now_ms)])
         compare(dice, plain, tiered, now_ms)
         apply([Trim(0.95)])
@@ -103,7 +103,7 @@ def test_every_client_sees_one_log(kafka: KafkaCluster, tmp_path: Path, topic_na
 
 
 def compare(dice: random.Random, plain: Topic, tiered: Topic, now_ms: int) -> None:
-    """All records of both logs at both isolation levels, seeks, errors, timestamps and configurations."""
+    """Compares both logs: all records at both isolation levels, seeks, errors, timestamps and settings."""
     assert configuration(tiered) == configuration(plain)
     seeks = [dice.randrange(plain.log_end) for _ in range(SEEKS)]
     seeks += [max(0, plain.log_start - 1), plain.log_start, plain.log_end + 1]
@@ -132,7 +132,7 @@ def reading(client: Client, offset: int, at_most: int, isolation: str) -> Callab
         there = topic.committed if isolation == READ_COMMITTED else topic.offsets
         count = min(at_most, sum(each >= offset for each in there))
         if not count and topic.log_start <= offset <= topic.log_end:
-            return []  # nothing to wait for
+            return []  # no record to wait for
         try:
             return client.read(topic.bootstrap, topic.name, offset, max(1, count), isolation)
         except OffsetOutOfRange:

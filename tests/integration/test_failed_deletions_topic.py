@@ -1,4 +1,4 @@
-"""`__delete_failed_remote_log_segments` on a real broker, and `tidegate tier failed-deletes` over it."""
+"""`__delete_failed_remote_log_segments` on a real broker, and `tidegate tier failed-deletes`, which lists it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def failed(number: int) -> FailedDeletion:
 
 
 async def listed(config: Path, *options: str) -> str:
-    """With more patience than an operator has."""
+    """Runs the command with retries."""
     arguments = ["tier", "failed-deletes", "--config", str(config), *options]
     with (
         patch("tiers.open_tier.TIMEOUT_MS", TIMEOUT_MS),
@@ -55,7 +55,7 @@ async def test_what_is_published_is_listed_until_it_is_taken_back(
         f'bootstrap.servers = "{kafka.bootstrap_servers}"\n'
     )
     client = BrokerClient([kafka.address()], client_id="test")
-    # Of a process that knew the cluster before there was such a topic.
+    # A process that read the cluster's metadata before the topic existed.
     another = BrokerClient([kafka.address()], client_id="another")
     topic = FailedDeletionsTopic(client, TIMEOUT_MS)
     try:

@@ -1,4 +1,4 @@
-"""Limits, long polls, fairness, quotas, replicas and the drain of Fetch over both tiers."""
+"""Fetch over both tiers: limits, long polls, fairness, quotas, replicas and the drain."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.integration
 VERSION = 17
 LARGE_BYTES = 50_000
 LONG_MS = 120_000
-"""What no test waits for to pass."""
+"""A wait that is longer than any test takes."""
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def topic(topic_name: str) -> str:
 async def fill(
     tiers: TwoTiers, topic: str, values: list[bytes], partitions: int = 1, *, is_tiered: bool = True, replicas: int = 1
 ) -> UUID:
-    """Every partition with those values; of a tiered topic their most is remote."""
+    """Creates a topic and produces the values to every partition. Most of a tiered topic is then remote."""
     create_topic(tiers.kafka.bootstrap_servers, topic, partitions=partitions, replicas=replicas)
     for n in range(partitions):
         await asyncio.to_thread(partial(produce, tiers.bootstrap, topic, values, partition=n, records_per_batch=1))
@@ -60,7 +60,7 @@ def sizes(response: FetchResponse) -> dict[tuple[object, int], int]:
 
 
 async def answered(client: RawClient, asked: Sequence[Ask], **more: Any) -> FetchResponse:
-    """Asks again where a client would: a doubt about one tier is not let hold back for long what the other has."""
+    """Fetches, and retries where a client does: one tier waits only shortly for the other one's judgement."""
     return await settled(client, await client.fetch(VERSION, asked, **more), asked, **more)
 
 
@@ -72,7 +72,7 @@ async def settled(client: RawClient, response: FetchResponse, asked: Sequence[As
 
 
 async def until_known(client: RawClient, *asked: Ask) -> FetchResponse:
-    """Polls until the first partition, a remote one, brings records: from then on it is predicted."""
+    """Polls until the first partition, which is remote, returns records. The proxy predicts it from then on."""
     async with asyncio.timeout(120):
         while True:
             response = await answered(client, asked, max_wait_ms=300)
@@ -80,16 +80,14 @@ async def until_known(client: RawClient, *asked: Ask) -> FetchResponse:
                 return response
 
 
-async def test_local_data_ends_a_wait_that_the_store_would_not_and_the_remote_data_comes_next(
-    tiers: TwoTiers, topic: str
-) -> None:
+async def test_local_data_ends_a_wait_for_the_store_and_remote_data_comes_next(tiers: TwoTiers, topic: str) -> None:
     remote = await fill(tiers, topic, random_values(60), 2)
     local = await fill(tiers, f"local-{topic}", [], is_tiered=False)
     forwarded = Forwarded(tiers.fetch)
     async with raw_client(tiers.bootstrap) as client:
         await until_known(client, Ask(remote, 0, 0))
         gate = tiers.storage.gate = asyncio.Event()
-        for n in range(2):  # unforeseen and predicted
+        for n in range(2):  # the first time without a prediction, then with one
             asked = [Ask(remote, 1, 0), Ask(local, 0, n)]
             await client.send(VERSION, asked, max_wait_ms=LONG_MS, min_bytes=1)
             await asyncio.to_thread(produce, tiers.bootstrap, f"local-{topic}", [b"now"])
@@ -98,14 +96,14 @@ async def test_local_data_ends_a_wait_that_the_store_would_not_and_the_remote_da
             assert sizes(response)[remote, 1] == 0
         _, left = forwarded.changed[-1]
         assert left is not None
-        assert left.max_wait_ms == 0, "it is the proxy that waits, not the broker"
+        assert left.max_wait_ms == 0, "the proxy must wait, not the broker"
         gate.set()
         response = await until_known(client, Ask(remote, 1, 0), Ask(local, 0, 2))
         assert sizes(response)[remote, 1] > 0
 
 
 async def test_min_bytes_counts_both_tiers_together(tiers: TwoTiers, topic: str) -> None:
-    """Neither tier has so much: what there is comes once the wait is over, or every read has ended."""
+    """Neither tier alone has min.bytes. The records come when the wait ends or when every read has ended."""
     remote = await fill(tiers, topic, random_values(60))
     local = await fill(tiers, f"local-{topic}", random_values(2), is_tiered=False)
     async with raw_client(tiers.bootstrap) as client:
@@ -113,7 +111,7 @@ async def test_min_bytes_counts_both_tiers_together(tiers: TwoTiers, topic: str)
         both = [Ask(remote, 0, 0, max_bytes=5_000), Ask(local, 0, 0)]
         async with asyncio.timeout(120):
             while not (got := sizes(await answered(client, both, max_wait_ms=500, min_bytes=1 << 20)))[remote, 0]:
-                pass  # a busy machine's read may last longer than this wait
+                pass  # on a busy machine a read may last longer than this wait
         assert got[local, 0] > 2_000
         assert 0 < got[remote, 0] <= 5_000
         alone = sizes(await answered(client, both[:1], max_wait_ms=0, min_bytes=1 << 20))
@@ -154,22 +152,22 @@ async def test_a_batch_larger_than_every_limit_comes_whole(tiers: TwoTiers, topi
         "both remote": [Ask(remote, 0, 0, max_bytes=500), Ask(remote, 1, 0, max_bytes=500)],
     }[first]
     async with raw_client(tiers.bootstrap) as client:
-        for n in range(2):  # unforeseen and predicted
+        for n in range(2):  # the first time without a prediction, then with one
             response = await answered(client, asked, max_wait_ms=LONG_MS, max_bytes=1000)
             got = [one for one in response.partitions if one.records_bytes]
-            assert len(got) == 1, (n, "as of one broker")
+            assert len(got) == 1, (n, "one broker answers so too")
             (batch,) = iterate_batches(response.records(got[0]))
             assert batch.size_bytes == got[0].records_bytes > LARGE_BYTES
             assert batch.base_offset == 0
             if first == "both remote":
                 assert got[0].partition == 0
-        for index in range(2):  # a consumer asks first for what it got nothing of
+        for index in range(2):  # a consumer requests the partition without records first
             response = await until_known(client, Ask(remote, index, 1, max_bytes=500))
             assert values[1] in bytes(response.records(response.partitions[0]))
 
 
 async def test_limits_of_one_byte_bring_one_batch_of_every_partition_in_turn(tiers: TwoTiers, topic: str) -> None:
-    """Whatever min.bytes asks for beyond what there is; and a client that does not wait gets what there is."""
+    """This holds with a min.bytes that exceeds the available records, and for a client that does not wait."""
     values = random_values(8, 10_000)
     remote = await fill(tiers, topic, values, 3)
     local = await fill(tiers, f"local-{topic}", values, is_tiered=False)
@@ -208,7 +206,7 @@ async def test_a_busy_local_neighbour_leaves_no_remote_partition_behind(tiers: T
                 assert one.error_code == 0
                 assert isinstance(one.topic, UUID)
                 key = (one.topic, one.partition)
-                if one.records_bytes:  # as consumers do: what brought data goes to the end
+                if one.records_bytes:  # as consumers do, partitions with records go to the end of the request
                     order.remove(key)
                     order.append(key)
                     if one.topic == remote:
@@ -266,7 +264,7 @@ async def test_a_held_remote_fetch_is_answered_empty_when_the_proxy_drains(
         drained = group.create_task(proxy.aclose())
         response = await client.receive(VERSION)
         assert (response.error_code, response.session_id, response.partitions) == (ErrorCode.NONE, 0, [])
-        assert response.throttle_time_ms > 0, "or the Java client would drop it"
+        assert response.throttle_time_ms > 0, "without a throttle time the Java client would drop the answer"
         assert await client.is_closed()
         gate.set()
         await drained
@@ -275,7 +273,7 @@ async def test_a_held_remote_fetch_is_answered_empty_when_the_proxy_drains(
 async def test_a_consumer_of_a_followers_rack_reads_both_tiers(
     kafka_of_three: KafkaCluster, tmp_path: Path, topic: str
 ) -> None:
-    """The leader sends it to the follower for what is local; nothing is added to such an answer."""
+    """The leader names the follower for local records. The proxy adds no records to such an answer."""
     async with two_tiers(kafka_of_three, tmp_path, "tiered-*") as tiers:
         values = random_values(100)
         remote = await fill(tiers, topic, values, replicas=3)

@@ -1,4 +1,4 @@
-"""Quotas in front of a real broker: nothing is lost or doubled, and clients of other ids are not held."""
+"""Quotas in front of a real broker lose or repeat no records, and do not slow clients with other ids."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_a_throttled_consumer_reads_everything_once(kafka: KafkaCluster, t
     settings: dict[str, str | int] = {
         "remote.log.metadata.topic.name": f"__metadata-{topic[-40:]}",
         "remote.log.visible.after.ms": 1000,
-        # 2 MB in ten seconds, and 400 kB in four, less than one GET brings: a busy machine too goes beyond that.
+        # The limits are 2 MB in ten seconds and 400 kB in four, less than one GET. Even a busy machine exceeds them.
         "remote.log.manager.copy.max.bytes.per.second": 200_000,
         "remote.log.manager.copy.quota.window.num": 10,
         "remote.log.manager.fetch.max.bytes.per.second": 100_000,

@@ -1,4 +1,4 @@
-"""Fetch sessions (KIP-227) of a real broker through the proxy: the broker's own while all is local, none while not."""
+"""Fetch sessions (KIP-227) through the proxy: the broker's own while all partitions are local, otherwise none."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def topic(topic_name: str) -> str:
 
 @pytest.fixture
 def wide(kafka: KafkaCluster, topic_name: str) -> Iterator[str]:
-    """A name for a topic that is not tiered; the broker is rid of its partitions afterwards."""
+    """Yields the name of an untiered topic. Deletes the topic afterwards."""
     name = f"wide-{topic_name}"
     yield name
     delete_topic(kafka.bootstrap_servers, name)
 
 
 async def create(tiers: TwoTiers, topic: str, partitions: int = 1) -> UUID:
-    """Returns when the broker leads all of them."""
+    """Creates a topic. Returns when the broker leads all partitions."""
     await asyncio.to_thread(partial(create_topic, tiers.kafka.bootstrap_servers, topic, partitions=partitions))
     async with asyncio.timeout(120), raw_client(tiers.kafka.bootstrap_servers) as direct:
         while True:
@@ -72,7 +72,7 @@ def with_records(response: FetchResponse) -> list[tuple[UUID, int]]:
 
 
 class Session:
-    """A client's side of one session."""
+    """The client's side of a session."""
 
     def __init__(self, client: RawClient) -> None:
         self.client = client
@@ -101,7 +101,7 @@ class Session:
 
 
 @pytest.mark.parametrize("partitions", [1, 100, 2000])
-async def test_a_session_is_the_brokers_until_a_partition_turns_remote_and_again_when_it_is_local(
+async def test_a_session_is_the_brokers_own_while_all_partitions_are_local(
     tiers: TwoTiers, topic: str, wide: str, partitions: int
 ) -> None:
     tiered_id, wide_id = await create(tiers, topic), await create(tiers, wide, partitions)
@@ -125,7 +125,7 @@ async def test_a_session_is_the_brokers_until_a_partition_turns_remote_and_again
         response = await session.incremental()
         assert [(one.topic, one.partition, one.error_code) for one in response.partitions] == [(tiered_id, 0, 0)]
         assert (response.session_id, with_records(response)) == (0, [])
-        assert not forwarded.changed, "the broker's session was asked as ever"
+        assert not forwarded.changed, "the requests of the broker's session must stay unchanged"
 
         everything = [*asks(wide_id, [0] * last + [1]), Ask(tiered_id, 0, 0)]
         session.id = 0
@@ -136,12 +136,12 @@ async def test_a_session_is_the_brokers_until_a_partition_turns_remote_and_again
         assert with_records(response) == [(tiered_id, 0)]
         left = [request for _, request in forwarded.changed if request is not None]
         assert {request.session_epoch for request in left} == {-1}
-        assert left[0].session_id == old_id, "the forgotten session is closed"
+        assert left[0].session_id == old_id, "the orphaned session must be closed"
 
         everything[-1] = Ask(tiered_id, 0, local_start)
         response = await session.full(everything)
         assert response.session_id not in (0, old_id)
-        forwarded.changed.clear()  # that one may have closed a session that the client never heard of
+        forwarded.changed.clear()  # that request may have closed a session that the client never learned of
         assert with_records(response) == [(tiered_id, 0)]
         everything[-1] = Ask(tiered_id, 0, len(values))
         assert not with_records(await session.incremental(everything[-1:]))
@@ -151,9 +151,7 @@ async def test_a_session_is_the_brokers_until_a_partition_turns_remote_and_again
         assert gone.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
 
-async def test_forgotten_partitions_are_not_answered_and_a_remote_one_that_is_forgotten_ends_no_session(
-    tiers: TwoTiers, topic: str, wide: str
-) -> None:
+async def test_forgotten_partitions_have_no_answer_and_end_no_session(tiers: TwoTiers, topic: str, wide: str) -> None:
     tiered_id, wide_id = await create(tiers, topic), await create(tiers, wide, 3)
     forwarded = Forwarded(tiers.fetch)
     async with raw_client(tiers.bootstrap) as client:
@@ -167,14 +165,14 @@ async def test_forgotten_partitions_are_not_answered_and_a_remote_one_that_is_fo
         assert response.session_id == session.id > 0
         assert with_records(response) == [(wide_id, 0)]
         response = await session.incremental(forgotten=[(wide_id, [0, 2])], wait_ms=0)
-        assert (response.session_id, response.partitions) == (0, []), "a session without partitions is gone"
+        assert (response.session_id, response.partitions) == (0, []), "a session without partitions must end"
         assert not forwarded.changed
 
 
-async def test_a_session_whose_answer_had_to_be_streamed_past_a_remote_partition_is_ended_by_the_next(
+async def test_a_streamed_answer_with_a_remote_partition_ends_the_session_next(
     tiers: TwoTiers, topic: str, wide: str
 ) -> None:
-    """The session id had left before the remote partition was seen: the client is made to ask in full."""
+    """The proxy sent the session id before it saw the remote partition, so it makes the client send a full request."""
     tiered_id, wide_id = await create(tiers, topic), await create(tiers, wide)
     values, others = random_values(200), random_values(400)
     await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
@@ -194,12 +192,12 @@ async def test_a_session_whose_answer_had_to_be_streamed_past_a_remote_partition
         async with asyncio.timeout(120):
             at_the_end = [Ask(wide_id, 0, len(others)), Ask(tiered_id, 0, 0)]
             while not with_records(response := await session.full(at_the_end, WAIT_MS)):
-                assert response.session_id == 0  # a busy machine's read may last longer than this wait
+                assert response.session_id == 0  # on a busy machine a read may last longer than this wait
         assert response.session_id == 0
         assert with_records(response) == [(tiered_id, 0)]
         assert values[0] in bytes(response.records(response.partitions[1]))
         gone = await direct.fetch(VERSION, session_id=old_id, session_epoch=1)
-        assert gone.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND, "nobody would ever close it"
+        assert gone.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND, "otherwise the session would never be closed"
 
 
 async def test_a_client_seeks_between_the_tiers_within_its_sessions(tiers: TwoTiers, topic: str) -> None:
@@ -218,14 +216,14 @@ async def test_a_client_seeks_between_the_tiers_within_its_sessions(tiers: TwoTi
             assert response.session_id == 0
             session.id = 0
             async with asyncio.timeout(120):
-                while not with_records(response):  # a busy machine's read may last longer than this wait
+                while not with_records(response):  # on a busy machine a read may last longer than this wait
                     response = await session.full([Ask(tiered_id, 0, 0)], WAIT_MS)
                     assert response.session_id == 0
             assert values[0] in bytes(response.records(response.partitions[0]))
 
 
 async def test_a_session_that_the_broker_does_not_know_is_refused_as_by_the_broker(tiers: TwoTiers, topic: str) -> None:
-    """Evicted, or closed by somebody else, which looks the same."""
+    """The broker evicted the session, or another client closed it. Both look the same."""
     tiered_id = await create(tiers, topic)
     async with raw_client(tiers.bootstrap) as client, raw_client(tiers.kafka.bootstrap_servers) as direct:
         session = Session(client)
@@ -241,7 +239,7 @@ async def test_a_session_that_the_broker_does_not_know_is_refused_as_by_the_brok
 
 
 async def test_consumers_share_a_broker_with_few_sessions(tmp_path: Path, topic: str) -> None:
-    """One session for each of the broker's eight shards: whoever finds its shard taken is answered id 0."""
+    """The broker has one session per shard, and eight shards. A client whose shard is full gets session id 0."""
     settings = {**SHRINKS_SOON, "max.incremental.fetch.session.cache.slots": "8"}
     with KafkaCluster(settings=settings, advertised_host="localhost", java_options=SHORT_LIVED) as kafka:
         async with two_tiers(kafka, tmp_path, PATTERN) as tiers:
@@ -255,7 +253,7 @@ async def test_consumers_share_a_broker_with_few_sessions(tmp_path: Path, topic:
             await tiers.settled(topic)
             granted = []
             async with raw_client(tiers.bootstrap) as client:
-                for _ in range(100):  # nobody closes them, and none is old enough to be evicted
+                for _ in range(100):  # these sessions stay open, and none is old enough to be evicted
                     response = await client.fetch(VERSION, [Ask(wide_id, 1, 0)], session_epoch=0, max_wait_ms=0)
                     granted.append(response.session_id)
             assert 0 < sum(map(bool, granted)) <= 8
@@ -276,7 +274,7 @@ async def test_consumers_share_a_broker_with_few_sessions(tmp_path: Path, topic:
 
 
 def read_with_kafka_python(bootstrap: str, topic: str, count: int) -> tuple[list[bytes], list[bytes]]:
-    """Values of the tiered topic and of the wide one."""
+    """Returns the values of the tiered topic and of the wide topic."""
     consumer = kafka_python.KafkaConsumer(
         bootstrap_servers=bootstrap,
         auto_offset_reset="none",

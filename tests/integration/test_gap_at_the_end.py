@@ -1,4 +1,4 @@
-"""Every client across a gap that nothing follows yet: its position reaches the end, and it reads what comes then."""
+"""Every client passes a gap at the end of a log: its position reaches the end, and it reads new records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.integration
 
 COUNT = 20
 END = 120
-"""Of the gap, which begins at `COUNT`."""
+"""The end (exclusive) of the gap, which begins at `COUNT`."""
 
 ISOLATIONS = (READ_UNCOMMITTED, READ_COMMITTED)
 
@@ -29,7 +29,7 @@ def answer(fetched: Fetched) -> Buffer:
 
 
 def assert_passed_by_one_answer(stage: GapStage, offset: int) -> None:
-    """A Fetch whose connection closes is sent again."""
+    """Checks that one answer took the client across the gap. A client repeats a Fetch when its connection closes."""
     assert set(stage.in_gap) == {offset}
     assert len(stage.in_gap) <= 2
 

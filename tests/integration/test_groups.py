@@ -1,4 +1,4 @@
-"""Consumer groups, old and new, and the tools and frameworks built on them, over topics whose head is remote."""
+"""Classic and new consumer groups, and the tools that use them, over topics whose head is remote."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.integration
 TIMEOUT_S = 300.0
 PROTOCOLS = ["classic", "consumer"]
 RECORD = tuple[str, int, int, bytes]
-"""Topic, partition, offset and value."""
+"""A record: topic, partition, offset and value."""
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def topic(topic_name: str) -> str:
 
 
 async def fill(tiers: TwoTiers, topic: str, partitions: int, count: int) -> set[RECORD]:
-    """A new topic, the most of each partition remote."""
+    """Creates a topic. Most of each partition is remote."""
     create_topic(tiers.kafka.bootstrap_servers, topic, partitions=partitions)
     made: set[RECORD] = set()
     for n in range(partitions):
@@ -55,7 +55,7 @@ async def fill(tiers: TwoTiers, topic: str, partitions: int, count: int) -> set[
 
 
 class Member(threading.Thread):
-    """A consumer that polls until it is told to leave."""
+    """A consumer that polls until `leave`."""
 
     def __init__(self, bootstrap: str, group: str, protocol: str, topics: Sequence[str]) -> None:
         super().__init__(daemon=True)
@@ -117,7 +117,7 @@ async def test_two_members_rebalance_over_both_tiers_and_tools_see_their_lag(
     first = Member(tiers.bootstrap, topic, protocol, [topic])
     await asyncio.to_thread(first.assigned.wait, TIMEOUT_S)
     second = Member(tiers.bootstrap, topic, protocol, [topic])
-    assert await asyncio.to_thread(second.assigned.wait, TIMEOUT_S), "the second member has a partition"
+    assert await asyncio.to_thread(second.assigned.wait, TIMEOUT_S), "the second member gets no partition"
     await until_read(made, first, second)
     await asyncio.to_thread(second.leave)
     more = random_values(10)
@@ -178,7 +178,7 @@ async def test_a_group_starts_at_a_time_that_is_remote(tiers: TwoTiers, topic: s
 async def test_a_pattern_finds_topics_that_are_remote_and_those_that_come_later(
     tiers: TwoTiers, topic: str, protocol: str
 ) -> None:
-    """As MirrorMaker subscribes."""
+    """MirrorMaker subscribes with a pattern too."""
     made = await fill(tiers, f"{topic}-a", 1, 120)
     member = Member(tiers.bootstrap, topic, protocol, [f"^{topic}-.*"])
     await until_read(made, member)
@@ -191,7 +191,7 @@ async def test_a_pattern_finds_topics_that_are_remote_and_those_that_come_later(
 async def test_records_that_are_purged_before_they_are_copied_raise_no_alarm(
     tiers: TwoTiers, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As Streams purges a repartition topic: DeleteRecords up to what it has committed, all the time."""
+    """Streams purges a repartition topic so: it often sends DeleteRecords up to its committed offset."""
     create_topic(tiers.kafka.bootstrap_servers, topic)
     caplog.set_level(logging.ERROR)
     gate, reached = asyncio.Event(), asyncio.Event()
@@ -241,7 +241,7 @@ async def test_records_that_are_purged_before_they_are_copied_raise_no_alarm(
 
 
 async def test_offsets_are_committed_in_transactions_that_read_the_remote_tier(tiers: TwoTiers, topic: str) -> None:
-    """Consume, transform, produce, exactly once; every second attempt is aborted and made again."""
+    """Consumes, transforms and produces exactly once. Every second attempt is aborted and repeated."""
     made = [value for _, _, _, value in sorted(await fill(tiers, topic, 1, 120))]
     out = f"{topic}-out"
     create_topic(tiers.kafka.bootstrap_servers, out)

@@ -1,7 +1,7 @@
-"""Message sets of magic 0 and 1 that a broker kept from old times are copied, trimmed and read like any other records.
+"""Old message sets of magic 0 and 1 on a broker are copied, trimmed and read like any other records.
 
-Brokers of today do not write them, so the segment file is laid into the log folder while the broker is down. What the
-broker itself answers about it, before anything is trimmed, is the measure of what the proxy answers afterwards.
+Current brokers do not write them, so the test puts the segment file into the log folder while the broker is down. The
+proxy's answers after a trim must equal the broker's own answers before it.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ KINDS = {
     "legacy-offsets": MAGIC_0 + MAGIC_1,
     "legacy-magic-0": MAGIC_0,
 }
-"""Magic, codec and whether the wrapper has the time of its appending; not what a client reads from no broker."""
+"""The kinds of message sets: magic, codec, and whether the wrapper has a log append time."""
 
 PRODUCED = 60
-"""Records of today's format after the old ones."""
+"""The number of records in the current format behind the old ones."""
 
 
 class Seen(NamedTuple):
@@ -54,7 +54,7 @@ class Seen(NamedTuple):
 
 
 def message_sets(topic: str) -> list[bytes]:
-    """Every magic, codec and kind of timestamp that its reader knows; offsets without a gap from 0 on."""
+    """Returns message sets of all kinds of a topic. The offsets are contiguous from 0 on."""
     sets: list[bytes] = []
     offset = 0
     for magic, codec, is_append_time in KINDS[topic]:
@@ -73,7 +73,7 @@ def old_records(topic: str) -> int:
 
 
 def old_record(offset: int) -> Record:
-    """Every seventh has no key, every eleventh no value; timestamps go back now and then."""
+    """Returns a record. Every seventh has no key, every eleventh has no value, and some timestamps decrease."""
     timestamp = T0_MS + offset * 1000 - (5000 if offset % 10 == 9 else 0)
     key = None if offset % 7 == 0 else b"k%d" % offset
     value = None if offset % 11 == 0 else random.Random(offset).randbytes(300).hex().encode()
@@ -82,7 +82,7 @@ def old_record(offset: int) -> Record:
 
 @pytest.fixture(scope="module")
 def old_cluster(kafka: KafkaCluster) -> KafkaCluster:
-    """The broker, with the old segment in each of `KINDS`."""
+    """The cluster, with a topic of old segments for each of `KINDS`."""
     for topic in KINDS:
         create_topic(kafka.bootstrap_servers, topic, config={"retention.ms": "-1"})
     kafka.stop_broker(1)
@@ -211,7 +211,7 @@ async def test_timestamps_in_old_records_are_found_where_the_broker_found_them(
 
 
 async def test_records_without_any_timestamp(old_cluster: KafkaCluster, tmp_path: Path) -> None:
-    """Nothing of today's format follows: the log has no leader epoch but the leader's own, and no timestamp at all."""
+    """No record of the current format follows: the log has only the current leader epoch, and no timestamps."""
     topic = "legacy-magic-0"
     broker = old_cluster.bootstrap_servers
     timestamps = [0, T0_MS]

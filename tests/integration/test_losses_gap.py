@@ -1,4 +1,4 @@
-"""Records go before they are copied, by an administrator or the broker's retention: that costs those and no others."""
+"""An administrator or the broker's retention removes records before the copy. Only those records are lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MIB = 1 << 20
 
 
 def delete_ahead(cluster: KafkaCluster, topic: str) -> list[bytes]:
-    """An administrator who asks the broker. Returns what was produced meanwhile."""
+    """Deletes records at the broker, as an administrator does. Returns the values produced meanwhile."""
     values = random_values(400)
     produce(cluster.bootstrap_servers, topic, values)
     assert delete_records(cluster.bootstrap_servers, topic, COPIED + 300) == COPIED + 300
@@ -40,7 +40,7 @@ def delete_ahead(cluster: KafkaCluster, topic: str) -> list[bytes]:
 
 
 def expire_ahead(cluster: KafkaCluster, topic: str) -> list[bytes]:
-    """Nobody but the broker, whose retention was a short one for a while. Returns what was produced meanwhile."""
+    """Lets the broker expire records with a short retention for a while. Returns the values produced meanwhile."""
     values = random_values(5000)
     produce(cluster.bootstrap_servers, topic, values)
     assert alter(cluster.bootstrap_servers, {topic: {"retention.bytes": str(2 * MIB)}}) == [0]
@@ -50,7 +50,7 @@ def expire_ahead(cluster: KafkaCluster, topic: str) -> list[bytes]:
 
 
 def copied(site: Site) -> list[bytes]:
-    """What was produced, copied and trimmed; the proxy is stopped again."""
+    """Produces records, and waits until they are copied and trimmed. Stops the proxy. Returns the values."""
     values = random_values(COPIED)
     create_topic(site.cluster.bootstrap_servers, site.topic, config={"segment.bytes": str(MIB)})
     with site.proxy() as proxy:
@@ -86,7 +86,7 @@ def test_what_was_removed_before_it_was_copied_costs_nothing_else(
         assert gaps(proxy, topic_name) == 1
         assert alarms(proxy, topic_name, "gap") == 1
 
-        # What is kept is less than what was copied behind the gap.
+        # The retention keeps less than was copied behind the gap.
         kept_bytes = (len(values) - gap_end) * 1000 - 2 * SEGMENT_BYTES
         assert alter(kafka.bootstrap_servers, {topic_name: {"retention.bytes": str(kept_bytes)}}) == [0]
         until(lambda: site.bounds()["gaps"] == [])
@@ -101,7 +101,7 @@ def test_what_was_removed_before_it_was_copied_costs_nothing_else(
 def test_without_a_manifest_nobody_says_that_it_was_not_copied(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
-    """A manifest that is not there is no witness: the partition stops, and an operator is told."""
+    """A missing manifest proves nothing: the partition stops, and an alarm tells the operator."""
     site = Site(kafka, tmp_path, topic_name)
     values = copied(site)
     values += delete_ahead(kafka, topic_name)
@@ -127,7 +127,7 @@ def gaps(proxy: TidegateProcess, topic: str) -> float:
 
 
 def check_both_sides(proxy: TidegateProcess, topic: str, values: Sequence[bytes], gap_end: int) -> None:
-    """By consumers that fail rather than jump: across the gap, and from every place where one may stand in it."""
+    """Reads across the gap, and from offsets within it, with consumers that fail instead of resetting."""
     behind = numbered(values)[gap_end:]
 
     def found(offset: int, count: int, isolation_level: str) -> list[RECORD]:

@@ -1,6 +1,6 @@
-"""A log start that was recorded of one history is no word about another one: a broker lost its disk, or was behind.
+"""A recorded log start of one history says nothing about another one: a broker lost its disk, or was behind.
 
-Nothing of these topics is trimmed, so whatever moves a broker's log start deletes records."""
+These topics are never trimmed, so any move of a broker's log start deletes records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WITNESSED = 50
 
 
 class Witness:
-    """A topic beside: when the tasks have copied all of it, they had turns enough at the topic that it stands by."""
+    """A second topic. When the tasks have copied all of it, they have also had turns at the topic under test."""
 
     def __init__(self, site: Site, name: str, replicas: int = 1) -> None:
         self._site, self._name, self._count = site, name, 0
@@ -39,7 +39,7 @@ class Witness:
 
 
 def begins(site: Site, proxy: TidegateProcess, node_id: int = 1) -> tuple[int, int]:
-    """The log, for the broker and for clients of the proxy."""
+    """Returns the log start for clients of the broker, and for clients of the proxy."""
     return site.local_log_start(), site.until_earliest(leader_behind(proxy, node_id))
 
 
@@ -67,7 +67,7 @@ def test_a_broker_that_lost_its_disk_keeps_its_new_records(topic_name: str, tmp_
             assert (found_below, begins(site, proxy)) == ((0, 0), (0, 0))
             assert records_from(proxy.bootstrap_servers, topic, 0, 1000) == numbered(below + beyond)
 
-            # What a user deletes of the new history counts, however low it is.
+            # A user's deletion in the new history is valid, even at a low offset.
             assert delete_records(proxy.bootstrap_servers, topic, 50) == 50
             witness.until_tasks_had_their_turns()
             assert begins(site, proxy) == (50, 50)
@@ -78,7 +78,7 @@ def test_a_broker_that_lost_its_disk_keeps_its_new_records(topic_name: str, tmp_
 def test_a_leader_that_was_behind_keeps_what_replaces_deleted_records(
     kafka_of_three: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
-    """Nothing of either history is in the remote tier: only the log start says anything about the one that is gone."""
+    """No history is in the remote tier. Only the recorded log start tells anything about the lost one."""
     cluster, topic, beside = kafka_of_three, topic_name, f"{topic_name}-beside"
     site = Site(cluster, tmp_path, topic, witness=beside, local_retention_bytes=KEEPS_ALL_BYTES, copied_soon=False)
     create_replicated_topic(cluster, topic)

@@ -1,9 +1,10 @@
-"""The metadata topic loses its end with what broker and store go on from: nothing is taken for removed, all comes back.
+"""The metadata topic loses its end: the proxy treats no record as removed, and all records come back.
 
-As when the power fails, and the disk has less of the metadata's log than of the topic's."""
+A power failure does this, if the disk has less of the metadata's log than of the topic's log."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +27,8 @@ from tests.integration.loss_rig import (
 from tests.integration.strict_consumer import until_trimmed
 from tests.integration.waiting import until
 from tests.servers.kafka import SHORT_LIVED, SHRINKS_SOON, KafkaCluster
-from tests.servers.producing import create_topic, produce, random_values
+from tests.servers.producing import create_topic, delete_topic, produce, random_values
+from tests.servers.tidegate import TidegateProcess
 from tiers.metadata.serde import SEGMENT_METADATA_API_KEY, SEGMENT_METADATA_UPDATE_API_KEY
 
 pytestmark = pytest.mark.integration
@@ -38,13 +40,13 @@ REBUILT = "__metadata-rebuilt"
 
 @pytest.fixture
 def broker() -> Iterator[KafkaCluster]:
-    """Alone, and of the test alone."""
+    """A cluster of one broker, for one test only."""
     with KafkaCluster(settings=SHRINKS_SOON, java_options=SHORT_LIVED) as cluster:
         yield cluster
 
 
 def tiered(site: Site, values: list[bytes]) -> None:
-    """Copied and trimmed; the proxy is stopped again."""
+    """Produces the values, and waits until they are copied and trimmed. Stops the proxy."""
     create_topic(site.cluster.bootstrap_servers, site.topic)
     with site.proxy() as proxy:
         produce(proxy.bootstrap_servers, site.topic, values)
@@ -53,7 +55,7 @@ def tiered(site: Site, values: list[bytes]) -> None:
 
 
 def lose_the_tail(site: Site, last: int) -> tuple[int, int]:
-    """Of the metadata, and nothing else, while the broker is down. Returns the log's end before and after."""
+    """Cuts only the metadata's log, while the broker is down. Returns the log end before and after."""
     site.cluster.stop_broker(1)
     ends = cut_log(site.cluster.log_folder(site.metadata_topic, 0), last)
     site.cluster.start_broker(1)
@@ -61,20 +63,27 @@ def lose_the_tail(site: Site, last: int) -> tuple[int, int]:
 
 
 def spread(end: int) -> list[int]:
-    """Offsets all over the log."""
+    """Returns offsets from the whole log."""
     return [*range(0, end, 100), end - 1]
 
 
-def rebuild(site: Site) -> None:
-    """As an operator is told to."""
-    code, out, err = site.tier("rebuild", "--into", REBUILT, "--yes")
+def rebuild(site: Site, into: str | None) -> None:
+    """Rebuilds the metadata as the documentation says: into another topic, or into a new topic of the same name."""
+    code, out, err = site.tier("rebuild")
+    assert (code, "is not empty" in err) == (0, True), out + err
+    if into is None:
+        delete_topic(site.cluster.bootstrap_servers, site.metadata_topic)
+    code, out, err = site.tier("rebuild", *([] if into is None else ["--into", into]), "--yes")
     assert (code, err) == (0, ""), out
-    site.metadata_topic = REBUILT
-    shutil.rmtree(site.state / "metadata", ignore_errors=True)
+    site.metadata_topic = into or site.metadata_topic
+    for check in ("bounds", "orphans"):
+        code, out, err = site.tier(check)
+        assert code == 0, f"{check}: {out}{err}"
+    shutil.rmtree(site.state / "metadata")
 
 
 def check_all_is_well(site: Site, values: list[bytes]) -> None:
-    """All can be read, and copying and trimming go on."""
+    """Checks that all records are readable, and that copying and trimming continue."""
     with site.proxy() as proxy:
         watch = Watch(site, proxy, spread(len(values)))
         assert records_from(proxy.bootstrap_servers, site.topic, 0, len(values)) == numbered(values)
@@ -93,7 +102,7 @@ def check_all_is_well(site: Site, values: list[bytes]) -> None:
 def test_a_proxy_that_knows_no_more_than_the_topic_deletes_nothing(
     broker: KafkaCluster, topic_name: str, tmp_path: Path, last: int
 ) -> None:
-    """What was copied looks like what was removed, or like a copy that did not end and is to be cleaned up."""
+    """The copied records look like removed ones, or like an unfinished copy that needs a clean-up."""
     site, values = Site(broker, tmp_path, topic_name), random_values(RECORDS)
     tiered(site, values)
     objects, local_log_start = site.objects(), site.local_log_start()
@@ -101,7 +110,7 @@ def test_a_proxy_that_knows_no_more_than_the_topic_deletes_nothing(
     shutil.rmtree(site.state)
     bounds = site.bounds()
     assert bounds["local_log_start"] == local_log_start
-    assert bounds["remote_end"] + 1 < local_log_start - 200, "segments that nobody knows of lie between the tiers"
+    assert bounds["remote_end"] + 1 < local_log_start - 200, "unknown segments lie between the tiers"
 
     with site.alarmed_proxy() as proxy:
         watch = Watch(site, proxy, spread(RECORDS))
@@ -109,7 +118,7 @@ def test_a_proxy_that_knows_no_more_than_the_topic_deletes_nothing(
         until(lambda: bool(lines_about(proxy, f"{topic_name}-0", "tidegate tier rebuild")))
         produce(proxy.bootstrap_servers, topic_name, more := random_values(MORE))
         values += more
-        # What is known is read on, and so is what the broker has.
+        # The known records stay readable, and so do the broker's.
         known = bounds["remote_end"] + 1
         assert records_from(proxy.bootstrap_servers, topic_name, 0, known) == numbered(values)[:known]
         found = records_from(proxy.bootstrap_servers, topic_name, local_log_start, len(values) - local_log_start)
@@ -118,14 +127,73 @@ def test_a_proxy_that_knows_no_more_than_the_topic_deletes_nothing(
         assert site.earliest(leader_behind(proxy)) in (0, None)
     assert (site.objects(), site.local_log_start()) == (objects, local_log_start)
 
-    rebuild(site)
+    rebuild(site, REBUILT)
     check_all_is_well(site, values)
 
 
-def test_a_proxy_that_read_the_lost_end_notices_though_the_log_has_grown_past_it(
+@pytest.mark.parametrize("last", [COPY_STARTED, COPY_FINISHED], ids=["a-copy-began", "a-copy-ended"])
+def test_an_operator_accepts_that_what_is_known_is_all(
+    broker: KafkaCluster, topic_name: str, tmp_path: Path, last: int
+) -> None:
+    """The owner continues. The records that only the lost metadata named become a gap, and stay in the store."""
+    site, values = Site(broker, tmp_path, topic_name), random_values(RECORDS)
+    tiered(site, values)
+    known_before = segments(site)
+    local_log_start = site.local_log_start()
+    lose_the_tail(site, last)
+    shutil.rmtree(site.state)
+    known = site.bounds()["remote_end"] + 1
+    lost = {each for each, start_offset in known_before.items() if start_offset >= known} - segments(site).keys()
+    assert known < local_log_start - 200
+    gap = {"first_offset": known, "next_offset": local_log_start}
+
+    with site.alarmed_proxy() as proxy:
+        watch = Watch(site, proxy, spread(RECORDS))
+        watch.until(lambda: alarms(proxy, topic_name, "metadata-lost") > 0)
+        until(lambda: bool(lines_about(proxy, f"{topic_name}-0", "tidegate tier accept")))
+        for arguments, said in (([], "Nothing was written"), (["--yes"], "The acceptance was written")):
+            assert site.bounds()["gaps"] == []
+            code, out, err = site.tier("accept", f"{topic_name}:0", *arguments)
+            assert (code, said in err, f"{topic_name}-0" in out) == (0, True, True), out + err
+        watch.until(lambda: site.bounds()["gaps"] == [gap])
+        produce(proxy.bootstrap_servers, topic_name, more := random_values(MORE))
+        values += more
+        watch.until(lambda: site.is_remote_up_to(len(values) - 1))
+        until_trimmed(broker, topic_name, len(values) - 100)
+        watch.check()
+        check_accepted(site, proxy, values, known, local_log_start)
+        assert alarms(proxy, topic_name, "gap") == 1
+        code, out, _ = site.tier("orphans", "--json")
+        assert (code, {each["segment"] for each in json.loads(out)["orphans"]}) == (1, lost)
+
+    with site.proxy() as proxy:  # the proxy becomes ready
+        watch = Watch(site, proxy, spread(len(values)))
+        check_accepted(site, proxy, values, known, local_log_start)
+        watch.check()
+        assert alarms(proxy, topic_name) == 0
+
+
+def segments(site: Site) -> dict[str, int]:
+    """Returns the first offsets of the segments that the metadata knows, by segment id."""
+    code, out, err = site.tier("segments", site.topic, "--json")
+    assert code == 0, err
+    return {each["segment"]: each["start_offset"] for each in json.loads(out)}
+
+
+def check_accepted(site: Site, proxy: TidegateProcess, values: list[bytes], known: int, local_log_start: int) -> None:
+    """Checks that both sides are readable, from the log start and from within the gap."""
+    assert site.until_earliest(leader_behind(proxy)) == 0
+    behind = numbered(values)[local_log_start:]
+    both = numbered(values)[:known] + behind
+    assert records_from(proxy.bootstrap_servers, site.topic, 0, len(both)) == both
+    middle = (known + local_log_start) // 2
+    assert records_from(proxy.bootstrap_servers, site.topic, middle, len(behind)) == behind
+
+
+def test_a_proxy_that_read_the_lost_end_notices_the_loss_in_a_grown_log(
     broker: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
-    """Offsets alone look whole; the leader epochs do not."""
+    """The offsets look complete, but the leader epochs do not."""
     site, values = Site(broker, tmp_path, topic_name), random_values(RECORDS)
     tiered(site, values)
     objects, local_log_start = site.objects(), site.local_log_start()
@@ -139,7 +207,7 @@ def test_a_proxy_that_read_the_lost_end_notices_though_the_log_has_grown_past_it
 
         def is_noticed() -> bool:
             copied_bytes = metric(proxy, "tidegate_remote_copy_bytes_total", topic=topic_name)
-            assert copied_bytes == 0, "copying goes on beside a metadata topic that lost records"
+            assert copied_bytes == 0, "the proxy copies, although the metadata topic lost records"
             return "lost" in not_ready(proxy) or metric(proxy, "tidegate_remote_log_metadata_alarm") == 1
 
         watch.until(is_noticed)
@@ -147,5 +215,5 @@ def test_a_proxy_that_read_the_lost_end_notices_though_the_log_has_grown_past_it
         watch.until(is_noticed)
     assert (site.objects(), site.local_log_start()) == (objects, local_log_start)
 
-    rebuild(site)
+    rebuild(site, None)
     check_all_is_well(site, values)

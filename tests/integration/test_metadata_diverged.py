@@ -1,4 +1,4 @@
-"""A broker loses the tail of a metadata log and is written to again: who had read that tail is not fooled."""
+"""A broker loses the tail of a metadata log, and new records follow. A reader of the old tail notices it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HEAD = struct.Struct(">qi")
 
 
 def cut_tail(log: Path, end_offset: int) -> None:
-    """Leaves the batches below `end_offset`."""
+    """Removes the batches from `end_offset` on."""
     raw, position = log.read_bytes(), 0
     while position < len(raw):
         base_offset, length = _HEAD.unpack_from(raw, position)

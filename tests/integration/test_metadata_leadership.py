@@ -1,4 +1,4 @@
-"""A leader of the metadata topic whose quorum is gone answers as ever; its word alone makes nothing fresh."""
+"""A leader of the metadata topic still answers after its quorum is gone. Its answers alone make nothing fresh."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ WITH_TOPIC_IDS = 10
 
 
 async def in_sync(client: BrokerClient, topic_name: str) -> TopicMetadata:
-    """Once its leader itself has heard that all are in sync: that it alone is, as after a standstill of the others, it
-    would be believed.
+    """Returns the topic when its leader itself knows that all replicas are in sync.
 
-    Any of the brokers may be asked, and be the last that hears of the topic."""
+    A leader that is the only in-sync replica, as after a pause of the others, would be trusted. Any broker may get the
+    question, and a broker may learn of the topic late."""
     asked = MetadataRequest.MetadataRequestTopic(name=topic_name)
     async with asyncio.timeout(TIMEOUT_MS / 1000):
         while True:
@@ -44,7 +44,7 @@ async def in_sync(client: BrokerClient, topic_name: str) -> TopicMetadata:
 async def test_a_leader_whose_quorum_is_gone_makes_nothing_fresh(
     kafka_of_three: KafkaCluster, tmp_path: Path, topic_name: str
 ) -> None:
-    """Every broker is a controller too: with the others, the quorum stands still."""
+    """Every broker is a controller too, so the quorum stops together with the other brokers."""
     cluster = kafka_of_three
     client = BrokerClient([cluster.address(node) for node in (1, 2, 3)], client_id="test")
     settings = TopicBasedSettings(

@@ -1,4 +1,4 @@
-"""The metadata topic is deleted on the brokers: consumers of what is only remote go on, or wait; none of them jumps."""
+"""The metadata topic is deleted on the brokers: consumers of remote records continue or wait. None of them resets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 
 
 def not_ready(tidegate: TidegateProcess) -> str:
-    """What `/readyz` says; empty while it is ready, or says nothing yet."""
+    """Returns the text of `/readyz`. Empty while the proxy is ready, or does not answer yet."""
     try:
         with urllib.request.urlopen(f"http://{tidegate.admin[0]}:{tidegate.admin[1]}/readyz", timeout=10):
             return ""
@@ -59,7 +59,7 @@ async def test_no_consumer_jumps_while_the_metadata_topic_is_gone_or_another_one
                 return [(await fetch(client, partition, offset)).error for offset in (0, local_start - 1, local_start)]
 
         await asyncio.to_thread(delete_topic, kafka.bootstrap_servers, metadata_topic)
-        await asyncio.to_thread(until, lambda: "not read to its end lately" in not_ready(tidegate))
+        await asyncio.to_thread(until, lambda: "has not read it to its end recently" in not_ready(tidegate))
         waits_or_is_served = {ErrorCode.NONE, ErrorCode.REPLICA_NOT_AVAILABLE}
         assert {*(await errors())} <= waits_or_is_served
 
@@ -69,15 +69,15 @@ async def test_no_consumer_jumps_while_the_metadata_topic_is_gone_or_another_one
             partitions=4,
             config={"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"},
         )
-        await asyncio.to_thread(start_again, tidegate, monkeypatch, "not read to its end lately")
+        await asyncio.to_thread(start_again, tidegate, monkeypatch, "has not read it to its end recently")
         assert {*(await errors())} <= waits_or_is_served
 
         def read_all() -> None:
-            """From the first offset, which is only remote, by a client that fails rather than jumps."""
+            """Reads from the first offset, which is only remote, with a client that fails instead of resetting."""
             with consumer_at(tidegate.bootstrap_servers, topic, 0) as consumer:
                 assert read(consumer, 300) == list(enumerate(values))
 
-        # The saved state is the last that knows, and knows enough.
+        # Only the saved state still has the metadata, and it is enough.
         await asyncio.to_thread(read_all)
         async with client_of(tidegate.address) as client:
             partition = await topic_id_partition(client, topic)

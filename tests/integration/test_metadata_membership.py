@@ -1,4 +1,4 @@
-"""The ownership group on brokers that want longer sessions than it asks for (`group.min.session.timeout.ms`, 6 s)."""
+"""The ownership group on brokers whose shortest session is too long for it (`group.min.session.timeout.ms`, 6 s)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 @asynccontextmanager
 async def member(kafka: KafkaCluster, group: str) -> AsyncIterator[list[Assignment]]:
-    """What it is assigned, as it is."""
+    """Yields the list of assignments of a member, which grows."""
     client = BrokerClient([kafka.address()], client_id="test")
     topic = MetadataTopic("cluster", "__remote_log_metadata", UUID(int=99), 4, 86_400_000)
     assigned: list[Assignment] = []

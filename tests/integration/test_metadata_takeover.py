@@ -1,5 +1,6 @@
-"""A metadata partition with a transaction open that a dead proxy has left, or that its coordinator has forgotten: taken
-over, and written behind it."""
+"""A new owner takes over a metadata partition with an open transaction, and writes behind it.
+
+A dead proxy left the transaction open, or the coordinator has forgotten it."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ async def dies_in_a_transaction(
 
 @pytest.fixture
 def unverified(kafka: KafkaCluster) -> Iterator[None]:
-    """The broker takes records of a transaction that its coordinator does not know."""
+    """Lets the broker accept records of a transaction that its coordinator does not know."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
 
     def configure(operation: AlterConfigOpType) -> None:
@@ -62,7 +63,7 @@ def unverified(kafka: KafkaCluster) -> Iterator[None]:
 
 
 class Forgotten(TransactionalProducer):
-    """Whose coordinator has forgotten that it has written anything, as Kafka 4.3's does when there is no leader."""
+    """A producer whose coordinator has forgotten its writes, as that of Kafka 4.3 does without a leader."""
 
     async def _add_partition(self, deadline_ms: int) -> None:
         return
@@ -72,7 +73,7 @@ async def is_written(forgotten: Forgotten, partition: TopicIdPartition) -> bool:
     await forgotten.initialize(TIMEOUT_MS)
     with pytest.raises(RemoteLogMetadataError) as refused:
         await forgotten.commit([tier_settings(partition)], None, -1, TIMEOUT_MS)
-    return str(refused.value).startswith("EndTxn")  # there is nothing to end, says the coordinator
+    return str(refused.value).startswith("EndTxn")  # the coordinator answers that there is no transaction to end
 
 
 @pytest.mark.parametrize("of", ["owner", "tier-configs"])
@@ -87,7 +88,7 @@ async def test_a_transaction_that_its_coordinator_has_forgotten_holds_back_no_ow
         name = f"{prefix}-{number}" if of == "owner" else tier_config_transactional_id(prefix, number)
         forgotten = Forgotten(client, reader.topic, number, name, clock_ms=monotonic_ms)
         async with asyncio.timeout(TIMEOUT_MS / 1000):
-            while not await is_written(forgotten, partition):  # the broker has yet to hear that it is to take it
+            while not await is_written(forgotten, partition):  # the broker must learn its new setting first
                 pass
         await forgotten.initialize(TIMEOUT_MS)
         with pytest.raises(RemoteLogMetadataNotReadyError):
@@ -103,7 +104,7 @@ async def test_a_change_of_tier_settings_that_never_ended_holds_back_no_owner(
 ) -> None:
     cluster = Cluster(kafka, tmp_path, topic_name)
     partition = user_partition()
-    bear_standstills(monkeypatch)  # so the transaction lasts longer than anybody here waits
+    bear_standstills(monkeypatch)  # so the transaction lasts longer than every wait of this test
     async with cluster.manager("reader", is_member=False) as reader, cluster.client() as client:
         name = tier_config_transactional_id(cluster.settings("").group_id, reader.metadata_partition(partition))
         await dies_in_a_transaction(client, reader, partition, name)
@@ -125,7 +126,7 @@ async def test_a_log_start_is_recorded_behind_it_for_whoever_has_the_patience(
             await reader.put_log_start(partition, LogStart(5, 0, LogStartReason.USER), 100)
         async with asyncio.TaskGroup() as group:
             patient = group.create_task(reader.put_log_start(partition, LogStart(5, 0, LogStartReason.USER), 300_000))
-            with pytest.raises(RemoteLogMetadataNotReadyError):  # no longer than it wants to, behind whom it may be
+            with pytest.raises(RemoteLogMetadataNotReadyError):  # it waits no longer than its timeout
                 await reader.put_log_start(partition, LogStart(6, 0, LogStartReason.USER), 100)
             assert not patient.done()
             await dead.initialize(TIMEOUT_MS)

@@ -1,4 +1,4 @@
-"""The metadata topic under trouble: brokers that die, settings that somebody changes, a tier of the brokers' own."""
+"""The metadata topic in trouble: brokers that die, changed settings, and brokers with their own tier."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Owner(NamedTuple):
 
 @asynccontextmanager
 async def owner(kafka: KafkaCluster, wanted: TopicBasedSettings) -> AsyncIterator[Owner]:
-    """Of the metadata partition that `partition` hashes to, as long as nothing happens to the topic."""
+    """Yields the owner of the metadata partition that `partition` hashes to."""
     client = BrokerClient(addresses(kafka), client_id="test")
     manager = TopicBasedRemoteLogMetadataManager(client, wanted)
     partition = TopicIdPartition(uuid4(), 0, "orders")
@@ -85,7 +85,7 @@ async def configs(client: BrokerClient, topic_name: str) -> dict[str, str]:
             (result,) = (await client.request(None, message, TIMEOUT_MS)).results
             if result.error_code == ErrorCode.NONE:
                 return {config.name: config.value for config in result.configs}
-            # Whichever broker it is, it may be the last that hears of the topic.
+            # The asked broker may learn of the topic late.
             assert result.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             await asyncio.sleep(0.05)
 
@@ -126,7 +126,7 @@ async def test_a_dead_broker_is_outlived(
             written = 1
             async with asyncio.timeout(120):
                 while written < 4:
-                    # A transaction that the broker's death interrupts is an error, never half a record.
+                    # A transaction that the broker's death interrupts fails. It never leaves a part of a record.
                     try:
                         await copied(manager, segment(partition, written * 10, written * 10 + 9))
                     except (RemoteLogMetadataError, OwnershipLostError):
@@ -174,7 +174,7 @@ async def delete(client: BrokerClient, topic_name: str) -> None:
 
 async def until_gone(client: BrokerClient, topic_name: str) -> None:
     async with asyncio.timeout(TIMEOUT_MS / 1000):
-        while topic_name in (await client.metadata(0, TIMEOUT_MS)).topics:  # noqa: ASYNC110  # no event says so
+        while topic_name in (await client.metadata(0, TIMEOUT_MS)).topics:  # noqa: ASYNC110  # no event tells it
             await asyncio.sleep(0.05)
 
 
@@ -197,7 +197,7 @@ async def test_a_topic_that_is_grown_is_written_no_more_and_read_on(
             await manager.open()
 
 
-async def test_a_topic_that_is_deleted_is_an_alarm_and_one_that_comes_in_its_place_is_foreign(
+async def test_a_deleted_topic_is_an_alarm_and_its_replacement_is_foreign(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
     mine = replace(settings(tmp_path, topic_name), check_interval_ms=100)
@@ -217,7 +217,7 @@ async def test_a_topic_that_is_deleted_is_an_alarm_and_one_that_comes_in_its_pla
             await manager.add_remote_log_segment_metadata(segment(partition, 10, 19))
         assert manager.remote_end_offset(partition) == 9
 
-        # A restart takes neither the new topic nor, when that is gone too, an empty one of its own for the lost one.
+        # A restart accepts neither the new topic nor, when that is gone too, an empty topic in place of the lost one.
         for what_is_there in ("is not the one", "there is no topic"):
             await manager.close()
             await manager.open()
@@ -235,7 +235,7 @@ async def test_a_topic_that_is_deleted_is_an_alarm_and_one_that_comes_in_its_pla
                 await until_gone(client, topic_name)
         assert topic_name not in (await client.metadata(0, TIMEOUT_MS)).topics
 
-        # An operator says that it is lost for good.
+        # An operator accepts that the topic is lost for good.
         await manager.close()
         shutil.rmtree(mine.state_folder)
         await manager.open()
@@ -248,7 +248,7 @@ async def test_a_topic_that_is_deleted_is_an_alarm_and_one_that_comes_in_its_pla
 async def test_records_of_strangers_harm_nothing(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Bytes of any kind, and what only an owner may say, said by somebody else."""
+    """The records are arbitrary bytes, and records of a segment that only an owner may write."""
     client = BrokerClient(addresses(kafka), client_id="test")
     partition, victim = TopicIdPartition(uuid4(), 0, "orders"), TopicIdPartition(uuid4(), 0, "victim")
     forged = segment(victim, 0, 9)
@@ -267,7 +267,7 @@ async def test_records_of_strangers_harm_nothing(
 
     def produce(records: list[tuple[bytes, bytes | None]], compression: str) -> None:
         own: dict[str, str | int | float | bool] = {"compression.type": compression}
-        own["enable.idempotence"] = True  # what is sent again is not there twice
+        own["enable.idempotence"] = True  # a record that is sent again is not stored twice
         producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, **own})
         for number in range(3):
             for key, value in [*records, (b"?", bytes.fromhex("01b71700"))]:
@@ -336,7 +336,7 @@ async def test_a_manager_that_is_closed_at_once_leaves_nothing(
 
 
 class TieredCluster(BrokerClient):
-    """A real cluster, one answer of which is changed: its jars have no storage manager to enable a tier with."""
+    """A real cluster with one changed answer. Its jars have no storage manager, so it cannot enable a tier."""
 
     async def request(self, node_id: int | None, message: Any, *args: Any, **kwargs: Any) -> Any:
         response = await super().request(node_id, message, *args, **kwargs)

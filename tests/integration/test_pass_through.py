@@ -1,4 +1,4 @@
-"""Unmodified clients on a real cluster of three through the proxy: all they do works, and no broker address leaks."""
+"""Unmodified clients on a real cluster of three brokers work through the proxy, and no broker address leaks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Rig:
     bootstrap: str
 
     def leaks(self) -> list[bytes]:
-        """Client connections that got the host name which the brokers advertise."""
+        """Returns the bytes of the client connections that got the brokers' advertised host name."""
         assert any(self.relay.streams())
         name = self.cluster.advertised_host.encode()
         return [stream for stream in self.relay.streams() if name in stream]
@@ -59,7 +59,7 @@ def rig(kafka_of_three: KafkaCluster) -> Iterator[Rig]:
 
 
 def tidegate(cluster: KafkaCluster, host: str, bootstrap_port: int) -> TidegateProcess:
-    """Without a remote tier; broker N is advertised at the bootstrap port + N."""
+    """Returns a proxy without a remote tier. It advertises broker N at the bootstrap port + N."""
     (admin_port,) = free_ports(1)
     config = f"""
 [upstream]
@@ -177,7 +177,7 @@ def test_the_java_client_produces_and_consumes(rig: Rig, topic_name: str) -> Non
 
 
 def test_admin_clients_see_the_cluster_at_the_proxy(rig: Rig) -> None:
-    """All of it, once each broker is heard of: one that stood still is missing for a moment."""
+    """The clients see all brokers after a while. A broker that was paused is missing for a moment."""
     advertised = {(CLIENT_HOST, rig.proxy.address[1] + node_id) for node_id in rig.cluster.brokers}
     admin = KafkaAdminClient(bootstrap_servers=rig.bootstrap)
     librdkafka = confluent_kafka.admin.AdminClient({"bootstrap.servers": rig.bootstrap})
@@ -239,7 +239,7 @@ def test_a_share_group_reads_on_from_leaders_that_moved(rig: Rig, topic_name: st
         member.join(rig.bootstrap, topic_name, topic_name)
         received = member.take(RECORDS // 2)
         move_leaders(rig.bootstrap, topic_name)
-        # The old leaders are alive, and say who leads now.
+        # The old leaders are alive, and name the new leaders.
         for partition in range(3):
             produce(rig.bootstrap, topic_name, sent[partition + 3 :: 6], partition=partition)
         received += member.take(RECORDS // 2)
@@ -250,7 +250,7 @@ def test_a_share_group_reads_on_from_leaders_that_moved(rig: Rig, topic_name: st
 
 
 def move_leaders(bootstrap: str, topic: str) -> None:
-    """Every partition to the replica after its leader, while all of them run."""
+    """Moves every leader to the partition's next replica, while all brokers run."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     (described,) = admin.describe_topics([topic])
     wanted: dict[kafka.TopicPartition, list[int]] = {}
@@ -271,7 +271,7 @@ def test_check_prints_the_address_map(rig: Rig) -> None:
     lines: list[str] = []
 
     def all_are_in_time() -> bool:
-        """Of a broker that stands still it says that it did not answer in time, or nothing."""
+        """Whether `check` reported all brokers. It reports a stalled broker as late, or not at all."""
         checked = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         lines[:] = checked.stdout.splitlines()
         if re.search(r" in (time|\d+ ms)", checked.stdout) or len(lines) < 1 + BROKERS:
@@ -286,7 +286,7 @@ def test_check_prints_the_address_map(rig: Rig) -> None:
         assert line == f"broker {node_id}: {broker.host}:{broker.port} is advertised as {advertised}, reached"
 
 
-def test_a_consumer_that_waits_is_answered_when_the_proxy_stops_and_goes_on_with_the_next(
+def test_a_waiting_consumer_is_answered_at_a_stop_and_uses_the_next_proxy(
     kafka_of_three: KafkaCluster, topic_name: str
 ) -> None:
     proxy = tidegate(kafka_of_three, CLIENT_HOST, consecutive_free_ports(1 + BROKERS))
@@ -324,7 +324,7 @@ def test_a_broker_that_joins_gets_a_port_and_one_that_moves_keeps_it(kafka_of_th
     cluster.stop_broker(3)
     stay = [cluster.brokers[node_id] for node_id in (1, 2)]
     try:
-        # They hear of it each in its own time, later if it took the controller with it.
+        # The brokers learn of it at different times, later if the stopped broker was the controller.
         until(lambda: all(set(running_brokers(each.host, each.port, TIMEOUT_S)) == {1, 2} for each in stay))
         with tidegate(cluster, CLIENT_HOST, first):
             until(lambda: set(running_brokers(CLIENT_HOST, first, TIMEOUT_S)) == {1, 2})
@@ -340,7 +340,7 @@ def test_a_broker_that_joins_gets_a_port_and_one_that_moves_keeps_it(kafka_of_th
 
 
 def move(broker: Broker) -> None:
-    """To another port, while it is stopped."""
+    """Moves a stopped broker to another port."""
     (port,) = free_ports(1, broker.host)
     text = broker.properties.read_text()
     broker.properties.write_text(
@@ -350,7 +350,7 @@ def move(broker: Broker) -> None:
 
 
 def reach_by_its_port(first: int, node_id: int) -> None:
-    """The broker answers at its port of the proxy, and is advertised there."""
+    """Checks that the broker answers at its port of the proxy, and is advertised there."""
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:

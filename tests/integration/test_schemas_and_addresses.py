@@ -1,4 +1,4 @@
-"""The wire as Kafka speaks it: its own schemas, and the addresses in its own answers."""
+"""The schemas equal Kafka's own, and the proxy rewrites the addresses in a real broker's answers."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ CORRELATION_ID = 42
 BROKERS = 3
 MISMATCHED_ENDPOINT_TYPE = 114
 FIRST_PORT = PORTS.stop
-"""Where no broker of the tests is: every port changes."""
+"""The first port above those of the brokers, so that every port changes."""
 NO_NODE = b"\xff\xff\xff\xff"
 UNKNOWN_TOPIC_OR_PARTITION = b"\x00\x03"
 NOT_LEADER_OR_FOLLOWER = b"\x00\x06"
 
 
 class Peer:
-    """One connection to a broker; answers come as whole response payloads."""
+    """A connection to a broker. Answers are whole response payloads."""
 
     def __init__(self, address: Address) -> None:
         self._socket = socket.create_connection(address, timeout=300)
@@ -59,7 +59,7 @@ class Peer:
         return self.ask(api_key, version, bytes(encode(message_name(api_key, "Request"), version, value).data))
 
     def ask_for_brokers(self, api_key: int, version: int, value: Value) -> bytes:
-        """The first answer that names all of them: one that stood still is missing until the controller hears of it."""
+        """Returns the first answer that names all brokers. A broker that was paused is missing for a while."""
         while (answer := self.ask_message(api_key, version, value)).count(BROKER_HOST.encode()) < BROKERS:
             time.sleep(0.1)
         return answer
@@ -76,7 +76,7 @@ def peer(kafka_of_three: KafkaCluster) -> Iterator[Peer]:
 
 
 def fields(api_key: int, version: int, payload: bytes) -> dict[tuple[str | int, ...], bytes]:
-    """Every field of a response by its path; the walk must end where the payload does."""
+    """Returns every field of a response by its path. The walk must end at the end of the payload."""
     spans = compile_message(api_key, version, "Response").walk(
         payload, response_body_position(api_key, version, payload)
     )
@@ -85,7 +85,7 @@ def fields(api_key: int, version: int, payload: bytes) -> dict[tuple[str | int, 
 
 
 def versions_in(payload: bytes) -> dict[int, tuple[int, int]]:
-    """Of an ApiVersions v0 answer."""
+    """Returns the version ranges in an ApiVersions v0 answer."""
     entries = struct.iter_unpack(">hhh", payload[10:])
     return {api_key: (first, last) for api_key, first, last in entries}
 
@@ -111,7 +111,7 @@ def test_the_schemas_are_those_in_kafkas_own_jar() -> None:
         return [
             (
                 entry.name,
-                # The name of a struct is not on the wire, and differs where kafka-python fixes one.
+                # The name of a struct is not on the wire, and kafka-python corrects some names.
                 entry.is_array if entry.fields else entry.type,
                 version in entry.nullable_versions,
                 entry.tag if version in entry.tagged_versions else None,
@@ -127,7 +127,7 @@ def test_the_schemas_are_those_in_kafkas_own_jar() -> None:
         for name in message_names():
             kafkas, ours = parse_schema(archive.read(f"common/message/{name}.json").decode()), load_schema(name)
             assert (ours.api_key, ours.flexible_versions) == (kafkas.api_key, kafkas.flexible_versions)
-            # The broker under test may be older or newer than the schemas; what both know must be the same.
+            # The broker under test may be older or newer than the schemas. The common versions must be equal.
             known = range(ours.valid_versions.min_version, ours.valid_versions.max_version + 1)
             for version in (version for version in known if version in kafkas.valid_versions):
                 assert shape(ours.fields, version) == shape(kafkas.fields, version), (name, version)
@@ -195,9 +195,9 @@ def test_find_coordinator(peer: Peer, topic_name: str, version: int) -> None:
         errors = {value for path, value in found.items() if path[-1] == "ErrorCode"}
         if errors == {b"\0\0"}:
             break
-        # Until the offsets topic is there, entries have no node and stay as they are.
+        # Until the offsets topic exists, entries have no node and stay unchanged.
         assert errors <= {b"\0\0", b"\x00\x0f"}
-        if b"\0\0" in errors:  # of one of the two keys already, or of one still
+        if b"\0\0" in errors:  # one of the two keys may have an answer before the other
             continue
         assert rewrite_addresses(ApiKey.FIND_COORDINATOR, version, answer, lambda node_id: ("n", 1)) is answer
     assert_rewritten(ApiKey.FIND_COORDINATOR, version, answer, 2 if version >= 4 else 1)
@@ -222,7 +222,7 @@ def test_a_broker_names_no_controllers(peer: Peer) -> None:
 
 
 def leader_and_topic_id(peer: Peer, topic: str) -> tuple[int, UUID]:
-    """As soon as the broker knows the topic; a new one reaches each broker in its own time."""
+    """Waits until the broker knows a new topic. Returns its leader and its id."""
     request: Value = {
         "Topics": [{"TopicId": UUID(int=0), "Name": topic}],
         "AllowAutoTopicCreation": False,
@@ -236,7 +236,7 @@ def leader_and_topic_id(peer: Peer, topic: str) -> tuple[int, UUID]:
 
 @pytest.fixture
 def follower(kafka_of_three: KafkaCluster, peer: Peer, topic_name: str) -> Iterator[tuple[Peer, UUID]]:
-    """A broker that does not lead the topic's only partition, and the topic's id."""
+    """Yields a connection to a broker that does not lead the topic's only partition, and the topic's id."""
     create_topic(kafka_of_three.bootstrap_servers, topic_name)
     leader, topic_id = leader_and_topic_id(peer, topic_name)
     other = Peer(kafka_of_three.address(leader % 3 + 1))
@@ -324,6 +324,6 @@ def test_share_fetch_and_acknowledge_at_a_broker_that_does_not_lead(
     renew = b"\x00" if version >= 2 else b""
     first_record_accepted = b"\x02" + struct.pack(">qq", 0, 0) + b"\x02\x01\x00\x00\x00\x00"
     answer = peer.ask(ApiKey.SHARE_ACKNOWLEDGE, version, session(1) + renew + partition + first_record_accepted)
-    # Who never acquired a record there is told that the partition is unknown, and no address.
+    # A member that never acquired a record there gets an unknown partition, and no address.
     assert UNKNOWN_TOPIC_OR_PARTITION in fields(ApiKey.SHARE_ACKNOWLEDGE, version, answer).values()
     assert rewrite_addresses(ApiKey.SHARE_ACKNOWLEDGE, version, answer, lambda node_id: ("n", 1)) is answer

@@ -1,4 +1,4 @@
-"""Through the proxy as on a broker that asks who is there: SASL, TLS, rights, and nothing secret in what is said."""
+"""SASL, TLS and rights work through the proxy as on a broker, and the proxy logs no secrets."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_client_authenticates_again_on_the_connection_that_it_has(
         assert producer.flush(TIMEOUT_S) == 0
         sent += 1
         time.sleep(CHECK_S)
-        # Too busy to be in time: the session ended, and another one is watched. Which of both is seen first, is open.
+        # On a busy machine the session may end. The test then watches another one. Either sign may come first.
         if failed or total(plain, connections) > opened:
             asked, opened = total(plain, handshakes), total(plain, connections)
             failed.clear()

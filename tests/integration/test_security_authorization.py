@@ -1,4 +1,4 @@
-"""Whatever the proxy does with its own rights for a client, the broker has allowed that client first."""
+"""The proxy uses its own rights for a client only after the broker has authorized that client."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.integration
 
 TOPIC_RESOURCE = 2
 DYNAMIC, FROM_FILE = 1, 4
-"""Where a value of DescribeConfigs comes from."""
+"""The sources of a value in DescribeConfigs."""
 REFUSED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
 AGAIN = {ErrorCode.REPLICA_NOT_AVAILABLE, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
 TIER_KEYS = (
@@ -56,7 +56,7 @@ TIER_KEYS = (
     "remote.storage.enable",
 )
 TIMESTAMPS = (-2, -3, -4, -5, 0)
-"""Of ListOffsets: all those that the remote tier has a say in, and a look-up by time."""
+"""The timestamps of ListOffsets that the remote tier affects, and a look-up by time."""
 LAST_FETCH_BY_NAME = 12
 Config = Mapping[str, str | None]
 
@@ -78,7 +78,7 @@ def of_partitions(answer: Any) -> list[int]:
 async def asked(
     client: BrokerClient, request: Any, codes: Callable[[Any], Iterable[int]], max_version: int | None = None
 ) -> Any:
-    """As every client, asks again for as long as it is told to, and while the broker has not heard of a new topic."""
+    """Sends a request. Retries as every client does, also while the broker does not know a new topic yet."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             answer = await client.request(None, request, max_version=max_version)
@@ -104,7 +104,7 @@ async def epoch_end(client: BrokerClient, topic: str) -> tuple[int, int]:
 
 
 async def fetched(client: BrokerClient, topic: str, offset: int) -> tuple[int, int]:
-    """The error code, and how many bytes came."""
+    """Returns the error code, and the size of the records."""
     of = FetchRequest.FetchTopic
     partition = of.FetchPartition(
         partition=0,
@@ -164,7 +164,7 @@ async def replaced(client: BrokerClient, config: Config, topic: str) -> int:
 
 
 async def described(client: BrokerClient, topic: str) -> tuple[int, dict[str, tuple[str | None, int]]]:
-    """The error code, and value and source of every entry."""
+    """Returns the error code, and the value and source of every entry."""
     of = DescribeConfigsRequest.DescribeConfigsResource
     resource = of(resource_type=TOPIC_RESOURCE, resource_name=topic, configuration_keys=None)
     request = DescribeConfigsRequest(resources=[resource], include_synonyms=True, include_documentation=False)
@@ -193,7 +193,7 @@ async def test_who_may_nothing_learns_nothing_and_changes_nothing(plain: Tidegat
         assert await deleted(bob, 150, topic) == [REFUSED]
         assert await altered(bob, {"remote.log.copy.disable": "true"}, topic) == [REFUSED]
         assert await replaced(bob, {"remote.log.copy.disable": "true"}, topic) == REFUSED
-        # What is wrong with the value is for those to know who may set it.
+        # Only a client that may set the value may learn that the value is wrong.
         assert await altered(bob, {"local.retention.ms": "-7"}, topic) == [REFUSED]
         assert await replaced(bob, {"local.retention.ms": "-7"}, topic) == REFUSED
         assert await described(bob, topic) == (REFUSED, {})
@@ -231,7 +231,7 @@ async def test_in_one_request_every_topic_is_allowed_by_itself(
         assert await altered(carol, {"local.retention.bytes": "77"}, mine, theirs) == [0, REFUSED]
         assert (await described(owner, mine))[1]["local.retention.bytes"] == ("77", DYNAMIC)
         assert (await described(owner, theirs))[1]["local.retention.bytes"] == ("1", FROM_FILE)
-        # Who may alter may see it, as on any broker; of the other topic there is nothing to see.
+        # The right to alter implies the right to describe, as on a broker. The other topic stays hidden.
         assert await described(carol, theirs) == (REFUSED, {})
         code, shown = await described(carol, mine)
         assert (code, shown["local.retention.bytes"]) == (0, ("77", DYNAMIC))
@@ -266,7 +266,7 @@ async def test_tier_settings_of_a_new_topic_are_its_creators(
 
         answer = await created(bob, mine, {"local.retention.bytes": "77"})
         assert answer.error_code == 0
-        # Who may create and not describe is shown no configuration.
+        # A client that may create but not describe sees no configuration.
         assert (answer.topic_config_error_code, answer.configs) == (REFUSED, [])
         assert (await described(owner, mine))[1]["local.retention.bytes"] == ("77", DYNAMIC)
 
@@ -284,7 +284,7 @@ def test_without_sasl_the_rights_of_the_proxys_certificate_hold_in_both_tiers(
         trimmed = half_trimmed(secured, topic)
         expected = list(enumerate(trimmed.values))
         assert read_by_kafka_python(proxy.bootstrap_servers, topic, RECORDS, known) == expected
-        reads = reads_for_clients(proxy)  # who reads no more copies no more either
+        reads = reads_for_clients(proxy)  # a proxy that cannot read from the broker cannot copy either
         deny(secured, principal, topic, [AclOperation.READ])
         for offset in (0, trimmed.local_log_start):
             with pytest.raises(TopicAuthorizationFailedError):

@@ -1,4 +1,4 @@
-"""Every client, by every mechanism it has, reads across the seam of a tiered topic."""
+"""Every client reads from both tiers of a topic, with every mechanism that it supports."""
 
 from __future__ import annotations
 

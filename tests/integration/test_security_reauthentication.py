@@ -1,7 +1,7 @@
-"""Sessions end while remote data is read (KIP-368), and what one principal was allowed is not another's.
+"""Sessions end during reads of remote data (KIP-368), and the rights of one principal do not pass to another.
 
-The broker here ends sessions of its plain listener after a few seconds: it closes a connection that sends anything but
-an authentication after that.
+The broker ends sessions of its plain listener after a few seconds. After that, it closes a connection that sends
+anything except an authentication.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.integration
 
 FETCH_VERSION = 12
 SOONEST_S = 1.1
-"""After an authentication: brokers take no other one within a second."""
+"""The shortest time between two authentications. Brokers refuse another one within a second."""
 SASL_HANDSHAKES = r'tidegate_requests_total\{.*api="SaslHandshake"'
 CONNECTIONS = r"tidegate_connections_total "
 
@@ -59,7 +59,7 @@ def topic(secured: KafkaCluster, plain: TidegateProcess) -> HalfTrimmed:
 
 
 class Wire:
-    """One connection, frame by frame: what is sent, and when, is the test's."""
+    """A connection on which the test sends single frames."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -81,7 +81,7 @@ class Wire:
                 return True
 
     async def authenticate(self, user: str) -> int:
-        """The broker's error code."""
+        """Authenticates as `user`. Returns the broker's error code."""
         self.send(handshake(1), token(user))
         assert SaslHandshakeResponse.decode((await self.receive())[4:], version=1).error_code == 0
         return await self.authenticated()
@@ -138,7 +138,7 @@ def error_of(response: FetchResponse) -> int:
 
 
 class NotNowError(Exception):
-    """What every client asks for again."""
+    """An error that every client retries."""
 
 
 def served(response: FetchResponse) -> FetchResponse:
@@ -150,8 +150,9 @@ def served(response: FetchResponse) -> FetchResponse:
 
 
 async def within_a_session(attempt: Callable[[], Awaitable[None]]) -> None:
-    """Once more, from its beginning, when its session ended before it did: on a busy machine a session is short. A
-    connection that is closed before its session can have ended is a failure."""
+    """Repeats the whole attempt if its session ends too early, since a session is short on a busy machine.
+
+    Fails if the connection is closed before its session can have ended."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             began_s = time.monotonic()
@@ -166,10 +167,10 @@ async def within_a_session(attempt: Callable[[], Awaitable[None]]) -> None:
 
 @asynccontextmanager
 async def alice_has_read(proxy: TidegateProcess, topic: HalfTrimmed) -> AsyncIterator[Wire]:
-    """What is remote, and so long after she authenticated that this connection may authenticate again."""
+    """Yields a connection on which alice has read remote records, and which may authenticate again."""
     async with wire_to(proxy) as wire:
         assert await wire.authenticate("alice") == 0
-        for _ in range(2):  # the first is not predicted, the second is
+        for _ in range(2):  # the first fetch is not predicted, the second is
             wire.send(fetch(topic.topic, 0))
             served(await wire.fetched())
         await asyncio.sleep(SOONEST_S)
@@ -181,7 +182,7 @@ async def test_fetches_in_flight_around_an_authentication_are_answered_in_order(
 ) -> None:
     async def attempt() -> None:
         async with alice_has_read(plain, topic) as wire:
-            # All at once: remote, authenticate again, remote and local.
+            # All requests at the same time: a remote fetch, an authentication, a remote fetch and a local one.
             wire.send(
                 fetch(topic.topic, 100), handshake(1), token("alice"), fetch(topic.topic, 100),
                 fetch(topic.topic, topic.local_log_start),
@@ -192,7 +193,7 @@ async def test_fetches_in_flight_around_an_authentication_are_answered_in_order(
             second = served(await wire.fetched())
             shorter, longer = sorted((records_of(first), records_of(second)), key=len)
             assert shorter
-            assert longer.startswith(shorter), "how much of a remote range comes at once may differ"
+            assert longer.startswith(shorter), "the answers must begin with the same bytes"
             served(await wire.fetched())
 
     await within_a_session(attempt)
@@ -201,7 +202,7 @@ async def test_fetches_in_flight_around_an_authentication_are_answered_in_order(
 async def test_another_principal_is_served_nothing_of_what_the_first_was_allowed(
     plain: TidegateProcess, topic: HalfTrimmed
 ) -> None:
-    """Brokers take no other principal on a connection: what was asked for by then is answered by nobody."""
+    """A broker accepts no other principal on a connection, so the requests in progress get no answers."""
 
     async def attempt() -> None:
         async with alice_has_read(plain, topic) as wire:
@@ -240,7 +241,7 @@ async def test_a_session_that_ended_gets_no_remote_byte(plain: TidegateProcess, 
 
 
 async def test_after_raw_tokens_both_tiers_are_there(plain: TidegateProcess, topic: HalfTrimmed) -> None:
-    """SaslHandshake v0, which Kafka 4.3 still takes: addresses are the proxy's, and the tier is served."""
+    """Kafka 4.3 still accepts SaslHandshake v0. The proxy rewrites addresses and serves the tier there too."""
 
     async def attempt() -> None:
         async with wire_to(plain) as wire:
@@ -262,8 +263,9 @@ async def test_after_raw_tokens_both_tiers_are_there(plain: TidegateProcess, top
 def test_a_consumer_authenticates_again_and_again_while_it_reads_remote_data(
     plain: TidegateProcess, topic: HalfTrimmed
 ) -> None:
-    """Slowly, so that several sessions end under way, and none of its connections. On a machine that is too busy to be
-    in time a session ends: then it is watched anew."""
+    """It reads slowly, so that several sessions end, while its connections stay open.
+
+    If a busy machine authenticates too late and the session ends, the test starts again."""
     deadline = time.monotonic() + TIMEOUT_S
     failed: list[object] = []
     settings = for_librdkafka("alice", "SCRAM-SHA-256")
@@ -296,7 +298,7 @@ def test_a_consumer_authenticates_again_and_again_while_it_reads_remote_data(
         asked, opened = total(plain, SASL_HANDSHAKES), total(plain, CONNECTIONS)
         while total(plain, SASL_HANDSHAKES) < asked + 4 or total(plain, CONNECTIONS) > opened:
             read(min(20, RECORDS - len(found)))
-            if failed or total(plain, CONNECTIONS) > opened:  # which of them is seen first, is open
+            if failed or total(plain, CONNECTIONS) > opened:  # either sign may come first
                 asked, opened = total(plain, SASL_HANDSHAKES), total(plain, CONNECTIONS)
                 failed.clear()
             if len(found) == RECORDS:

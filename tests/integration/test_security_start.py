@@ -1,4 +1,4 @@
-"""What is wrong with the proxy's own credentials is said in one line, by `check` and by `serve`, which then ends."""
+"""`check` and `serve` report wrong credentials of the proxy in one line, and `serve` ends."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ CASES: dict[str, tuple[str, More, str]] = {
 
 
 def run(command: str, config: Path) -> tuple[int, str, str]:
-    """Once more when a broker did not answer `check` in time, which says nothing of the settings; `serve` goes on."""
+    """Runs the command. Repeats `check` if a broker did not answer in time, which says nothing about the settings."""
     arguments = [sys.executable, "-m", "proxy", command, "--config", str(config)]
     deadline = time.monotonic() + TIMEOUT_S
     while True:
@@ -112,7 +112,7 @@ def test_one_line_says_which_setting_is_wrong(
 def test_a_broker_without_tls_closes_as_one_that_goes_away(
     secured: KafkaCluster, authority: Authority, tmp_path: Path
 ) -> None:
-    """So that `serve` goes on asking; what to look at is said all the same."""
+    """Therefore `serve` retries. The message still names the setting to check."""
     more = section("upstream.tls", {"ca": authority.ca})
     proxy = proxy_before(secured, tmp_path / "x", "SASL_PLAINTEXT", more)
     code, out, _ = run("check", proxy.config)
@@ -173,7 +173,7 @@ def test_a_broker_that_is_down_is_waited_for(secured: KafkaCluster, tmp_path: Pa
 def test_credentials_that_end_later_are_an_alarm_and_asked_again(
     secured: KafkaCluster, tmp_path: Path, topic_name: str
 ) -> None:
-    """The own token is spoilt under way: clients go on, and so does the proxy once the token is good again."""
+    """The proxy's own token becomes invalid: clients continue, and the proxy recovers when the token is valid again."""
     create_topic(secured.bootstrap_servers, topic_name)
     produce(secured.bootstrap_servers, topic_name, [b"hello"])
     allow(secured, "alice", topic_name, READ)
@@ -181,8 +181,8 @@ def test_credentials_that_end_later_are_an_alarm_and_asked_again(
     with proxy_before(secured, home, "SASL_PLAINTEXT", sasl("OAUTHBEARER", tmp_path)) as proxy:
         good = (tmp_path / "token").read_text()
         (tmp_path / "token").write_text("no.token.at-all")
-        # The session of a connection ends after a few seconds; the next one needs the token.
-        eventually(lambda: "the brokers turn the proxy away" in proxy.output.read_text())
+        # The session of a connection ends after a few seconds, and the next session needs the token.
+        eventually(lambda: "the brokers reject the proxy" in proxy.output.read_text())
         assert not proxy.is_ready()
         alice = for_kafka_python("alice", "PLAIN")
         assert read_by_kafka_python(proxy.bootstrap_servers, topic_name, 1, alice) == [(0, b"hello")]

@@ -1,4 +1,4 @@
-"""Mutual TLS on both sides with several workers: every file may change under way, and reaches every process."""
+"""Mutual TLS on both sides with several workers: a change of any file reaches every process."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ pytestmark = pytest.mark.integration
 
 WORKERS = 2
 AGAIN_S = 20.0
-"""How long a client may be refused in silence, before another one is asked."""
+"""How long a client may fail silently before the test tries another client."""
 FIRST, SECOND = "first-proxy", "second-proxy"
-"""Principals of the proxy's certificates: the first may do everything, the second sees topics and reads none."""
+"""Principals of the proxy's certificates. The first may do everything. The second may describe topics only."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Mutual:
         return read_by_kafka_python(self.proxy.bootstrap_servers, self.topic.topic, count, settings, offset)
 
     def replace(self, file: Path, by: Path) -> None:
-        """At once, as who rotates files does."""
+        """Replaces a file atomically, as a certificate rotation does."""
         shutil.copy(by, file.with_suffix(".new"))
         file.with_suffix(".new").rename(file)
 
@@ -91,7 +91,7 @@ async def knock(host: str, port: int) -> None:
 
 
 def issuer_of(proxy: TidegateProcess, identity: Path) -> bytes:
-    """Of the certificate that is shown to whoever comes now."""
+    """Returns the issuer of the certificate that the proxy shows to a new client."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -117,7 +117,7 @@ def test_both_tiers_by_mutual_tls_through_any_worker(mutual: Mutual, authority: 
     def is_turned_down() -> bool:
         with pytest.raises(confluent_kafka.KafkaException):
             stranger.list_topics(timeout=5)
-        return "it shows no certificate" in mutual.proxy.output.read_text()
+        return "the client sent no certificate" in mutual.proxy.output.read_text()
 
     eventually(is_turned_down)
     stranger.close()
@@ -137,7 +137,7 @@ def test_a_new_certificate_for_clients_reaches_every_worker(
         return workers_that_said(mutual.proxy, "changed certificates are in use") == names
 
     eventually(is_everywhere)
-    # Whoever comes now, by whatever worker, is shown the new one.
+    # Every worker shows the new certificate to new clients.
     assert before not in {issuer_of(mutual.proxy, client) for _ in range(20)}
     assert mutual.read(successor.ca, client, count=1) == [(0, mutual.topic.values[0])]
     mutual.replace(mutual.served, authority.identity("served"))
@@ -187,7 +187,7 @@ def reads_again(mutual: Mutual, ca: Path, client: Path) -> bool:
 
 
 async def first_byte(proxy: TidegateProcess, authority: Authority, identity: Path) -> None:
-    """Enough of a request for the proxy to look for a broker."""
+    """Sends so much of a request that the proxy connects to a broker."""
     context = ssl.create_default_context(cafile=str(authority.ca))
     context.load_cert_chain(identity)
     host, port = proxy.address

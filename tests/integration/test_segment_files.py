@@ -1,4 +1,4 @@
-"""Our segments against a broker's own files: the log, and every index that Kafka keeps as well, byte for byte."""
+"""The proxy's segments equal a broker's own files, byte for byte: the log, and every index that Kafka keeps."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ async def client(kafka: KafkaCluster) -> AsyncIterator[BrokerClient]:
 
 
 def write_everything(bootstrap: str, topic: str, tools: KafkaTools) -> None:
-    """Records of every kind of producer."""
-    # Java's producers take a new epoch with every transaction (KIP-890), librdkafka's do not.
+    """Writes records of every kind of producer."""
+    # Java's producers use a new epoch for every transaction (KIP-890), librdkafka's do not.
     words = ["--num-records", "300", "--record-size", "2000", "--throughput", "600", "--transaction-duration-ms", "50"]
     properties = ("--command-property", "batch.size=5000", "--command-property", "compression.type=zstd")
     done = tools.run("kafka-producer-perf-test", bootstrap, "--topic", topic, *words, *properties)
@@ -66,7 +66,7 @@ def write_everything(bootstrap: str, topic: str, tools: KafkaTools) -> None:
 
 
 def write_batches(bootstrap: str, topic: str) -> None:
-    """Compressed by every codec and not at all; with and without a producer id; of one record and of many."""
+    """Writes batches with and without compression, with and without a producer id, of one record and of many."""
     chance = random.Random(2)
     for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
         for is_idempotent in (False, True, True):
@@ -80,8 +80,10 @@ def write_batches(bootstrap: str, topic: str) -> None:
 
 
 def write_transactions(bootstrap: str, topic: str) -> None:
-    """Two producers whose transactions overlap, span segments, and end in either way; clocks that disagree. A third
-    leaves a transaction open, which its successor's fencing ends."""
+    """Writes overlapping transactions of two producers that span segments, are committed or aborted, and whose clocks
+    disagree.
+
+    A third producer leaves a transaction open. Its successor fences it, which ends the transaction."""
     chance = random.Random(1)
     producers = [transactional_producer(bootstrap, f"{topic}-{number}") for number in range(2)]
 
@@ -126,7 +128,7 @@ async def read_all(source: BrokerLogSource, client: BrokerClient, topic: str) ->
 
 
 def build(folder: Path, reads: list[LogRead], base_offsets: list[int]) -> list[BuiltSegment]:
-    """One segment for each base offset, each builder taking over from the one before."""
+    """Builds one segment for each base offset. Each builder continues the one before."""
     built: list[BuiltSegment] = []
     builder = SegmentBuilder(folder / "0", 0, no_time)
     for read in reads:
@@ -167,7 +169,7 @@ async def test_segments_equal_the_brokers_own(
         assert content(segment.log_segment) == content(folder / f"{stem}.log")
         assert segment.missing_offsets == 0
         assert segment.indexes.transaction_index == content_if_any(folder / f"{stem}.txnindex")
-    for segment in segments[:-1]:  # the active segment's are preallocated
+    for segment in segments[:-1]:  # the indexes of the active segment are preallocated
         stem = f"{segment.start_offset:020}"
         assert segment.indexes.offset_index == content(folder / f"{stem}.index")
         assert segment.indexes.time_index == content(folder / f"{stem}.timeindex")
@@ -181,17 +183,17 @@ async def test_segments_equal_the_brokers_own(
 
 
 def check_kinds_of_producers(segments: list[BuiltSegment]) -> None:
-    """Or what equals the broker's would say little."""
-    assert max(len(segment.producers) for segment in segments[:-1]) > 12, "more than HashMap's first table takes"
+    """Checks that the segments have all kinds of producers. Otherwise equal files would prove little."""
+    assert max(len(segment.producers) for segment in segments[:-1]) > 12, "too few for HashMap's first table"
     known = [entry for segment in segments[:-1] for entry in segment.producers]
     assert any(entry.current_txn_first_offset >= 0 for entry in known)
     assert any(entry.coordinator_epoch >= 0 and entry.last_sequence == -1 for entry in known), "a fenced one"
     assert any(entry.coordinator_epoch == -1 for entry in known), "one without transactions"
-    assert any(entry.epoch > 1 for entry in known), "an epoch for every transaction"
+    assert any(entry.epoch > 1 for entry in known), "no producer has an epoch for every transaction"
 
 
 def check_dumps(tools: KafkaTools, folder: Path, segments: list[BuiltSegment]) -> None:
-    """Kafka's tool reads every one of our files, and holds the indexes against the log."""
+    """Checks all files with Kafka's tool, which compares the indexes with the log."""
     folder.mkdir()
     names: list[str] = []
     for segment in segments:
@@ -208,7 +210,7 @@ def check_dumps(tools: KafkaTools, folder: Path, segments: list[BuiltSegment]) -
         names += [str(folder / name) for name in files]
     for options in (("--deep-iteration", "--print-data-log"), ("--verify-index-only",), ("--index-sanity-check",)):
         done = tools.run("kafka-dump-log", None, "--files", ",".join(names), *options)
-        # Of every log that does not begin at offset 0 it says that its first batch follows upon -1.
+        # For a log that does not begin at offset 0, the tool reports that the first batch follows -1.
         errors = re.sub(r"Non-consecutive offsets in \S+\n(  -1 is followed by \d+\n)+", "", done.errors)
         assert (done.exit_code, errors) == (0, "")
         for trouble in ("mismatch", "invalid", "isvalid: false", "not found", "corrupt", "out of order"):
@@ -222,7 +224,7 @@ def check_dumps(tools: KafkaTools, folder: Path, segments: list[BuiltSegment]) -
 
 
 def check_aborted(indexes: list[SegmentIndexes], base_offsets: list[int]) -> None:
-    """Against Kafka's own entries of all segments: who overlaps which, and where each ends."""
+    """Compares with Kafka's own entries of all segments: which transactions overlap, and where each ends."""
     truth = [entry for one in indexes for entry in decode_transaction_index(one.transaction_index)]
     assert any(entry.first_offset < base for entry in truth for base in base_offsets if entry.last_offset >= base)
     for (start, following), one in zip(pairwise([*base_offsets, 1 << 62]), indexes, strict=True):
@@ -237,8 +239,9 @@ def check_aborted(indexes: list[SegmentIndexes], base_offsets: list[int]) -> Non
 async def test_after_a_restart_a_broker_counts_the_index_interval_anew(
     kafka: KafkaCluster, topic_name: str, tmp_path: Path
 ) -> None:
-    """So its offset index depends on more than the log: from there on, other batches have entries, as far apart. All
-    else is in the log."""
+    """So the broker's offset index depends on more than the log. From the restart on, other batches have entries.
+
+    The entries are equally far apart. All other files depend only on the log."""
     topic, bootstrap = topic_name, kafka.bootstrap_servers
     create_topic(bootstrap, topic)
     produce(bootstrap, topic, random_values(7), records_per_batch=1)
@@ -249,7 +252,7 @@ async def test_after_a_restart_a_broker_counts_the_index_interval_anew(
         reads = await read_all(BrokerLogSource(client), client, topic)
     (segment,) = build(tmp_path, reads, [0])
     folder = kafka.log_folder(topic, 0)
-    brokers = content(folder / f"{0:020}.index").rstrip(b"\x00")  # the rest is preallocated
+    brokers = content(folder / f"{0:020}.index").rstrip(b"\x00")  # the rest of the file is preallocated
     log = content(segment.log_segment)
     assert log == content(folder / f"{0:020}.log")
     at_restart = [entry.start_offset for entry in segment.leader_epochs]
@@ -272,5 +275,5 @@ def content(path: Path) -> bytes:
 
 
 def content_if_any(path: Path) -> bytes:
-    """A transaction index without entries has no file."""
+    """Returns the content. Empty if there is no file, as for a transaction index without entries."""
     return path.read_bytes() if path.exists() else b""

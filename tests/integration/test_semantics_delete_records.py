@@ -1,4 +1,4 @@
-"""DeleteRecords over both tiers: answered as by one broker with the whole log, and nothing deleted comes back."""
+"""DeleteRecords over both tiers answers as one broker with the whole log, and no deleted record comes back."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ COUNT = 200
 
 
 def delete(peer: Peer, version: int, topic: str, asked: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Of (partition, offset); answers are (partition, error, low watermark) in wire order.
+    """Sends a deletion of pairs (partition, offset). Returns (partition, error, low watermark) in wire order.
 
-    Again, as by every admin client, while there was no time to record a deletion: it is the same one."""
+    Retries a timeout, as every admin client does. The deletion is idempotent."""
     topic_class = DeleteRecordsRequest.DeleteRecordsTopic
     partitions = [topic_class.DeleteRecordsPartition(partition_index=index, offset=offset) for index, offset in asked]
     topics = [topic_class(name=topic, partitions=partitions)]
@@ -50,7 +50,7 @@ def delete(peer: Peer, version: int, topic: str, asked: Sequence[tuple[int, int]
 
 
 class Log(Peer):
-    """One partition, asked over one connection; again when the answer is to ask again."""
+    """A connection with requests for one partition. It retries errors that ask for a retry."""
 
     def __init__(self, address: tuple[str, int], topic: str) -> None:
         super().__init__(address)
@@ -58,7 +58,7 @@ class Log(Peer):
         self._topic_id = topic_id_of(f"{address[0]}:{address[1]}", topic)
 
     def delete_before(self, offset: int, version: int = 2) -> tuple[int, int]:
-        """The error and the low watermark."""
+        """Deletes the records below `offset`. Returns the error and the low watermark."""
         ((_, error_code, low_watermark),) = delete(self, version, self._topic, [(0, offset)])
         return error_code, low_watermark
 
@@ -74,13 +74,13 @@ class Log(Peer):
         return offset
 
     def record_at(self, offset: int) -> tuple[int, bytes | None, int]:
-        """The error, the value and the log start offset."""
+        """Fetches a record. Returns the error, the value and the log start offset."""
 
         def once() -> tuple[int, bytes | None, int]:
             response = self.fetch(17, self._topic, self._topic_id, offset, max_bytes=1)
             (one,) = response.partitions
             records = response.records(one)
-            if not one.error_code and not records:  # a read that takes longer than an answer may wait
+            if not one.error_code and not records:  # the read took longer than the answer may wait
                 return ErrorCode.REPLICA_NOT_AVAILABLE, None, one.log_start_offset
             values = [
                 record.value
@@ -93,7 +93,7 @@ class Log(Peer):
         return settled(once)
 
     def check_begins_at(self, start: int, values: Sequence[bytes]) -> None:
-        """By every way to ask; the record before the start is gone."""
+        """Checks the log start with every kind of request. The record before it must be gone."""
         assert self.earliest() == start
         assert self.first_by_timestamp() == (start if start < len(values) else -1)
         if start > 0:
@@ -123,7 +123,7 @@ async def tiers(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[TwoTiers]:
 async def test_every_deletion_is_answered_as_by_a_broker_with_the_whole_log(
     tiers: TwoTiers, topic_name: str, topic: str
 ) -> None:
-    """The same deletions on a topic that is not tiered: inside a segment, backwards, over the seam, of all."""
+    """Compares with an untiered topic: deletions inside a segment, backwards, across both tiers, and of all records."""
     values = random_values(COUNT)
     for name in (topic, topic_name):
         create_topic(tiers.kafka.bootstrap_servers, name)
@@ -145,7 +145,7 @@ async def test_every_deletion_is_answered_as_by_a_broker_with_the_whole_log(
 
 
 async def test_deletions_of_several_partitions_in_one_request(tiers: TwoTiers, topic: str) -> None:
-    """One tiered, one all local, one that does not exist: each has an answer of its own."""
+    """One partition is tiered, one is local, and one does not exist. Each has its own answer."""
     create_topic(tiers.kafka.bootstrap_servers, topic, partitions=2)
     await asyncio.to_thread(produce, tiers.kafka.bootstrap_servers, topic, random_values(COUNT))
     await asyncio.to_thread(produce, tiers.kafka.bootstrap_servers, topic, [b"v"] * 3, partition=1)
@@ -202,7 +202,7 @@ async def test_a_deletion_outlives_the_proxy_and_is_seen_by_another_one(
         check_begins_at(address, topic_name, start, values)
 
     def until_seen(address: tuple[str, int], start: int) -> None:
-        """Another proxy may answer by what it read up to half of remote.log.visible.after.ms ago."""
+        """Another proxy may use metadata with an age of up to half of remote.log.visible.after.ms."""
         with Log(address, topic_name) as log:
             until(lambda: log.earliest() == start)
 

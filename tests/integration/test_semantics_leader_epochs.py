@@ -1,7 +1,7 @@
-"""Leader epochs that the broker forgot with its trimmed log are answered as it answered them before.
+"""The answers for leader epochs of a trimmed log equal the broker's answers before the trim.
 
-For an offset at the local log start or above, the answer to a last fetched epoch is the broker's, and as blind as it is
-without a remote tier: an epoch that it forgot ends there.
+For an offset at the local log start or above, the broker answers a last fetched epoch itself. As without a remote tier,
+an epoch that it forgot ends there.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ PATTERN = "tiered-*"
 VERSIONS = range(2, 5)
 RECORDS_PER_EPOCH = 50
 WRITTEN = (True, True, False, True, True)
-"""Of each epoch, in order: whether a record was written in it."""
+"""Whether a record was written in each epoch, in order."""
 
 _PREFERRED = 0
 
 
 async def move_leader(client: BrokerClient, topic: str, to: int) -> Leader:
-    """By preferred election: the replicas stay, their order changes."""
+    """Moves the leader with a preferred election. The replicas stay, and their order changes."""
     partition = await topic_id_partition(client, topic)
     others = [node for node in (1, 2, 3) if node != to]
     reassigned: Any = AlterPartitionReassignmentsRequest
@@ -60,7 +60,7 @@ async def move_leader(client: BrokerClient, topic: str, to: int) -> Leader:
 
 
 async def history(kafka: KafkaCluster, topic: str) -> Leader:
-    """Records of several leader epochs; the third epoch is empty. Returns the last leader."""
+    """Writes records in several leader epochs. The third epoch is empty. Returns the last leader."""
     await asyncio.to_thread(create_topic, kafka.bootstrap_servers, topic, replicas=3)
     client = BrokerClient([kafka.address(node) for node in (1, 2, 3)], client_id="test")
     try:
@@ -83,7 +83,7 @@ def topic(topic_name: str) -> str:
 
 
 def end_offsets(address: tuple[str, int], topic: str, leader_epoch: int) -> list[tuple[int, int, int]]:
-    """For every epoch, known and not, at every version; with the right leader epoch, without, and with wrong ones."""
+    """Returns the answers for known and unknown epochs, at every version, with right, no and wrong leader epochs."""
     with Peer(address) as peer:
         return [
             peer.offset_for_leader_epoch(version, topic, asked, current_leader_epoch=current)
@@ -94,11 +94,11 @@ def end_offsets(address: tuple[str, int], topic: str, leader_epoch: int) -> list
 
 
 Fetched = tuple[int, tuple[int, int] | None, int | None]
-"""The error, the diverging epoch with its end offset, and the first offset of what was sent."""
+"""The error, the diverging epoch with its end offset, and the first offset of the records."""
 
 
 def fetched(address: tuple[str, int], topic: str, leader_epoch: int, end_offset: int) -> dict[tuple[int, ...], Fetched]:
-    """By version, offset, last fetched epoch and leader epoch."""
+    """Returns the answers by version, offset, last fetched epoch and leader epoch."""
     topic_id = topic_id_of(f"{address[0]}:{address[1]}", topic)
     found: dict[tuple[int, ...], Fetched] = {}
     with Peer(address) as peer:
@@ -174,7 +174,7 @@ async def test_what_the_broker_said_of_its_epochs_is_said_after_the_trim(
         assert await asyncio.to_thread(end_offsets, proxy, topic, leader.leader_epoch) == ends
         assert await asyncio.to_thread(listed_offsets, proxy, topic, asked, leader.leader_epoch) == listed
         after = await asyncio.to_thread(fetched, proxy, topic, leader.leader_epoch, end_offset)
-        # Where the local log begins, and above, the broker speaks for itself, by the epochs that it still knows.
+        # At the local log start and above, the broker itself answers with the epochs that it still knows.
         local = await asyncio.to_thread(fetched, address, topic, leader.leader_epoch, end_offset)
         expected = {key: answer if key[1] < seam else local[key] for key, answer in answers.items()}
         assert {key: (expected[key], one) for key, one in after.items() if one != expected[key]} == {}
@@ -182,7 +182,7 @@ async def test_what_the_broker_said_of_its_epochs_is_said_after_the_trim(
 
 
 async def check_not_the_leader(tiers: TwoTiers, topic: str, leader: Leader, end_offset: int) -> None:
-    """A follower's refusal passes, for what is remote too."""
+    """The proxy relays a follower's refusal, also for remote offsets."""
     follower = tiers.address_of(leader.node_id % 3 + 1)
 
     def ask() -> tuple[Any, Any]:

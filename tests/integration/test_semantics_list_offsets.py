@@ -1,6 +1,6 @@
-"""ListOffsets over both tiers says what the broker said while it had the whole log; nothing remote is passed over.
+"""ListOffsets over both tiers answers as the broker did with the whole log, and never skips remote records.
 
-The broker is asked first, at every version and by both isolation levels; then the tiers share the log.
+The test first asks the broker, at every version and with both isolation levels. Then the tiers share the log.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KEEP = {"retention.ms": "-1"}
 
 
 def timestamp_of(number: int) -> int:
-    """Ten milliseconds apart, but every eleventh is from the past, and one of each tier from the future."""
+    """Timestamps are ten milliseconds apart. Every eleventh is in the past, and one in each tier is in the future."""
     shift = -600 if number % 11 == 5 else 0
     return BEGINNING_MS + 10 * number + shift + (10_000 if number in (20, 140) else 0)
 
@@ -49,7 +49,7 @@ LOOK_UPS = sorted(
 def produce_with_timestamps(
     bootstrap: str, topic: str, partition: int, codec: str, of_number: Callable[[int], int] = timestamp_of
 ) -> None:
-    """Exactly ten records in every batch, so that where the tiers meet does not depend on how fast this is."""
+    """Produces exactly ten records per batch, so that the border of the tiers does not depend on timing."""
     settings: dict[str, str | int | float | bool] = {"batch.num.messages": 10, "linger.ms": 60_000}
     settings |= {"enable.idempotence": True, "compression.type": codec}
     producer = Producer({"bootstrap.servers": bootstrap, **settings})
@@ -62,7 +62,7 @@ def produce_with_timestamps(
 def ask_everything(
     address: tuple[str, int], topic: str, partitions: int, timestamps: list[int]
 ) -> dict[tuple[int, int, int], list[Answer]]:
-    """By version, isolation level and timestamp: the answers of all partitions to one request."""
+    """Returns the answers for all partitions, by version, isolation level and timestamp."""
     found = {}
     with Peer(address) as peer:
         for version in VERSIONS:
@@ -86,7 +86,7 @@ async def tiers(kafka: KafkaCluster, tmp_path: Path) -> AsyncIterator[TwoTiers]:
 
 
 async def test_every_version_by_timestamp_and_by_name(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
-    """In partitions of all codecs; the newest timestamp of all is remote, of the local tier another one."""
+    """The partitions have all codecs. The newest timestamp is remote, and the local tier has another newest one."""
     create_topic(kafka.bootstrap_servers, topic, partitions=len(CODECS), config=KEEP)
     for partition, codec in enumerate(CODECS):
         await asyncio.to_thread(produce_with_timestamps, kafka.bootstrap_servers, topic, partition, codec)
@@ -120,7 +120,7 @@ def ask_densely(address: tuple[str, int], topic: str) -> list[list[Answer]]:
 
 
 async def test_the_greatest_timestamp_stands_in_both_tiers(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
-    """The earlier one of them is the answer, as of the broker while it had both."""
+    """The answer is the earlier record, as the broker answered with the whole log."""
     create_topic(kafka.bootstrap_servers, topic, config=KEEP)
 
     def of_number(number: int) -> int:
@@ -136,7 +136,7 @@ async def test_the_greatest_timestamp_stands_in_both_tiers(kafka: KafkaCluster, 
 
 
 async def test_log_append_time(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
-    """Every record of a batch has one timestamp: the first of them is the answer."""
+    """All records of a batch have the same timestamp. The answer is the first record."""
     config = {"message.timestamp.type": "LogAppendTime"}
     create_topic(kafka.bootstrap_servers, topic, config=config)
     for _ in range(10):
@@ -159,7 +159,7 @@ def ask_of_one(
 
 
 async def test_an_open_transaction_bounds_committed_look_ups(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
-    """The newest timestamps are above the last stable offset, which hides them from read_committed alone."""
+    """The newest timestamps are above the last stable offset. That hides them only from read_committed."""
     create_topic(kafka.bootstrap_servers, topic)
     await asyncio.to_thread(produce, kafka.bootstrap_servers, topic, random_values(120))
     producer = transactional_producer(kafka.bootstrap_servers, topic)
@@ -207,7 +207,7 @@ async def test_a_remote_failure_is_retried_and_never_a_later_offset(tiers: TwoTi
 
 
 async def test_partitions_of_both_kinds_and_duplicates_in_one_request(tiers: TwoTiers, topic: str) -> None:
-    """One partition is trimmed, one is all local, one is empty; one is named twice, which the broker refuses."""
+    """One partition is trimmed, one is local, one is empty. One is named twice, which the broker refuses."""
     create_topic(tiers.kafka.bootstrap_servers, topic, partitions=4, config=KEEP)
     for partition in (0, 3):
         await asyncio.to_thread(produce_with_timestamps, tiers.kafka.bootstrap_servers, topic, partition, "none")
@@ -225,7 +225,7 @@ async def test_partitions_of_both_kinds_and_duplicates_in_one_request(tiers: Two
             return peer.list_offsets(11, topic, [(2, EARLIEST), (3, EARLIEST), (3, BEGINNING_MS)])
 
     answers = await asyncio.to_thread(ask)
-    # The broker answers in the order of a hash, and the partition that was named twice once.
+    # The broker answers in the order of a hash. It answers once for a partition that is named twice.
     empty, twice = sorted(await asyncio.to_thread(ask_broker))
     assert twice[:2] == (3, ErrorCode.INVALID_REQUEST)
     assert sorted(answers) == [(0, 0, -1, 0, 0), (1, 0, -1, 0, 0), empty, twice]

@@ -1,7 +1,7 @@
-"""Aborted transactions across both tiers: every answer is one that a broker could have given, and none is visible.
+"""Aborted transactions across both tiers: a broker could have given every answer, and no aborted record is visible.
 
-The broker is asked first, with all of the log; then the tiers share it, and every answer is compared with that. Clients
-are compared with themselves: on a twin of the topic that only the broker has.
+The test first asks the broker, which has the whole log. Then the tiers share the log, and every answer must equal the
+broker's. Each client must read the same records as from a twin of the topic that only the broker has.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -42,22 +42,22 @@ READ_COMMITTED = 1
 LATEST = -1
 VERSIONS = (4, 12, 17)
 LIMITS = (1, 25_000, 1 << 20)
-"""Of a fetch, in bytes: one batch, more than one, most of the log."""
+"""Limits of a fetch in bytes: for one batch, for several, and for most of the log."""
 Record = tuple[int, bytes]
-"""Offset and value."""
+"""An offset and a value."""
 
 
 class Writer:
-    """Transactions of several producers in one partition; batches of ten records of 1000 bytes.
+    """Writes transactions of several producers to one partition, in batches of ten records of 1000 bytes.
 
-    Every topic gets the same records by the same transactions, so that they lie at the same offsets.
+    Every topic gets the same records in the same transactions, so that they have the same offsets.
     """
 
     def __init__(self, bootstrap: str, *topics: str) -> None:
         self._bootstrap = bootstrap
         self._topics = topics
         self._producers: dict[str, Producer] = {}
-        self._end_offset = 0
+        self.end_offset = 0
 
     def plain(self, count: int) -> None:
         settings: dict[str, str | int | float | bool] = {"batch.num.messages": 10, "enable.idempotence": True}
@@ -69,7 +69,7 @@ class Writer:
         if producer is None:
             settings: dict[str, str | int | float | bool] = {"batch.num.messages": 10, "linger.ms": 5}
             settings |= {"transactional.id": f"{self._topics[0]}-{name}"}
-            settings |= {"transaction.timeout.ms": TRANSACTION_TIMEOUT_MS}  # every client reads while one is open
+            settings |= {"transaction.timeout.ms": TRANSACTION_TIMEOUT_MS}  # clients read meanwhile
             producer = self._producers[name] = Producer({"bootstrap.servers": self._bootstrap, **settings})
             producer.init_transactions(TIMEOUT_S)
         producer.begin_transaction()
@@ -86,10 +86,10 @@ class Writer:
         self._ended()
 
     def _ended(self) -> None:
-        """Waits for the marker, which comes after the coordinator's answer, and has one offset in every topic."""
-        self._end_offset += 1
+        """Waits for the marker, which comes after the coordinator's answer. It has the same offset in every topic."""
+        self.end_offset += 1
         for topic in self._topics:
-            until_end(self._bootstrap, topic, self._end_offset)
+            until_end(self._bootstrap, topic, self.end_offset)
 
     def _send(self, producer: Producer, count: int) -> None:
         now_ms = time.time_ns() // 1_000_000
@@ -98,7 +98,7 @@ class Writer:
             for topic in self._topics:
                 producer.produce(topic, value, partition=0, timestamp=now_ms)
         assert producer.flush(TIMEOUT_S) == 0
-        self._end_offset += count
+        self.end_offset += count
 
     def transaction(self, name: str, count: int, *, commit: bool) -> None:
         self.begin(name)
@@ -110,10 +110,10 @@ def decided_history(writer: Writer) -> None:
     writer.plain(10)
     writer.transaction("a", 10, commit=False)  # inside one segment
     writer.transaction("a", 10, commit=True)
-    writer.transaction("a", 80, commit=False)  # over several
+    writer.transaction("a", 80, commit=False)  # over several segments
     writer.transaction("a", 10, commit=True)
     writer.transaction("b", 10, commit=True)
-    writer.begin("b")  # around others, and they around it
+    writer.begin("b")  # overlaps other transactions at both ends
     writer.send("b", 20)
     writer.begin("a")
     writer.send("a", 20)
@@ -128,16 +128,16 @@ def decided_history(writer: Writer) -> None:
     writer.transaction("c", 10, commit=False)
     writer.transaction("c", 10, commit=False)
     writer.transaction("c", 10, commit=True)
-    writer.transaction("a", 90, commit=False)  # over the seam
+    writer.transaction("a", 90, commit=False)  # across both tiers
 
 
 class Reference(NamedTuple):
-    """What the broker said while it had the whole log."""
+    """The broker's answers while it had the whole log."""
 
     visible: list[Record]
     batches: list[RecordBatch]
     aborting: dict[int, int]
-    """Offsets of the ABORT markers, each with the first offset of what it ends."""
+    """The offsets of the ABORT markers, each with the first offset of its transaction."""
     end_offset: int
 
 
@@ -156,7 +156,7 @@ def is_abort(records: memoryview, batch: RecordBatch) -> bool:
 def visible_to_a_set(
     records: memoryview, batches: list[RecordBatch], aborted: tuple[AbortedTransaction, ...]
 ) -> Iterator[RecordBatch]:
-    """As Java, kafka-python and aiokafka do it: a producer aborts from a listed first offset to its ABORT marker."""
+    """Filters as Java, kafka-python and aiokafka do: from a listed first offset to the producer's ABORT marker."""
     waiting = sorted(aborted, key=lambda one: one.first_offset)
     aborting: set[int] = set()
     for batch in batches:
@@ -172,7 +172,7 @@ def visible_to_a_set(
 def visible_to_a_list(
     records: memoryview, batches: list[RecordBatch], aborted: tuple[AbortedTransaction, ...]
 ) -> Iterator[RecordBatch]:
-    """As librdkafka and franz-go do it: each ABORT marker takes the first entry of its producer off, in list order."""
+    """Filters as librdkafka and franz-go do: each ABORT marker removes its producer's first entry, in list order."""
     waiting: dict[int, list[int]] = defaultdict(list)
     for producer_id, first_offset in aborted:
         waiting[producer_id].append(first_offset)
@@ -235,9 +235,12 @@ def check_answer(response: FetchResponse, offset: int, reference: Reference) -> 
         assert found == expected, f"{visible.__name__} from {offset} to {until}"
 
 
-def check_every_start(address: tuple[str, int], topic: str, topic_id: UUID, reference: Reference) -> None:
-    """From each batch, and from the middle of each."""
-    starts = sorted({offset for batch in reference.batches for offset in (batch.base_offset, batch.last_offset)})
+def check_every_start(
+    address: tuple[str, int], topic: str, topic_id: UUID, reference: Reference, more: Iterable[int] = ()
+) -> None:
+    """Checks answers from the start and from the middle of each batch, and from `more` offsets."""
+    ends = (offset for batch in reference.batches for offset in (batch.base_offset, batch.last_offset))
+    starts = sorted({*ends, *more})
     with Peer(address) as peer:
         for number, offset in enumerate(starts):
             for limit in LIMITS:
@@ -272,7 +275,7 @@ async def test_every_answer_hides_what_the_broker_hid(kafka: KafkaCluster, tmp_p
 
 @pytest.fixture
 def twin(kafka: KafkaCluster, topic: str) -> str:
-    """A topic beside the tiered one, which nothing is trimmed of; both are made."""
+    """Creates the tiered topic, and an untiered twin that is never trimmed. Returns the twin."""
     name = topic.removeprefix("tiered-")
     for each in (topic, name):
         create_topic(kafka.bootstrap_servers, each)
@@ -280,9 +283,10 @@ def twin(kafka: KafkaCluster, topic: str) -> str:
 
 
 def every_client_sees_its_twin(tiers: TwoTiers, topic: str, twin: str, starts: Sequence[tuple[int, int]]) -> None:
-    """Through both tiers, from each offset with each limit of a fetch, what the same client reads of the twin directly.
+    """Checks that each client reads the same records through both tiers as from the twin directly.
 
-    That is compared at both isolation levels, with timestamps and headers, and counted by what the broker itself says.
+    `starts` are offsets with the limit of a fetch. The check compares timestamps and headers, at both isolation levels.
+    The broker's own log gives the expected counts.
     """
     address, topic_id = tiers.kafka.address(), topic_id_of(tiers.kafka.bootstrap_servers, twin)
     counts = {
@@ -315,7 +319,7 @@ def every_client_sees_its_twin(tiers: TwoTiers, topic: str, twin: str, starts: S
 async def test_every_client_sees_what_it_sees_of_a_topic_that_is_not_tiered(
     kafka: KafkaCluster, tmp_path: Path, topic: str, twin: str
 ) -> None:
-    """From the start, and from the middle of an aborted transaction; a batch at a time, and all that there is."""
+    """It reads from the start and from the middle of an aborted transaction, one batch at a time and all at once."""
     writer = Writer(kafka.bootstrap_servers, topic, twin)
     await asyncio.to_thread(decided_history, writer)
     await asyncio.to_thread(partial(writer.transaction, "a", 10, commit=True))
@@ -328,7 +332,7 @@ async def test_every_client_sees_what_it_sees_of_a_topic_that_is_not_tiered(
 
 
 async def test_a_marker_beyond_the_copied_range(kafka: KafkaCluster, tmp_path: Path, topic: str, twin: str) -> None:
-    """An open transaction holds the last stable offset, and so the copies, before the marker of another one."""
+    """An open transaction holds the last stable offset below the marker of another one, and copies end there too."""
     writer = Writer(kafka.bootstrap_servers, topic, twin)
 
     def undecided() -> None:
@@ -366,7 +370,12 @@ async def test_a_marker_beyond_the_copied_range(kafka: KafkaCluster, tmp_path: P
 
 
 def read_whole(address: tuple[str, int], topic: str, topic_id: UUID) -> Reference:
-    """Through the proxy, uncommitted, so that batches alone say what happened."""
+    """Reads the whole log through the proxy with read_uncommitted, and derives the transactions from the batches."""
+    return reference_of(whole_log(address, topic, topic_id))
+
+
+def whole_log(address: tuple[str, int], topic: str, topic_id: UUID) -> memoryview:
+    """Returns the batches up to the high watermark."""
     with Peer(address) as peer:
         ((_, error_code, _, end_offset, _),) = peer.list_offsets(9, topic, [(0, LATEST)])
         assert error_code == 0
@@ -377,7 +386,11 @@ def read_whole(address: tuple[str, int], topic: str, topic_id: UUID) -> Referenc
             records, batches = batches_of(fetched(ask))
             parts.append(bytes(records))
             offset = batches[-1].next_offset
-    log = memoryview(b"".join(parts))
+    return memoryview(b"".join(parts))
+
+
+def reference_of(log: memoryview) -> Reference:
+    """Derives the reference from a complete log in which every transaction has ended."""
     batches = verify_batches(log)
     first_of: dict[int, list[RecordBatch]] = defaultdict(list)
     aborting: dict[int, int] = {}
@@ -391,4 +404,4 @@ def read_whole(address: tuple[str, int], topic: str, topic_id: UUID) -> Referenc
         elif batch.is_transactional:
             first_of[batch.producer_id].append(batch)
     shown = (batch for batch in batches if not batch.is_control and batch.base_offset not in hidden)
-    return Reference(values_of(log, shown, 0), batches, aborting, offset)
+    return Reference(values_of(log, shown, 0), batches, aborting, batches[-1].next_offset)

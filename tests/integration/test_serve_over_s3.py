@@ -1,4 +1,4 @@
-"""The whole of it as processes: Kafka, `tidegate serve` and a real S3 that dies in the middle of a backfill."""
+"""Kafka, `tidegate serve` and a real S3 as processes. The S3 is killed during a backfill."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def proxy_over_s3(
 
 
 def gets_of(proxy: TidegateProcess) -> int:
-    """How often record data was asked for."""
+    """Returns the number of requests for record data."""
     samples = dict(line.rsplit(" ", 1) for line in proxy.metrics().splitlines() if not line.startswith("#"))
     return int(float(samples.get(GETS, 0)))
 
@@ -74,13 +74,13 @@ async def test_a_store_that_dies_costs_time_and_a_lost_state_folder_nothing(
             assert first == expected[:500]
             s3.kill()
             try:
-                # What the consumer has buffered still comes; the rest waits, without an error and without a jump.
+                # The consumer still returns its buffered records. The rest waits, without an error and without a reset.
                 waiting = asyncio.create_task(asyncio.to_thread(read, consumer, RECORDS - 500))
                 local_topic = f"{topic_name}-local"
                 await asyncio.to_thread(produce, proxy.bootstrap_servers, local_topic, values[:100])
                 with consumer_at(proxy.bootstrap_servers, local_topic, 0) as neighbour:
                     assert await asyncio.to_thread(read, neighbour, 100) == expected[:100]
-                # What is written now stays local.
+                # Records that are written now stay local.
                 await asyncio.to_thread(produce, proxy.bootstrap_servers, topic_name, values[:100])
                 with consumer_at(proxy.bootstrap_servers, topic_name, RECORDS) as tail:
                     assert await asyncio.to_thread(read, tail, 100) == list(enumerate(values[:100], RECORDS))
@@ -92,7 +92,7 @@ async def test_a_store_that_dies_costs_time_and_a_lost_state_folder_nothing(
     shutil.rmtree(tmp_path / "state")
     with proxy_over_s3(kafka, tmp_path, s3, topic_name, disk_bytes=1 << 30) as proxy:
         asked_before = -1
-        while (asked := gets_of(proxy)) != asked_before:  # in the end the local disk has it all
+        while (asked := gets_of(proxy)) != asked_before:  # in the end the local disk has all data
             asked_before = asked
             with consumer_at(proxy.bootstrap_servers, topic_name, 0) as consumer:
                 assert await asyncio.to_thread(read, consumer, RECORDS) == expected

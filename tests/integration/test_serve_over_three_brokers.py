@@ -1,4 +1,4 @@
-"""Three brokers behind `tidegate serve`, all of them processes: a leader dies while its partition is read from 0."""
+"""A leader of three brokers behind `tidegate serve` dies during a read from offset 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Share groups (KIP-932) through the proxy: the broker reads for them, so that they see its local tier and no more."""
+"""Share groups (KIP-932) through the proxy see only the local tier, because the broker reads for them."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ def topic(topic_name: str) -> str:
 
 
 async def run(tools: KafkaTools, tiers: TwoTiers, script: str, *args: str) -> str:
-    """Through the proxy."""
+    """Runs a tool through the proxy."""
     done = await asyncio.to_thread(tools.run, script, tiers.bootstrap, *args)
     assert done.exit_code == 0, (done.output, done.errors)
     return done.output
 
 
 def column(table: str, name: str, topic: str) -> list[str]:
-    """Of the lines about a topic in what `kafka-share-groups` prints."""
+    """Returns a column of the lines about a topic in the output of `kafka-share-groups`."""
     header, *lines = [line.split() for line in table.splitlines() if line.strip()]
     return [line[header.index(name)] for line in lines if topic in line]
 
 
 async def filled(tiers: TwoTiers, topic: str, values: Sequence[bytes]) -> int:
-    """A new topic whose head is remote; returns its local log start."""
+    """Creates a topic whose head is remote. Returns its local log start."""
     await asyncio.to_thread(create_topic, tiers.kafka.bootstrap_servers, topic)
     await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
     return await tiers.settled(topic)
@@ -73,20 +73,20 @@ async def test_a_share_group_sees_the_local_tier_and_trims_wait_for_it(
 
     await asyncio.to_thread(member.join, tiers.bootstrap, topic, topic)
     taken = await asyncio.to_thread(member.take, 150 - local_start)
-    assert [one.offset for one in taken] == list(range(local_start, 150)), "what is remote alone is never seen"
+    assert [one.offset for one in taken] == list(range(local_start, 150)), "only local records are visible"
     assert [one.value for one in taken] == values[local_start:]
-    # A group's start offset is written down as it was before an acknowledgement: this one brings it to 150.
+    # The stored start offset is that from before an acknowledgement. This record brings it to 150.
     await asyncio.to_thread(produce, tiers.bootstrap, topic, values[:1])
     await asyncio.to_thread(member.take, 1)
     members = await run(tools, tiers, "kafka-share-groups", *of_group, "--describe", "--members")
-    assert len(members.strip().splitlines()) == 2, "a header and one member"
+    assert len(members.strip().splitlines()) == 2, "the list must have a header and one member"
 
     await asyncio.to_thread(member.leave)
     more = random_values(100)
     await asyncio.to_thread(produce, tiers.bootstrap, topic, more)
     await trimmed_to(tiers, topic, 150)
-    assert await filled(tiers, f"{topic}-other", random_values(150)) > 0, "without a share group all is trimmed"
-    assert await tiers.local_log_start(topic) == 150, "not past where the group stands"
+    assert await filled(tiers, f"{topic}-other", random_values(150)) > 0, "other topics must be trimmed"
+    assert await tiers.local_log_start(topic) == 150, "the trim must stop at the group's start offset"
     described = await run(tools, tiers, "kafka-share-groups", *of_group, "--describe", "--offsets")
     assert column(described, "START-OFFSET", topic) == ["150"]
 
@@ -96,16 +96,16 @@ async def test_a_share_group_sees_the_local_tier_and_trims_wait_for_it(
     await asyncio.to_thread(produce, tiers.bootstrap, topic, values[:1])
     await asyncio.to_thread(member.take, 1)
     settled = await tiers.settled(topic)
-    assert settled > 150, "it caught up, and trims go on"
+    assert settled > 150, "trims must continue when the group has caught up"
 
     await asyncio.to_thread(member.leave)
     reset = await run(
         tools, tiers, "kafka-share-groups", *of_group, "--reset-offsets", "--to-earliest", "--topic", topic, "--execute"
     )
-    assert column(reset, "NEW-OFFSET", topic) == ["0"], "the log starts there: in the remote tier"
+    assert column(reset, "NEW-OFFSET", topic) == ["0"], "the log starts in the remote tier"
     await asyncio.to_thread(member.join, tiers.bootstrap, topic, topic)
     taken = await asyncio.to_thread(member.take, 1)
-    assert taken[0].offset == settled, "and the broker moves the group to its own first offset"
+    assert taken[0].offset == settled, "the broker must move the group to its local log start"
     await asyncio.to_thread(member.leave)
 
 
@@ -124,7 +124,7 @@ async def test_every_way_to_acknowledge(tiers: TwoTiers, member: ShareMember, to
         assert [(one.value, one.delivery_count) for one in again] == [(value, 2) for value in values]
         member.acknowledge("REJECT")
         produce(tiers.bootstrap, topic, values[:1])
-        assert [one.offset for one in member.acquire()] == [10], "what was rejected never comes again"
+        assert [one.offset for one in member.acquire()] == [10], "a rejected record must not come again"
         member.leave()
 
         member.join(tiers.bootstrap, topic, topic, "implicit")
@@ -133,7 +133,7 @@ async def test_every_way_to_acknowledge(tiers: TwoTiers, member: ShareMember, to
         assert [(one.offset, one.delivery_count) for one in member.acquire()] == [(11, 1)]
         member.leave()
         member.join(tiers.bootstrap, topic, topic)
-        assert [(one.offset, one.delivery_count) for one in member.acquire()] == [(11, 2)], "10 was accepted by polling"
+        assert [(one.offset, one.delivery_count) for one in member.acquire()] == [(11, 2)], "the poll accepts 10"
         member.leave()
 
     await asyncio.to_thread(acknowledged)

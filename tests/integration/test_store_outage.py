@@ -1,4 +1,4 @@
-"""A real S3 server that is killed while segments are copied to it, and started again."""
+"""A real S3 server is killed during copies, and started again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROUNDS = 8
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[VersityGateway]:
-    """One of its own: others are not to notice."""
+    """A server for this test only, so that other tests do not notice the outage."""
     with VersityGateway() as gateway:
         await gateway.create_bucket(BUCKET)
         yield gateway

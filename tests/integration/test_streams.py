@@ -1,4 +1,4 @@
-"""Kafka Streams, exactly once, on a cluster where every topic that can be tiered is: restores and purges."""
+"""Kafka Streams with exactly-once restores and purges on a cluster where all possible topics are tiered."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Stage:
     tools: KafkaTools
     tier: Path
     table: Mapping[str, str]
-    """What the topics `SOURCES` say of every key."""
+    """The values of all keys in the topics `SOURCES`."""
 
     @property
     def bootstrap(self) -> str:
@@ -66,7 +66,7 @@ class Stage:
         assert done.exit_code == 0, done
 
     def all(self, application: str, store: str) -> dict[str, str]:
-        """As every user must, asks again while the store is not to be had: when its thread joins its group again."""
+        """Returns all entries of a store. Retries while the store is unavailable because its thread rejoins."""
         lines: list[str] = []
 
         def is_open() -> bool:
@@ -82,7 +82,7 @@ class Stage:
         return {key: value for key, _, value in (line.partition(" ") for line in lines)}
 
     def copied(self, topic: str) -> int:
-        """How many segments of the topic lie in the store."""
+        """Returns the number of the topic's segments in the store."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         found = admin.describe_topics(confluent_kafka.TopicCollection([topic]))[topic].result(TIMEOUT_S)
         raw = found.topic_id
@@ -93,7 +93,7 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """A broker of its own, for a rule that matches every topic."""
+    """A stage with its own broker, since its rule matches every topic."""
     home = tmp_path_factory.mktemp("streams")
     settings: dict[str, str | int] = {"remote.log.visible.after.ms": 1000}
     more = {"group.streams.initial.rebalance.delay.ms": "0"}
@@ -128,9 +128,11 @@ def watermarks(bootstrap: str, topic: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("protocol", ["classic", "streams"])
-def test_an_application_restores_from_both_tiers_and_purges_what_it_has_done_with(stage: Stage, protocol: str) -> None:
-    """Three times from nothing: the second time all stores come from topics, two of which the broker has the end of;
-    before the third, Kafka's own tool makes it forget what it has read, and its topics."""
+def test_an_application_restores_from_both_tiers_and_purges_its_topics(stage: Stage, protocol: str) -> None:
+    """The application starts three times without state.
+
+    The second time it restores all stores from topics, two of which are partly remote. Before the third start, Kafka's
+    own tool resets the application and deletes its topics."""
     application, inbox = f"app-{protocol}", f"inbox-{protocol}"
     moved, changes = f"{application}-by-letter-repartition", f"{application}-counts-changelog"
     create_topic(stage.bootstrap, inbox)
@@ -168,21 +170,21 @@ def test_an_application_restores_from_both_tiers_and_purges_what_it_has_done_wit
 
     assert watermarks(stage.kafka.bootstrap_servers, moved) == watermarks(stage.bootstrap, moved)
     is_tiered = f'remote_log_size_bytes{{partition="0",topic="{moved}"}} 0.0'
-    until(lambda: is_tiered in stage.proxy.metrics())  # measured at the end of a task's run, after the deletions
+    until(lambda: is_tiered in stage.proxy.metrics())  # set at the end of a task's run
     metrics, output = stage.proxy.metrics(), stage.proxy.output.read_text()
     assert f'topic="{changes}"' not in metrics, "it is compacted"
     assert stage.copied(changes) == 0
     assert not [line for line in metrics.splitlines() if "alarm" in line and moved in line]
-    # What the reset of another application deletes while it is looked at may be said.
+    # Messages about topics that the reset of another application deletes are allowed.
     own = [line for line in output.splitlines() if application in line or inbox in line]
     trouble = [line for line in own if "could not be processed" in line]
-    # A machine that stands still makes answers late, and the next round asks again.
+    # On a busy machine answers may be late, and the next round retries.
     assert not [line for line in trouble if not re.search(r" (in|for) (time|\d+ ms)", line)]
     assert not [line for line in output.splitlines() if " ERROR " in line]
 
     stage.reset(application, protocol, inbox)
     admin = AdminClient({"bootstrap.servers": stage.bootstrap})
-    until(lambda: moved not in admin.list_topics(timeout=TIMEOUT_S).topics)  # a broker names it a moment longer
+    until(lambda: moved not in admin.list_topics(timeout=TIMEOUT_S).topics)  # a broker may name it a moment longer
     until_trimmed(stage.kafka, inbox, 1)
     stage.start(application, protocol, inbox)
     until(lambda: stage.all(application, "counts") == counted())

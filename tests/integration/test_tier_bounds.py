@@ -1,4 +1,4 @@
-"""`tidegate tier bounds` as an operator runs it, on a real cluster."""
+"""`tidegate tier bounds` on a real cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands of an operator as processes, on a real cluster and a real S3: looked at, damaged, lost, made again."""
+"""The operator's commands as processes, on a real cluster and a real S3: show, verify, clean up, and rebuild."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BUCKET = "commands"
 
 
 class Site:
-    """One operator's cluster, bucket and settings; `proxy` is made with the settings as they are then."""
+    """An operator's cluster, bucket and settings. `proxy` returns a proxy with the current settings."""
 
     def __init__(self, kafka: KafkaCluster, s3: VersityGateway, home: Path, topic: str) -> None:
         self.kafka, self.s3, self.home = kafka, s3, home
@@ -74,7 +74,7 @@ class Site:
         return {each.topic_id_partition.topic: each for each in found}
 
     def is_told(self, topic: str) -> bool:
-        """The manifest has everything."""
+        """Whether the topic's manifests have all segments."""
         manifest = self.manifests().get(topic)
         return manifest is not None and bool(manifest.segments) and manifest.segments[-1].end_offset == RECORDS - 1
 
@@ -102,7 +102,7 @@ def set_local_retention(bootstrap: str, topic: str) -> None:
 
 
 async def tiered(site: Site, values: Mapping[str, Sequence[bytes]]) -> None:
-    """The one topic before there were keys, the other with a key; the proxy is stopped again."""
+    """Tiers one topic without encryption, and the other with a key. Stops the proxy."""
     for topic in (site.plain, site.sealed):
         if topic == site.sealed:
             site.new_key("k1")
@@ -217,10 +217,10 @@ async def leave_orphans(site: Site) -> None:
     log = site.objects(str(manifest.topic_id_partition.topic_id), ".log")[0]
     orphan = log.with_name(log.name.replace(str(manifest.segments[0].id), str(uuid4())))
     orphan.write_bytes(log.read_bytes())
-    async with site.s3.client() as client:  # a request that was repeated: the copy ended with the other upload
+    async with site.s3.client() as client:  # as if a request was repeated, and the copy ended with the other upload
         await client.create_multipart_upload(Bucket=BUCKET, Key=str(log.relative_to(site.bucket)))
     code, found = await site.json("orphans")
-    assert [each["what"] for each in found["orphans"]] == ["no record names it", "an upload that did not end"]
+    assert [each["what"] for each in found["orphans"]] == ["no record names it", "an unfinished upload"]
     assert code == 1
     code, _, err = await site.run("orphans", "--delete", "--grace", "0s")
     assert (code, "Nothing was deleted" in err, orphan.exists()) == (1, True, True)
@@ -252,7 +252,7 @@ async def export_and_import(site: Site) -> None:
     code, said = await site.json("metadata", "export", f"{site.plain}:0", str(file))
     assert (code, said["segments"], said["log_start_offset"]) == (0, len(before), 0)
     code, _, err = await site.run("metadata", "import", f"{site.plain}:0", str(file), "--yes")
-    assert (code, "is there already" in err) == (3, True)
+    assert (code, "already has metadata" in err) == (3, True)
     topic = site.metadata_topic
     site.metadata_topic = f"{topic}-imported"
     code, _, err = await site.run("metadata", "import", f"{site.plain}:0", str(file))
@@ -263,13 +263,15 @@ async def export_and_import(site: Site) -> None:
     await site.run("metadata", "export", f"{site.plain}:0", str(again))
     assert len(again.read_bytes()) == len(file.read_bytes())
     code, _, err = await site.run("metadata", "import", f"{site.sealed}:0", str(file), "--yes")
-    assert (code, "not of" in err) == (3, True)
+    assert (code, "does not belong to" in err) == (3, True)
     site.metadata_topic = topic
 
 
 async def begin_without(site: Site) -> None:
-    """Whoever knows nothing makes no metadata topic; on one that somebody else made it copies nothing beside what was
-    there, and leaves the manifests."""
+    """A proxy without metadata does not create the metadata topic.
+
+    If another program created the topic, the proxy copies no segments beside the existing ones, and keeps the
+    manifests."""
     topic, home = site.metadata_topic, site.home
     site.metadata_topic, site.home = f"{site.metadata_topic}-begun", site.home / "begun"
     site.home.mkdir()

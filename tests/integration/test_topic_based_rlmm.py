@@ -1,4 +1,4 @@
-"""`TopicBasedRemoteLogMetadataManager` on a real broker: what outlives a process, and who may write."""
+"""`TopicBasedRemoteLogMetadataManager` on a real broker: its durable state, and the ownership of writes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PARTITIONS = 4
 
 
 class Cluster:
-    """Opens managers that share one metadata topic of this test alone."""
+    """Opens managers that share one metadata topic, which belongs to this test."""
 
     def __init__(self, kafka: KafkaCluster, folder: Path, topic_name: str) -> None:
         self.kafka = kafka
@@ -181,13 +181,13 @@ async def test_a_zombie_producer_is_never_visible(cluster: Cluster) -> None:
         await zombie.initialize(TIMEOUT_MS)
         nobody = GroupMember(cluster.settings("").group_id, 1, "nobody")
         lost = segment(partition, 0, 9)
-        # The newest producer epoch does not help a process that is no member of the current generation.
+        # A process outside of the current generation cannot commit, even with the newest producer epoch.
         with pytest.raises(OwnershipLostError):
             await zombie.commit(records_of(lost), nobody, 0, TIMEOUT_MS)
         with pytest.raises(RemoteLogMetadataError, match="initialized"):
             await zombie.commit(records_of(lost), nobody, 0, TIMEOUT_MS)
 
-        # It fenced the owner, who finds out, gets a new assignment and goes on.
+        # It fenced the owner, which notices that, gets a new assignment and continues.
         mine = segment(partition, 0, 9)
         with pytest.raises(OwnershipLostError):
             await owner.add_remote_log_segment_metadata(mine)
@@ -213,7 +213,7 @@ async def test_an_old_producer_epoch_is_refused(cluster: Cluster) -> None:
             await producers[0].commit(records_of(segment(partition, 0, 9)), GroupMember("any", -1, ""), 0, TIMEOUT_MS)
 
 
-async def test_a_change_of_tier_settings_is_judged_anew_when_another_one_comes_between(cluster: Cluster) -> None:
+async def test_tier_settings_are_judged_again_after_a_concurrent_change(cluster: Cluster) -> None:
     topic_id = uuid4()
     settings = replace(cluster.settings("one"), is_member=False, write_timeout_ms=60_000)
     judged: list[Mapping[str, str]] = []
@@ -223,7 +223,7 @@ async def test_a_change_of_tier_settings_is_judged_anew_when_another_one_comes_b
             await other.change_topic_tier_config(topic_id, "orders", {"local.retention.bytes": "7"})
 
     def check(before: Mapping[str, str]) -> None:
-        """Called when all is read and nothing is written."""
+        """The manager calls it after it has read the topic to its end, and before it writes."""
         judged.append(before)
         if len(judged) == 1:
             other = threading.Thread(target=lambda: asyncio.run(change_in_another_process()))
@@ -349,7 +349,7 @@ async def test_the_brokers_clock_is_measured_by_writing_and_scraped_with_the_res
         assert scraped("owned_partitions") == PARTITIONS
         for number in map(str, range(PARTITIONS)):
             assert registry.get_sample_value("tidegate_remote_log_metadata_owned", {"metadata_partition": number}) == 1
-        # A record that says nothing is written again when its answer is late.
+        # The manager writes a record without content again when its answer is late.
         assert scraped("events_read_total") == owner.follower.events_read >= 4
         assert scraped("foreign_records_total") == 0
         assert abs(scraped("clock_skew_seconds") or 0) < 1

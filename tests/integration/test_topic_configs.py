@@ -1,4 +1,4 @@
-"""Tier settings through `tidegate serve`, by the tools and clients that manage any Kafka (semantics 9.4)."""
+"""Kafka's own tools and clients manage tier settings through `tidegate serve` (docs/semantics.md 9.4)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ segment.ms = "1s"
 
 @pytest.fixture
 def proxy(kafka: KafkaCluster, tmp_path: Path) -> Iterator[TidegateProcess]:
-    """Tiers no topic by its settings file, but says how segments of any would be cut."""
+    """A proxy whose settings file tiers no topic, but has segment sizes for all topics."""
     settings: dict[str, str | int] = {
         "remote.log.metadata.topic.name": METADATA_TOPIC,
         "remote.log.visible.after.ms": 1000,
@@ -145,7 +145,7 @@ async def test_stock_tools_list_and_unset_what_a_topic_was_given(
 async def test_settings_are_shown_as_a_broker_shows_its_own(
     kafka: KafkaCluster, proxy: TidegateProcess, topic_name: str
 ) -> None:
-    """Those that a broker takes without a tier, given to the one topic by the broker and to the other by the proxy."""
+    """The settings are those that a broker accepts without a tier. The broker sets one topic, the proxy the other."""
     theirs, ours = f"{topic_name}-theirs", f"{topic_name}-ours"
     config = {"local.retention.ms": "5", "local.retention.bytes": "7", "max.message.bytes": "5000"}
     create_topic(kafka.bootstrap_servers, theirs, config=config)
@@ -286,13 +286,13 @@ async def test_the_topics_of_the_remote_log_are_not_for_clients_to_change(
     def names() -> set[str]:
         return set(AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=120).topics)
 
-    # The broker hears of a deletion a moment after the controller.
+    # The broker learns of a deletion shortly after the controller.
     await asyncio.to_thread(until, lambda: topic_name not in names())
     assert {METADATA_TOPIC, failed_deletions} <= names()
 
 
 async def test_a_principal_that_may_not_alter_a_topic_changes_and_learns_nothing(tmp_path: Path) -> None:
-    """Its rights are the broker's to check, also when nothing but tier settings is asked for."""
+    """The broker checks the principal's rights, even if a request has only tier settings."""
     settings = {
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "allow.everyone.if.no.acl.found": "true",

@@ -1,4 +1,4 @@
-"""Tier settings of one topic through two proxies at once: no change is lost, and only what goes together holds."""
+"""Two proxies change a topic's tier settings at the same time: no change is lost, and no conflict is accepted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ ROUNDS = 2
 
 @pytest.fixture(scope="module")
 def proxies(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """The bootstrap addresses of two that share a metadata topic and no folder; the second one has a worker."""
+    """Yields the bootstrap addresses of two proxies with one metadata topic and separate folders.
+
+    The second proxy has a worker."""
     settings: dict[str, str | int] = {"remote.log.metadata.topic.name": "__remote_log_metadata_of_two_proxies"}
     folder = tmp_path_factory.mktemp("two-proxies")
     (folder / "tier").mkdir()
@@ -45,7 +47,7 @@ def values(bootstrap: str, topic: str) -> dict[str, str]:
 
 
 async def until_shown(bootstraps: tuple[str, str], topic: str, expected: Mapping[str, str]) -> None:
-    """By either proxy; the one that was not asked hears of a change as every follower does."""
+    """Waits until both proxies show the settings. The proxy that did not make the change learns of it as a follower."""
 
     async def is_shown(bootstrap: str) -> bool:
         return not expected.items() - (await asyncio.to_thread(values, bootstrap, topic)).items()
@@ -57,7 +59,7 @@ async def until_shown(bootstraps: tuple[str, str], topic: str, expected: Mapping
 
 
 async def together(bootstraps: tuple[str, str], topic: str, changes: list[dict[str, str | None]]) -> list[int]:
-    """One change through each proxy, at once; the error codes."""
+    """Sends one change through each proxy, at the same time. Returns the error codes."""
     codes = await asyncio.gather(
         *(
             asyncio.to_thread(alter, bootstrap, {topic: change})
@@ -104,7 +106,7 @@ async def test_what_one_proxy_was_told_binds_the_other_at_once(proxies: tuple[st
     ):
         assert await asyncio.to_thread(alter, bootstrap, {topic_name: changes}) == [code], changes
         if RETENTION_MS in changes and code == 0:
-            # The broker's own setting: it tells of it a moment after the controller has taken it.
+            # The broker shows its own setting shortly after the controller has accepted it.
             await until_shown(proxies, topic_name, {RETENTION_MS: "6000"})
 
 

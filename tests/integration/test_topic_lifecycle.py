@@ -1,4 +1,4 @@
-"""Topics that are deleted, made again under their old name, and made wider, with a head that only the tier has."""
+"""Topics with a remote head are deleted, recreated under the same name, and get more partitions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def topic(topic_name: str) -> str:
 
 
 async def filled(tiers: TwoTiers, topic: str, partition: int = 0) -> list[bytes]:
-    """Values of a topic whose head the broker has lost."""
+    """Creates a topic, and waits until the broker has trimmed its head. Returns the values."""
     values = random_values(200)
     await asyncio.to_thread(produce, tiers.bootstrap, topic, values, partition=partition)
     assert await tiers.settled(topic, partition) > 0
@@ -48,7 +48,7 @@ async def filled(tiers: TwoTiers, topic: str, partition: int = 0) -> list[bytes]
 
 
 def read_by_name(bootstrap: str, topic: str, count: int) -> list[bytes]:
-    """kafka-python: Fetch v12, by the topic's name."""
+    """Reads with kafka-python, which sends Fetch v12 with the topic's name."""
     consumer = kafka_python.KafkaConsumer(
         bootstrap_servers=bootstrap, auto_offset_reset="none", consumer_timeout_ms=int(1000 * TIMEOUT_S)
     )
@@ -62,7 +62,7 @@ def read_by_name(bootstrap: str, topic: str, count: int) -> list[bytes]:
 
 
 def read_by_id(bootstrap: str, topic: str, count: int) -> list[bytes]:
-    """librdkafka: Fetch v16, by the topic's id."""
+    """Reads with librdkafka, which sends Fetch v16 with the topic's id."""
     with consumer_at(bootstrap, topic, 0) as consumer:
         return [value for _, value in read(consumer, count)]
 
@@ -107,7 +107,7 @@ async def test_a_topic_made_again_serves_nothing_of_the_old_one(
 
 
 async def test_a_topic_made_again_is_asked_about_at_once(kafka: KafkaCluster, tmp_path: Path, topic: str) -> None:
-    """By name, while the proxy still has the old topic's id in mind."""
+    """The requests use the name, while the proxy still has the old topic's id in its cache."""
     settings = FetchSettings(topic_id_max_age_ms=600_000)
     async with two_tiers(kafka, tmp_path, PATTERN, settings, metadata_max_age="600s") as tiers:
         create_topic(kafka.bootstrap_servers, topic)
@@ -137,7 +137,7 @@ async def test_a_topic_made_again_is_asked_about_at_once(kafka: KafkaCluster, tm
 
 
 def delete_before(bootstrap: str, topic: str, offset: int) -> int:
-    """By kafka-python; the low watermark."""
+    """Deletes records with kafka-python. Returns the low watermark."""
     admin = kafka_python.KafkaAdminClient(bootstrap_servers=bootstrap)
     partition = kafka_python.TopicPartition(topic, 0)
     try:
@@ -156,7 +156,7 @@ def earliest_by_kafka_python(bootstrap: str, topic: str) -> int:
 
 
 async def until_created(bootstrap: str, topic: str) -> None:
-    """The broker may still be deleting."""
+    """Creates the topic. Retries while the broker still deletes the old one."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             try:
@@ -190,13 +190,13 @@ async def test_new_partitions_of_a_topic_are_tiered_as_the_old_ones(
 
 
 def objects_of(folder: Path, topic_id: UUID) -> list[str]:
-    """Segments' objects that the store has of the topic."""
+    """Returns the objects of the topic's segments in the store."""
     keys = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
     return sorted(key for key in keys if (parsed := parse_segment_key(key)) and parsed.topic_id == topic_id)
 
 
 def delete_by_v6(address: tuple[str, int], name: str | None, topic_id: UUID) -> None:
-    """Without a name by the id. A proxy's bootstrap port leads to any broker."""
+    """Deletes a topic with DeleteTopics v6, by name or by id. A proxy's bootstrap port leads to any broker."""
     topic = DeleteTopicsRequest.DeleteTopicState(name=name, topic_id=topic_id if name is None else UUID(int=0))
     with Peer(address) as peer:
         (result,) = peer.ask(DeleteTopicsRequest(topics=[topic], timeout_ms=60_000), 6).responses
@@ -207,7 +207,7 @@ def delete_by_v6(address: tuple[str, int], name: str | None, topic_id: UUID) -> 
 def test_a_topic_is_deleted_by_proof_and_not_for_its_absence(
     kafka: KafkaCluster, tmp_path: Path, topic: str, workers: int
 ) -> None:
-    """Deleted through a proxy, what is remote of it goes; deleted at the brokers, an operator must say so."""
+    """A deletion through a proxy deletes the remote data. After one at the brokers, an operator must confirm it."""
     settings: dict[str, str | int] = {
         "workers": workers,
         "remote.log.topic.deletion.delay.ms": 500,
@@ -252,7 +252,7 @@ def test_a_topic_is_deleted_by_proof_and_not_for_its_absence(
         assert command("forget", directly[0], str(topic_ids[directly[1]]), "--yes")[0] == 0
         assert command("forget", by_name, "--yes")[0] == 1
         until(lambda: all(objects_of(store, topic_ids[name]) == [] for name in directly[:2]))
-        # The third one is not alone by that.
+        # The third topic still counts as missing together with others.
         assert missing()[directly[2]]["wants_operator"]
         assert objects_of(store, topic_ids[directly[2]]) == left[directly[2]]
         assert command("forget", directly[2], "--yes")[0] == 0
@@ -262,7 +262,7 @@ def test_a_topic_is_deleted_by_proof_and_not_for_its_absence(
 
 
 def records_of_missing_topics(proxy: TidegateProcess) -> tuple[set[UUID], set[UUID]]:
-    """The ids of those that are missing, and of those that were deleted, as the metadata has them."""
+    """Returns the ids of the missing topics and of the deleted topics in the metadata."""
 
     async def read_them() -> tuple[set[UUID], set[UUID]]:
         async with open_tier(load_config(proxy.config)) as tier:

@@ -1,4 +1,4 @@
-"""Unmodified clients read a topic whose head the broker has trimmed: no gap, no duplicate, no reset."""
+"""Unmodified clients read a topic with a trimmed head without a gap, a duplicate or a reset."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 TIMEOUT_S = 300.0
 PATTERN = "tiered-*"
 RECORD = tuple[int, bytes]
-"""Offset and value."""
+"""An offset and a value."""
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ async def test_deleted_records_do_not_reappear(tiers: TwoTiers, topic: str) -> N
 
 
 async def test_a_busy_local_partition_and_a_remote_one_in_one_fetch(tiers: TwoTiers, topic: str) -> None:
-    """Neither starves: the local one is written to all the time."""
+    """No partition starves, although a producer writes to the local one all the time."""
     create_topic(tiers.kafka.bootstrap_servers, topic, partitions=2)
     values = random_values(400)
     await asyncio.to_thread(produce, tiers.bootstrap, topic, values)
@@ -138,7 +138,7 @@ async def test_a_busy_local_partition_and_a_remote_one_in_one_fetch(tiers: TwoTi
 
 
 async def test_a_remote_tier_that_goes_away_and_comes_back_costs_time_only(tiers: TwoTiers, topic: str) -> None:
-    """Each client has a topic of its own, of which nothing is cached yet."""
+    """Each client has its own topic, so no data is cached yet."""
     topics = {name: f"{topic}-{name}" for name in CLIENTS}
     values = random_values(400)
     for each in topics.values():

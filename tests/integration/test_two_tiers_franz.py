@@ -1,4 +1,4 @@
-"""franz-go, which stays sessionless on a connection once it is answered with session id 0."""
+"""franz-go reads both tiers. After an answer with session id 0, it uses no session on that connection."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.servers.producing import create_topic, produce
 pytestmark = pytest.mark.integration
 
 COUNT = 10_000
-"""Of each topic."""
+"""The number of records in each topic."""
 
 
 async def test_a_half_trimmed_topic_beside_a_local_one_comes_exactly_once(
     kafka: KafkaCluster, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    binary()  # says what is missing before anything is started
+    binary()  # fails before any server starts if the program is missing
     tiered, local = f"tiered-{topic_name}", f"local-{topic_name}"
     values = {topic: [f"{topic}:{n}:{'x' * 40}".encode() for n in range(COUNT)] for topic in (tiered, local)}
     epochs: list[int] = []
-    """Session epochs, in the order of the requests."""
+    """The session epochs, in the order of the requests."""
     async with two_tiers(kafka, tmp_path, "tiered-*") as tiers:
         for topic in (tiered, local):
             create_topic(kafka.bootstrap_servers, topic)
@@ -51,5 +51,5 @@ async def test_a_half_trimmed_topic_beside_a_local_one_comes_exactly_once(
     for topic in (tiered, local):
         found = [(record.offset, record.value) for record in reading.result() if record.topic == topic]
         assert found == list(enumerate(values[topic]))
-    assert epochs[0] == 0  # it asks for a session; refused one, never again
+    assert epochs[0] == 0  # it asks for a session, and never again after a refusal
     assert set(epochs[epochs.index(-1) :]) == {-1}

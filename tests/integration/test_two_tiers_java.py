@@ -36,7 +36,7 @@ def topic(topic_name: str) -> str:
 async def test_the_java_client_reads_a_trimmed_partition_beside_a_local_one(
     kafka: KafkaCluster, tmp_path: Path, topic: str, hold_bytes: int
 ) -> None:
-    """With fetch sessions; by the smaller limit answers stream, so that remote partitions come a request later."""
+    """The client uses sessions. With the smaller limit, answers stream, and remote partitions come a request later."""
     async with two_tiers(kafka, tmp_path, PATTERN, FetchSettings(hold_bytes=hold_bytes)) as tiers:
         beside = f"beside-{topic}"
         for name in (topic, beside):
@@ -59,7 +59,7 @@ async def test_the_java_client_reads_a_trimmed_partition_beside_a_local_one(
 
 
 async def test_fetch_sessions_of_local_topics_reach_the_broker_untouched(tiers: TwoTiers, topic_name: str) -> None:
-    """The name is not one that is tiered."""
+    """The topic's name does not match a tiered one."""
     create_topic(tiers.kafka.bootstrap_servers, topic_name)
     await asyncio.to_thread(produce, tiers.bootstrap, topic_name, [b"%d" % n for n in range(5)])
     forwarded: list[FetchRequest] = []
@@ -77,7 +77,7 @@ async def test_fetch_sessions_of_local_topics_reach_the_broker_untouched(tiers: 
             in_session.set()
         return action, state
 
-    tiers.fetch.on_request = record  # type: ignore[method-assign]  # a recorder, for this test
+    tiers.fetch.on_request = record  # type: ignore[method-assign]  # replaced by a recorder for this test
     consuming = asyncio.to_thread(
         tiers.kafka.run_tool,
         CONSOLE_CONSUMER,

@@ -1,4 +1,4 @@
-"""A leader dies with records that only it and the remote tier have: clients read its successor's history, all of it."""
+"""A leader dies with records that only it and the remote tier have: clients read all of its successor's history."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def until_remote(proxy: TidegateProcess, topic: str, end_offset: int) -> N
 
 
 async def until_deleted(proxy: TidegateProcess, objects: Callable[[], list[Path]]) -> None:
-    """From the list of the quarantine, which a segment leaves when its deletion begins, and from the store."""
+    """Waits until the segments are gone from the store and from the quarantine, which they leave first."""
     async with asyncio.timeout(300):
         while True:
             if not any(one["deletable"] for one in await quarantined(proxy)) and not objects():

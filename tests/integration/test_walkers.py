@@ -1,4 +1,4 @@
-"""The tuned walkers and the record reader against what a real broker sends and keeps, at every version."""
+"""The tuned walkers and the record reader agree with a real broker's messages and log, at every version."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ pytestmark = pytest.mark.integration
 TIMEOUT_S = 300.0
 CODECS = {"none": CODEC_NONE, "gzip": CODEC_GZIP, "snappy": CODEC_SNAPPY, "lz4": CODEC_LZ4, "zstd": CODEC_ZSTD}
 Wanted = dict[int, int]
-"""Fetch offsets by partition."""
+"""The fetch offsets by partition."""
 
 
 class Peer:
-    """One connection; a request's payload in, its response's payload out."""
+    """A connection that sends request payloads and returns response payloads."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._socket = socket.create_connection(address, timeout=TIMEOUT_S)
@@ -106,7 +106,7 @@ def topic_id_of(kafka: KafkaCluster, topic: str) -> UUID:
 
 
 class ServedLater:
-    """What the proxy does to an unforeseen OUT_OF_RANGE in a streamed response."""
+    """Patches as the proxy does for an unforeseen OUT_OF_RANGE in a streamed response."""
 
     def partition(self, head: PartitionHead) -> PartitionPatch | None:
         if head.error_code == 1:

@@ -1,4 +1,4 @@
-"""Several processes are one proxy: clients notice neither which of them answers nor that one of them died."""
+"""Several processes act as one proxy: clients do not notice which one answers, or that one died."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.integration
 TIMEOUT_S = 300.0
 TIMEOUT_MS = 300_000
 RECORD = tuple[int, bytes]
-"""Offset and value."""
+"""An offset and a value."""
 NAMES = {"worker-1", "worker-2", "remote-log"}
 
 
@@ -68,7 +68,7 @@ async def client_of(address: tuple[str, int]) -> AsyncIterator[BrokerClient]:
 
 
 async def settled(kafka: KafkaCluster, topic: str) -> int:
-    """Waits until the broker has lost the head of the topic and kept less than a third; returns its log start."""
+    """Waits until the broker has trimmed the topic to less than a third. Returns the local log start."""
     async with client_of(kafka.address()) as client, asyncio.timeout(TIMEOUT_S):
         partition = await topic_id_partition(client, topic)
         source = BrokerLogSource(client)
@@ -91,7 +91,7 @@ async def fetch(client: BrokerClient, partition: TopicIdPartition, offset: int =
 
 
 async def answered(client: BrokerClient, partition: TopicIdPartition, offset: int) -> FetchedPartition:
-    """As every client, asks again for as long as it is told to."""
+    """Fetches, and retries as every client does."""
     async with asyncio.timeout(TIMEOUT_S):
         while True:
             fetched = await fetch(client, partition, offset)
@@ -103,7 +103,7 @@ async def answered(client: BrokerClient, partition: TopicIdPartition, offset: in
 async def fetch_until(
     client: BrokerClient, partition: TopicIdPartition, holds: Callable[[FetchedPartition], bool]
 ) -> None:
-    """Fetches offset 0 again and again; on the way nothing is said that would make a consumer jump."""
+    """Fetches offset 0 repeatedly. No answer may make a consumer reset its position."""
     async with asyncio.timeout(TIMEOUT_S):
         while not holds(fetched := await fetch(client, partition)):
             assert fetched.error in (ErrorCode.NONE, ErrorCode.REPLICA_NOT_AVAILABLE)
@@ -111,7 +111,7 @@ async def fetch_until(
 
 
 def replace_killed(tidegate: TidegateProcess, name: str) -> None:
-    """Kills a process and returns when another one has taken its place and says that it is ready."""
+    """Kills a process. Returns when another process has replaced it and is ready."""
     killed = tidegate.children()[name]
     os.kill(killed, signal.SIGKILL)
     deadline = time.monotonic() + TIMEOUT_S
@@ -122,7 +122,7 @@ def replace_killed(tidegate: TidegateProcess, name: str) -> None:
 
 
 Events = dict[int, Callable[[], None]]
-"""What is to happen once so many records were read."""
+"""Functions to call when that many records were read."""
 
 
 def read_with_kafka_python(bootstrap: str, topic: str, count: int, events: Events) -> list[RECORD]:
@@ -200,7 +200,7 @@ async def test_no_record_is_lost_or_doubled_when_workers_die(
 
 
 def samples(tidegate: TidegateProcess, name: str, **labels: str) -> dict[str, float]:
-    """Values by process."""
+    """Returns the values of a metric by process."""
     return {
         sample.labels["process"]: sample.value
         for family in text_string_to_metric_families(tidegate.metrics())
@@ -223,7 +223,7 @@ async def test_what_a_producer_sends_is_stored_once_when_workers_die(tidegate: T
     assert found == list(enumerate(values))
 
 
-async def test_without_the_remote_log_process_trimmed_offsets_are_unavailable_and_not_out_of_range(
+async def test_trimmed_offsets_are_unavailable_without_the_remote_log_process(
     kafka: KafkaCluster, tidegate: TidegateProcess, topic: str
 ) -> None:
     await asyncio.to_thread(produce, tidegate.bootstrap_servers, topic, random_values(1000))
@@ -248,7 +248,7 @@ async def test_records_deleted_through_one_worker_are_gone_from_all(
     await settled(kafka, topic)
 
     def delete() -> int:
-        """Once: what a killed owner's transaction holds back is waited for as long as the client would wait."""
+        """Deletes once. If a killed owner's transaction delays the write, the proxy waits for the client's timeout."""
         admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": tidegate.bootstrap_servers})
         (result,) = admin.delete_records([confluent_kafka.TopicPartition(topic, 0, 77)]).values()
         return int(result.result(TIMEOUT_S).low_watermark)
@@ -281,7 +281,7 @@ def test_sigterm_ends_everything_in_good_order(tidegate: TidegateProcess) -> Non
 
 
 async def test_sigterm_answers_who_waits(tidegate: TidegateProcess, topic: str) -> None:
-    """A long poll ends at once, by an answer without partitions, which says nothing of any."""
+    """A long poll ends at once with an answer without partitions."""
     async with client_of(tidegate.address) as client:
         partition = await topic_id_partition(client, topic)
         async with asyncio.TaskGroup() as group:
@@ -298,7 +298,7 @@ async def test_sigterm_answers_who_waits(tidegate: TidegateProcess, topic: str) 
     assert await asyncio.to_thread(tidegate.wait) == 0
 
 
-def test_no_child_outlives_a_supervisor_that_was_killed_and_the_next_one_begins_at_once(
+def test_children_end_with_a_killed_supervisor_and_a_new_one_starts_at_once(
     tidegate: TidegateProcess,
 ) -> None:
     children = tidegate.children()
@@ -347,7 +347,7 @@ path = "{tmp_path / "tier"}"
         worker.serve(stack)
         await worker.topology.wait_until_ready()
         assert worker.not_ready() == [
-            "the remote log metadata was not read to its end lately by the process that keeps it"
+            "the remote log metadata is stale: the remote-log process has not read it to its end recently"
         ]
         client = await stack.enter_async_context(client_of(("127.0.0.1", port)))
         partition = await topic_id_partition(client, topic)

@@ -1,4 +1,4 @@
-"""`tidegate tier ...` as an operator runs it, and the same without the work that a process takes to start."""
+"""Runs `tidegate tier ...` as a process, or within this process, which is faster."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxy import cli
 from tests.integration.waiting import TIMEOUT_S
 
 Answer = tuple[int, str, str]
-"""The exit code, standard output and standard error."""
+"""The exit code, the standard output and the standard error."""
 
 
 async def as_process(config: Path, *arguments: str) -> Answer:
@@ -27,7 +27,7 @@ async def as_process(config: Path, *arguments: str) -> Answer:
 
 
 async def run(config: Path, *arguments: str) -> Answer:
-    """In this process, with more patience than an operator has; what it logs goes where the test run's goes."""
+    """Runs the command in this process, with longer timeouts. Its log goes to the log of the test run."""
     out, err = StringIO(), StringIO()
     with (
         redirect_stdout(out),

@@ -1,4 +1,4 @@
-"""A topic's settings as librdkafka's admin client reads and changes them, with the patience that it lacks."""
+"""Reads and changes a topic's settings with librdkafka's admin client, and with retries, which it lacks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.integration.waiting import TIMEOUT_S, until
 
 
 def described(bootstrap: str, topic: str, awaited: Mapping[str, str] | None = None) -> Mapping[str, ConfigEntry]:
-    """Once the broker knows the topic and, of its own settings, those that are `awaited`.
+    """Returns the settings when the broker knows the topic and has the `awaited` settings of its own.
 
-    It hears of both a moment after the controller has taken them."""
+    The broker learns of both shortly after the controller."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
     awaited = awaited or {}
@@ -38,7 +38,7 @@ def described(bootstrap: str, topic: str, awaited: Mapping[str, str] | None = No
 def alter(
     bootstrap: str, settings: Mapping[str, Mapping[str, str | None]], *, validate_only: bool = False
 ) -> list[int]:
-    """Incrementally, all topics in one request; None unsets. Returns the error codes."""
+    """Changes settings of all topics incrementally, in one request. None unsets. Returns the error codes."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     operations = AlterConfigOpType
     resources = [
@@ -61,7 +61,7 @@ def alter(
 
 
 def replace(bootstrap: str, topic: str, config: Mapping[str, str]) -> int:
-    """By AlterConfigs: what is not named is unset. Returns the error code."""
+    """Replaces all settings with AlterConfigs, which unsets the missing ones. Returns the error code."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, set_config=dict(config))
 
@@ -74,7 +74,7 @@ def replace(bootstrap: str, topic: str, config: Mapping[str, str]) -> int:
 
 
 def in_time(ask: Callable[[], list[int]]) -> list[int]:
-    """Asks again while there was no time for a topic. Kafka's own tools do, this client does not."""
+    """Repeats a request that timed out for a topic. Kafka's own tools retry, but this client does not."""
     codes: list[int] = []
 
     def is_answered() -> bool:

@@ -1,6 +1,6 @@
-"""A proxy of both tiers inside the test's process, before a real Kafka: real copies, real trims, a store that can fail.
+"""A proxy in the test's process in front of a real Kafka: real copies, real trims, and a store that can fail.
 
-Everything is what production runs but for the metadata, which stays in memory. Blocking clients run in threads.
+All parts are those of production, except the metadata, which stays in memory. Blocking clients run in threads.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
@@ -35,6 +36,7 @@ from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.log.broker_log import BrokerLogSource
 from tiers.log.log_history import LogStartConfirmation
+from tiers.manager.lineage import check_before_deletion
 from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.remote_log_manager import RemoteLogManager
 from tiers.manager.settings import RemoteLogManagerSettings, TopicRule
@@ -53,7 +55,7 @@ TIMEOUT_MS = 60_000
 class TwoTiers:
     kafka: KafkaCluster
     bootstrap: str
-    """The proxy's."""
+    """The bootstrap servers of the proxy."""
     client: BrokerClient
     source: BrokerLogSource
     storage: FaultyStorage
@@ -63,7 +65,7 @@ class TwoTiers:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The bootstrap listener's; whichever broker the proxy connects it to."""
+        """The address of the bootstrap listener, which leads to any broker."""
         return self.address_of(0)
 
     def address_of(self, node_id: int) -> tuple[str, int]:
@@ -77,9 +79,9 @@ class TwoTiers:
         return (await self.source.bounds(await self.partition(topic, index), TIMEOUT_MS)).log_start_offset
 
     async def settled(self, topic: str, index: int = 0, *, is_decided: bool = True) -> int:
-        """Waits until all is copied and all but the newest segment trimmed; returns the local log start.
+        """Waits until all records are copied and all but the newest segment are trimmed. Returns the local log start.
 
-        Not `is_decided`: all but what an open transaction holds back."""
+        If `is_decided` is false, an open transaction may hold back records."""
         partition = await self.partition(topic, index)
         async with asyncio.timeout(120):
             while True:
@@ -94,7 +96,7 @@ class TwoTiers:
 
 
 class _TopicExistence(ClusterTopicExistence):
-    """The metadata is in memory: its topic is none that brokers know."""
+    """Ignores the metadata topic. The metadata is in memory, so brokers do not know the topic."""
 
     async def gone(self, topic_ids: Iterable[UUID], timeout_ms: int) -> set[UUID]:
         return await super().gone(set(topic_ids) - {IN_MEMORY_TOPIC_ID}, timeout_ms)
@@ -109,9 +111,10 @@ async def two_tiers(
     topic_deletion_delay_ms: int = 300_000,
     metadata_max_age: str = "500ms",
 ) -> AsyncIterator[TwoTiers]:
-    """`tiered` is a topic name or a shell pattern; the topics go in the end, for the next rig would copy them again.
+    """Yields a proxy. `tiered` is a topic name or a shell pattern.
 
-    A busy broker is waited for longer than by default: not every test asks again when it is told to."""
+    Deletes the topics at the end, since the next rig would copy them again. The timeouts are longer than by default,
+    because not every test retries."""
     port = consecutive_free_ports(1 + len(kafka.brokers))
     config = parse_config(
         f"""
@@ -151,7 +154,9 @@ base.port = {port}
         proxy.handlers[ApiKey.FETCH] = fetch
         proxy.handlers[ApiKey.LIST_OFFSETS] = ListOffsetsHandler(tools)
         proxy.handlers[ApiKey.OFFSET_FOR_LEADER_EPOCH] = OffsetForLeaderEpochHandler(tools)
-        proxy.handlers[ApiKey.DELETE_RECORDS] = DeleteRecordsHandler(tools, rlmm)
+        proxy.handlers[ApiKey.DELETE_RECORDS] = DeleteRecordsHandler(
+            tools, rlmm, partial(check_before_deletion, source, rlmm)
+        )
         guard = MetadataTopicGuard([], proxy.topology.topic_name)
         proxy.handlers[ApiKey.DELETE_TOPICS] = DeleteTopicsHandler(guard, proxy.topology, rlmm, proxy.server.spawn)
         proxy.listen(stack)

@@ -1,4 +1,4 @@
-"""Waiting for what no server announces."""
+"""Waits for conditions that no server announces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TIMEOUT_S = 300.0
 
 
 def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
-    """Asks again and again; fails when it does not hold in time."""
+    """Checks the condition repeatedly. Fails if it does not hold in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline

@@ -66,7 +66,7 @@ class Gone:
 async def test_patterns_are_for_whole_names_and_refused_where_they_match_nothing(bench: JobBench) -> None:
     assert chosen_partitions(bench.metadata, None) == [bench.partition]
     assert chosen_partitions(bench.metadata, "ord.*") == [bench.partition]
-    with pytest.raises(NothingChosenError, match="nothing of ord is in the remote tier"):
+    with pytest.raises(NothingChosenError, match="no topic in the remote tier matches ord"):
         chosen_partitions(bench.metadata, "ord")
     with pytest.raises(NothingChosenError):
         chosen_partitions(bench.metadata, "")
@@ -78,7 +78,7 @@ async def test_a_pattern_that_matches_nothing_is_misuse(
 ) -> None:
     arguments = [command, "--config", "tidegate.toml", "--topics", "ord"]
     assert await asyncio.to_thread(cli.run, arguments) == 2
-    assert capsys.readouterr().err == "tidegate-pipeline: nothing of ord is in the remote tier\n"
+    assert capsys.readouterr().err == "tidegate-pipeline: no topic in the remote tier matches ord\n"
 
 
 async def test_retention_of_a_topic_that_is_not_tiered_is_misuse(
@@ -86,7 +86,7 @@ async def test_retention_of_a_topic_that_is_not_tiered_is_misuse(
 ) -> None:
     arguments = ["retain", "--config", "tidegate.toml", "--topics", "orders"]
     assert await asyncio.to_thread(cli.run, arguments) == 2
-    assert "no topic that is tiered matches 'orders'" in capsys.readouterr().err
+    assert "no tiered topic matches 'orders'" in capsys.readouterr().err
 
 
 async def test_a_topic_of_which_brokers_do_not_agree_is_named_and_nothing_of_it_deleted(

@@ -74,7 +74,7 @@ def test_the_list_of_commands_is_whole_and_loads_none_of_them(capsys: pytest.Cap
 def test_topics_that_are_no_regular_expression_are_misuse(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run([command, "--config", "/nowhere/x.toml", "--topics", "("]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "'(' is no regular expression: missing )" in line
+    assert "'(' is not a regular expression: missing )" in line
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_topics_that_are_no_regular_expression_are_misuse(command: str, capsys: 
         (PySparkException("Python worker:\nBrokerError: no connection"), 3),
         (TargetError("x: expected a folder"), 2),
         (JobError("reading: two\nlines"), 3),
-        (NothingChosenError("nothing of ord is in the remote tier"), 2),
+        (NothingChosenError("no topic in the remote tier matches ord"), 2),
         (PermissionError(13, "Permission denied", "/x"), 3),
         (ZeroDivisionError("of our own making"), 3),
         (KeyboardInterrupt(), 130),
@@ -122,7 +122,7 @@ def test_an_application_that_its_master_ended_is_told_as_that(
     monkeypatch.setattr("pipeline.decode.arrow_records.warm", failing)
     assert cli.run(["warm"]) == 3
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("tidegate-pipeline: Spark has ended: its master, or somebody, ended the application")
+    assert line.startswith("tidegate-pipeline: Spark stopped: its master or a user ended the application")
 
 
 def test_a_store_that_is_not_there_names_what_to_do(
@@ -140,7 +140,7 @@ def test_a_store_that_is_not_there_names_what_to_do(
         assert cli.run(["warm"]) == 3
         (line,) = capsys.readouterr().err.splitlines()
         assert line.endswith(
-            f"{trouble}: try again; if it stays so, see whether the store runs and whether its address is right"
+            f"{trouble}: try again; if it still fails, check that the store runs and that its address is right"
         )
 
 

@@ -49,7 +49,7 @@ async def test_a_write_that_fails_for_good_is_said_and_ends(
     assert write.attempts == len(PAUSES_S) + 1
     assert write.pauses_s == [*PAUSES_S]
     [said] = capsys.readouterr().err.splitlines()
-    assert "which is tried again: TOPIC_AUTHORIZATION_FAILED" in said
+    assert "and is retried: TOPIC_AUTHORIZATION_FAILED" in said
 
 
 async def test_a_write_that_fails_for_a_moment_is_done_without_a_word(

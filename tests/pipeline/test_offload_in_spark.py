@@ -55,7 +55,7 @@ def test_with_an_interval_it_goes_on_until_it_is_told_to_end_and_leaves_nothing_
     spark = ["--master", "local[1]", "--conf", f"spark.driver.extraJavaOptions={QUICK_JAVA}"]
     with output.open("wb") as said, subprocess.Popen([*command, *slowly, *spark], stdout=said, stderr=said) as process:
         try:
-            until(lambda: "no topic that is tiered" in output.read_text() or process.poll() is not None)
+            until(lambda: "no tiered topic" in output.read_text() or process.poll() is not None)
             assert process.poll() is None, output.read_text()
             create_topic(bootstrap, topic_name)
             for produced in (60, 120):

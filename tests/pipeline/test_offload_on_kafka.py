@@ -194,7 +194,7 @@ def test_of_two_drivers_one_waits_and_gives_up(rig: OffloadRig) -> None:
     first.start()
     try:
         assert copied.wait(TIMEOUT_S)
-        with pytest.raises(RemoteTierError, match="another job runs over the same topics"):
+        with pytest.raises(RemoteTierError, match="another job runs on the same topics"):
             rig.offload(options=replace(OPTIONS, claim_timeout_ms=4_000))
     finally:
         go_on.set()

@@ -47,7 +47,7 @@ def options_of(secured: KafkaCluster, topic: str, user: str, folder: Path) -> di
 
 def test_store_credentials_alone_read_no_topic(secured: KafkaCluster, topic: str, tmp_path: Path) -> None:
     options = options_of(secured, topic, "alice", tmp_path)
-    with pytest.raises(OptionError, match="or none that this reader may describe"):
+    with pytest.raises(OptionError, match="or this reader may not describe it"):
         rows_of(options)
     allow(secured, "alice", topic, [AclOperation.DESCRIBE])
     with pytest.raises(AccessDeniedError, match=f"not allowed to read the topic {topic}"):

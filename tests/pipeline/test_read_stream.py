@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 from pipeline.source import stream
 from pipeline.source.columns import spark_schema
 from pipeline.source.options import LATEST, Position, ReadOptions, parse_options
-from pipeline.source.read_plan import Gap, LogView, ReadRange, cover
+from pipeline.source.read_plan import LogView, MissingOffsets, ReadRange, cover
 from pipeline.source.read_task import ReadTask
 from pipeline.source.stream import TieredStreamReader, rate_limit
 from pipeline.source.stream_offsets import Offsets, StreamOffsets, decode_offsets, encode_offsets
@@ -57,7 +57,9 @@ class GrowingLog:
     ) -> dict[TopicIdPartition, int]:
         return {one: each.end if position.default == LATEST else each.log_start for one, each in bounds.items()}
 
-    def ranges(self, partition: TopicIdPartition, bounds: LogBounds, first: int, last: int) -> list[ReadRange | Gap]:
+    def ranges(
+        self, partition: TopicIdPartition, bounds: LogBounds, first: int, last: int
+    ) -> list[ReadRange | MissingOffsets]:
         return list(cover(LogView(partition, bounds.log_start, bounds.local_start, lambda at: ()), first, last))
 
 

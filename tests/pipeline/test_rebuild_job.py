@@ -76,7 +76,7 @@ async def test_indexes_are_made_anew_run_by_run_and_nothing_is_written_unasked(b
     assert bench.files() == before
     written = await asyncio.to_thread(made, bench, segments)
     assert written[0] == (Verdict.WRITTEN, "the .indexes object is missing")
-    assert written[3] == (Verdict.WRITTEN, "the .indexes object is missing; what began before it is not known")
+    assert written[3] == (Verdict.WRITTEN, "the .indexes object is missing; the state before it is not known")
     assert {verdict for verdict, _ in await asyncio.to_thread(made, bench, segments)} == {Verdict.WHOLE}
 
 
@@ -98,7 +98,7 @@ async def test_what_has_no_log_or_another_one_is_refused(bench: CommandBench) ->
     (none, missing), (short, torn) = await asyncio.to_thread(made, bench, [first, second])
     assert (none, short) == (Verdict.REFUSED, Verdict.REFUSED)
     assert "no such object" in missing
-    assert "no whole record batch" in torn
+    assert "not a whole record batch" in torn
 
 
 async def test_a_full_disk_of_an_executor_refuses_one_and_ends_no_run(

@@ -107,7 +107,7 @@ def test_what_was_put_wrong_is_found_and_nothing_else(
     delete = partial(site.run, "scrub", "--level", "meta", "--grace", "0s", "--delete-orphans")
     code, found, said = delete()
     assert (code, orphan.exists()) == (1, True)
-    assert "Nothing was deleted. With --apply 1 segments would be deleted" in said
+    assert "Nothing was deleted. With --apply, 1 segments would be deleted" in said
     code, found, _ = delete("--apply")
     assert (code, found["findings"], found["deleted_segments"], orphan.exists()) == (0, [], 1, False)
     assert len(site.files(".log")) == len(logs)

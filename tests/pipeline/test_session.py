@@ -129,5 +129,5 @@ def test_without_java_it_says_what_is_needed(tmp_path: Path) -> None:
     environment = {**os.environ, "JAVA_HOME": str(tmp_path)}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 3
-    assert ended.stderr.splitlines()[-1].endswith("It needs Java 17 or newer, by JAVA_HOME or on the path")
+    assert ended.stderr.splitlines()[-1].endswith("It needs Java 17 or newer, in JAVA_HOME or on the PATH")
     assert "Traceback" not in ended.stderr

@@ -45,7 +45,9 @@ def test_what_a_driver_of_another_version_packed_is_refused_before_it_is_looked_
 ) -> None:
     packed = cloudpickle.dumps(packed_by_driver)  # type: ignore[no-untyped-call]  # it has no types
     of_another_version.undo()
-    with pytest.raises(RuntimeError, match=r"^the driver has Tidegate 0\.0\.1 1, this executor .* give both the same$"):
+    with pytest.raises(
+        RuntimeError, match=r"^the driver runs Tidegate 0\.0\.1 1, this executor .* install one version on both$"
+    ):
         pickle.loads(packed)
 
 

@@ -122,7 +122,7 @@ async def test_a_segment_whose_size_nobody_tells_is_said(bench: ScrubBench) -> N
     assert report.lines[0].segments == 4
     for path in bench.files():
         path.unlink()
-    with pytest.raises(JobError, match="the store tells the size of no segment"):
+    with pytest.raises(JobError, match="the store does not report the size of any segment"):
         await counted(bench, UsageBy.TOPIC, False)
 
 

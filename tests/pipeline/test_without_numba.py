@@ -52,5 +52,5 @@ def test_without_numba_records_are_decoded_and_commands_run(libraries: Path) -> 
     warmed = python(libraries, "-m", "pipeline", "warm")
     assert warmed.returncode == FINDINGS
     assert warmed.stderr.endswith(
-        "numba cannot be used here: records are decoded by a slower decoder, which gives the same\n"
+        "numba cannot be loaded: a slower decoder with the same results decodes the records\n"
     )

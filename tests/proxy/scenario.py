@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
 from tiers.log.broker_log import BrokerLogSource
 from tiers.log.log_history import LogStartConfirmation
+from tiers.manager.lineage import check_before_deletion
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader
 
@@ -192,7 +194,12 @@ async def scenario(root: Path, limits: ConnectionLimits | None = None) -> AsyncI
             ApiKey.FETCH: FetchHandler(tools),
             ApiKey.LIST_OFFSETS: ListOffsetsHandler(tools),
             ApiKey.OFFSET_FOR_LEADER_EPOCH: OffsetForLeaderEpochHandler(tools),
-            ApiKey.DELETE_RECORDS: DeleteRecordsHandler(tools, tier.rlmm, ["__remote_log_metadata"]),
+            ApiKey.DELETE_RECORDS: DeleteRecordsHandler(
+                tools,
+                tier.rlmm,
+                partial(check_before_deletion, BrokerLogSource(client), tier.rlmm),
+                ["__remote_log_metadata"],
+            ),
         }
         assert await topology.refresh()
         _, port = server.listen("127.0.0.1", 0, BrokerEndpoint(1, lambda: broker.addresses))

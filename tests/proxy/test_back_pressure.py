@@ -169,7 +169,7 @@ async def test_no_answer_is_made_for_a_client_that_does_not_take_the_one_before(
 
 
 @pytest.mark.parametrize("is_read", [True, False])
-async def test_what_an_answer_holds_is_given_back_when_the_client_has_taken_it_or_is_gone(is_read: bool) -> None:
+async def test_memory_is_released_when_the_client_has_the_answer_or_is_gone(is_read: bool) -> None:
     made, sent = asyncio.Event(), asyncio.Event()
 
     def large(exchange: Exchange, held: memoryview) -> tuple[bytes, bytes]:

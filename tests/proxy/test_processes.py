@@ -66,7 +66,7 @@ async def test_one_admin_port_speaks_for_all(tmp_path: Path) -> None:
     port, admin_port = free_ports(2)
     async with tidegate(tmp_path, port, admin_port) as process, asyncio.timeout(TIMEOUT_S):
         status, text = 0, ""
-        while {line.partition(": the cluster was not read yet")[0] for line in text.splitlines()} != WORKERS:
+        while {line.partition(": the proxy has not read the cluster yet")[0] for line in text.splitlines()} != WORKERS:
             await asyncio.sleep(0.05)
             status, text = await get(admin_port, "/readyz")
         assert status == 503
@@ -154,7 +154,7 @@ drain.timeout.ms = "20s"
         yield begin
 
 
-def test_the_children_of_a_supervisor_that_died_have_the_time_that_their_end_may_take(
+def test_the_children_of_a_dead_supervisor_have_time_to_end(
     died: Callable[[int, int], float],
 ) -> None:
     assert 27 <= died(25, 27) < 28

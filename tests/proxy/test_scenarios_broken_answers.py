@@ -67,9 +67,7 @@ async def test_a_broken_answer_that_the_remote_tier_would_change(cast: Scenario,
 
 
 @pytest.mark.parametrize("missing_bytes", [1, 40])
-async def test_metadata_whose_end_is_missing_is_the_clients_to_judge_without_the_brokers_address(
-    cast: Scenario, missing_bytes: int
-) -> None:
+async def test_truncated_metadata_is_relayed_without_the_brokers_address(cast: Scenario, missing_bytes: int) -> None:
     cast.broker.script(ApiKey.METADATA, deliver=delivery.truncated(missing_bytes))
     async with cast.client() as client:
         await client.send(MetadataRequest(topics=None, allow_auto_topic_creation=False), 12)
@@ -108,7 +106,7 @@ async def test_a_large_answer_that_breaks_off_is_never_a_whole_frame(cast: Scena
     assert await is_well(cast)
 
 
-async def test_a_large_answer_whose_message_ends_too_early_is_cut_before_its_frame_is_whole(cast: Scenario) -> None:
+async def test_a_large_answer_with_a_truncated_message_ends_before_its_frame(cast: Scenario) -> None:
     cast.broker.logs[TOPIC, 0].batches.append(batch_of(200, 1, value_bytes=LARGE))
     cast.broker.script(ApiKey.FETCH, deliver=delivery.prolonged(b"\x00" * 9))
     async with cast.client() as client:

@@ -118,6 +118,7 @@ async def test_errors_of_offset_for_leader_epoch_are_never_replaced(cast: Scenar
 
 
 async def test_what_the_broker_did_not_delete_stays_in_the_remote_tier(cast: Scenario) -> None:
+    cast.broker.logs[TOPIC, 0].epochs = [(0, 0), (5, END)]
     async with cast.client() as client:
         for error_code in DELETE_RECORDS_ERRORS:
             cast.broker.script(ApiKey.DELETE_RECORDS, delete_records.with_error(error_code))

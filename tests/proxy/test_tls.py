@@ -155,7 +155,8 @@ async def test_a_client_must_show_a_certificate_where_one_is_required(
                 await wire.receive_raw(1)
         assert broker.connections_made == 1
     assert [record.message for record in caplog.records] == [
-        "a client failed the TLS handshake: it shows no certificate, and listener.tls client.auth requires one"
+        "a client failed the TLS handshake: "
+        "the client sent no certificate, and client.auth of [listener.tls] requires one"
     ]
 
 
@@ -296,8 +297,8 @@ def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Pat
     text.write_text("hello")
     for settings, said in (
         ({"certificate": tmp_path / "none"}, "none: No such file or directory"),
-        ({"certificate": text}, "are no certificate and its key in PEM form"),
-        ({"certificate": mine, "key": other}, "the key is not the certificate's"),
+        ({"certificate": text}, "hold no certificate and key in PEM form"),
+        ({"certificate": mine, "key": other}, "the key does not match the certificate"),
         ({"certificate": mine, "client.ca": text, "client.auth": "required"}, "text: holds no certificate in PEM form"),
     ):
         with pytest.raises(TlsError) as raised:

@@ -121,7 +121,7 @@ async def test_the_bootstrap_port_leads_to_any_broker() -> None:
     assert rig.listeners[9092].addresses() == (("boot", 1), ("a", 9))
 
 
-async def test_a_port_that_cannot_be_bound_is_tried_again_and_never_uncovers_the_broker() -> None:
+async def test_a_port_that_cannot_be_bound_is_retried_and_hides_the_broker() -> None:
     rig = Rig()
     rig.taken_ports = {9101}
     rig.client.brokers = {1: ("a", 9)}
@@ -162,6 +162,20 @@ async def test_topic_ids_have_an_age() -> None:
     assert await rig.topology.resolve_topic_id("t", 999, 1_000) is None
 
 
+async def test_the_name_of_a_topic_is_asked_for_once() -> None:
+    rig = Rig()
+    rig.client.topics = {"t": UUID(int=7)}
+    assert await rig.topology.resolve_topic_name(UUID(int=7), 999, 1_000) == "t"
+    reads = rig.client.reads
+    assert await rig.topology.resolve_topic_name(UUID(int=7), 999, 1_000) == "t"
+    assert rig.client.reads == reads
+    assert await rig.topology.resolve_topic_name(UUID(int=8), 999, 1_000) is None
+    rig.client.trouble = "down"
+    assert await rig.topology.resolve_topic_name(UUID(int=7), 999, 1_000) == "t"
+    with pytest.raises(BrokerError):
+        await rig.topology.resolve_topic_name(UUID(int=8), 999, 1_000)
+
+
 async def test_who_was_never_let_in_gives_up_and_who_once_was_tries_again(caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     rig.client.trouble = "down"
@@ -179,7 +193,7 @@ async def test_who_was_never_let_in_gives_up_and_who_once_was_tries_again(caplog
     assert not await rig.topology.refresh()
     assert str(rig.topology.refusal) == "no such user"
     assert [(record.levelname, record.message) for record in caplog.records] == [
-        ("ERROR", "the brokers turn the proxy away: no such user")
+        ("ERROR", "the brokers reject the proxy: no such user")
     ]
     rig.client.trouble = None
     assert await rig.topology.refresh()

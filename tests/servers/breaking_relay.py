@@ -1,4 +1,4 @@
-"""A TCP relay that can be broken at a chosen byte: what a network or a dying server does to a request in flight."""
+"""A TCP relay that breaks at a chosen byte, as a network or a dying server breaks a request in flight."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 
 
 class Fault(Enum):
-    """What goes wrong with every connection, old and new, until `heal`."""
+    """A fault of every connection, old and new, until `heal`."""
 
     UNAVAILABLE = "every request is answered with 503"
     STALLS = "nothing passes"
@@ -24,7 +24,9 @@ _UNAVAILABLE = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: clos
 
 
 class BreakingRelay:
-    """`cut_after` and `hold_after` count the bytes that pass in one direction from then on, over all connections."""
+    """A relay to `target_port`.
+
+    `cut_after` and `hold_after` count the bytes that pass in one direction after the call, over all connections."""
 
     def __init__(self, target_port: int) -> None:
         self._target_port = target_port
@@ -52,32 +54,32 @@ class BreakingRelay:
         await self._server.wait_closed()
 
     def cut_after(self, direction: str, count: int) -> None:
-        """Then every connection is closed, and new ones are closed at once."""
+        """Closes every connection after `count` bytes. From then on, closes new connections at once."""
         self._budget[direction], self._holds = count, False
 
     def hold_after(self, direction: str, count: int) -> None:
-        """Then that connection passes nothing any more; new connections work."""
+        """Stops the connection that passes byte `count`: it stays open and passes nothing more. New ones work."""
         self._budget[direction], self._holds = count, True
 
     def hold_all(self) -> None:
-        """From now on nothing passes to the server, on no connection."""
+        """Passes nothing more to the server, on any connection."""
         self._holds_all = True
 
     def silence_open(self) -> None:
-        """What is open now passes nothing any more, and is never closed; new connections work."""
+        """Passes nothing more on the open connections, and does not close them. New connections work."""
         self._silent |= self._writers
 
     def break_with(self, fault: Fault) -> None:
         self._fault = fault
 
     def heal(self) -> None:
-        """What was on its way is lost with its connections."""
+        """Ends the fault. Closes all connections, so the bytes in flight are lost."""
         self._fault = None
         self._close_all()
 
     @property
     def connections(self) -> int:
-        """How many clients hold open."""
+        """The number of connections that clients hold open."""
         return len(self._writers) // 2
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -137,7 +139,7 @@ class BreakingRelay:
         client: asyncio.StreamWriter,
         data: bytes,
     ) -> bool:
-        """True when this direction of the connection is done with."""
+        """Applies the fault. Returns True when this direction of the connection has ended."""
         match self._fault:
             case Fault.STALLS:
                 await self._until_closed(reader)

@@ -1,4 +1,4 @@
-"""Certificates made for a test: an authority, who it signs, and the files that brokers, the proxy and clients read."""
+"""Certificates for a test: an authority, and the files that brokers, the proxy and clients read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HOSTS = ("localhost", "127.0.0.1")
 
 
 class Authority:
-    """Files lie in `folder`; a name that is used again gets a new key and certificate."""
+    """A certificate authority with its files in `folder`. A name that is used again gets a new key and certificate."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -21,7 +21,9 @@ class Authority:
         self._ca.cert_pem.write_to_path(str(self.ca))
 
     def identity(self, name: str, *hosts: str) -> Path:
-        """One file of key and chain, in the form that Kafka takes too; valid for `HOSTS` unless others are given."""
+        """Returns a file with a new key and its chain, in a format that Kafka reads too.
+
+        The certificate is valid for `hosts`. Default: `HOSTS`."""
         issued = self._ca.issue_cert(*(hosts or HOSTS), common_name=name)
         key = load_pem_private_key(issued.private_key_pem.bytes(), None)
         pkcs8 = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -1,4 +1,4 @@
-"""A worker of Kafka Connect in distributed mode: a process with a folder of its own, spoken to by its REST API."""
+"""A worker of Kafka Connect in distributed mode: a process with its own folder. Tests use its REST API."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REQUEST_TIMEOUT_S = 300.0
 
 
 class ConnectWorker:
-    """A context manager. `name` is its group's, and begins the names of its three topics."""
+    """A context manager. `name` is the name of the worker's group and the prefix of its three topics' names."""
 
     def __init__(self, bootstrap_servers: str, name: str, settings: Mapping[str, str] | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="tidegate-connect-"))
@@ -54,7 +54,7 @@ class ConnectWorker:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        """Returns when the worker has joined its group: only then does it take connectors."""
+        """Returns when the worker has joined its group. It accepts no connectors before that."""
         properties = self.folder / "worker.properties"
         properties.write_text("".join(f"{key}={value}\n" for key, value in self._properties.items()))
         command = java_command("org.apache.kafka.connect.cli.ConnectDistributed", heap_mib=256, options=SHORT_LIVED)
@@ -89,7 +89,7 @@ class ConnectWorker:
             return False
 
     def ask(self, method: str, path: str, body: Mapping[str, str] | None = None) -> Any:
-        """The answer's JSON, None when it has none. Raises `urllib.error.HTTPError`."""
+        """Returns the JSON of the answer. None: the answer has no body. Raises `urllib.error.HTTPError`."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{self._url}{path}", data, headers, method=method)
@@ -98,7 +98,7 @@ class ConnectWorker:
         return json.loads(text) if text else None
 
     def states(self, connector: str) -> list[str]:
-        """The connector's state and its tasks'; none while it is not known."""
+        """Returns the states of the connector and its tasks. Empty while the worker does not know the connector."""
         try:
             status = self.ask("GET", f"/connectors/{connector}/status")
         except urllib.error.HTTPError as error:
@@ -108,7 +108,7 @@ class ConnectWorker:
         return [status["connector"]["state"], *(task["state"] for task in status["tasks"])]
 
     def stop(self) -> None:
-        """May be called twice."""
+        """Stops the worker. A second call does nothing."""
         atexit.unregister(self.stop)
         process, self._process = self._process, None
         if process is None or process.poll() is not None:

@@ -1,9 +1,10 @@
-"""A process that copies, trims and expires one topic, and can end by SIGKILL right after a named step.
+"""A process that copies, trims and expires one topic. It can kill itself with SIGKILL right after a named step.
 
     python -m tests.servers.copier '{"bootstrap": ["localhost", 9092], "topic": "t", "folder": "/tmp/x", ...}'
 
-`folder` holds the remote tier (`remote`), the spool, and the metadata: a journal, or with `metadata_topic` the saved
-state of what that topic of the cluster holds. The process runs until SIGTERM, which it heeds once it has said `ready`.
+`folder` holds the remote tier (`remote`), the spool, and the metadata. The metadata is a journal, or with
+`metadata_topic` the saved state of that topic. The process runs until SIGTERM. It handles SIGTERM after it has printed
+`ready`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ OPEN_TIMEOUT_MS = 300_000
 
 @dataclass(frozen=True, slots=True)
 class CopierOptions:
-    """`kill_after` is a checkpoint's name; the process dies when it is reached for the `kill_at`-th time."""
+    """Options of the process. `kill_after` is the name of a checkpoint.
+
+    The process kills itself when it reaches that checkpoint for the `kill_at`-th time."""
 
     bootstrap: tuple[str, int]
     topic: str

@@ -1,4 +1,4 @@
-"""An S3 in front of a real one, which answers some requests as a store in trouble does, and passes all else on."""
+"""An S3 proxy that answers some requests as a store in trouble does, and forwards all others to a real S3."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _HOP = {"transfer-encoding", "connection", "content-encoding"}
 
 
 class Answer(Enum):
-    PASSED = "as the store says"
+    PASSED = "the store's own answer"
     INTERNAL_ERROR = "500, and nothing is stored"
-    STORED_BUT_ERROR = "500, though it is stored"
+    STORED_BUT_ERROR = "500, although the object is stored"
     SLOW_DOWN = "503"
-    CONFLICT = "409: another request for the key is under way"
-    PRECONDITION = "412: there is such an object; there is none"
-    SLOW = "none for longer than anybody waits"
+    CONFLICT = "409: another request for the key is in progress"
+    PRECONDITION = "412: the object exists; in truth it does not"
+    SLOW = "no answer until after every client's deadline"
 
 
 _CODES = {
@@ -36,7 +36,9 @@ _CODES = {
 
 
 class FaultyS3:
-    """`answers` are those to the next requests that put an object of a segment; then all are passed on."""
+    """A context manager.
+
+    `answers` are the answers to the next requests that put an object of a segment. Later requests are forwarded."""
 
     def __init__(self, target_url: str) -> None:
         self._target_url = target_url
@@ -90,7 +92,7 @@ class FaultyS3:
         return web.Response(status=status, text=said, content_type="application/xml")
 
     async def _pass(self, request: web.BaseRequest, body: bytes) -> web.Response:
-        """With its own Host: that is signed."""
+        """Forwards the request with the client's own Host header, because the header is signed."""
         async with self._session.request(
             request.method,
             self._target_url + request.raw_path,

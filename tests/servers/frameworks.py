@@ -1,6 +1,6 @@
-"""Kafka Streams, Kafka Connect and MirrorMaker of the Kafka under test: jars of their own, that nothing else needs.
+"""The jars of Kafka Streams, Kafka Connect and MirrorMaker, in the version of the Kafka under test.
 
-`python -m tests.servers.frameworks` fetches them and says where they are.
+`python -m tests.servers.frameworks` fetches the jars and prints their folder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ _POM = Path(__file__).with_name("frameworks.xml")
 
 
 def framework_libs() -> Path:
-    """The folder of the frameworks' own jars, fetched at the first use; what they need is among the broker's."""
+    """Returns the folder of the frameworks' own jars. The first use fetches them.
+
+    Their dependencies are in the broker's folder."""
     return jars(_POM, f"kafka-{KAFKA_VERSION}/frameworks", {"kafka.version": KAFKA_VERSION})
 
 

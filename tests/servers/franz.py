@@ -1,6 +1,6 @@
-"""franz-go as a client: the program in `tests/clients/franz`, built into `.cache/bin` by `make test`.
+"""franz-go as a client: runs the program in `tests/clients/franz`. `make test` builds it into `.cache/bin`.
 
-The binary is `$TIDEGATE_FRANZ`, else `.cache/bin/franz`.
+The binary is `$TIDEGATE_FRANZ`, or `.cache/bin/franz` if that is not set.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def binary() -> Path:
 
 
 def read_with_franz(bootstrap: str, topics: Sequence[str], count: int) -> list[FranzRecord]:
-    """The first `count` records, in the order of each partition; values are words without spaces."""
+    """Returns the first `count` records, in the order of each partition. Values must not contain spaces."""
     command = [str(binary()), "topics", bootstrap, ",".join(topics), str(count)]
     done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False)
     if done.returncode:

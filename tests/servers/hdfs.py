@@ -1,8 +1,8 @@
-"""A real HDFS for tests: one NameNode and one DataNode as processes, on loopback, with a folder of their own.
+"""A real HDFS for tests: one NameNode and one DataNode process, on loopback, with their own folder.
 
-* `start` returns at once, since it takes half a minute; `wait` returns when a block can be written.
-* Ports stay the same over a restart of either; what was acknowledged survives a kill.
-* Permissions are checked, so that a user without rights is refused. The user who started it is the superuser.
+* `start` returns at once, because the start takes half a minute. `wait` returns when a block can be written.
+* The ports stay the same when a process restarts. Acknowledged data survives a kill.
+* HDFS checks permissions and refuses a user without rights. The user who started it is the superuser.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ log4j.appender.out.layout.ConversionPattern=%d %p %c{1}: %m%n
 
 
 class HdfsCluster:
-    """`with` starts it, waits for it and stops it."""
+    """A context manager that starts the cluster, waits for it and stops it."""
 
     def __init__(self) -> None:
         self._java = java()
@@ -66,7 +66,7 @@ class HdfsCluster:
         self.stop()
 
     def start(self) -> None:
-        """Formats the folder and starts both, in the background."""
+        """Formats the folder and starts both processes, in the background."""
         self._write_settings()
         self._starting = threading.Thread(target=self._format_and_start, name="hdfs-start", daemon=True)
         self._starting.start()
@@ -115,7 +115,7 @@ class HdfsCluster:
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """Ends both and removes the folder; safe to call twice."""
+        """Ends both processes and removes the folder. A second call does nothing."""
         self._join()
         for process in self._processes.values():
             process.terminate()
@@ -131,7 +131,7 @@ class HdfsCluster:
             self._starting = None
 
     def settings(self, path: str) -> dict[str, str]:
-        """What `HdfsRemoteStorageManager` needs to use this cluster, beside `$HADOOP_USER_NAME`."""
+        """Returns the settings of `HdfsRemoteStorageManager` for this cluster. `$HADOOP_USER_NAME` must be set too."""
         return {"url": self.url, "path": path}
 
     def _is_ready(self) -> bool:
@@ -171,7 +171,7 @@ class HdfsCluster:
 
     def _write_settings(self) -> None:
         conf = self.folder / "conf"
-        # Both daemons look for these in their class path, and end without them.
+        # Both daemons look for these files in their class path, and end if they are missing.
         for name in ("hdfs", "datanode"):
             (conf / "webapps" / name).mkdir(parents=True)
         address = "127.0.0.1"
@@ -183,9 +183,9 @@ class HdfsCluster:
             "dfs.namenode.http-address": f"{address}:{self._http_port}",
             "dfs.namenode.datanode.registration.ip-hostname-check": "false",
             "dfs.namenode.safemode.extension": "0",
-            # Else closing a file waits for the DataNode's next report, half a second.
+            # By default, closing a file waits half a second for the DataNode's next report.
             "dfs.namenode.file.close.num-committed-allowed": "1",
-            # A listing of more than a page need not be long.
+            # A small page lets a short listing have more than one page.
             "dfs.ls.limit": "20",
             "dfs.namenode.heartbeat.recheck-interval": "2000",
             "dfs.heartbeat.interval": "1",

@@ -1,7 +1,7 @@
-"""Jars by Maven: what a pom names lands in one folder of `.cache`, once, for every process of this machine.
+"""Fetches jars with Maven: the jars of a pom go to one folder of `.cache`, once per machine.
 
-A folder that exists is complete: it is filled under another name and renamed. Java and Maven are asked for by one
-sentence that says what to install.
+A folder that exists is complete: it is filled under another name and then renamed. If Java or Maven is missing, an
+error tells what to install.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ OLDEST_JAVA = 17
 
 
 class ServerUnavailable(RuntimeError):
-    """A real server cannot be started here; the message is one line that says what to install or where to look."""
+    """A real server cannot be started here. The message is one line: what to install, or where to look."""
 
 
 def java() -> str:
-    """The `java` to run: `$JAVA_HOME/bin/java`, else the one on the path."""
+    """Returns the `java` to run: `$JAVA_HOME/bin/java`, or the one on the path if that is not set."""
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     if found is None:
@@ -40,20 +40,21 @@ def java() -> str:
 
 @functools.cache
 def _version(program: str) -> str:
-    """What this Java says of itself: it takes a while to."""
+    """Returns the output of `java -version`. Cached, because the call is slow."""
     return subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr
 
 
 def class_archive(libs: Path) -> Path:
-    """Where this Java keeps what it has loaded and verified of these jars (JEP 350), so that it starts sooner.
+    """Returns the path of the class archive for this Java and these jars (JEP 350), which shortens the start.
 
-    It takes an archive of its own build, of the same jars at the same place: another of these has another name."""
+    Java accepts only an archive of its own build and of the same jars at the same place. Therefore the name depends on
+    all three."""
     of = f"{_version(java())} {libs} {libs.stat().st_mtime_ns}"
     return libs.with_name(f"classes-{hashlib.sha256(of.encode()).hexdigest()[:12]}.jsa")
 
 
 def pom_property(pom: Path, name: str) -> str:
-    """A property of the pom, such as `kafka.version`."""
+    """Returns a property of the pom, such as `kafka.version`."""
     found = ET.parse(pom).find(f".//{{*}}properties/{{*}}{name}")
     if found is None or found.text is None:
         raise ValueError(f"{pom} has no property {name}")
@@ -61,7 +62,7 @@ def pom_property(pom: Path, name: str) -> str:
 
 
 def jars(pom: Path, name: str, properties: Mapping[str, str] | None = None) -> Path:
-    """The folder `.cache/<name>/libs` with every jar that the pom names, and what those need."""
+    """Returns the folder `.cache/<name>/libs` with every jar that the pom names, and their dependencies."""
     libs = CACHE / name / "libs"
     if libs.is_dir():
         return libs

@@ -1,11 +1,11 @@
-"""A real Apache Kafka for tests, benchmark and demo: KRaft brokers as processes, each with a folder of its own.
+"""A real Apache Kafka for tests, benchmark and demo: KRaft brokers as processes, each with its own folder.
 
-* Node ids are 1 to N, every node is broker and controller, in a rack of its own. Ports stay the same over a restart.
-* A started broker has answered ApiVersions and Metadata, and named every running broker.
+* Node ids are 1 to N. Every node is a broker and a controller, in its own rack. Ports stay the same over a restart.
+* A started broker has answered ApiVersions and Metadata, and has named every running broker.
 * A process is stopped by its own pid and process group, at the latest when Python exits.
-* The folder is removed when all went well; it stays when starting failed or `keep()` was called.
+* The folder is removed after use. It stays if the start failed or `keep()` was called.
 
-`python -m tests.servers.kafka` fetches the jars and says where they are; `--archive` makes one of their classes too.
+`python -m tests.servers.kafka` fetches the jars and prints their folder. `--archive` also makes the class archive.
 """
 
 from __future__ import annotations
@@ -41,19 +41,23 @@ STOP_TIMEOUT_S = 60.0
 PORT_CLASHES_BORNE = 3
 
 SHRINKS_SOON: Mapping[str, str] = {
-    "log.segment.bytes": str(1 << 20),  # the smallest that Kafka 4 takes
+    "log.segment.bytes": str(1 << 20),  # the smallest value that Kafka 4 accepts
     "log.retention.check.interval.ms": "500",
     "log.segment.delete.delay.ms": "500",
     "log.initial.task.delay.ms": "500",
 }
-"""Settings for a test that wants the local log to shrink soon: segments of 1 MiB, retention checked twice a second."""
+"""Settings for a local log that shrinks soon: segments of 1 MiB, and a retention check twice a second."""
 
 ALONE: Mapping[str, str] = {"broker.session.timeout.ms": "60000"}
-"""A broker that is short of time for 9 s fences itself, as its own controller. Nobody is there to take over from it,
-and a client that was told of no controller then asks no more: librdkafka waits out its whole minute."""
+"""The settings of a cluster with one broker.
+
+A broker is its own controller, and fences itself if it gets no processor time for 9 s. No other broker can take over.
+A client that then learns of no controller does not ask again: librdkafka waits for its whole timeout of a minute."""
 
 SHORT_LIVED = ("-XX:TieredStopAtLevel=1",)
-"""Java options of what runs for minutes: compiling it well would take longer than it saves. Not for a benchmark."""
+"""Java options for processes that run for minutes: a better compiler would cost more time than it saves.
+
+Not for a benchmark."""
 
 CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 CONSOLE_PRODUCER = ("kafka" if KAFKA_VERSION.startswith("3.") else "org.apache.kafka") + ".tools.ConsoleProducer"
@@ -67,22 +71,22 @@ PRODUCER_PERFORMANCE = "org.apache.kafka.tools.ProducerPerformance"
 
 
 def kafka_libs() -> Path:
-    """The folder of Kafka's jars, fetched at the first use."""
+    """Returns the folder of Kafka's jars. The first use fetches them."""
     return jars(POM, f"kafka-{KAFKA_VERSION}", {"kafka.version": KAFKA_VERSION})
 
 
 def java_command(main: str, *, heap_mib: int, options: Sequence[str] = (), log_level: str = "INFO") -> list[str]:
-    """The command line of a class of Kafka's jars, up to its own arguments."""
+    """Returns the command line that runs a class of Kafka's jars, without the class's own arguments."""
     libs = kafka_libs()
     opts = [f"-Xmx{heap_mib}m", "-XX:+UseSerialGC", f"-Dlog4j2.configurationFile={LOG4J}"]
     if (archive := class_archive(libs)).is_file():
-        opts += [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds*=off"]  # it does without one that it cannot use
+        opts += [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds*=off"]  # Java ignores an archive that it cannot use
     opts += [f"-Dtidegate.log.level={log_level}", *options]
     return [java(), *opts, "-cp", f"{libs}/*", main]
 
 
 def make_class_archive() -> None:
-    """Of what a broker loads, and with it most of what clients and tools do."""
+    """Makes an archive of the classes that a broker loads. Clients and tools load mostly the same classes."""
     if (archive := class_archive(kafka_libs())).is_file():
         return
     with tempfile.TemporaryDirectory(dir=archive.parent) as folder:
@@ -94,12 +98,12 @@ def make_class_archive() -> None:
             kafka.run_tool(CONSOLE_CONSUMER, *to_topic, "--from-beginning", "--max-messages", "1")
             broker = kafka.brokers[1].process
             kafka.stop_broker(1)
-        if broker is not None and broker.returncode >= 0:  # it was not killed while it wrote
+        if broker is not None and broker.returncode >= 0:  # it was not killed while it wrote the archive
             made.rename(archive)
 
 
 def kafka_uuid() -> str:
-    """A random id as Kafka writes it: url-safe base64, never led by a dash, which tools take for an option."""
+    """Returns a random id as Kafka writes it: url-safe base64. It has no leading dash, which begins a tool's option."""
     while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
         pass
     return text
@@ -115,7 +119,7 @@ class Broker:
         self.port = port
         self.controller_port = controller_port
         self.secure_ports: dict[str, int] = {}
-        """By security protocol, beside the plain one."""
+        """The ports of the other listeners, by security protocol."""
         self.directory_id = kafka_uuid()
         self.properties = folder / "server.properties"
         self.logs = folder / "logs"
@@ -149,7 +153,7 @@ class Broker:
             os.killpg(self.pid, number)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Ends the process; a clean stop that takes too long becomes a kill."""
+        """Ends the process. Kills it if a clean stop takes too long."""
         if self.process is None:
             return
         self.send(signal.SIGCONT)
@@ -169,9 +173,10 @@ class Broker:
 class KafkaCluster:
     """A cluster of one to three brokers; a context manager, or `start()` and `stop()`.
 
-    `settings` go to every broker on top of what a small test cluster needs. `advertised_host` is a name or address of
-    this machine that the brokers bind and advertise: with one of its own (`127.0.0.2`), a test can scan bytes for it.
-    `secure` are the security protocols that get a listener of their own, named like them, beside the plain one.
+    `settings` go to every broker, in addition to the settings of a small test cluster. `advertised_host` is a name or
+    address of this machine that the brokers bind and advertise. If it is unique (`127.0.0.2`), a test can scan bytes
+    for it. `secure` are the security protocols that get their own listener, with the protocol's name, beside the plain
+    listener.
     """
 
     def __init__(
@@ -202,19 +207,19 @@ class KafkaCluster:
         self.stop()
 
     def bootstrap_servers_of(self, protocol: str) -> str:
-        """As `bootstrap_servers`, of the listener of one of `secure`."""
+        """Returns `bootstrap_servers` for the listener of one of `secure`."""
         return ",".join(f"{broker.host}:{broker.secure_ports[protocol]}" for broker in self.brokers.values())
 
     @property
     def bootstrap_servers(self) -> str:
-        """`host:port` of every broker, running or not, joined by commas."""
+        """The `host:port` of every broker, running or not, joined by commas."""
         return ",".join(f"{broker.host}:{broker.port}" for broker in self.brokers.values())
 
     def address(self, node_id: int = 1) -> tuple[str, int]:
         return self.brokers[node_id].host, self.brokers[node_id].port
 
     def start(self) -> Self:
-        """Formats and starts every broker; returns when each has named all of them."""
+        """Formats and starts every broker. Returns when each broker has named all brokers."""
         kafka_libs()
         atexit.register(self.stop)
         for clashes_left in reversed(range(PORT_CLASHES_BORNE)):
@@ -236,8 +241,8 @@ class KafkaCluster:
         raise AssertionError("unreachable: the last round returns or raises")
 
     def stop(self) -> None:
-        """Stops what runs and removes the folder, unless `keep()` was called. May be called twice."""
-        for broker in self.brokers.values():  # all at once: a controlled shutdown waits for the others
+        """Stops the running brokers and removes the folder, unless `keep()` was called. A second call does nothing."""
+        for broker in self.brokers.values():  # all at the same time: a controlled shutdown waits for the others
             broker.send(signal.SIGCONT)
             broker.send(signal.SIGTERM if self._count == 1 else signal.SIGKILL)
         for broker in self.brokers.values():
@@ -248,30 +253,30 @@ class KafkaCluster:
         atexit.unregister(self.stop)
 
     def keep(self) -> None:
-        """Leaves the folder, with `broker.out` of every broker, where it is."""
+        """Keeps the folder, with `broker.out` of every broker, after `stop`."""
         self._keep = True
 
     def stop_broker(self, node_id: int) -> None:
-        """A clean stop: leaders move first."""
+        """Stops a broker cleanly: its leaders move to other brokers first."""
         self.brokers[node_id].stop()
 
     def kill_broker(self, node_id: int) -> None:
         self.brokers[node_id].stop(signal.SIGKILL)
 
     def start_broker(self, node_id: int) -> None:
-        """Starts a stopped broker again, on its ports and with its log."""
+        """Starts a stopped broker again, on the same ports and with its log."""
         self.brokers[node_id].spawn(self._java_options)
         self.wait_until_ready()
 
     def pause_broker(self, node_id: int) -> None:
-        """The process stands still, its connections stay open."""
+        """Stops the broker's process (SIGSTOP). Its connections stay open."""
         self.brokers[node_id].send(signal.SIGSTOP)
 
     def resume_broker(self, node_id: int) -> None:
         self.brokers[node_id].send(signal.SIGCONT)
 
     def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Until every started broker names every started broker."""
+        """Waits until every started broker names all started brokers."""
         deadline = time.monotonic() + timeout_s
         started = {node_id: broker for node_id, broker in self.brokers.items() if broker.process is not None}
         for node_id, broker in started.items():
@@ -286,13 +291,13 @@ class KafkaCluster:
                 time.sleep(0.1)
 
     def log_folder(self, topic: str, partition: int, node_id: int = 1) -> Path:
-        """Where a broker keeps a partition's segment files."""
+        """Returns the folder of a partition's segment files on a broker."""
         return self.brokers[node_id].logs / f"{topic}-{partition}"
 
     def run_tool(
         self, main: str, *args: str, stdin: str = "", timeout_s: float = 240.0, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a Java tool (`CONSOLE_CONSUMER`, ...) to its end; one that hangs is killed (TimeoutExpired)."""
+        """Runs a Java tool (`CONSOLE_CONSUMER`, ...) to its end. Kills a tool that hangs, and raises TimeoutExpired."""
         command = [*java_command(main, heap_mib=256, options=SHORT_LIVED, log_level="WARN"), *args]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False)
         if check and done.returncode != 0:
@@ -300,7 +305,7 @@ class KafkaCluster:
         return done
 
     def start_tool(self, main: str, *args: str) -> subprocess.Popen[str]:
-        """Starts a Java tool; the caller reads its output and ends it."""
+        """Starts a Java tool. The caller reads its output and ends it."""
         command = [*java_command(main, heap_mib=256, log_level="WARN"), *args]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
@@ -335,7 +340,7 @@ class KafkaCluster:
             "log.dirs": str(broker.logs),
             "auto.create.topics.enable": "false",
             "group.initial.rebalance.delay.ms": "0",
-            # By default a broker ends that has not begun within a minute, which a machine may stand still for.
+            # By default a broker ends if it has not registered within a minute. A busy machine may need longer.
             "initial.broker.registration.timeout.ms": "600000",
             "default.replication.factor": replicas,
             "min.insync.replicas": in_sync,

@@ -1,8 +1,8 @@
-"""Real servers of what `pyarrow.fs` reaches: Azurite for Azure Blob Storage, fake-gcs-server for Google Cloud Storage.
+"""Servers for `pyarrow.fs`: Azurite for Azure Blob Storage, fake-gcs-server for Google Cloud Storage.
 
-Azurite checks credentials; fake-gcs-server checks none. Both keep their objects in a folder of their own. Ports stay
-the same over a restart. Azurite is `$TIDEGATE_AZURITE`, else in `.cache/azurite`; fake-gcs-server is
-`$TIDEGATE_FAKE_GCS`, else `.cache/bin/fake-gcs-server`.
+Azurite checks credentials, fake-gcs-server does not. Each keeps its objects in its own folder. Ports stay the same over
+a restart. Azurite is `$TIDEGATE_AZURITE`, or in `.cache/azurite` if that is not set. fake-gcs-server is
+`$TIDEGATE_FAKE_GCS`, or `.cache/bin/fake-gcs-server` if that is not set.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.servers.own_server import OwnServer
 FAKE_GCS_VERSION = "v1.56.1"
 ACCOUNT_NAME = "devstoreaccount1"
 ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""Azurite's own, which every installation of it knows."""
+"""Azurite's public key, which every installation accepts."""
 
 
 class Azurite(OwnServer):
@@ -28,14 +28,14 @@ class Azurite(OwnServer):
 
     def arguments(self) -> list[str]:
         place = ["--blobHost", "127.0.0.1", "--blobPort", str(self.port), "--location", str(self.folder / "data")]
-        # The version of Azure's interface that pyarrow asks for is newer than the newest that Azurite names.
+        # pyarrow uses a newer version of Azure's interface than the newest version that Azurite lists.
         return [*place, "--silent", "--skipApiVersionCheck", "--disableTelemetry"]
 
     def create_container(self, name: str) -> None:
-        """Once per name."""
+        """Creates a container. Call it once per name."""
         if name in self._containers:
             return
-        from pyarrow import fs  # half a second, which other tests need not wait for
+        from pyarrow import fs  # the import takes half a second, and other tests need not wait for it
 
         address = f"127.0.0.1:{self.port}"
         files = fs.AzureFileSystem(
@@ -50,7 +50,7 @@ class Azurite(OwnServer):
         self._containers.add(name)
 
     def settings(self, container: str, prefix: str) -> dict[str, str]:
-        """What `ArrowRemoteStorageManager` needs to use this server."""
+        """Returns the settings of `ArrowRemoteStorageManager` for this server."""
         return {
             "uri": f"az://{container}/{prefix}",
             "endpoint.url": self.endpoint_url,
@@ -68,7 +68,7 @@ class FakeGcs(OwnServer):
 
     def arguments(self) -> list[str]:
         place = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(self.port)]
-        # It names itself in the addresses of uploads, and cannot serve a public host other than its own.
+        # The server puts this address into the URLs of uploads. It can only serve its own address as public host.
         return [*place, "-public-host", f"127.0.0.1:{self.port}", "-backend", "memory", "-log-level", "error"]
 
     def create_bucket(self, name: str) -> None:
@@ -76,5 +76,5 @@ class FakeGcs(OwnServer):
         assert status in (200, 409), status
 
     def settings(self, bucket: str, prefix: str) -> dict[str, str]:
-        """What `ArrowRemoteStorageManager` needs to use this server."""
+        """Returns the settings of `ArrowRemoteStorageManager` for this server."""
         return {"uri": f"gs://{bucket}/{prefix}", "endpoint.url": self.endpoint_url, "anonymous": "true"}

@@ -1,4 +1,4 @@
-"""A server program in a process and a folder of its own, which answers HTTP on a port that stays the same."""
+"""A server program with its own process and folder. It answers HTTP on a port that stays the same over a restart."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STOP_TIMEOUT_S = 10.0
 
 
 class OwnServer:
-    """`with` starts and stops it. What a subclass keeps in `folder` survives a kill."""
+    """A context manager that starts and stops the server. The files in `folder` survive a kill."""
 
     environment: ClassVar[Mapping[str, str]] = {}
     start_timeout_s: ClassVar[float] = START_TIMEOUT_S
@@ -66,13 +66,13 @@ class OwnServer:
 
     def _answers(self) -> bool:
         try:
-            self.request("GET", "/")  # a refusal is an answer
+            self.request("GET", "/")  # an error status is an answer too
         except (OSError, http.client.HTTPException):
             return False
         return True
 
     def request(self, method: str, path: str, body: bytes | None = None) -> int:
-        """The status."""
+        """Sends a request, and returns the HTTP status."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         try:
             connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
@@ -81,14 +81,14 @@ class OwnServer:
             connection.close()
 
     def kill(self) -> None:
-        """Ends the process at once, as a crash would; `start` brings it back with its objects."""
+        """Kills the process, as a crash does. `start` starts it again with its objects."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def pause(self) -> None:
-        """The process stands still, its connections stay open; `resume` lets it go on."""
+        """Stops the process (SIGSTOP). Its connections stay open. `resume` continues it."""
         self._send(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -99,7 +99,7 @@ class OwnServer:
             self._process.send_signal(number)
 
     def stop(self) -> None:
-        """Ends the process and removes its folder; safe to call twice."""
+        """Ends the process and removes its folder. A second call does nothing."""
         if self._process is not None:
             self.resume()
             self._process.terminate()

@@ -1,4 +1,4 @@
-"""A connection that asks what a test says, at the version it says, and keeps no opinion of the answer."""
+"""A connection that sends the requests of a test, at the version of the test, and does not interpret the answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TIMEOUT_S = 300.0
 
 
 class Peer:
-    """Requests are kafka-python's objects; a context manager."""
+    """A context manager. Requests and answers are objects of kafka-python."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._socket = socket.create_connection(address, timeout=TIMEOUT_S)
@@ -43,13 +43,13 @@ class Peer:
         self._socket.close()
 
     def ask(self, request: Any, version: int) -> Any:
-        """The answer as kafka-python's object."""
+        """Sends a request, and returns the answer as an object of kafka-python."""
         payload = self.ask_raw(request, version)
         response_class = ResponseClassRegistry.get_response_class(request.header)
         return response_class.decode(payload[response_body_position(request.API_KEY, version, payload) :], version)
 
     def ask_raw(self, request: Any, version: int) -> bytes:
-        """The answer's payload, header included."""
+        """Sends a request, and returns the payload of the answer with its header."""
         request.API_VERSION = version
         request.with_header(correlation_id=7, client_id="peer")
         self._socket.sendall(request.encode(header=True, framed=True))
@@ -77,7 +77,7 @@ class Peer:
         last_fetched_epoch: int = -1,
         current_leader_epoch: int = -1,
     ) -> FetchResponse:
-        """Of one partition, without a session."""
+        """Fetches one partition, without a session."""
         named = {"topic_id": topic_id} if version >= 13 else {"topic": topic}
         asked = FetchRequest.FetchTopic.FetchPartition(
             version=version,
@@ -109,7 +109,9 @@ class Peer:
         current_leader_epoch: int = -1,
         timeout_ms: int = 20_000,
     ) -> list[tuple[int, int, int, int, int]]:
-        """Of (partition, timestamp); answers are (partition, error, timestamp, offset, leader epoch) in wire order."""
+        """Sends a ListOffsets request. `asked` are pairs (partition, timestamp).
+
+        Returns (partition, error, timestamp, offset, leader epoch) for each partition, in wire order."""
         entries = [
             ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
                 version=version,
@@ -133,7 +135,7 @@ class Peer:
     def offset_for_leader_epoch(
         self, version: int, topic: str, leader_epoch: int, *, current_leader_epoch: int = -1
     ) -> tuple[int, int, int]:
-        """Error, epoch and end offset, of partition 0."""
+        """Returns the error, epoch and end offset of partition 0."""
         asked = OffsetForLeaderEpochRequest.OffsetForLeaderTopic.OffsetForLeaderPartition(
             version=version, partition=0, current_leader_epoch=current_leader_epoch, leader_epoch=leader_epoch
         )
@@ -144,7 +146,7 @@ class Peer:
 
 
 def topic_id_of(bootstrap: str, topic: str) -> UUID:
-    """Of a topic that there is; the broker that is asked may hear of it a moment later."""
+    """Returns the id of an existing topic. Retries, since the broker may learn of the topic a moment later."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     deadline = time.monotonic() + TIMEOUT_S
     while True:

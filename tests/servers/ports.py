@@ -1,8 +1,8 @@
-"""Ports for servers: each is given once, to one process of this machine, and stays its own until that process ends.
+"""Assigns ports to servers. Each port belongs to one process of this machine until that process ends.
 
-That nothing listens on a port now is not enough: a server binds only once it has come up, and one that is started again
-had left its port for a while. So who takes a port locks the byte of that number in one file; the kernel lets go of the
-locks of a process that ended, however it did.
+It is not enough that nothing listens on a port now: a server binds its port late in its start, and a server that
+restarts leaves its port for a while. Therefore a process that takes a port locks the byte with that number in one file.
+The kernel releases the locks of a process when it ends, however it ended.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import tempfile
 import threading
 from pathlib import Path
 
-# Below the range from which the kernel picks ports of outgoing connections, so that a stopped broker's stay free.
+# The range is below the kernel's range for outgoing connections, so the ports of a stopped broker stay free.
 PORTS = range(20_000, 32_000)
 
 _taking = threading.Lock()
 _taken: set[int] = set()
-"""By this process, which would get a lock of its own once more."""
+"""The ports of this process. The kernel would grant the same lock to this process again."""
 _locks: list[int] = []
-"""The file's descriptor: closing it would end the locks."""
+"""The descriptor of the file. Closing it would release the locks."""
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports on which nothing listens, all different."""
+    """Returns `count` different ports on which nothing listens."""
     return [consecutive_free_ports(1, host) for _ in range(count)]
 
 
 def consecutive_free_ports(count: int, host: str = "127.0.0.1") -> int:
-    """The first of `count` neighbouring ports on which nothing listens."""
+    """Returns the first of `count` consecutive ports on which nothing listens."""
     with _taking:
         if not _locks:
             name = Path(tempfile.gettempdir(), f"tidegate-ports-{os.getuid()}")

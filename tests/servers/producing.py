@@ -1,4 +1,4 @@
-"""Topics and records for tests that need a real Kafka, by librdkafka."""
+"""Creates topics and produces records with librdkafka, for tests with a real Kafka."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tiers.model.ids import TopicIdPartition
 
 TIMEOUT_S = 300.0
 TRANSACTION_TIMEOUT_MS = 900_000
-"""The longest that a broker grants; by default it aborts what is open for a minute."""
+"""The longest timeout that a broker accepts. By default a broker aborts a transaction that is open for a minute."""
 
 
 def create_topic(
     bootstrap: str, topic: str, *, partitions: int = 1, replicas: int = 1, config: Mapping[str, str] | None = None
 ) -> None:
-    """Returns when every partition has a leader that answers for it, and every broker knows the topic.
+    """Creates a topic. Returns when every partition has a leader that answers, and every broker knows the topic.
 
-    At first leaders say that they do not lead, and the other brokers that there is no such topic."""
+    At first, leaders answer that they do not lead, and other brokers answer that the topic does not exist."""
     new = NewTopic(topic, num_partitions=partitions, replication_factor=replicas, config=dict(config or {}))
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([new])[topic].result(TIMEOUT_S)
@@ -48,7 +48,7 @@ def create_topic(
 
 
 def _known(admin: AdminClient, topic: str) -> list[bool]:
-    """By every broker, each in its own time."""
+    """Returns for each broker whether it knows the topic. Brokers learn of a topic at different times."""
     brokers = admin.list_topics(timeout=TIMEOUT_S).brokers.values()
     return [_knows((str(broker.host), broker.port), topic) for broker in brokers]
 
@@ -58,24 +58,28 @@ def _knows(broker: tuple[str, int], topic: str) -> bool:
     try:
         with Peer(broker) as peer:
             (answer,) = peer.ask(MetadataRequest(topics=[asked], allow_auto_topic_creation=False), 4).topics
-    except OSError:  # it went away, and the others will say so
+    except OSError:  # the broker is gone; the other brokers stop naming it
         return False
     return bool(answer.error_code == ErrorCode.NONE)
 
 
 def delete_topic(bootstrap: str, topic: str) -> None:
-    """Returns when no broker names it any more: each goes on for a moment after the controller has said yes."""
+    """Deletes a topic. Returns when no broker names it any more.
+
+    A broker still names the topic for a moment after the controller has answered."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.delete_topics([topic])[topic].result(TIMEOUT_S)
     deadline = time.monotonic() + TIMEOUT_S
     while any(_known(admin, topic)):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{topic} is still there")
+            raise TimeoutError(f"a broker still names the topic {topic}")
         time.sleep(0.05)
 
 
 def add_partitions(bootstrap: str, topic: str, count: int) -> None:
-    """Up to `count`. Returns when every broker knows them: a producer refuses for good what one does not know yet."""
+    """Adds partitions, up to `count` in total. Returns when every broker knows them.
+
+    A producer gives up a partition for good if a broker does not know it yet."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_partitions([NewPartitions(topic, count)])[topic].result(TIMEOUT_S)
     deadline = time.monotonic() + TIMEOUT_S
@@ -94,21 +98,21 @@ def _partition_count(broker: tuple[str, int], topic: str) -> int:
 
 
 def delete_topics(bootstrap: str, pattern: str) -> None:
-    """Those whose name matches a shell pattern; returns when the cluster has taken it on."""
+    """Deletes the topics whose names match a shell pattern. Returns when the controller has accepted the deletion."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     if names := fnmatch.filter(admin.list_topics(timeout=TIMEOUT_S).topics, pattern):
         wait(admin.delete_topics(names).values(), TIMEOUT_S)
 
 
 def random_values(count: int, size: int = 1000) -> list[bytes]:
-    """Values that do not compress."""
+    """Returns values that do not compress."""
     return [os.urandom(size) for _ in range(count)]
 
 
 def produce(
     bootstrap: str, topic: str, values: Iterable[bytes], *, partition: int = 0, records_per_batch: int = 10
 ) -> None:
-    """Returns when all are acknowledged by all replicas in sync."""
+    """Produces the values. Returns when all in-sync replicas have acknowledged them."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
@@ -125,7 +129,9 @@ def produce(
 def produce_transaction(
     bootstrap: str, topic: str, values: Iterable[bytes], *, transactional_id: str, commit: bool, partition: int = 0
 ) -> None:
-    """Returns when it is decided; no other transaction of the partition may be open."""
+    """Produces the values in a transaction. Returns when the transaction has ended.
+
+    No other transaction of the partition may be open."""
     producer = transactional_producer(bootstrap, transactional_id)
     producer.begin_transaction()
     _send(producer, topic, values, partition)
@@ -140,7 +146,7 @@ def produce_transaction(
 def until_decided(bootstrap: str, topic: str, partition: int = 0) -> None:
     """Returns when no transaction of the partition is open any more, and the last marker has its offset.
 
-    A producer is told that its transaction has ended as soon as the coordinator knows it: markers are written later."""
+    The coordinator answers the producer as soon as it has decided the transaction. It writes the markers later."""
     at = TopicPartition(topic, partition)
     admin = AdminClient({"bootstrap.servers": bootstrap})
     deadline = time.monotonic() + TIMEOUT_S
@@ -148,12 +154,12 @@ def until_decided(bootstrap: str, topic: str, partition: int = 0) -> None:
         decided := _end_offset(admin, at, IsolationLevel.READ_COMMITTED)
     ):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{topic} ends at {whole} and is decided up to {decided}")
+            raise TimeoutError(f"{topic} ends at {whole}, and a transaction is open at {decided}")
         time.sleep(0.01)
 
 
 def until_end(bootstrap: str, topic: str, offset: int, partition: int = 0) -> None:
-    """Returns when the log ends there: where a marker is to come, and other transactions of the partition are open."""
+    """Returns when the log ends at `offset`. Use it to wait for a marker while other transactions are open."""
     at = TopicPartition(topic, partition)
     admin = AdminClient({"bootstrap.servers": bootstrap})
     deadline = time.monotonic() + TIMEOUT_S
@@ -169,7 +175,7 @@ def _end_offset(admin: AdminClient, at: TopicPartition, isolation_level: Isolati
 
 
 def transactional_producer(bootstrap: str, transactional_id: str) -> Producer:
-    """Its transactions stay open for as long as a busy machine takes for a test."""
+    """Returns a producer whose transactions stay open long enough for a test on a busy machine."""
     settings: dict[str, str | int | float | bool] = {"transactional.id": transactional_id, "linger.ms": 5}
     producer = Producer({"bootstrap.servers": bootstrap, "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS, **settings})
     producer.init_transactions(TIMEOUT_S)
@@ -187,7 +193,7 @@ def _send(producer: Producer, topic: str, values: Iterable[bytes], partition: in
 
 
 def _raise_refusal(error: KafkaError | None, _: Message) -> None:
-    """Whoever polls or flushes gets it."""
+    """A delivery callback. Raises the error in the thread that polls or flushes."""
     if error is not None:
         raise KafkaException(error)
 
@@ -198,7 +204,7 @@ def _flush(producer: Producer, topic: str) -> None:
 
 
 async def topic_id_partition(client: BrokerClient, topic: str, partition: int = 0) -> TopicIdPartition:
-    """Waits for nothing: the topic must be known to the broker that answers."""
+    """Returns a partition with its topic id. Does not wait: the broker that answers must know the topic."""
     metadata = await client.metadata(0)
     topic_id: UUID = metadata.topics[topic].topic_id
     return TopicIdPartition(topic_id, partition, topic)

@@ -1,7 +1,7 @@
-"""What the brokers say that clients asked them for: Kafka's own log of requests, turned on for a while.
+"""Reads the brokers' own request logs, which are enabled for a while.
 
-A broker writes a request down once its answer has left, and in the order of the connection: who has seen a line of a
-connection has all before it.
+A broker logs a request after it has sent the answer, in the order of the connection. Therefore a line of a connection
+implies that all earlier lines of that connection are there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COMPLETED = "Completed request:"
 
 
 class FetchedFrom(NamedTuple):
-    """By any client or follower; `records_bytes` is what it was sent."""
+    """A fetch by a client or a follower. `records_bytes` is the size of the records in the answer."""
 
     client_id: str
     offset: int
@@ -37,7 +37,7 @@ class RequestLog:
         self._outputs = outputs
 
     def fetches(self, partition: TopicIdPartition) -> list[FetchedFrom]:
-        """Those that have been answered since."""
+        """Returns the fetches of a partition that were answered since the log was enabled."""
         topic = urlsafe_b64encode(partition.topic_id.bytes).decode().rstrip("=")
         return [
             FetchedFrom(
@@ -48,17 +48,17 @@ class RequestLog:
             for said in self._said()
             if said["requestHeader"]["requestApiKeyName"] == "FETCH"
             for of_topic in said["request"]["topics"]
-            if of_topic.get("topicId") == topic  # before Fetch v13 they have names
+            if of_topic.get("topicId") == topic  # before version 13, Fetch names topics
             for asked in of_topic["partitions"]
             if asked["partition"] == partition.partition
         ]
 
     def fetches_until(self, partition: TopicIdPartition, last_offset: int) -> list[FetchedFrom]:
-        """With one that has asked for `last_offset`, which has to come."""
+        """Waits for a fetch at `last_offset`, and returns the partition's fetches."""
         deadline = time.monotonic() + TIMEOUT_S
         while last_offset not in [one.offset for one in self.fetches(partition)]:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"nobody fetched {partition} from offset {last_offset} on")
+                raise TimeoutError(f"no fetch of {partition} came for offset {last_offset}")
             time.sleep(0.05)
         return self.fetches(partition)
 
@@ -70,12 +70,12 @@ class RequestLog:
                     _, completed, said = line.decode(errors="replace").partition(_COMPLETED)
                     if completed and line.endswith(b"\n"):
                         found = json.loads(said)
-                        if found["request"]:  # of what was under way when the log was turned on, nothing is said
+                        if found["request"]:  # the log has no request that was in progress when it was enabled
                             yield found
 
 
 def _records_bytes(response: Any, topic: str, partition: int) -> int:
-    """In a session an answer names only what has something to say."""
+    """Returns the size of a partition's records in an answer. An answer in a session may not name the partition."""
     return sum(
         answer["recordsSizeInBytes"]
         for answered in response["responses"]
@@ -87,7 +87,7 @@ def _records_bytes(response: Any, topic: str, partition: int) -> int:
 
 @contextmanager
 def request_log(kafka: KafkaCluster) -> Iterator[RequestLog]:
-    """Of every broker, from now on."""
+    """Enables the request logs of all brokers."""
     admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
     try:
         _set_level(admin, kafka, AlterConfigOp.SET, "DEBUG")

@@ -1,4 +1,4 @@
-"""Which brokers a cluster has now, by asking one of them: ApiVersions, then Metadata, in bytes written by hand."""
+"""Asks one broker which brokers the cluster has now. It sends ApiVersions and Metadata in hand-written bytes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import struct
 
 
 def running_brokers(host: str, port: int, timeout_s: float = 2.0) -> dict[int, tuple[str, int]]:
-    """Asks a broker: the addresses by node id that its Metadata names. Raises OSError while it does not answer."""
+    """Returns the addresses by node id in a broker's Metadata. Raises OSError while the broker does not answer."""
     with socket.create_connection((host, port), timeout=timeout_s) as peer:
         _call(peer, api_key=18, version=0, body=b"")
-        # Metadata v1 of no topic: brokers of (node id, host, port, rack), controller id, topics.
+        # Metadata v1 for no topics. The answer has brokers (node id, host, port, rack), the controller id, and topics.
         answer = _call(peer, api_key=3, version=1, body=struct.pack(">i", 0))
     (count,) = struct.unpack_from(">i", answer)
     at, brokers = 4, {}

@@ -1,6 +1,6 @@
-"""A Kafka that asks who is there: a listener per security protocol, users, and rights that nobody has by default.
+"""A Kafka with authentication: a listener per security protocol, users, and rights that a test must add.
 
-The plain listener is for the test itself: whoever comes there may do everything, as may the user `tidegate`.
+The plain listener is for the test itself: a client of that listener may do everything, and so may the user `tidegate`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ USERS: Mapping[str, str] = {
     "carol": "carol-s3cr3t",
     "odd=na,me": "o,d=d",
 }
-"""By name: the password, with every mechanism that has one. What they may, the tests say."""
+"""The passwords by user name, for every mechanism that uses passwords. The tests add the users' rights."""
 
 REAUTHENTICATION_MS = 4_000
-"""How long a session of SASL_PLAINTEXT lasts."""
+"""The lifetime of a session of SASL_PLAINTEXT."""
 TIMEOUT_S = 300.0
 _LOGIN_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
@@ -44,7 +44,7 @@ _LOGIN_MODULES = {
 
 
 def secure_kafka(authority: Authority) -> KafkaCluster:
-    """Not started yet; after the start: `add_users`."""
+    """Returns a cluster that is not started yet. Call `add_users` after the start."""
     settings = {
         **SHRINKS_SOON,
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -73,14 +73,14 @@ def _options(mechanism: str) -> str:
 
 
 def add_users(cluster: KafkaCluster) -> None:
-    """Everybody may use the group `unused`: librdkafka's consumer asks for one, though it joins none."""
+    """Adds the users. All may use the group `unused`: librdkafka's consumer needs a group, though it joins none."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     changes = [
         UserScramCredentialUpsertion(name, ScramCredentialInfo(mechanism, 4096), password.encode())
         for name, password in USERS.items()
         for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512)
     ]
-    for change in changes:  # a request may name a user once
+    for change in changes:  # a request may name each user only once
         for done in admin.alter_user_scram_credentials([change]).values():
             done.result(TIMEOUT_S)
     _allow(cluster, "*", ResourceType.GROUP, "unused", [AclOperation.READ])
@@ -93,7 +93,7 @@ def allow(
 
 
 def allow_all(cluster: KafkaCluster, user: str) -> None:
-    """As a super user, but for what is denied."""
+    """Gives a user all rights, except the denied ones."""
     for kind, name in (
         (ResourceType.TOPIC, "*"),
         (ResourceType.GROUP, "*"),
@@ -125,7 +125,7 @@ def _allow(
 
 
 def add_rights(cluster: KafkaCluster, rights: Sequence[AclBinding]) -> None:
-    """Returns when they hold: the broker hears of them a moment after the controller has taken them."""
+    """Adds rights. Returns when they are in effect: the broker learns of them shortly after the controller."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     for done in admin.create_acls(list(rights)).values():
         done.result(TIMEOUT_S)
@@ -147,7 +147,7 @@ def add_rights(cluster: KafkaCluster, rights: Sequence[AclBinding]) -> None:
 
 
 def token(user: str, lifetime_s: float = 3600.0) -> str:
-    """An unsecured token (RFC 7515, appendix A.5), as Kafka's development validator takes it."""
+    """Returns an unsecured token (RFC 7515, appendix A.5), which Kafka's development validator accepts."""
     now = time.time()
     parts = ({"alg": "none"}, {"sub": user, "iat": now, "exp": now + lifetime_s})
     return ".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts) + "."

@@ -1,4 +1,4 @@
-"""Spark's own cluster on this machine: a master, and workers on loopback addresses."""
+"""A standalone Spark cluster on this machine: a master, and workers on loopback addresses."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ SPARK_HOME = Path(pyspark.__file__).parent
 SPARK_SUBMIT = SPARK_HOME / "bin" / "spark-submit"
 _INSTALL = "make .venv/installed"
 QUICK_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""Options of a JVM that lives for a minute: the second compiler gains it nothing."""
+"""Options for a JVM that lives for a minute, too short a time for the second compiler to pay off."""
 
 
 def unpacked_spark(folder: Path) -> Path:
-    """A home of Spark for `SPARK_HOME`, whose Python processes import the installed pyspark, compiled, in place of the
-    one in Spark's zip: of that every process compiles all anew, for two seconds of a processor's, and Spark gives the
-    one of a stream's source ten to start in, whatever else the machine has to do."""
+    """Returns a home for `SPARK_HOME` whose Python processes import the installed pyspark, which is compiled.
+
+    By default they import pyspark from Spark's zip. Each process then compiles all of it, which takes two seconds of
+    processor time. Spark gives the process of a stream's source only ten seconds to start, even on a busy machine."""
     for part in SPARK_HOME.iterdir():
         if part.name != "python":
             (folder / part.name).symlink_to(part)
@@ -46,13 +47,13 @@ def _small(host: str = "127.0.0.1") -> dict[str, str]:
 
 
 class SparkMaster(OwnServer):
-    """`url` is what `--master` takes."""
+    """A Spark master. `url` is the value for `--master`."""
 
     start_timeout_s = 180.0
 
     def __init__(self) -> None:
         super().__init__(SPARK_HOME / "bin" / "spark-class", _INSTALL)
-        self.environment = _small()  # type: ignore[misc]  # of one
+        self.environment = _small()  # type: ignore[misc]  # set per instance
         (port,) = free_ports(1)
         self._cluster_port = port
         self.url = f"spark://127.0.0.1:{port}"
@@ -69,7 +70,7 @@ class SparkMaster(OwnServer):
             time.sleep(0.1)
 
     def _workers(self) -> int:
-        """0 while the master is too busy to say."""
+        """Returns the number of known workers, or 0 while the master is too busy to answer."""
         with (
             contextlib.suppress(OSError),
             urllib.request.urlopen(f"{self.endpoint_url}/json/", timeout=10) as answer,
@@ -79,7 +80,7 @@ class SparkMaster(OwnServer):
 
 
 class SparkWorker(OwnServer):
-    """One core, on a loopback address of its own if wanted: Spark takes addresses for machines."""
+    """A worker with one core. `host` may be its own loopback address: Spark treats each address as a machine."""
 
     start_timeout_s = 180.0
 
@@ -87,8 +88,8 @@ class SparkWorker(OwnServer):
         super().__init__(SPARK_HOME / "bin" / "spark-class", _INSTALL)
         self._master = master
         self._host = host
-        # Executors inherit it.
-        self.environment = {**_small(host), **(environment or {})}  # type: ignore[misc]  # of one
+        # The executors inherit this environment.
+        self.environment = {**_small(host), **(environment or {})}  # type: ignore[misc]  # set per instance
 
     def _answers(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection((self._host, self.port), timeout=10):
@@ -103,7 +104,7 @@ class SparkWorker(OwnServer):
 
 @contextmanager
 def spark_workers(master: SparkMaster, hosts: Sequence[str], environment: dict[str, str]) -> Iterator[None]:
-    """One on each, all at once, and known to the master."""
+    """Starts one worker on each host, all at the same time. Waits until the master knows them."""
     workers = [SparkWorker(master, host, environment) for host in hosts]
     with ExitStack() as stack, ThreadPoolExecutor() as threads:
         for worker in workers:

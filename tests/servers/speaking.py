@@ -1,4 +1,4 @@
-"""What a server says in a file of its own, for whoever finds a test failed: its folder may not outlive the run."""
+"""Keeps the servers whose output goes into the report of a failed test. Their folders are removed after the run."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ _heard: list[tuple[str, Speaking]] = []
 
 
 def hear(name: str, server: Speaking) -> None:
-    """From now on it is one of those that `said_since` tells of."""
+    """Adds a server to those that `said_since` reports."""
     _heard.append((name, server))
 
 
 def said_since(time_s: float) -> Iterator[tuple[str, str]]:
-    """Of every server that wrote a line since then (Unix time, in s) and whose folder is still there: its name, whether
-    it runs, and its last lines."""
+    """Yields the name, the state and the last lines of each server that wrote a line since `time_s` (Unix time, in s).
+
+    Skips servers whose folder is gone."""
     for name, server in _heard:
         with contextlib.suppress(FileNotFoundError):
             if server.output.stat().st_mtime >= time_s:

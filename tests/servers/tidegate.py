@@ -1,4 +1,4 @@
-"""`tidegate serve` as a process of its own, as a user starts it: one TOML file, ready when its admin port says so."""
+"""Runs `tidegate serve` as a process, as a user does: with one TOML file. The admin port tells when it is ready."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class TidegateProcess:
     """A context manager, or `start()` and `stop()`. `config` is the text of the TOML file.
 
-    `admin` and `address` are what that file says: the admin listener and the bootstrap listener. `command` is the
-    module that is run, with its arguments before `serve`.
+    `admin` and `address` are the admin listener and the bootstrap listener in that file. `command` is the module to
+    run, with its arguments before `serve`.
     """
 
     def __init__(
@@ -110,23 +110,25 @@ class TidegateProcess:
             return False
 
     def children(self) -> dict[str, int]:
-        """The process ids of the workers and of the remote log process, by name."""
+        """Returns the process ids of the workers and of the remote log process, by name."""
         commands = {pid: _command_line(pid) for pid in _descendants(self.pid)}
         return {command[-1]: pid for pid, command in commands.items() if "proxy.child" in command}
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """The exit code, once the process has ended."""
+        """Waits until the process has ended, and returns its exit code."""
         if self._process is None:
             raise RuntimeError("tidegate was not started")
         return self._process.wait(timeout_s)
 
     def metrics(self, timeout_s: float = STOP_TIMEOUT_S) -> str:
-        """What `/metrics` says now, in Prometheus's text format."""
+        """Returns the current `/metrics`, in Prometheus's text format."""
         with urllib.request.urlopen(f"http://{self.admin[0]}:{self.admin[1]}/metrics", timeout=timeout_s) as answer:
             return str(answer.read().decode())
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """SIGTERM drains; SIGKILL is a crash. What takes too long is killed. May be called twice."""
+        """Stops the process. SIGTERM drains it, SIGKILL is a crash. Kills a process that takes too long.
+
+        A second call does nothing."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             os.killpg(process.pid, number)
@@ -140,14 +142,14 @@ class TidegateProcess:
         atexit.unregister(self.stop)
 
     def keep(self) -> None:
-        """Leaves the folder, with the settings and `tidegate.out`, where it is."""
+        """Keeps the folder, with the settings and `tidegate.out`, after `stop`."""
         self._keep = True
 
     def last_output(self, lines: int = 15) -> str:
         return "\n".join(self.output.read_text(errors="replace").splitlines()[-lines:])
 
     def cpu_seconds(self) -> float:
-        """User and system time of the process and its children so far."""
+        """Returns the user and system time of the process and its children so far."""
         return sum(_cpu_seconds(pid) for pid in [self.pid, *_descendants(self.pid)])
 
 
@@ -164,10 +166,10 @@ def tidegate_over(
     more: str = "",
     command: Sequence[str] = ("proxy",),
 ) -> TidegateProcess:
-    """A proxy before `cluster` that tiers the topics `tiered`, soon and eagerly; not started yet.
+    """Returns a proxy in front of `cluster` that soon copies and trims the topics `tiered`. It is not started yet.
 
-    Its state goes to `home/state`. `storage` are the storage manager's settings with `implementation`; without it the
-    tier is the folder `home/tier`. `settings` are keys of the top of the file, `more` are sections at its end.
+    Its state goes to `home/state`. `storage` are the storage manager's settings with `implementation`. Default: the
+    tier is the folder `home/tier`. `settings` are keys at the top of the file, `more` are sections at its end.
     `upstream` is another listener of the cluster.
     """
     bootstrap_port = consecutive_free_ports(1 + len(cluster.brokers))
@@ -211,12 +213,12 @@ def tidegate_over(
 
 
 def _pairs(values: Mapping[str, str | int]) -> list[str]:
-    """Lines of TOML; JSON writes strings and numbers as TOML reads them."""
+    """Returns lines of TOML. JSON has the same syntax for strings and numbers."""
     return [f"{key} = {json.dumps(value)}" for key, value in values.items()]
 
 
 def is_running(pid: int) -> bool:
-    """Not so when it has ended and nobody has asked for its exit code, as of an orphan under a lazy first process."""
+    """Whether a process runs. False for a zombie, such as an orphan whose init process does not reap it."""
     return _status(pid)[:1] not in ([], ["Z"], ["X"])
 
 
@@ -227,10 +229,10 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _status(pid: int) -> list[str]:
-    """The fields of `/proc/PID/stat` behind the name; none of a process that is gone."""
+    """Returns the fields of `/proc/PID/stat` behind the name. Empty for a process that is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):  # before it is opened, or before it is read
+    except (FileNotFoundError, ProcessLookupError):  # the process ended before the file was opened or read
         return []
 
 
@@ -243,9 +245,9 @@ def _command_line(pid: int) -> list[str]:
 
 def _descendants(pid: int) -> list[int]:
     found: list[int] = []
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process ends while its threads are listed
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process ended while its threads were listed
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # or one of them
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # or one of its threads ended
                 for child in map(int, (thread / "children").read_text().split()):
                     found += [child, *_descendants(child)]
     return found

@@ -1,10 +1,10 @@
-"""A real S3 server for tests, benchmark and demo: versitygw over a folder of its own.
+"""A real S3 server for tests, benchmark and demo: versitygw over its own folder.
 
-* It checks credentials (`--iam-dir`), and create-if-absent is atomic.
-* The port stays the same over a restart; the objects are in the folder, so they survive a kill.
-* Its access log tells which operations it was asked for: see `operations`.
+* It checks credentials (`--iam-dir`). Its create-if-absent is atomic.
+* The port stays the same over a restart. The objects are in the folder, so they survive a kill.
+* Its access log has the operations that clients requested: see `operations`.
 
-The binary is `$TIDEGATE_VERSITYGW`, else `.cache/bin/versitygw`.
+The binary is `$TIDEGATE_VERSITYGW`, or `.cache/bin/versitygw` if that is not set.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ class VersityGateway(OwnServer):
         return [*options, "posix", str(self.folder / "data")]
 
     async def create_bucket(self, name: str) -> None:
-        """Once per name: a bucket that was created before is left as it is."""
+        """Creates a bucket. Does nothing if the bucket exists."""
         if name not in self._buckets:
             async with self.client() as client:
                 await client.create_bucket(Bucket=name)
             self._buckets.add(name)
 
     async def uploads(self, bucket: str) -> int:
-        """How many multipart uploads are pending."""
+        """Returns the number of pending multipart uploads."""
         async with self.client() as client:
             return len((await client.list_multipart_uploads(Bucket=bucket)).get("Uploads", ()))
 
     def client(self) -> Any:
-        """An aiobotocore client, to look at the server past what is tested."""
+        """Returns an aiobotocore client, to inspect the server without the code under test."""
         return get_session().create_client(
             "s3",
             endpoint_url=self.endpoint_url,
@@ -68,13 +68,13 @@ class VersityGateway(OwnServer):
         )
 
     def operations(self, bucket: str) -> Counter[str]:
-        """What the server was asked for in that bucket so far, such as `PutObject`."""
+        """Returns the number of requests of each operation, such as `PutObject`, in a bucket so far."""
         lines = self._access_log.read_text().splitlines()
         fields = [line.split() for line in lines]
         return Counter(line[7].removeprefix("s3_") for line in fields if len(line) > 7 and line[1] == bucket)
 
     def settings(self, bucket: str) -> dict[str, str]:
-        """What `S3RemoteStorageManager` needs to use this server."""
+        """Returns the settings of `S3RemoteStorageManager` for this server."""
         return {
             "bucket": bucket,
             "endpoint.url": self.endpoint_url,

@@ -1,1 +1,1 @@
-"""A broker for what a real one will not show, scriptable by API: one file each."""
+"""A scriptable broker for behaviour that a real broker does not show on request. Each API has one file."""

@@ -1,4 +1,4 @@
-"""ApiVersions: what the other files answer, in the versions that the broker is told to have."""
+"""ApiVersions: the APIs of the other files, in the versions that the test sets."""
 
 from __future__ import annotations
 

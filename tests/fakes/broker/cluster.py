@@ -1,6 +1,7 @@
-"""A broker's side of Fetch as bytes, its cluster, and a client's exchange: what the Fetch handler stands between.
+"""A broker's side of Fetch as bytes, and its cluster, for tests of the Fetch handler.
 
-Reads, limits and errors are Kafka's (semantics 3.1); sessions are told apart only as far as their answers differ.
+Reads, limits and errors are those of Kafka (docs/semantics.md 3.1). Sessions exist only as far as answers depend on
+them.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from tiers.model.ids import TopicIdPartition
 
 @dataclass
 class LocalLog:
-    """What the broker has of a partition; `batches` are contiguous up to the high watermark."""
+    """The broker's log of a partition. `batches` are contiguous up to the high watermark."""
 
     batches: list[bytes]
     log_start_offset: int = 0
     leader_epoch: int = 5
     error_code: int = 0
     last_stable_offset: int | None = None
-    """None: the high watermark."""
+    """The last stable offset. None: the high watermark."""
     epochs: Sequence[tuple[int, int]] = ()
-    """What it has of leader epochs and their start offsets; none: it begins in its current one."""
+    """The known leader epochs with their start offsets. Empty: the log begins in the current epoch."""
 
     @property
     def high_watermark(self) -> int:
@@ -47,7 +48,7 @@ class LocalLog:
         return self.high_watermark if self.last_stable_offset is None else self.last_stable_offset
 
     def end_offset_for_epoch(self, leader_epoch: int) -> EpochEndOffset:
-        """`LeaderEpochFileCache.endOffsetFor` (semantics 6.1)."""
+        """`LeaderEpochFileCache.endOffsetFor` (docs/semantics.md 6.1)."""
         if leader_epoch == self.leader_epoch:
             return EpochEndOffset(leader_epoch, self.high_watermark)
         known = self.epochs or ((self.leader_epoch, self.log_start_offset),)
@@ -73,7 +74,7 @@ class LocalLog:
 
 @dataclass
 class FakeCluster:
-    """One broker; implements `Topology` and `LogSource` as well."""
+    """A cluster of one broker. Implements `Topology` and `LogSource` as well."""
 
     topics: dict[str, UUID] = field(default_factory=dict)
     logs: dict[TopicIdPartition, LocalLog] = field(default_factory=dict)
@@ -83,9 +84,9 @@ class FakeCluster:
     epochs_asked: list[tuple[TopicIdPartition, int]] = field(default_factory=list)
     next_session_id: int = 77
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when new local data should end a long poll."""
+    """The test sets it when new local data should end a long poll."""
     polled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set by the first long poll of the proxy's own."""
+    """The first long poll of the proxy itself sets it."""
 
     def topic_id(self, name: str, max_age_ms: int | None = None) -> UUID | None:
         return self.topics.get(name)
@@ -102,6 +103,11 @@ class FakeCluster:
 
     def topic_name(self, topic_id: UUID) -> str | None:
         return next((name for name, known in self.topics.items() if known == topic_id), None)
+
+    async def resolve_topic_name(self, topic_id: UUID, max_age_ms: int, timeout_ms: int) -> str | None:
+        if not self.is_reachable:
+            raise BrokerError("the broker is gone", retriable=True)
+        return self.topic_name(topic_id)
 
     def advertised_address(self, node_id: int) -> tuple[str, int] | None:
         return "proxy", 19092 + node_id

@@ -27,6 +27,10 @@ async def answer(broker: ScriptedBroker, request: Any) -> Any:
 def _delete(broker: ScriptedBroker, topic: str, asked: Any) -> Any:
     log = broker.logs[topic, asked.partition_index]
     wanted = log.high_watermark if asked.offset == -1 else asked.offset
+    if not 0 <= wanted <= log.high_watermark:
+        return _Topic.DeleteRecordsPartitionResult(
+            partition_index=asked.partition_index, low_watermark=-1, error_code=1
+        )
     log.log_start_offset = max(log.log_start_offset, wanted)
     return _Topic.DeleteRecordsPartitionResult(
         partition_index=asked.partition_index, low_watermark=log.log_start_offset, error_code=0

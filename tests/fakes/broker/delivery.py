@@ -1,4 +1,4 @@
-"""How an answer leaves the broker, if at all: the last step of a script."""
+"""The ways in which a broker sends an answer, or fails to. A delivery is the last step of a script."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from protocol.primitives import INT32
 from tests.fakes.broker.wire import Wire, frame
 
 Deliver = Callable[[Wire, bytes], Awaitable[None]]
-"""With the response payload, header included."""
+"""Sends a response payload, which includes its header."""
 
 
 async def whole(wire: Wire, payload: bytes) -> None:
@@ -17,7 +17,7 @@ async def whole(wire: Wire, payload: bytes) -> None:
 
 
 def truncated(missing_bytes: int) -> Deliver:
-    """A frame whose length is right and whose message ends too early."""
+    """Sends a frame with a correct length whose message ends too early."""
 
     async def deliver(wire: Wire, payload: bytes) -> None:
         await wire.send(payload[:-missing_bytes])
@@ -26,7 +26,7 @@ def truncated(missing_bytes: int) -> Deliver:
 
 
 def prolonged(extra: bytes) -> Deliver:
-    """A message with bytes behind it, in one frame."""
+    """Sends a message with extra bytes behind it, in one frame."""
 
     async def deliver(wire: Wire, payload: bytes) -> None:
         await wire.send(payload + extra)
@@ -42,7 +42,7 @@ def with_correlation_id(correlation_id: int) -> Deliver:
 
 
 def closed_after(count: int) -> Deliver:
-    """The broker goes away after so many bytes of the frame, its length included."""
+    """Closes the connection after `count` bytes of the frame, which include the length."""
 
     async def deliver(wire: Wire, payload: bytes) -> None:
         await wire.send_raw(frame(payload)[:count])
@@ -62,7 +62,7 @@ def in_pieces(size: int) -> Deliver:
 
 
 class Stall:
-    """Nothing leaves before `end` is set; `begun` tells that the answer is there. Use `deliver`."""
+    """Sends no bytes beyond `after_bytes` until `end` is set. `begun` is set when the answer exists. Use `deliver`."""
 
     def __init__(self, after_bytes: int = 0) -> None:
         self.begun = asyncio.Event()

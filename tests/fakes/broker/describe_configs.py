@@ -1,4 +1,4 @@
-"""DescribeConfigs: no topic has any."""
+"""DescribeConfigs: no topic has any settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DescribeShareGroupOffsets (KIP-932): where a share group stands, -1 where nothing of it was acknowledged yet."""
+"""DescribeShareGroupOffsets (KIP-932): the start offsets of a share group, or -1 before the first acknowledgement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request of one connection, as a handler sees it."""
+"""A fake `Exchange`: one request of one connection, as a handler sees it."""
 
 from __future__ import annotations
 

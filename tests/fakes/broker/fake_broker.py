@@ -1,4 +1,4 @@
-"""A broker on a real socket. What it says on a connection is the test's, or `serve`'s of a subclass."""
+"""A broker on a real socket. The test, or `serve` of a subclass, decides what it sends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.fakes.broker.wire import TIMEOUT_S, Wire
 
 
 class FakeBroker:
-    """`accepted` hands out connections in the order in which they came."""
+    """`accepted` returns connections in the order in which they came."""
 
     def __init__(self) -> None:
         self._connections: asyncio.Queue[Wire] = asyncio.Queue()
@@ -36,7 +36,7 @@ class FakeBroker:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """May be started again, on the same port."""
+        """Stops the broker. It may be started again, on the same port."""
         assert self._server is not None
         self._server.close()
         self.drop_connections()
@@ -59,7 +59,7 @@ class FakeBroker:
         return len(self._wires)
 
     async def serve(self, wire: Wire) -> None:
-        """What the broker does on a connection; this one leaves it to the test."""
+        """Serves a connection. This class does nothing, so the test decides."""
         self._connections.put_nowait(wire)
 
     async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

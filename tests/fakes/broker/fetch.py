@@ -1,4 +1,7 @@
-"""Fetch: reads, limits and errors are Kafka's (semantics 3.1), with a session if one is asked for."""
+"""Fetch: reads, limits and errors are those of Kafka. It opens a session if a request asks for one.
+
+See docs/semantics.md 3.1.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ def _read(broker: ScriptedBroker, topic: str, asked: Any) -> Any:
 
 
 def with_error(error_code: int, partition: int = 0) -> Callable[[Any], None]:
-    """In one partition of every topic."""
+    """Sets an error in one partition of every topic."""
 
     def edit(response: Any) -> None:
         for topic in response.responses:
@@ -79,7 +82,7 @@ def with_session_error(error_code: int) -> Callable[[Any], None]:
 
 
 def led_by(node_id: int, host: str, port: int, partition: int = 0, error_code: int = 6) -> Callable[[Any], None]:
-    """An error of leadership, with the leader's address beside it (KIP-951)."""
+    """Sets a leadership error, and the leader's address in the response (KIP-951)."""
 
     def edit(response: Any) -> None:
         with_error(error_code, partition)(response)
@@ -93,12 +96,12 @@ def led_by(node_id: int, host: str, port: int, partition: int = 0, error_code: i
 
 
 def throttled(response: Any) -> None:
-    """As a broker does it: a throttle time, and nothing else."""
+    """Throttles as a broker does: the response has a throttle time and no partitions."""
     response.throttle_time_ms, response.responses = THROTTLE_MS, []
 
 
 def preferring(node_id: int) -> Callable[[Any], None]:
-    """A read replica for every partition (KIP-392)."""
+    """Sets a preferred read replica for every partition (KIP-392)."""
 
     def edit(response: Any) -> None:
         for topic in response.responses:

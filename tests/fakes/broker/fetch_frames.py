@@ -1,4 +1,4 @@
-"""Fetch requests by hand, of any version."""
+"""Encodes Fetch requests of any version, without the code under test."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fetch_frame(
     forgotten: Sequence[tuple[TopicReference, Sequence[int]]] = (),
     rack_id: str = "",
 ) -> bytes:
-    """A request frame by hand, one topic entry per run of asks for the same topic."""
+    """Returns a request frame. Consecutive asks for the same topic share one topic entry."""
     compact = version >= FLEXIBLE_FROM
     tags = b"\x00" if compact else b""
     out = bytearray(build_request_header(ApiKey.FETCH, version, correlation_id, "test"))

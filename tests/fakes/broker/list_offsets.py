@@ -1,4 +1,4 @@
-"""ListOffsets: the ends of the broker's logs; timestamps are looked up record by record."""
+"""ListOffsets: the ends of the broker's logs. It looks up a timestamp record by record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metadata: all brokers and topics that the broker was given."""
+"""Metadata: all brokers and topics that the test set."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def without_brokers(response: Any) -> None:
 
 
 def with_node(node_id: int, host: str, port: int) -> Callable[[Any], None]:
-    """One more broker than the cluster named before."""
+    """Adds a broker to those that the cluster names."""
 
     def edit(response: Any) -> None:
         response.brokers.append(_Broker(node_id=node_id, host=host, port=port, rack=None))
@@ -59,7 +59,7 @@ def with_node(node_id: int, host: str, port: int) -> Callable[[Any], None]:
 
 
 def led_by(node_id: int) -> Callable[[Any], None]:
-    """Every partition, by a node that need not be in the list of brokers."""
+    """Makes a node the leader of every partition. The node need not be in the list of brokers."""
 
     def edit(response: Any) -> None:
         for topic in response.topics:

@@ -1,4 +1,4 @@
-"""OffsetForLeaderEpoch: what the broker's logs have of leader epochs; by default only the current one."""
+"""OffsetForLeaderEpoch: the leader epochs of the broker's logs. By default a log has only the current epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Produce: takes nothing, and says where it would be."""
+"""Produce: stores no records, and answers with the offset that they would have."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def answer(broker: ScriptedBroker, request: Any) -> Any:
 
 
 def led_by(node_id: int, host: str, port: int, error_code: int = 6) -> Callable[[Any], None]:
-    """NOT_LEADER_OR_FOLLOWER in every partition, with the leader's address beside them (KIP-951)."""
+    """Sets NOT_LEADER_OR_FOLLOWER in every partition, and the leader's address in the response (KIP-951)."""
 
     def edit(response: Any) -> None:
         for topic in response.responses:

@@ -1,6 +1,6 @@
-"""A broker that answers by itself, from its `logs` and `topics`, until the script says otherwise.
+"""A broker that answers from its `logs` and `topics`, except where a script changes its answers.
 
-Each API is a file of this package; requests are decoded and responses encoded by kafka-python. A script is per API,
+Each API is a file of this package. kafka-python decodes requests and encodes responses. A script is for one API and has
 one step per request: `broker.script(ApiKey.FETCH, fetch.with_error(6), deliver=delivery.truncated(10))`.
 """
 
@@ -51,20 +51,20 @@ APIS: dict[int, ModuleType] = {
 }
 Answer = Callable[[Any], Awaitable[Any]]
 Edit = Callable[[Any], None]
-"""Changes kafka-python's response object."""
+"""Changes a response object of kafka-python."""
 
 
 class ScriptedBroker(FakeBroker):
-    """`answers` replaces what an API does; every request is kept in `requests`, decoded and in order."""
+    """`answers` replaces the answers of an API. `requests` has every decoded request, in order."""
 
     def __init__(self, node_id: int = 1) -> None:
         super().__init__()
         self.node_id = node_id
         self.requests: list[Any] = []
         self.transcript: list[tuple[str | None, Any]] = []
-        """The same, with the client id of who sent it."""
+        """The requests with their client ids."""
         self.scripted_client: str | None = None
-        """Whom scripts are for, by client id; None: everybody."""
+        """The client id that scripts apply to. None: all clients."""
         self.correlation_skew = 0
         self.cluster_id = "cluster"
         self.topics: list[TopicMetadata] = []
@@ -88,7 +88,7 @@ class ScriptedBroker(FakeBroker):
         return self.connections_made
 
     def script(self, key: ApiKey, *edits: Edit, deliver: Deliver = whole, times: int = 1) -> None:
-        """For the next requests of that API that have no script yet."""
+        """Scripts the next `times` requests of an API that have no script yet."""
         self._scripts[key] += [(edits, deliver)] * times
 
     def received(self, request_class: type) -> list[Any]:

@@ -1,4 +1,4 @@
-"""One socket in frames, and a client that speaks them."""
+"""A socket that sends and receives frames, and a client of the proxy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def response(correlation_id: int, body: bytes = b"") -> bytes:
 
 
 class Wire:
-    """One socket, in frames."""
+    """Sends and receives frames on one socket."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -54,7 +54,7 @@ class Wire:
             return await self._reader.readexactly(count)
 
     async def ended(self) -> bytes:
-        """What came before the other side closed, be it orderly or by a reset."""
+        """Returns the bytes that came before the other side closed the connection, cleanly or with a reset."""
         with contextlib.suppress(ConnectionResetError):
             async with asyncio.timeout(TIMEOUT_S):
                 return await self._reader.read()
@@ -80,7 +80,7 @@ class Wire:
 
 @contextlib.asynccontextmanager
 async def connected(port: int, *, receive_buffer_bytes: int = 0) -> AsyncIterator[Wire]:
-    """A client of the proxy; `receive_buffer_bytes` shrinks what the kernel takes for a client that does not read."""
+    """Yields a client of the proxy. `receive_buffer_bytes` limits the bytes that the kernel buffers for the client."""
     sock = socket.socket()
     if receive_buffer_bytes:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)

@@ -313,7 +313,7 @@ def test_many_small_records_make_few_arrow_batches() -> None:
 @pytest.mark.parametrize(
     ("damage", "good", "offset", "reason"),
     [
-        (lambda log: log[:-1], 20, 20, "not a whole one"),
+        (lambda log: log[:-1], 20, 20, "no whole batch"),
         (lambda log: log[:-100] + b"\x07" + log[-99:], 20, 20, "CRC"),
         (lambda log: log + bytes(30), 30, 30, "length 0"),
         (lambda log: log + batch_of(28, 5), 30, 28, "follows offset 29"),
@@ -359,5 +359,5 @@ def test_columns_come_in_the_order_asked_for() -> None:
 
 @pytest.mark.parametrize("names", [(), ("value", "value"), ("leader",)])
 def test_columns_that_there_are_not(names: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="there are key, value"):
+    with pytest.raises(ValueError, match="the columns are key, value"):
         RecordColumns(names)

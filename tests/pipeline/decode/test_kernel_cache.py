@@ -80,5 +80,5 @@ def test_a_folder_that_others_may_write_to_is_not_used(tmp_path: Path, monkeypat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "tidegate"
     cache_folder().chmod(0o777)
-    with pytest.raises(OSError, match="others may write"):
+    with pytest.raises(OSError, match="other users may write"):
         cache_folder()

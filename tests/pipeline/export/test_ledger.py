@@ -153,7 +153,7 @@ def test_what_a_dead_run_has_staged_goes_when_it_is_of_no_use(target: ExportTarg
     assert target.staged(f"{TOPIC_ID}/") == [left[1].staged]
     assert left[1].staged is not None
     target.discard(left[1].staged)
-    with pytest.raises(JobError, match=r"what was staged of .* is gone: run the export again"):
+    with pytest.raises(JobError, match=r"the staged file for .* is gone: run the export again"):
         one.commit([left[1]])
 
 

@@ -8,19 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.export.plan import Exported, ExportPlan, Tile, plan_export, tile_of_name
-from pipeline.source.read_plan import Gap, LocalRange, ReadRange
+from pipeline.source.read_plan import LocalRange, MissingOffsets, ReadRange
 from tiers.model.ids import TopicIdPartition
 
 TOPIC_ID = uuid.UUID("12345678-9abc-def0-1234-56789abcdef0")
 RECORD_BYTES = 10
 
 
-def ranges(partition: int, first: int, end: int) -> list[ReadRange | Gap]:
+def ranges(partition: int, first: int, end: int) -> list[ReadRange | MissingOffsets]:
     """A log that is lost below offset 5."""
     where = TopicIdPartition(TOPIC_ID, partition, "orders")
-    found: list[ReadRange | Gap] = []
+    found: list[ReadRange | MissingOffsets] = []
     if first < 5:
-        found.append(Gap(where, first, min(end, 4)))
+        found.append(MissingOffsets(where, first, min(end, 4)))
     if end >= 5:
         found.append(LocalRange(where, max(first, 5), end, RECORD_BYTES))
     return found

@@ -175,9 +175,9 @@ def test_bytes_of_another_avro_schema_are_dead_letters() -> None:
     whole = avro(AVRO_ORDER, FULL)
     values, letters = read(TypedValues("avro", json.dumps(AVRO_ORDER)), whole + b"\0", whole[:-1], b"", whole)
     assert [one is None for one in values] == [True, True, True, False]
-    assert letters[0] == {"value": whole + b"\0", "error": "1 bytes follow what the schema says"}
-    assert letters[1]["error"].startswith("not of the schema: ")
-    assert letters[2]["error"].startswith("not of the schema: ")
+    assert letters[0] == {"value": whole + b"\0", "error": "1 bytes follow the value that the schema describes"}
+    assert letters[1]["error"].startswith("does not fit the schema: ")
+    assert letters[2]["error"].startswith("does not fit the schema: ")
 
 
 @pytest.mark.parametrize("kind", ["avro", "json"])
@@ -186,7 +186,7 @@ def test_confluents_prefix_names_the_schema(kind: str) -> None:
     raw = [b"\0\0\0\0\x07" + value, b"\0\0\0\0\x08" + value, value, b""]
     values, letters = read(TypedValues(kind, schema, confluent_id=7), *raw)
     assert values == [5, None, None, None]
-    no_prefix = "no prefix of Confluent's wire format"
+    no_prefix = "the prefix of Confluent's wire format is missing"
     assert [letter and letter["error"] for letter in letters] == [
         None,
         "written with the schema 8, not 7",

@@ -211,7 +211,7 @@ async def refused(segment: object) -> bool:
 
 async def test_what_is_left_because_executors_are_lost_again_and_again_is_told(bench: Workbench) -> None:
     offload = Offload(bench)
-    said = "the task was begun 3 times before"
+    said = "the task was started 3 times before"
     for _ in range(3):
         await offload.announced(100)
         await offload.commit(OffloadResult(stopped=Stopped(0, Stop.LOST, said), attempt=3))

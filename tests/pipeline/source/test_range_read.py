@@ -14,7 +14,7 @@ from pipeline.source import range_read, remote_read
 from pipeline.source.local_read import OffsetOutOfRangeError
 from pipeline.source.options import ReadOptions, parse_options
 from pipeline.source.range_read import RangeReader
-from pipeline.source.read_plan import Gap, LocalRange, LogView, ReadRange, cover
+from pipeline.source.read_plan import LocalRange, LogView, MissingOffsets, ReadRange, cover
 from pipeline.source.remote_read import RawBatches
 from pipeline.source.tiered_log import DataLossError, LogBounds
 from pipeline.worker import Worker
@@ -54,7 +54,9 @@ class MovingLog:
         self.plans += 1
         return {one: LogBounds(self.log_start, self.local_start, self.end) for one in partitions}
 
-    def ranges(self, partition: TopicIdPartition, bounds: LogBounds, first: int, last: int) -> list[ReadRange | Gap]:
+    def ranges(
+        self, partition: TopicIdPartition, bounds: LogBounds, first: int, last: int
+    ) -> list[ReadRange | MissingOffsets]:
         view = LogView(
             partition, bounds.log_start, bounds.local_start, lambda at: self.tier.rlmm.answering_segments(partition, at)
         )
@@ -155,7 +157,7 @@ async def test_an_object_that_only_the_metadata_still_has_is_a_loss(log: MovingL
     await segment(log, 50, 100)
     await remove(log, old, from_metadata=False)
     planned = log.ranges(ORDERS, LogBounds(0, 100, 200), 40, 119)
-    ranges: list[ReadRange] = [one for one in planned if not isinstance(one, Gap)]
+    ranges: list[ReadRange] = [one for one in planned if not isinstance(one, MissingOffsets)]
     assert len(ranges) == 3
     with pytest.raises(DataLossError, match="40 to 49 cannot be read"):
         read(options, ranges)

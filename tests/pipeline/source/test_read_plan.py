@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.source.read_plan import (
-    Gap,
     LocalRange,
     LogView,
+    MissingOffsets,
     ReadRange,
     RemoteRange,
     count_of,
@@ -27,6 +27,7 @@ from tests.fakes.segments import PARTITION
 from tests.fakes.stored_segments import remote_range, stored
 from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 
@@ -79,15 +80,15 @@ def test_the_remote_tier_is_read_up_to_its_end_and_the_broker_from_there() -> No
 def test_what_is_nowhere_is_a_gap() -> None:
     tier = segments_at((100, 199), (300, 399))
     assert covered(tier, 100, 250, 0, 450) == [
-        ("Gap", 0, 99),
+        ("MissingOffsets", 0, 99),
         ("RemoteRange", 100, 199),
-        ("Gap", 200, 249),
+        ("MissingOffsets", 200, 249),
         ("LocalRange", 250, 299),
         ("RemoteRange", 300, 399),
         ("LocalRange", 400, 450),
     ]
-    assert covered(tier, 100, 500, 0, 50) == [("Gap", 0, 50)]
-    assert covered(tier, 100, 500, 390, 450) == [("RemoteRange", 390, 399), ("Gap", 400, 450)]
+    assert covered(tier, 100, 500, 0, 50) == [("MissingOffsets", 0, 50)]
+    assert covered(tier, 100, 500, 390, 450) == [("RemoteRange", 390, 399), ("MissingOffsets", 400, 450)]
 
 
 def test_a_segment_that_was_cut_is_read_up_to_the_cut() -> None:
@@ -118,7 +119,7 @@ def test_every_offset_is_in_exactly_one_piece(
             assert one.end_offset <= one.segment.valid_end_offset
         elif isinstance(one, LocalRange):
             assert one.first_offset >= local_start
-        if not isinstance(one, Gap):
+        if not isinstance(one, MissingOffsets):
             assert one.first_offset >= log_start
 
 
@@ -180,3 +181,19 @@ def test_no_plan_has_more_tasks_than_spark_can_run() -> None:
     assert len(tasks_of(ranges, 20)) == 500
     assert len(tasks_of(ranges, 20, max_tasks=100)) == 100
     assert len(tasks_of(ranges, 1000, max_tasks=100)) == 10
+
+
+@given(st.integers(0, 80), st.integers(0, 40), st.lists(st.integers(10, 60), max_size=6, unique=True))
+def test_a_plan_passes_over_recorded_gaps_and_over_nothing_else(first: int, count: int, edges: list[int]) -> None:
+    """The remote tier has 0 to 9, the broker has 60 and above."""
+    edges.sort()
+    gaps = [LogGap(*pair) for pair in zip(edges[::2], edges[1::2], strict=False)]
+    view = LogView(PARTITION, 0, 60, answering(segments_at((0, 9))), gaps)
+    missing = {
+        offset
+        for piece in cover(view, first, first + count)
+        if isinstance(piece, MissingOffsets)
+        for offset in range(piece.first_offset, piece.end_offset + 1)
+    }
+    asked = range(first, first + count + 1)
+    assert missing == {at for at in asked if 10 <= at < 60 and not any(gap.holds(at) for gap in gaps)}

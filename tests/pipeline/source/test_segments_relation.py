@@ -41,7 +41,10 @@ async def test_times_that_no_python_has_end_no_query(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"subscribePattern": "["}, "is no pattern"), ({"subscribe": "a", "subscribePattern": "b"}, "Only one of these")],
+    [
+        ({"subscribePattern": "["}, "is not a regular expression"),
+        ({"subscribe": "a", "subscribePattern": "b"}, "Only one of these"),
+    ],
 )
 def test_topics_are_chosen_as_for_records(tmp_path: Path, options: dict[str, str], message: str) -> None:
     file = tmp_path / "tidegate.toml"

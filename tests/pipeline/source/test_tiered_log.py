@@ -105,7 +105,7 @@ async def test_a_broker_that_leaves_a_partition_out_is_not_asked_for_ever(
     async with AsyncExitStack() as stack:
         client = BrokerClient(broker.addresses, client_id="reader")
         stack.push_async_callback(client.close)
-        with pytest.raises(BrokerError, match="without orders-0"):
+        with pytest.raises(BrokerError, match="lacks orders-0"):
             await offsets_for_times(client, {ORDERS: LATEST}, is_committed_only=False, timeout_ms=60_000)
     assert len(broker.received(ListOffsetsRequest)) == 3
 

@@ -68,7 +68,7 @@ async def test_of_a_topic_that_was_made_again_the_one_that_is_there_is_exported(
         return partition_to_export(replace(bench.tier(), cluster=cast(Any, cluster)), "orders:2")
 
     assert among(PARTITION.topic_id) == PARTITION
-    with pytest.raises(RemoteTierError, match="2 topics had the name of orders:2, and were deleted"):
+    with pytest.raises(RemoteTierError, match="orders:2 is ambiguous: 2 deleted topics had this name"):
         among()
 
 

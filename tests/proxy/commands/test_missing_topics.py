@@ -65,7 +65,7 @@ def test_the_list_is_for_people_and_for_programs(operator: Operator) -> None:
 def test_what_wants_an_operator_is_a_finding(operator: Operator) -> None:
     operator.found = [replace(ALONE, wants_operator=True, deleted_from_ms=None), PROVED]
     code, out = operator.run()
-    assert (code, "wants an operator" in out) == (1, True)
+    assert (code, "an operator must decide" in out) == (1, True)
     assert operator.run("--json")[0] == 1
 
 
@@ -85,14 +85,14 @@ def test_several_topics_are_named_at_once(operator: Operator) -> None:
 def test_what_is_not_missing_is_refused(operator: Operator) -> None:
     code, out = operator.run("forget", "orders", AGAIN, "--yes")
     assert (code, operator.deleted) == (1, [])
-    assert out == f"{AGAIN} is not missing: a broker knows it, or nothing of it is in the remote tier\n"
+    assert out == f"{AGAIN} is not missing: a broker knows it, or the remote tier has nothing of it\n"
 
 
 def test_a_name_that_two_missing_topics_had_is_refused(operator: Operator) -> None:
     operator.found = [ALONE, replace(ALONE, topic_id=AGAIN)]
     code, out = operator.run("forget", "orders", "--yes")
     assert (code, operator.deleted) == (1, [])
-    assert out == f"orders is the name of several missing topics, give the id: {ORDERS}, {AGAIN}\n"
+    assert out == f"orders is the name of several missing topics; use an id: {ORDERS}, {AGAIN}\n"
     assert operator.run("forget", AGAIN, "--yes")[0] == 0
 
 

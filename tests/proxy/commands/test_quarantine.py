@@ -71,7 +71,7 @@ def test_without_yes_nothing_is_written(operator: Operator) -> None:
 def test_what_can_be_read_or_is_not_there_is_refused(operator: Operator, refused: str) -> None:
     code, out = operator.run("delete", "--segment", WHOLE, "--segment", refused, "--yes")
     assert (code, operator.asked) == (1, [])
-    assert out == f"not in quarantine, or a part of it can still be read: {refused}\n"
+    assert out == f"these segments are not in quarantine, or a part of them is still readable: {refused}\n"
 
 
 async def test_every_segment_that_a_clamp_cut_is_found() -> None:

@@ -1,33 +1,44 @@
-"""DeleteRecords: an answer without an error means that nothing deleted can reappear (semantics 9.1)."""
+"""DeleteRecords: an answer without an error means that nothing deleted can reappear (docs/semantics.md 9.1)."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from protocol.api_keys import ApiKey
-from protocol.apis.delete_records import parse_delete_records_response
+from protocol.apis.delete_records import parse_delete_records_request, parse_delete_records_response
 from protocol.errors import ErrorCode
-from protocol.header import build_request_header, build_response_header, response_body_position
+from protocol.header import (
+    build_request_header,
+    build_response_header,
+    parse_request_header,
+    response_body_position,
+)
 from protocol.primitives import INT16, INT32, INT64, write_array_length, write_string
-from proxy.exchange import Forward
+from proxy.configured_topics import ConfiguredTopics, NothingConfigured
+from proxy.exchange import Prepare
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler, LogStartRecorder
 from proxy.local_log_bounds import LocalLogBoundsCache
 from proxy.tiered_partitions import TieredPartitions
 from tests.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.fakes.broker.exchange import FakeExchange
+from tests.fakes.configured_topics import configured_topics
 from tests.fakes.log_starts import user_log_start
 from tests.fakes.record_batches import batch_of
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.errors import RemoteLogMetadataError
 from tiers.log.log_history import LogStartConfirmation
+from tiers.manager.lineage import check_before_deletion
+from tiers.manager.settings import TopicRule
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_start import LogStart, LogStartReason
+from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
@@ -68,7 +79,16 @@ class Bench:
         self.bounds = tools.bounds
         self.recorder = SlowRecorder(tier.rlmm)
         self.recorder.gate.set()
-        self.handler = DeleteRecordsHandler(tools, self.recorder)
+        self.forwarded_offset = 0
+        """What the broker was asked last to delete up to."""
+        self.meanwhile: Callable[[], object] = lambda: None
+        """Happens while the broker deletes."""
+        self._tools = tools
+        self.handler = self.handler_with(tools.configured)
+
+    def handler_with(self, configured: ConfiguredTopics | NothingConfigured) -> DeleteRecordsHandler:
+        check_history = partial(check_before_deletion, self.cluster, self.tier.rlmm)
+        return DeleteRecordsHandler(replace(self._tools, configured=configured), self.recorder, check_history)
 
     async def delete(
         self,
@@ -87,8 +107,13 @@ class Bench:
         frame = build_request_header(ApiKey.DELETE_RECORDS, version, 9, "test") + head
         frame += INT32.pack(partition) + INT64.pack(offset) + tags * 2 + INT32.pack(timeout_ms) + tags
         action, state = self.handler.on_request(FakeExchange(self.cluster, frame))
-        assert isinstance(action, Forward)
-        assert action.frame == frame
+        assert isinstance(action, Prepare)
+        forwarded = await action.forward()
+        body_position = parse_request_header(forwarded.frame).body_position
+        (sent,) = parse_delete_records_request(forwarded.frame, body_position, version).partitions
+        assert (sent.topic, sent.partition) == (topic, partition)
+        self.forwarded_offset = sent.offset
+        self.meanwhile()
         assert state is not None
         payload = build_response_header(ApiKey.DELETE_RECORDS, version, 9) + INT32.pack(0) + head
         payload += INT32.pack(partition) + INT64.pack(low_watermark) + INT16.pack(error_code) + tags * 3
@@ -171,10 +196,11 @@ async def test_no_client_waits_for_more_than_a_minute(bench: Bench) -> None:
 
 async def test_a_log_that_does_not_begin_where_the_broker_said_is_another_topics(bench: Bench) -> None:
     """A replica of the old topic answered, and the name has another id by now: that one loses nothing."""
-    bench.cluster.logs[P0].log_start_offset = 0
+    bench.meanwhile = lambda: setattr(bench.cluster.logs[P0], "log_start_offset", 0)
     assert await bench.delete(2, 12, 30) == (ErrorCode.REQUEST_TIMED_OUT, -1)
     assert bench.tier.rlmm.log_start_offset(P0) == 0
-    del bench.cluster.topics["orders"]
+    bench.meanwhile = lambda: bench.cluster.topics.pop("orders")
+    bench.cluster.logs[P0].log_start_offset = 30
     assert await bench.delete(2, 12, 30) == (ErrorCode.REQUEST_TIMED_OUT, -1)
 
 
@@ -183,9 +209,9 @@ async def test_a_log_start_of_another_history_does_not_stand_in_for_a_deletion(b
     before = user_log_start(500, leader_epoch=1)
     await bench.tier.rlmm.put_log_start(P0, before)
     assert await bench.delete(2, 12, 30) == (0, 12)
-    assert bench.tier.rlmm.log_starts(P0) == [user_log_start(12)]
+    assert bench.tier.rlmm.log_starts(P0) == [before, user_log_start(12)]
     assert bench.recorder.denied == [{before}]
-    assert bench.cluster.epochs_asked == [(P0, 1)]
+    assert bench.cluster.epochs_asked == [(P0, 1), (P0, 0)]
 
 
 async def test_what_the_leader_confirms_is_not_recorded_again(bench: Bench) -> None:
@@ -195,7 +221,7 @@ async def test_what_the_leader_confirms_is_not_recorded_again(bench: Bench) -> N
     assert bench.recorder.timeouts_ms == []
 
 
-async def test_the_log_start_has_the_leader_epoch_of_the_leader_whose_log_begins_there(bench: Bench) -> None:
+async def test_the_log_start_has_the_epoch_of_the_leader_that_confirmed_it(bench: Bench) -> None:
     await bench.bounds.ask(P0, 0, 1000)
     bench.cluster.logs[P0].leader_epoch = 6
     assert await bench.delete(2, 12, 30) == (0, 12)
@@ -213,6 +239,59 @@ async def test_a_deletion_ahead_of_the_first_copy_is_recorded(bench: Bench) -> N
 async def test_a_topic_that_is_not_tiered_is_the_brokers(bench: Bench) -> None:
     assert await bench.delete(2, 12, 12, topic="plain") == (0, 12)
     assert bench.tier.rlmm.written == 2
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("offset", [20, 700, -1])
+async def test_nothing_is_deleted_of_a_log_that_does_not_continue_what_was_copied(
+    bench: Bench, version: int, offset: int
+) -> None:
+    """The broker was emptied: its log begins anew, with records of a later leader epoch at the copied offsets."""
+    await bench.tier.rlmm.put_local_log_start(P0, OffsetAndEpoch(20, 0))
+    bench.cluster.logs[P0] = LocalLog([batch_of(0, 700, leader_epoch=6)], leader_epoch=6)
+    refused = (ErrorCode.POLICY_VIOLATION, -1)
+    assert await bench.delete(version, offset, -1, error_code=ErrorCode.OFFSET_OUT_OF_RANGE) == refused
+    assert bench.forwarded_offset == -2
+    assert bench.tier.rlmm.log_starts(P0) == []
+    # Who may not delete records learns nothing; and the leader may be elsewhere.
+    for code in (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.NOT_LEADER_OR_FOLLOWER):
+        assert await bench.delete(version, offset, -1, error_code=code) == (code, -1)
+
+
+async def test_a_divergence_that_the_owner_saw_holds_when_a_trim_hides_it(bench: Bench) -> None:
+    """A log that begins behind all copied records confirms every history."""
+    bench.cluster.logs[P0] = LocalLog([], log_start_offset=600, leader_epoch=6)
+    await bench.tier.rlmm.put_log_divergence(P0, is_diverged=True)
+    assert await bench.delete(2, 700, -1, error_code=1) == (ErrorCode.POLICY_VIOLATION, -1)
+    assert bench.forwarded_offset == -2
+
+
+async def test_until_the_owner_has_clamped_the_tier_the_client_tries_again(bench: Bench) -> None:
+    """An unclean election cut the end off."""
+    bench.cluster.logs[P0] = LocalLog([batch_of(0, 20), batch_of(20, 5, leader_epoch=6)], 0, leader_epoch=6)
+    bench.cluster.logs[P0].epochs = [(0, 0), (6, 20)]
+    assert await bench.delete(2, 12, -1, error_code=1) == (ErrorCode.REQUEST_TIMED_OUT, -1)
+    assert bench.forwarded_offset == -2
+
+
+async def test_without_an_answer_about_the_history_nothing_is_deleted(bench: Bench) -> None:
+    bench.cluster.is_reachable = False
+    assert await bench.delete(2, 12, -1, error_code=1) == (ErrorCode.REQUEST_TIMED_OUT, -1)
+    assert bench.forwarded_offset == -2
+    bench.cluster.is_reachable, bench.tier.rlmm.fresh = True, False
+    assert await bench.delete(2, 12, -1, error_code=1) == (ErrorCode.REQUEST_TIMED_OUT, -1)
+    assert bench.forwarded_offset == -2
+
+
+async def test_of_a_partition_that_the_owner_has_not_seen_nothing_is_deleted(bench: Bench) -> None:
+    """Its metadata may be lost: what is deleted of it could not be recorded."""
+    topic_id = bench.cluster.topics["plain"]
+    bench.handler = bench.handler_with(configured_topics(bench.tier, bench.cluster, TopicRule("plain")))
+    bench.cluster.logs[TopicIdPartition(topic_id, 0)] = log = LocalLog([batch_of(0, 20)], log_start_offset=5)
+    assert await bench.delete(2, 12, -1, error_code=1, topic="plain") == (ErrorCode.REQUEST_TIMED_OUT, -1)
+    assert bench.forwarded_offset == -2
+    log.log_start_offset = 0
+    assert await bench.delete(2, 12, 12, topic="plain") == (0, 12)
 
 
 async def test_a_client_that_goes_away_leaves_the_tiers_together(bench: Bench) -> None:

@@ -102,9 +102,7 @@ async def test_the_epochs_of_a_session_are_the_brokers_to_count(bench: Bench, se
 
 
 @pytest.mark.parametrize("version", [7, 12, 13, 18])
-async def test_a_session_that_touches_the_remote_tier_is_dropped_and_closed_at_the_broker(
-    bench: Bench, version: int
-) -> None:
+async def test_a_session_with_a_remote_partition_is_dropped_and_closed_upstream(bench: Bench, version: int) -> None:
     response = await bench.fetch(version, ask(version, 0), session_epoch=0)
     assert response.session_id == 0
     assert bench.cluster.requests[-1].session_epoch == 0
@@ -168,7 +166,7 @@ async def test_no_remote_read_begins_on_a_connection_that_was_not_authorized(ben
     assert len(bench.tier.storage.gets) == gets
 
 
-async def test_a_store_that_fails_twice_gives_one_answer_with_data_after_three_attempts(bench: Bench) -> None:
+async def test_two_failures_of_the_store_end_in_one_answer_with_data(bench: Bench) -> None:
     bench.tier.storage.fail(2)
     response = await bench.fetch(13, ask(13, 0), max_wait_ms=0)
     assert codes(response) == [0]
@@ -313,7 +311,7 @@ async def test_bounds_that_were_asked_before_a_trim_do_not_say_what_its_refusal_
     ("leader_epoch", "code", "wait_ms"),
     [(5, ErrorCode.OFFSET_OUT_OF_RANGE, 60_000), (6, ErrorCode.REPLICA_NOT_AVAILABLE, 10)],
 )
-async def test_a_new_leader_that_begins_lower_does_not_say_what_the_old_ones_refusal_meant(
+async def test_a_new_leader_that_begins_lower_does_not_explain_an_old_refusal(
     tmp_path: Path, leader_epoch: int, code: int, wait_ms: int
 ) -> None:
     """Of the same leader, whose log start never falls, it was not the offset that was refused, but its epoch."""

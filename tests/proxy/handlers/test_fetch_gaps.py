@@ -113,6 +113,30 @@ async def test_where_nothing_follows_the_position_reaches_the_high_watermark(
     assert response.aborted_transactions(response.partitions[0]) == (() if isolation_level else None)
 
 
+@pytest.mark.parametrize("version", SOME_VERSIONS)
+@pytest.mark.parametrize("isolation_level", [0, 1])
+async def test_records_of_a_batch_that_begins_in_the_gap_are_not_shown(
+    tmp_path: Path, version: int, isolation_level: int
+) -> None:
+    """The gap ends within the batch, in the remote tier at 55 and in the local one at 85."""
+    async with bench_of(tmp_path) as bench:
+        await bench.tier.add(P1, FIRST, 0)
+        await bench.tier.add(P1, SECOND, 55)
+        await bench.tier.rlmm.put_log_gap(P1, LogGap(20, 55), 3)
+        await bench.tier.rlmm.put_log_gap(P1, LogGap(60, 85), 5)
+        bench.cluster.logs[P1] = LocalLog(list(LOCAL), 85)
+
+        async def fetch(offset: int) -> FetchResponse:
+            asked = ask(version, offset, partition=1)
+            return await bench.fetch(version, asked, isolation_level=isolation_level, max_wait_ms=60_000)
+
+        for start, end, behind in ((20, 55, SECOND[0]), (60, 85, b"".join(LOCAL))):
+            for offset in (start, end - 1):
+                batch = the_batch(await fetch(offset))
+                assert (batch.is_control, batch.next_offset) == (True, end)
+            assert records(await fetch(end)) == behind
+
+
 async def test_the_batch_across_a_gap_is_of_the_epoch_that_the_client_has_seen(bench: Bench) -> None:
     """It may have read lost records, of an epoch that only it knows."""
     bench.cluster.logs[P1] = LocalLog([], 80)
@@ -148,7 +172,7 @@ async def test_an_open_transaction_right_behind_the_gap_holds_no_position_back(b
         (70, 1, (1, 50)),
     ],
 )
-async def test_an_epoch_that_may_have_written_what_was_lost_diverges_behind_the_gap_only(
+async def test_an_epoch_that_may_have_lost_records_diverges_only_behind_the_gap(
     bench: Bench, offset: int, epoch: int, diverging: tuple[int, int] | None
 ) -> None:
     response = await bench.fetch(13, ask(13, offset, partition=1, last_fetched_epoch=epoch), max_wait_ms=60_000)
@@ -182,7 +206,7 @@ async def test_gaps_that_follow_each_other_are_one(bench: Bench, offset: int) ->
     assert records(response) == SECOND[0]
 
 
-async def test_when_the_metadata_topic_is_gone_only_what_is_known_to_be_remote_is_read_on(tmp_path: Path) -> None:
+async def test_only_known_remote_records_are_read_without_the_metadata_topic(tmp_path: Path) -> None:
     async with bench_of(tmp_path, FetchSettings(remote_fetch_max_wait_ms=10)) as bench:
         await fill(bench)
         bench.tier.rlmm.fresh = False
@@ -227,6 +251,25 @@ async def test_a_leader_that_has_some_of_the_gap_serves_it(bench: Bench) -> None
     bench.cluster.logs[P1] = LocalLog([kept, *LOCAL], 70)
     response = await bench.fetch(13, ask(13, 65, partition=1), max_wait_ms=60_000)
     assert records(response) == kept + b"".join(LOCAL)
+
+
+@pytest.mark.parametrize("version", SOME_VERSIONS)
+@pytest.mark.parametrize("is_remote", [True, False])
+async def test_deleted_records_of_the_batch_behind_a_gap_are_not_shown(
+    bench: Bench, version: int, is_remote: bool
+) -> None:
+    """DeleteRecords ended inside a batch. To a client at its end, the client itself drops the deleted records."""
+    across, rest = batch_of(75, 10, leader_epoch=5), [batch_of(85, 15, leader_epoch=5)]
+    bench.cluster.logs[P1] = LocalLog([across, *rest], 80)
+    if is_remote:
+        await bench.tier.add(P1, [across], 80)
+        bench.cluster.logs[P1] = LocalLog(rest, 85)
+    for offset in (65, 78):  # unforeseen, then predicted
+        response = await bench.until_remote(version, ask(version, offset, partition=1), max_wait_ms=60_000)
+        batch = the_batch(response)
+        assert (codes(response), batch.next_offset, batch.is_control) == ([0], 80, True)
+    response = await bench.until_remote(version, ask(version, 80, partition=1), max_wait_ms=60_000)
+    assert records(response).startswith(across)
 
 
 @pytest.mark.parametrize("version", SOME_VERSIONS)

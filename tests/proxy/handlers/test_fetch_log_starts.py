@@ -10,11 +10,13 @@ import pytest
 from protocol.errors import ErrorCode
 from proxy.handlers.base import FetchSettings
 from tests.fakes.broker.cluster import LocalLog
+from tests.fakes.configured_topics import TIERABLE, FakeConfigs
 from tests.fakes.fetch_bench import LOCAL_0, P0, P1, Bench, ask, ask_local, bench_of, codes, records
 from tests.fakes.log_starts import user_log_start
 from tests.fakes.record_batches import batch_of
 from tiers.errors import BrokerError
 from tiers.log.log_source import EpochEndOffset
+from tiers.manager.settings import TopicRule
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 
@@ -130,3 +132,48 @@ async def test_a_trim_without_a_segment_says_that_metadata_was_lost(
         response = await bench.fetch(13, ask(13, 5, partition=1), max_wait_ms=1)
         assert codes(response) == [told]
         assert bench.handler.in_neither_tier_count == (told == UNAVAILABLE)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_partition_that_the_configuration_tiers_is_waited_for(tmp_path: Path, version: int) -> None:
+    """Its metadata may be lost. The owner ends the wait in its first round, when it records that it saw the log."""
+    settings = FetchSettings(remote_fetch_max_wait_ms=10)
+    async with bench_of(tmp_path, settings, TopicRule("orders")) as bench:
+        log = bench.cluster.logs[P1] = LocalLog([batch_of(50, 10)], log_start_offset=50)
+        for _ in range(2):  # unforeseen, then predicted
+            response = await bench.fetch(version, ask(version, 5, partition=1), ask_local(version, 0), max_wait_ms=1)
+            assert (codes(response), records(response, 1) != b"") == ([UNAVAILABLE, 0], True)
+        assert codes(await bench.fetch(version, ask(version, 50, partition=1))) == [0]
+        assert codes(await bench.fetch(version, ask(version, 61, partition=1))) == [ErrorCode.OFFSET_OUT_OF_RANGE]
+        await bench.tier.rlmm.put_log_start(P1, LogStart(50, 5, LogStartReason.SEEN))
+        assert codes(await bench.fetch(version, ask(version, 5, partition=1))) == [ErrorCode.OFFSET_OUT_OF_RANGE]
+        assert log.log_start_offset == 50
+
+
+async def test_a_topic_that_no_owner_manages_is_the_brokers(tmp_path: Path) -> None:
+    configs = FakeConfigs({"orders": {**TIERABLE, "cleanup.policy": "compact"}})
+    async with bench_of(tmp_path, FetchSettings(), TopicRule("*"), configs=configs) as bench:
+        bench.cluster.logs[P1] = LocalLog([batch_of(50, 10)], log_start_offset=50)
+        for _ in range(2):
+            assert codes(await bench.fetch(13, ask(13, 5, partition=1))) == [ErrorCode.OFFSET_OUT_OF_RANGE]
+        assert configs.asked == ["orders"]
+
+
+async def test_without_a_word_on_its_configuration_a_topic_is_waited_for(tmp_path: Path) -> None:
+    configs = FakeConfigs(is_reachable=False)
+    settings = FetchSettings(remote_fetch_max_wait_ms=10)
+    async with bench_of(tmp_path, settings, TopicRule("orders"), configs=configs) as bench:
+        bench.cluster.logs[P1] = LocalLog([batch_of(50, 10)], log_start_offset=50)
+        assert codes(await bench.fetch(13, ask(13, 5, partition=1), max_wait_ms=1)) == [UNAVAILABLE]
+
+
+async def test_a_streamed_answer_does_not_refuse_what_the_configuration_tiers(tmp_path: Path) -> None:
+    settings = FetchSettings(hold_bytes=200, remote_fetch_max_wait_ms=10)
+    async with bench_of(tmp_path, settings, TopicRule("orders")) as bench:
+        bench.cluster.logs[P1] = LocalLog([batch_of(50, 10)], log_start_offset=50)
+        bench.cluster.logs[LOCAL_0] = LocalLog([batch_of(0, 10, value_bytes=100)])
+        response = await bench.fetch(13, ask(13, 5, partition=1), ask_local(13, 0))
+        assert bench.streamed
+        assert (codes(response), records(response, 0)) == ([0, 0], b"")
+        response = await bench.fetch(13, ask(13, 5, partition=1), ask_local(13, 0), max_wait_ms=1)
+        assert codes(response) == [UNAVAILABLE, 0]

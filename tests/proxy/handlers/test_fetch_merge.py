@@ -126,9 +126,7 @@ def test_a_merged_answer_keeps_order_budgets_and_min_one(asked: list[Partition],
 
 @pytest.mark.parametrize("version", [4, 5, 11, 12, 18])
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_a_local_entry_without_room_is_as_the_broker_gave_it_but_for_its_records(
-    version: int, is_replaced: bool
-) -> None:
+def test_a_local_entry_that_does_not_fit_only_loses_its_records(version: int, is_replaced: bool) -> None:
     """Unknown tags, aborted transactions and the rest stay; a later answer that does not fit counts as not come."""
     topic = reference(version, "orders", TOPIC_ID)
     aborted = (AbortedTransaction(9, 3),)

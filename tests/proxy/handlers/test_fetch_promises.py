@@ -69,7 +69,7 @@ async def test_a_read_that_saw_no_log_start_never_makes_the_client_jump(
         assert codes(await bench.fetch(13, ask(13, 25), max_wait_ms=60_000)) == [ErrorCode.OFFSET_OUT_OF_RANGE]
 
 
-async def test_a_name_that_means_another_topic_by_now_is_not_served_from_bounds_of_the_old_one(bench: Bench) -> None:
+async def test_the_bounds_of_an_old_topic_do_not_serve_a_recreated_one(bench: Bench) -> None:
     """The old id is still cached, and so are its bounds; the leader knows neither any more."""
     assert records(await bench.fetch(12, ask(12, 25)))
     bench.cluster.is_reachable = False
@@ -230,7 +230,7 @@ async def test_of_many_remote_partitions_only_those_with_a_budget_cost_anything(
     assert [records(response, n) for n in (0, 1)] == [bench.batches[0], b""]
 
 
-async def test_a_read_that_is_under_way_goes_on_under_the_deadline_of_the_request_that_waits(tmp_path: Path) -> None:
+async def test_a_read_in_progress_gets_the_deadline_of_the_waiting_request(tmp_path: Path) -> None:
     settings = FetchSettings(remote_fetch_max_wait_ms=10_000, local_poll_ms=20)
     async with bench_of(tmp_path, settings) as bench, asyncio.timeout(60):
         await bench.fetch(13, ask(13, 0), max_wait_ms=60_000)
@@ -248,7 +248,7 @@ async def test_a_read_that_is_under_way_goes_on_under_the_deadline_of_the_reques
 
 
 @pytest.mark.parametrize("hold_bytes", [200, 1 << 18])
-async def test_a_state_that_is_cleared_while_it_is_looked_at_is_not_taken_for_all_there_is(
+async def test_a_state_that_is_cleared_during_a_look_is_not_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hold_bytes: int
 ) -> None:
     async with bench_of(tmp_path, FetchSettings(hold_bytes=hold_bytes)) as bench:

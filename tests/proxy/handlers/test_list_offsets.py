@@ -23,14 +23,16 @@ from proxy.local_log_bounds import LocalLogBoundsCache
 from proxy.tiered_partitions import TieredPartitions
 from tests.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.fakes.broker.exchange import FakeExchange
+from tests.fakes.configured_topics import TIERABLE, FakeConfigs, configured_topics
 from tests.fakes.log_starts import user_log_start
 from tests.fakes.record_batches import build_batch, record
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.errors import BrokerError
 from tiers.log.log_history import LogStartConfirmation
 from tiers.log.log_source import EpochEndOffset
+from tiers.manager.settings import TopicRule
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_start import LogGap, OffsetAndEpoch
+from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
@@ -98,7 +100,9 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench_of(root: Path, settings: FetchSettings) -> AsyncIterator[Bench]:
+async def bench_of(
+    root: Path, settings: FetchSettings, *rules: TopicRule, configs: FakeConfigs | None = None
+) -> AsyncIterator[Bench]:
     tier = RemoteTier(root)
     await tier.add(P0, [build_batch(0, [record(0, 100), record(1, 300)], leader_epoch=2)], 0)
     await tier.add(P0, [build_batch(2, [record(2, 200), record(3, 250)], leader_epoch=3)], 2)
@@ -118,6 +122,7 @@ async def bench_of(root: Path, settings: FetchSettings) -> AsyncIterator[Bench]:
                 settings,
                 monotonic_ms,
                 group.create_task,
+                configured_topics(tier, cluster, *rules, configs=configs),
             ),
         )
 
@@ -206,6 +211,39 @@ async def test_where_metadata_was_lost_nobody_is_told_where_the_log_begins(
     bench.cluster.logs[empty] = LocalLog([build_batch(8, [record(8)])], 8)
     await bench.tier.rlmm.put_local_log_start(empty, trim)
     assert (await bench.ask(8, EARLIEST, offset=8, topic="empty")).error_code == code
+
+
+@pytest.mark.parametrize("asked", [EARLIEST, MAX, LATEST_TIERED, PENDING, 100, 240])
+async def test_a_partition_that_the_configuration_tiers_is_waited_for(tmp_path: Path, asked: int) -> None:
+    """Its metadata may be lost: the broker's log start is then not where the log begins."""
+    configs = FakeConfigs({"compacted": {**TIERABLE, "cleanup.policy": "compact"}})
+    settings = FetchSettings(list_offsets_timeout_ms=60_000)
+    async with bench_of(tmp_path, settings, TopicRule("unknown"), TopicRule("comp*"), configs=configs) as bench:
+        partitions = {}
+        for name, number in (("unknown", 7), ("compacted", 8), ("other", 9)):
+            partitions[name] = TopicIdPartition(bench.cluster.topics.setdefault(name, UUID(int=number)), 0)
+            bench.cluster.logs[partitions[name]] = LocalLog([build_batch(4, [record(4, 150), record(5, 260)])], 4)
+        for name, code in (("unknown", UNAVAILABLE), ("compacted", 0), ("other", 0)):
+            assert (await bench.ask(11, asked, offset=4, topic=name)).error_code == code
+        assert (await bench.ask(11, LATEST, offset=6, topic="unknown")).error_code == 0
+        await bench.tier.rlmm.put_log_start(partitions["unknown"], LogStart(4, 5, LogStartReason.SEEN))
+        assert (await bench.ask(11, asked, offset=4, topic="unknown")).error_code == 0
+
+
+@pytest.mark.parametrize("asked", [EARLIEST, MAX, 100])
+async def test_a_log_that_begins_at_zero_is_not_waited_for(tmp_path: Path, asked: int) -> None:
+    async with bench_of(tmp_path, FetchSettings(list_offsets_timeout_ms=60_000), TopicRule("unknown")) as bench:
+        unknown = TopicIdPartition(bench.cluster.topics.setdefault("unknown", UUID(int=7)), 0)
+        bench.cluster.logs[unknown] = LocalLog([build_batch(0, [record(0, 100)])])
+        assert found(await bench.ask(9, asked, offset=0, timestamp=100, topic="unknown")) == (0, 100, 0, 5)
+
+
+async def test_without_a_word_on_its_configuration_a_topic_is_waited_for(tmp_path: Path) -> None:
+    configs = FakeConfigs(is_reachable=False)
+    settings = FetchSettings(list_offsets_timeout_ms=60_000)
+    async with bench_of(tmp_path, settings, TopicRule("unknown"), configs=configs) as bench:
+        bench.cluster.topics["unknown"] = UUID(int=7)
+        assert (await bench.ask(9, EARLIEST, offset=4, topic="unknown")).error_code == UNAVAILABLE
 
 
 async def test_a_gap_at_the_head_is_passed_over(bench: Bench) -> None:

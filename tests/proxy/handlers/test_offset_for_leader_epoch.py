@@ -1,4 +1,7 @@
-"""Epochs that the broker forgot are answered from the remote tier; everything else is the broker's (semantics 6.2)."""
+"""Epochs that the broker forgot are answered from the remote tier; everything else is the broker's.
+
+See docs/semantics.md 6.2.
+"""
 
 from __future__ import annotations
 

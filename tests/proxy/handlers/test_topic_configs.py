@@ -113,7 +113,7 @@ async def test_who_may_not_alter_a_topic_learns_nothing_of_its_settings(bench: B
 @pytest.mark.parametrize(
     ("change", "is_tiered"), [((ENABLE, 0, "true"), False), (("cleanup.policy", 0, "compact"), True)]
 )
-async def test_a_topic_that_the_brokers_hear_of_a_moment_later_is_judged_by_what_it_has(
+async def test_a_topic_that_brokers_learn_of_late_is_judged_by_its_settings(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, change: tuple[str, int, str], is_tiered: bool
 ) -> None:
     monkeypatch.setattr("proxy.topic_tier_configs._HEARD_WITHIN_MS", 60_000)
@@ -133,7 +133,7 @@ async def test_a_topic_that_the_brokers_hear_of_a_moment_later_is_judged_by_what
     assert codes_of(asked.result()[1]) == {"orders": 40}
 
 
-async def test_a_topic_of_which_no_broker_tells_the_settings_is_not_judged_by_defaults(bench: Bench) -> None:
+async def test_a_topic_with_unknown_settings_is_not_judged_by_the_defaults(bench: Bench) -> None:
     bench.brokers.has_heard.clear()
     seen, response = await alter(bench, incremental({"orders": [(ENABLE, 0, "true")]}))
     assert sent(seen) == {"orders": [UNKNOWN_KEY]}

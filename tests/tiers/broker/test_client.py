@@ -365,6 +365,6 @@ async def test_what_is_under_way_by_an_old_certificate_ends_with_the_client(
         certificates.replace()
         await client.request(1, MetadataRequest(topics=None))
         await client.close()
-        assert "closed by us" in str(await under_way)
+        assert "the client closed the connection" in str(await under_way)
         assert [connection.is_closed for _, connection in made] == [True, True]
         go_on.set()

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from uuid import UUID
+
 import pytest
 
 from tests.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench, with_retention
-from tiers.errors import LogDivergedError, MetadataLostError, OwnershipLostError
+from tiers.errors import LogDivergedError, MetadataLostError, OwnershipLostError, RetriableRemoteStorageError
 from tiers.log.log_source import EpochEndOffset, LocalLogBounds
-from tiers.model.log_start import LogGap, LogStartReason, OffsetAndEpoch
+from tiers.metadata.partition_manifest import decode_partition_manifest, encode_partition_manifest, witness_of
+from tiers.metadata.rebuild import PartitionPlan
+from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import LeaderEpochEntry
+from tiers.rebuilding import manifests_of, write_manifests
 from tiers.segment.indexes_object import decode_indexes_object
+from tiers.storage.object_key import partition_manifest_key
 
 GAP_ALARM_MS = 30_000
+KEY = partition_manifest_key("cluster", PARTITION)
 
 
 def batches(first: int, count: int, leader_epoch: int = 0) -> list[bytes]:
@@ -34,6 +42,15 @@ async def with_removed_records(bench: Workbench, local_log_start: int = 120) -> 
     await bench.write_manifest()
     bench.log.append(*batches(90, 11))
     bench.log.log_start_offset = local_log_start
+
+
+async def with_removed_records_after(bench: Workbench, first: int) -> None:
+    """Three segments more from `first` on, then a gap of 30 records."""
+    bench.log.append(*batches(first, 9))
+    await copy_to_the_end(bench)
+    await bench.write_manifest()
+    bench.log.append(*batches(first + 90, 9))
+    bench.log.log_start_offset = first + 120
 
 
 async def copy_start(bench: Workbench) -> int | None:
@@ -117,6 +134,16 @@ async def test_what_the_broker_removed_before_the_first_copy_is_no_gap(bench: Wo
     assert [start.reason for start in bench.metadata.recorded_log_starts[PARTITION]] == [LogStartReason.SEEN]
 
 
+async def test_a_partition_that_is_not_copied_is_recorded_as_seen_too(bench: Workbench) -> None:
+    """Without a record, proxies cannot know whether metadata was lost, and clients wait."""
+    bench.log.append(*batches(0, 9))
+    bench.log.log_start_offset = 30
+    for _ in range(2):
+        await bench.gap_task.end_passed(await bench.log.bounds(PARTITION, 1000), None)
+        recorded = bench.metadata.recorded_log_starts[PARTITION]
+        assert recorded == [LogStart(30, 0, LogStartReason.SEEN)]
+
+
 async def test_a_gap_grows_with_the_brokers_retention_without_a_second_alarm(bench: Workbench) -> None:
     await with_removed_records(bench)
     assert await until_recorded(bench) == 120
@@ -174,6 +201,23 @@ async def test_no_gap_is_recorded_when_the_metadata_topic_lost_records(bench: Wo
     assert bench.metadata.gaps(PARTITION) == []
 
 
+async def test_a_gap_of_the_first_round_after_a_rebuild_is_recorded(bench: Workbench) -> None:
+    """The manifest named the old metadata topic until `rebuild` had written it again."""
+    await with_removed_records(bench)
+    manifest = decode_partition_manifest(await bench.store.get_object(KEY))
+    old = replace(manifest, position=manifest.position._replace(topic_id=UUID(int=8)))
+    await bench.store.put_object(KEY, encode_partition_manifest(old))
+    bench.restart()
+    await bench.manifest_task.check(120)
+    with pytest.raises(MetadataLostError, match="is another one"):
+        await copy_start(bench)
+    plan = PartitionPlan(PARTITION, has_manifest=True)
+    await write_manifests(bench.store, manifests_of([plan], bench.metadata, "cluster"))
+    bench.restart()
+    await bench.manifest_task.check(120)
+    assert await until_recorded(bench) == 120
+
+
 async def test_no_gap_is_recorded_when_the_manifest_accepts_more(bench: Workbench) -> None:
     await with_removed_records(bench)
     del bench.metadata.segments[bench.segments[-1].segment_id]
@@ -225,10 +269,72 @@ async def test_an_operator_accepts_a_gap_that_no_witness_knows(bench: Workbench)
     await with_removed_records(bench)
     bench.metadata.is_position_confirmed = False
     await bench.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(120, 0))
-    await bench.metadata.accept(PARTITION)
+    with pytest.raises(MetadataLostError):
+        await copy_start(bench)
+    await bench.accept()
+    await bench.manifest_task.check(120)
     assert await copy_start(bench) == 120
     assert bench.metadata.gaps(PARTITION) == [LogGap(90, 120)]
     assert bench.metadata.local_log_start(PARTITION) == (90, 0)
+
+
+async def test_an_acceptance_of_another_manifest_accepts_no_gap(bench: Workbench) -> None:
+    """The metadata topic lost the end of an old acceptance."""
+    await with_removed_records(bench)
+    bench.metadata.is_position_confirmed = False
+    await bench.metadata.accept(PARTITION, witness_of(b"an earlier manifest"))
+    for _ in range(2):
+        await bench.manifest_task.check(120)
+        with pytest.raises(MetadataLostError):
+            await copy_start(bench)
+    assert bench.metadata.gaps(PARTITION) == []
+    assert bench.metadata.acceptance(PARTITION) is None
+
+
+async def test_a_gap_is_judged_by_the_manifest_that_the_store_has(bench: Workbench) -> None:
+    """Its writer knew a segment that this process does not know."""
+    await with_removed_records(bench)
+    more = await bench.store.get_object(KEY)
+    lost = bench.segments[-1]
+    del bench.metadata.segments[lost.segment_id]
+    bench.restart()
+    await bench.store.delete_object(KEY)
+    bench.log.log_start_offset = 0
+    await bench.write_manifest()
+    bench.log.log_start_offset = 120
+    await bench.store.put_object(KEY, more)
+    with pytest.raises(MetadataLostError, match="1 accepted segments"):
+        await copy_start(bench)
+    assert await bench.store.get_object(KEY) == more
+    assert bench.metadata.gaps(PARTITION) == []
+
+
+async def test_before_a_gap_is_recorded_an_old_manifest_is_replaced(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 3))
+    await copy_to_the_end(bench)
+    await bench.write_manifest()
+    old = await bench.store.get_object(KEY)
+    await with_removed_records_after(bench, 30)
+    known = await bench.store.get_object(KEY)
+    await bench.store.put_object(KEY, old)
+    assert await until_recorded(bench) == 150
+    assert await bench.store.get_object(KEY) == known
+
+
+async def test_no_gap_is_recorded_while_the_store_does_not_answer(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await with_removed_records(bench)
+
+    async def get_object(key: str) -> bytes:
+        raise RetriableRemoteStorageError("503")
+
+    monkeypatch.setattr(bench.store, "get_object", get_object)
+    for _ in range(2):
+        with pytest.raises(RetriableRemoteStorageError):
+            await copy_start(bench)
+        bench.now_ms += GAP_ALARM_MS
+    assert bench.metadata.gaps(PARTITION) == []
 
 
 async def test_only_the_owner_records_a_gap(bench: Workbench) -> None:

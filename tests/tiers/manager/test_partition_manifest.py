@@ -10,11 +10,17 @@ from uuid import UUID
 import pytest
 
 from tests.fakes.record_batches import batch_of
-from tests.tiers.manager.workbench import PARTITION, Workbench, with_retention, workbench
+from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench, with_retention, workbench
 from tiers.errors import MetadataLostError, OwnershipLostError, RetriableRemoteStorageError
-from tiers.manager.partition_manifest import PartitionManifestTask
+from tiers.manager.partition_manifest import PartitionManifestTask, bury_manifest, manifest_of
 from tiers.manager.task_services import TaskServices
-from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
+from tiers.manager.topic_policy import TopicPolicy
+from tiers.manager.trim_task import TrimTask
+from tiers.metadata.partition_manifest import (
+    PartitionManifest,
+    decode_partition_manifest,
+    encode_partition_manifest,
+)
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
@@ -196,7 +202,7 @@ async def test_a_metadata_topic_that_lost_records_stops_the_partition(manifests:
     await manifests.round()
     bench.metadata.is_position_confirmed = False
     manifests.new_owner()
-    with pytest.raises(MetadataLostError, match="lost some of them"):
+    with pytest.raises(MetadataLostError, match="lost records since"):
         await manifests.round()
 
 
@@ -220,10 +226,189 @@ async def test_an_operator_accepts_that_metadata_was_lost(manifests: Manifests) 
     await manifests.round()
     lose_metadata(bench)
     await bench.record_log_start(0)
-    await bench.metadata.accept(PARTITION)
+    await bench.accept()
+    accepted = await bench.witness()
     manifests.new_owner()
-    assert await manifests.round() == ["get", "put"]
+    assert await manifests.round() == ["get", "get", "put"]
     assert (await manifests.stored()).segments == ()
+    assert bench.metadata.acceptance(PARTITION) == accepted
+    await manifests.task.end_acceptance()
+    assert bench.metadata.acceptance(PARTITION) is None
+    assert await manifests.round() == []
+
+
+async def test_an_acceptance_ends_after_another_manifest_is_written(manifests: Manifests) -> None:
+    """Also if the manifest says the same: so the acceptance has no effect if the topic loses the record of its end."""
+    bench = manifests.bench
+    await copied(bench)
+    await manifests.round()
+    await bench.accept()
+    accepted = await bench.witness()
+    assert await manifests.round() == ["get"]
+    manifests.storage.fails = True
+    with pytest.raises(RetriableRemoteStorageError):
+        await manifests.task.end_acceptance()
+    assert bench.metadata.acceptance(PARTITION) == accepted
+    manifests.storage.fails = False
+    await manifests.task.end_acceptance()
+    assert await bench.witness() != accepted
+
+    await bench.metadata.accept(PARTITION, accepted)
+    lose_metadata(bench)
+    manifests.new_owner()
+    with pytest.raises(MetadataLostError, match="accepted segments"):
+        await manifests.round()
+    assert bench.metadata.acceptance(PARTITION) is None
+
+
+async def test_that_there_is_no_manifest_can_be_accepted_once(manifests: Manifests) -> None:
+    """A copy without a known end would stop the partition; the owner writes a manifest before the acceptance ends."""
+    bench = manifests.bench
+    await copied(bench)
+    newest = bench.segments[-1]
+    bench.metadata.segments[newest.segment_id] = replace(newest, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
+    bench.log.log_start_offset = newest.end_offset + 1
+    await bench.accept()
+    assert bench.metadata.acceptance(PARTITION) == "none"
+    assert await manifests.round() == ["get", "get", "put"]
+    await manifests.task.end_acceptance()
+    assert bench.metadata.acceptance(PARTITION) is None
+    await bench.metadata.accept(PARTITION, "none")
+    await manifests.round()
+    assert not manifests.task.is_accepted
+
+
+async def test_an_unreadable_manifest_can_be_accepted(manifests: Manifests) -> None:
+    await manifests.storage.put_object(KEY, b"torn")
+    await manifests.bench.accept()
+    await manifests.storage.put_object(KEY, b"torn otherwise")
+    with pytest.raises(MetadataLostError, match="has no metadata"):
+        await manifests.round()
+    await manifests.bench.accept()
+    await manifests.round()
+    await manifests.task.end_acceptance()
+    assert (await manifests.stored()).segments == ()
+
+
+async def trimmed(manifests: Manifests, policy: TopicPolicy) -> tuple[list[str], int | None]:
+    """What a trim asks the store, and where it ends."""
+    await manifests.round()
+    bench, before = manifests.bench, len(manifests.storage.asked)
+    task = TrimTask(manifests.services, PARTITION, manifests.task)
+    end = await task.run(policy, bench.copy_task.local_only_bytes)
+    return [one.split()[0] for one in manifests.storage.asked[before:]], end
+
+
+KEEP_NOTHING = with_retention(local_retention_bytes=0)
+
+
+@pytest.fixture
+async def trimmable(manifests: Manifests) -> Manifests:
+    """Segments 0-29, 30-59 and 60-89 are visible."""
+    await copied(manifests.bench)
+    manifests.bench.now_ms += 60_000
+    return manifests
+
+
+async def test_a_trim_reads_the_manifest_back_and_no_other_round_does(trimmable: Manifests) -> None:
+    assert await trimmed(trimmable, POLICY) == ([], None)
+    assert await trimmed(trimmable, KEEP_NOTHING) == (["get"], 60)
+    assert await trimmed(trimmable, KEEP_NOTHING) == ([], None)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_manifest_that_was_replaced_is_written_again_before_a_trim(
+    trimmable: Manifests, is_there: bool
+) -> None:
+    """A former owner was stopped in the middle of a PUT."""
+    bench, storage = trimmable.bench, trimmable.storage
+    await storage.put_object(KEY, encode_partition_manifest(manifest_of(bench.metadata, "cluster", PARTITION)))
+    old = await storage.get_object(KEY)
+    trimmable.new_owner()
+    bench.log.append(*(batch_of(100 + 10 * number, 10, value_bytes=15) for number in range(3)))
+    await bench.copy_all()
+    bench.now_ms += 60_000
+    await trimmable.round()
+    known = await storage.get_object(KEY)
+    assert known != old
+    await (storage.put_object(KEY, old) if is_there else storage.delete_object(KEY))
+    assert await trimmed(trimmable, KEEP_NOTHING) == (["get", "put"], 90)
+    assert await storage.get_object(KEY) == known
+
+
+async def test_nothing_is_trimmed_while_the_manifest_cannot_be_read_back(
+    trimmable: Manifests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, get_object = trimmable.bench, trimmable.storage.get_object
+    await trimmable.round()
+
+    async def fail(key: str) -> bytes:
+        raise RetriableRemoteStorageError("503")
+
+    monkeypatch.setattr(trimmable.storage, "get_object", fail)
+    for _ in range(2):
+        assert (await trimmed(trimmable, KEEP_NOTHING))[1] is None
+    assert bench.log.trims == []
+    assert bench.metadata.local_log_start(PARTITION) is None
+    assert bench.metric("remote_log_alarms_total", topic="orders", reason="manifest") == 1
+    monkeypatch.setattr(trimmable.storage, "get_object", get_object)
+    assert await trimmed(trimmable, KEEP_NOTHING) == (["get"], 60)
+
+
+async def test_a_trim_does_not_hide_a_manifest_that_knows_more(trimmable: Manifests) -> None:
+    bench = trimmable.bench
+    await trimmable.round()
+    more = await trimmable.storage.get_object(KEY)
+    del bench.metadata.segments[bench.segments[-1].segment_id]
+    await trimmable.storage.delete_object(KEY)
+    trimmable.new_owner()
+    await trimmable.round()
+    await trimmable.storage.put_object(KEY, more)
+    with pytest.raises(MetadataLostError, match="1 accepted segments"):
+        await trimmed(trimmable, KEEP_NOTHING)
+    assert bench.log.trims == []
+    assert await trimmable.storage.get_object(KEY) == more
+
+
+async def test_only_the_owner_buries_a_manifest(manifests: Manifests) -> None:
+    """A member that lost its ownership meanwhile does not overwrite the new owner's manifest."""
+    await copied(manifests.bench)
+    await manifests.round()
+    before = await manifests.stored()
+    manifests.bench.metadata.owned = False
+    with pytest.raises(OwnershipLostError):
+        await bury_manifest(manifests.services, PARTITION)
+    assert await manifests.stored() == before
+    manifests.bench.metadata.owned = True
+    await bury_manifest(manifests.services, PARTITION)
+    assert (await manifests.stored()).segments == ()
+
+
+async def test_it_has_the_log_start_of_the_latest_history(manifests: Manifests) -> None:
+    bench = manifests.bench
+    before, after = LogStart(500, 2, LogStartReason.USER), LogStart(50, 3, LogStartReason.USER)
+    await bench.metadata.put_log_start(PARTITION, before)
+    await bench.metadata.put_log_start(PARTITION, after, denied=[before])
+    await copied(bench)
+    await manifests.round()
+    assert (await manifests.stored()).log_start == after
+
+
+async def test_a_log_start_of_an_earlier_epoch_explains_no_lost_segment(manifests: Manifests) -> None:
+    """The segment was copied of another history than the one that the user's log start is of."""
+    bench = manifests.bench
+    bench.log.leader_epoch = 3
+    bench.log.append(*(batch_of(10 * number, 10, value_bytes=15, leader_epoch=3) for number in range(10)))
+    await bench.copy_all()
+    await manifests.round()
+    lose_metadata(bench)
+    bench.metadata.epoch_bounds.clear()
+    await bench.record_log_start(500, leader_epoch=2)
+    manifests.new_owner()
+    with pytest.raises(MetadataLostError, match="accepted segments"):
+        await manifests.round()
+    await bench.record_log_start(501, leader_epoch=3)
+    await manifests.round()
 
 
 async def test_an_unfinished_copy_of_removed_records_waits_for_a_manifest(manifests: Manifests) -> None:
@@ -233,7 +418,7 @@ async def test_an_unfinished_copy_of_removed_records_waits_for_a_manifest(manife
     newest = bench.segments[-1]
     bench.metadata.segments[newest.segment_id] = replace(newest, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
     bench.log.log_start_offset = newest.end_offset + 1
-    with pytest.raises(MetadataLostError, match="did not end"):
+    with pytest.raises(MetadataLostError, match="did not finish"):
         await manifests.round()
 
 

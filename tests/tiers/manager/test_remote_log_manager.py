@@ -13,7 +13,13 @@ from tests.fakes.in_memory_log import InMemoryLog
 from tests.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
 from tiers.broker.client import monotonic_ms
-from tiers.errors import BrokerError, RetriableRemoteStorageError
+from tiers.errors import (
+    BrokerError,
+    LogDivergedError,
+    MetadataLostError,
+    RemoteLogError,
+    RetriableRemoteStorageError,
+)
 from tiers.log.log_source import EpochEndOffset, LocalLogBounds, LogRead
 from tiers.manager.remote_log_manager import RemoteLogManager
 from tiers.manager.topic_policy import TopicPolicy
@@ -167,6 +173,34 @@ async def test_a_diverged_partition_raises_an_alarm_and_moves_nothing(running: R
         await eventually(lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="diverged") > 0)
     assert running.remote_end(PARTITION) == 89
     assert log.log_start_offset == 60
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(MetadataLostError("it was lost"), "metadata-lost"), (LogDivergedError("it diverged"), "diverged")],
+)
+async def test_a_partition_that_stops_is_one_alarm_until_it_goes_on(
+    running: Running, caplog: pytest.LogCaptureFixture, error: RemoteLogError, reason: str
+) -> None:
+    log = running.logs.of[PARTITION]
+
+    def stopped() -> tuple[float, int]:
+        lines = [line for line in caplog.records if line.levelname == "ERROR" and reason[:8] in line.getMessage()]
+        return running.bench.metric("remote_log_alarms_total", topic="orders", reason=reason), len(lines)
+
+    async with running.run():
+        await eventually(lambda: running.remote_end(PARTITION) == 89)
+        managed = running.manager._managed[PARTITION]
+        for episode in (1, 2):
+            log.failure = error
+            await eventually(lambda: managed.failures > 2)
+            log.failure = BrokerError("no leader", retriable=True)  # which ends no episode
+            await eventually(lambda: managed.last_error == "no leader")
+            log.failure = error
+            await eventually(lambda: managed.last_error == str(error))
+            assert stopped() == (episode, episode)
+            log.failure = None
+            await eventually(lambda: managed.failures == 0)
 
 
 async def test_an_unclean_election_is_clamped_and_the_new_leader_copied_in_the_same_round(running: Running) -> None:

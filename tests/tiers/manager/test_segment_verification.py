@@ -138,17 +138,17 @@ async def test_bytes_after_the_last_chunk_are_damage(stored: Stored) -> None:
     stored.change(".log", lambda data: data + b"\0")
     [found] = await stored.verify()
     assert found.position == len(stored.file(".log").read_bytes()) - 1
-    assert "goes on after its last chunk" in found.what
+    assert "continues after the end of its last chunk" in found.what
 
 
 @pytest.mark.parametrize(
     ("section", "what"),
     [
-        (Section.OFFSET_INDEX, "the offset index is not what the log gives"),
-        (Section.TIME_INDEX, "the time index is not what the log gives"),
-        (Section.REMOTE_LOG_INDEX, "the remote log index is not what the log gives"),
-        (Section.LEADER_EPOCH_CHECKPOINT, "the leader epochs are not those of the log"),
-        (Section.ABORTED_TRANSACTIONS, "the aborted transactions are not those of the log"),
+        (Section.OFFSET_INDEX, "the offset index does not match the log"),
+        (Section.TIME_INDEX, "the time index does not match the log"),
+        (Section.REMOTE_LOG_INDEX, "the remote log index does not match the log"),
+        (Section.LEADER_EPOCH_CHECKPOINT, "the leader epochs do not match the log"),
+        (Section.ABORTED_TRANSACTIONS, "the aborted transactions do not match the log"),
     ],
 )
 async def test_an_index_that_is_whole_and_not_the_logs_is_stale(stored: Stored, section: Section, what: str) -> None:

@@ -69,7 +69,7 @@ def skip_the_epoch_check(patch: pytest.MonkeyPatch) -> None:
     async def nothing(*_: object) -> None:
         return
 
-    patch.setattr(clamp_task, "check_remote_lineage", nothing)
+    patch.setattr(clamp_task, "check_history", nothing)
     patch.setattr(trim_task, "check_remote_lineage", nothing)
 
 

@@ -75,6 +75,8 @@ class Tier(RuleBasedStateMachine):
         self.log_start = 0
         self.is_diverged = False
         """The leader's log ends otherwise than what was copied, and no round has seen it yet."""
+        self.cut_at = 0
+        """Where the last unclean election cut the log."""
         self.may_have_orphans = False
         """A frozen owner may write an object whose segment its successor has deleted: that is only reported."""
 
@@ -163,6 +165,7 @@ class Tier(RuleBasedStateMachine):
         cut = ends[(len(ends) - 1) * percent // 100]
         self.removed = [(first, min(end, cut)) for first, end in self.removed if first < cut]
         self.model.cut(cut)
+        self.cut_at = cut
         self.model.leader_epoch += 1
         self.log.elect_unclean(self.model.end_offset)
         self.appended(*(self.model.append(10, self.clock.wall_ms) for _ in range(batches)))
@@ -170,7 +173,9 @@ class Tier(RuleBasedStateMachine):
 
     @rule(percent=st.integers(0, 100))
     def delete_records(self, percent: int) -> None:
-        """First by the broker, then in the metadata, by whichever proxy."""
+        """First by the broker, then in the metadata, by whichever proxy. A proxy refuses it of another history."""
+        if self.has_what_was_cut():
+            return
         offset = max(self.log_start, self.log.log_start_offset, self.log.lso * percent // 100)
         if offset > self.log.lso:
             return
@@ -193,9 +198,15 @@ class Tier(RuleBasedStateMachine):
         if ends:
             self.broker_removes(ends[(len(ends) - 1) * percent // 100])
 
+    def has_what_was_cut(self) -> bool:
+        """Whether the remote tier has records that an unclean election took from the leader's log."""
+        remote_end = self.owner_metadata().remote_end_offset(PARTITION)
+        return self.is_diverged and remote_end is not None and remote_end >= self.cut_at
+
     def broker_removes(self, end: int) -> None:
+        """Not before a round has seen an unclean election: a leader cannot tell of records that it has removed."""
         end = min(end, self.log.lso)
-        if end <= self.log.log_start_offset:
+        if end <= self.log.log_start_offset or self.has_what_was_cut():
             return
         remote_end = self.owner_metadata().remote_end_offset(PARTITION)
         first = max(self.log.log_start_offset, -1 if remote_end is None else remote_end + 1)
@@ -406,7 +417,8 @@ class Tier(RuleBasedStateMachine):
             key = partition_manifest_key("cluster", PARTITION)
             manifest = decode_partition_manifest((self.root / "remote" / key).read_bytes())
             assert {each.id for each in manifest.segments} == {one.segment_id.id for one in segments}
-            assert manifest.log_start == next(iter(metadata.log_starts(PARTITION)), None)
+            latest = max(metadata.log_starts(PARTITION), key=lambda one: (one.leader_epoch, one.offset), default=None)
+            assert manifest.log_start == latest
             assert manifest.gaps == tuple(metadata.gaps(PARTITION))
         assert stored == named or self.may_have_orphans
         assert self.follower.spooled() == []

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.fakes.in_memory_log import InMemoryLog
 from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
-from tiers.errors import RemoteLogError
+from tiers.errors import RemoteLogError, RemoteResourceNotFoundError
 from tiers.log.log_history import ConfirmedLogStart, LogStartConfirmation
 from tiers.manager.clamp_task import RLMClampTask
 from tiers.manager.copy_task import RLMCopyTask
@@ -28,11 +28,13 @@ from tiers.manager.task_services import TaskServices
 from tiers.manager.topic_policy import TopicPolicy
 from tiers.manager.trim_task import TrimTask
 from tiers.metadata.failed_deletions_topic import FailedDeletion
+from tiers.metadata.partition_manifest import witness_of
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.local import LocalRemoteStorageManager
+from tiers.storage.object_key import partition_manifest_key
 
 PARTITION = TopicIdPartition(UUID(int=1), 0, "orders")
 POLICY = TopicPolicy(
@@ -91,19 +93,19 @@ class Workbench:
         self._start()
 
     def _start(self) -> None:
-        self.clamp_task = RLMClampTask(self.services, PARTITION)
         self.copy_task = RLMCopyTask(self.services, PARTITION)
         self.manifest_task = PartitionManifestTask(self.services, PARTITION)
+        self.clamp_task = RLMClampTask(self.services, PARTITION, self.manifest_task)
         self.gap_task = LogGapTask(self.services, PARTITION, self.manifest_task)
         self.log_starts = LogStartConfirmation(self.log, self.metadata)
-        self.trim_task = TrimTask(self.services, PARTITION)
+        self.trim_task = TrimTask(self.services, PARTITION, self.manifest_task)
         self.expiration_task = RLMExpirationTask(self.services, PARTITION)
 
     async def copy(self, policy: TopicPolicy = POLICY) -> bool:
         """A round's lineage check, leftovers and copying."""
         bounds = await self.log.bounds(PARTITION, 1000)
         log_start = await self.log_start()
-        if await self.clamp_task.run(bounds.log_start_offset, log_start.offset):
+        if await self.clamp_task.run(bounds, log_start.offset):
             self.copy_task.start_over()
         await collect_leftovers(self.services, PARTITION)
         bounds = await self.log.bounds(PARTITION, 1000)
@@ -119,6 +121,16 @@ class Workbench:
         await self.manifest_task.check(bounds.log_start_offset)
         await self.manifest_task.run()
 
+    async def accept(self) -> None:
+        """As an operator does, with the manifest that the store has now. The owner judges it in its next round."""
+        await self.metadata.accept(PARTITION, await self.witness())
+
+    async def witness(self) -> str:
+        try:
+            return witness_of(await self.store.get_object(partition_manifest_key("cluster", PARTITION)))
+        except RemoteResourceNotFoundError:
+            return witness_of(None)
+
     async def log_start(self) -> ConfirmedLogStart:
         bounds = await self.log.bounds(PARTITION, 1000)
         return await self.log_starts.confirmed(PARTITION, bounds.leader_epoch, 1000)
@@ -133,6 +145,7 @@ class Workbench:
             pass
 
     async def trim(self, policy: TopicPolicy) -> int | None:
+        await self.write_manifest()
         return await self.trim_task.run(policy, self.copy_task.local_only_bytes, (await self.log_start()).offset)
 
     async def expire(self, policy: TopicPolicy) -> int:

@@ -107,7 +107,7 @@ class Cluster:
         return SimpleNamespace(topics=[SimpleNamespace(partitions=partitions)])
 
     def epoch_end(self, number: int, leader_epoch: int) -> EpochEndOffset:
-        """As Kafka's LeaderEpochFileCache answers (semantics 6.1)."""
+        """As Kafka's LeaderEpochFileCache answers (docs/semantics.md 6.1)."""
         starts = self.epoch_starts[number]
         higher = [epoch for epoch in starts if epoch > leader_epoch]
         if starts and leader_epoch == max(starts):

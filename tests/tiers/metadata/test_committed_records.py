@@ -243,8 +243,8 @@ def test_what_owners_write_counts_in_a_transaction_alone() -> None:
         (encode_key(nothing_key(added.topic_id_partition)), None),
     ]
     read = read_committed(fetched(batch(0, records, -1, 0)), 0)
-    assert [(event.offset, event.record) for event in read.events] == [(2, raised), (4, None)]
-    assert read.foreign_records == 3
+    assert [(event.offset, event.record) for event in read.events] == [(2, raised), (3, None), (4, None)]
+    assert read.foreign_records == 2
     assert len(read_committed(fetched(batch(0, records)), 0).events) == 5
 
 

@@ -15,6 +15,7 @@ from tests.tiers.metadata.test_state import (
     NOW_MS,
     PARTITION,
     TOPIC_ID,
+    Topic,
     clamp,
     gap,
     log_start,
@@ -23,14 +24,16 @@ from tests.tiers.metadata.test_state import (
     to,
     user,
 )
-from tiers.metadata.serde import MetadataRecord, RecordKey, key_of, segment_keys
+from tiers.metadata.serde import MetadataRecord, RecordKey, decode_key, decode_value, key_of, segment_keys
 from tiers.metadata.state_replay import MetadataEvent, PartitionRead
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
+from tiers.metadata.written_records import records_of_log_start
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
+    LogDivergenceUpdate,
     OperatorAcceptanceUpdate,
     TopicDeletionUpdate,
     TopicMissingUpdate,
@@ -88,8 +91,8 @@ positions = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), max_size=
 def topics(draw: st.DrawFn) -> list[MetadataEvent]:
     lives = [life(number + 1, *shape) for number, shape in enumerate(draw(segments))]
     for writer in "ab":
-        # Within a leader epoch a writer's log starts rise; in a later one they may begin lower.
-        updates = [log_start(writer, user(offset, epoch)) for epoch, offset in sorted(draw(positions))]
+        # In any order: a repeated request may append an older record after a newer one.
+        updates = [log_start(writer, user(offset, epoch)) for epoch, offset in draw(positions)]
         lives.append([[(key_of(update), update)] for update in updates])
     seen = [log_start("a", LogStart(offset, epoch, LogStartReason.SEEN)) for epoch, offset in draw(positions)[:1]]
     lives.append([[(key_of(update), update)] for update in seen])
@@ -100,12 +103,13 @@ def topics(draw: st.DrawFn) -> list[MetadataEvent]:
         lives.append([[(key_of(gap(first, 60)), None if end is None else gap(first, end))] for end in ends])
     first_partition = TopicIdPartition(TOPIC_ID, 0, "orders")
     presences: tuple[MetadataRecord, ...] = (
-        OperatorAcceptanceUpdate(PARTITION, "a", NOW_MS),
+        OperatorAcceptanceUpdate(PARTITION, "a", NOW_MS, "7f"),
+        LogDivergenceUpdate(PARTITION, "a", NOW_MS),
         TopicMissingUpdate(first_partition, "a", NOW_MS),
         TopicDeletionUpdate(first_partition, "a", NOW_MS),
     )
     lives += [life_of_presence(presence, draw(st.integers(0, 3))) for presence in presences]
-    lives.append([[(key_of(clamp(end)), clamp(end))] for end in draw(st.lists(st.integers(0, 20), max_size=4))])
+    lives.append([[(key_of(clamp(end)), clamp(end))] for end in draw(st.lists(st.integers(-1, 20), max_size=4))])
     fates = st.lists(st.sampled_from(["finished", "deleted", "deleted twice", "never begun"]), min_size=1, max_size=3)
     lives += [life_of_plan(number, each) for number, each in enumerate(draw(st.lists(fates, max_size=2)))]
     turns = draw(st.permutations([index for index, each in enumerate(lives) for _ in each]))
@@ -132,10 +136,12 @@ def answers(state: RemoteLogMetadataStateWriter) -> list[object]:
     return [
         list(state.list_remote_log_segments(PARTITION)),
         [state.remote_log_segment_metadata(PARTITION, offset) for offset in range(45)],
-        state.log_starts_by_writer(PARTITION),
+        state.log_starts(PARTITION),
+        sorted(state.recorded_log_starts(PARTITION), key=repr),
         state.local_log_start(PARTITION),
         state.gaps(PARTITION),
-        state.is_accepted(PARTITION),
+        state.acceptance(PARTITION),
+        state.is_diverged(PARTITION),
         state.missing_topics(),
         state.is_topic_deleted(TOPIC_ID),
         state.partitions(),
@@ -173,3 +179,47 @@ def test_an_update_that_outlives_its_add_is_left_out() -> None:
         state.apply([PartitionRead(0, [MetadataEvent(7, NOW_MS, key_of(update), update)], 8)])
         assert state.remote_log_segment_metadata_by_id(first.segment_id) is None
         assert not state.is_tiered(UUID(int=7))
+
+
+log_starts_in_any_order = st.lists(
+    st.builds(LogStart, st.integers(0, 9), st.integers(0, 3), st.sampled_from(LogStartReason)), max_size=12
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(log_starts_in_any_order, st.data())
+def test_compaction_loses_no_log_start(starts: list[LogStart], data: st.DataObject) -> None:
+    """Of each leader epoch the highest one of a user is there, whatever came after it, and however it was compacted."""
+    records: list[tuple[RecordKey, MetadataRecord | None]] = []
+    with tempfile.TemporaryDirectory() as folder, closing(open_state(Path(folder))) as state:
+        topic = Topic(state)
+        for start in starts:
+            before = len(records)
+            for key, value in records_of_log_start(state, log_start("a", start)):
+                records.append((decode_key(key), None if value is None else decode_value(value)))
+            topic.events(*records[before:])
+            if data.draw(st.booleans(), "is repeated later"):
+                again = records[data.draw(st.integers(0, len(records) - 1), "which")]
+                if again[1] is not None:
+                    records.append(again)
+                    topic.events(again)
+        expected = state.log_starts(PARTITION), sorted(state.recorded_log_starts(PARTITION), key=repr)
+    events = [MetadataEvent(offset, NOW_MS, key, record) for offset, (key, record) in enumerate(records)]
+    cleaned_to = data.draw(st.integers(0, len(events)), "cleaned to")
+    left = compacted(events, cleaned_to, keep_tombstones=data.draw(st.booleans(), "keep tombstones"))
+    with tempfile.TemporaryDirectory() as folder, closing(open_state(Path(folder))) as state:
+        state.apply([PartitionRead(0, left, len(events))])
+        assert (state.log_starts(PARTITION), sorted(state.recorded_log_starts(PARTITION), key=repr)) == expected
+        recorded = state.log_starts(PARTITION)
+    for start in starts:
+        if start.reason is LogStartReason.USER:
+            kept = [each for each in recorded if (each.leader_epoch, each.reason) == (start.leader_epoch, start.reason)]
+            assert any(each.offset >= start.offset for each in kept)
+
+
+def test_a_late_record_of_a_lower_log_start_hides_no_higher_one() -> None:
+    updates = [log_start("a", user(100, 1)), log_start("a", user(50, 2)), log_start("a", user(20, 1))]
+    events = [MetadataEvent(offset, NOW_MS, key_of(update), update) for offset, update in enumerate(updates)]
+    with tempfile.TemporaryDirectory() as folder, closing(open_state(Path(folder))) as state:
+        state.apply([PartitionRead(0, compacted(events, 3, keep_tombstones=True), 3)])
+        assert state.log_starts(PARTITION) == [user(100, 1), user(50, 2), user(20, 1)]

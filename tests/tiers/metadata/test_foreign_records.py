@@ -19,6 +19,7 @@ from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpo
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
     LocalLogStartUpdate,
+    LogDivergenceUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
@@ -34,7 +35,7 @@ from tiers.model.segment_metadata import (
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 
 INT32 = st.sampled_from([0, 1, 5]) | st.integers(-(1 << 31), (1 << 31) - 1)
-INT64 = st.sampled_from([0, 9, 10, 19]) | st.integers(-(1 << 63), (1 << 63) - 1)
+INT64 = st.sampled_from([-1, 0, 9, 10, 19]) | st.integers(-(1 << 63), (1 << 63) - 1)
 PARTITIONS = st.builds(
     TopicIdPartition, st.just(UUID(int=1)), st.sampled_from([0, -1]), st.sampled_from(["", "orders"])
 )
@@ -72,14 +73,15 @@ RECORDS: st.SearchStrategy[MetadataRecord] = st.one_of(
     st.builds(QuarantineDeletionUpdate, SEGMENTS, NAMES, INT64),
     st.builds(LocalLogStartUpdate, PARTITIONS, NAMES, INT64, st.builds(OffsetAndEpoch, INT64, INT32)),
     st.builds(LogGapUpdate, PARTITIONS, NAMES, INT64, st.builds(LogGap, INT64, INT64), INT32),
-    st.builds(OperatorAcceptanceUpdate, PARTITIONS, NAMES, INT64),
+    st.builds(OperatorAcceptanceUpdate, PARTITIONS, NAMES, INT64, NAMES),
+    st.builds(LogDivergenceUpdate, PARTITIONS, NAMES, INT64),
     st.builds(TopicDeletionUpdate, PARTITIONS, NAMES, INT64),
     st.builds(TopicMissingUpdate, PARTITIONS, NAMES, INT64),
     PLANS,
 )
 KEYS = st.builds(
     RecordKey,
-    st.sampled_from([0, 1, 2, 3, *range(1000, 1008), *range(2000, 2003)]),
+    st.sampled_from([0, 1, 2, 3, *range(1000, 1009), *range(2000, 2003)]),
     PARTITIONS,
     st.sampled_from([UUID(int=2).bytes, b"", b"a", b"x" * 600]) | st.binary(max_size=20),
 )

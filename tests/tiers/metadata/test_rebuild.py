@@ -123,7 +123,7 @@ def test_what_came_after_the_manifest_continues_it(store: Store) -> None:
     plan = store.plan()
     assert live(plan) == [(0, 9), (10, 19)]
     assert [each.custom_metadata for each in plan.unnamed] == [b"as listed"]
-    assert "another one has the same content" in plan.dropped[0]
+    assert "another segment has the same content" in plan.dropped[0]
 
 
 def merged_of(
@@ -147,14 +147,14 @@ def test_a_merge_that_did_not_come_to_count_is_not_missed(store: Store, are_name
     merged_of(store, *parts[:2])
     plan = store.plan()
     assert live(plan) == [(0, 9), (10, 19), (20, 29)]
-    assert "it was merged of 2 segments, which are all there" in plan.dropped[0]
+    assert "it was merged from 2 segments, which all exist" in plan.dropped[0]
 
 
 def test_what_only_looks_merged_is_refused_and_so_is_a_merge_whose_part_is_lost(store: Store) -> None:
     parts = store.holds(0, 9), store.holds(10, 19)
     store.manifest(*parts)
     whole = merged_of(store, *parts, size_bytes=1)
-    assert "which counts is not known" in store.plan().refused[0]
+    assert "it is not known which one counts" in store.plan().refused[0]
     store.loses(whole)
     merged_of(store, *parts)
     store.loses(parts[1])
@@ -214,7 +214,7 @@ def test_where_nothing_is_left_the_log_start_stays_for_the_owner_to_move(store: 
         store.loses(each)
     plan = store.plan()
     assert (live(plan), plan.log_start_offset) == ([], 3)
-    assert "nothing is left of the 2 segments" in plan.notes[0]
+    assert "all 2 segments that the manifest names are gone" in plan.notes[0]
 
 
 def test_what_came_after_the_manifest_continues_what_is_gone(store: Store) -> None:
@@ -235,6 +235,18 @@ def test_a_leftover_below_the_log_start_is_not_read_again(store: Store) -> None:
     assert live(store.plan()) == [(10, 19)]
 
 
+def test_a_log_start_that_a_later_segment_denies_is_left_out(store: Store) -> None:
+    """An unclean election cut the log below that log start, and the manifest is older than the next copy."""
+    first = store.holds(0, 89)
+    later = [store.holds(90, 94, epoch=8), store.holds(95, 120, epoch=8)]
+    store.manifest(first, log_start=100)
+    plan = plan_partition(store.found)
+    assert (live(plan), plan.refused, plan.dropped) == ([(0, 89), (90, 94), (95, 120)], [], [])
+    assert plan.unnamed == later
+    assert plan.log_start is None
+    assert "log start 100 of leader epoch" in plan.notes[0]
+
+
 def refused(store: Store) -> str:
     plan = store.plan()
     assert plan.refused
@@ -248,23 +260,23 @@ def test_a_second_copy_of_what_is_accepted_is_not_needed_unless_it_differs(store
     store.holds(0, 9, content=bytes((accepted.segment_id.id.int,)))
     plan = store.plan()
     assert (live(plan), plan.unnamed) == ([(0, 9)], [])
-    assert "another one has the same content" in plan.dropped[0]
+    assert "another segment has the same content" in plan.dropped[0]
     store.holds(0, 9)
-    assert f"it has offsets of segment {accepted.segment_id.id}: which counts is not known" in refused(store)
+    assert f"it has offsets of segment {accepted.segment_id.id}: it is not known which one counts" in refused(store)
 
 
 def test_two_contents_for_one_range_are_refused(store: Store) -> None:
     store.holds(0, 9)
     store.holds(0, 9)
-    assert "which counts is not known" in refused(store)
+    assert "it is not known which one counts" in refused(store)
     store.manifest()
-    assert "which counts is not known" in refused(store)
+    assert "it is not known which one counts" in refused(store)
 
 
 def test_an_overlap_with_what_is_accepted_is_refused(store: Store) -> None:
     store.manifest(store.holds(0, 9))
     store.holds(5, 14)
-    assert "has offsets of others" in refused(store)
+    assert "has offsets of other segments" in refused(store)
 
 
 def test_missing_objects_are_refused(store: Store) -> None:
@@ -301,7 +313,7 @@ def test_a_hole_between_the_log_start_and_the_first_segment_is_refused(store: St
 def test_an_unreadable_manifest_is_refused(store: Store) -> None:
     store.holds(0, 9)
     store.found.manifest = "a wrong checksum"
-    assert "cannot be told: a wrong checksum" in refused(store)
+    assert "which are dead: a wrong checksum" in refused(store)
 
 
 def test_a_manifest_that_describes_something_else_is_refused(store: Store) -> None:
@@ -312,7 +324,7 @@ def test_a_manifest_that_describes_something_else_is_refused(store: Store) -> No
 def test_epochs_that_fall_are_refused(store: Store) -> None:
     store.holds(0, 9, epoch=4)
     store.holds(10, 19, epoch=3)
-    assert "begins in leader epoch 3, after 4" in refused(store)
+    assert "begins in leader epoch 3, after epoch 4" in refused(store)
 
 
 def test_replay_makes_of_the_records_what_was_accepted(store: Store, tmp_path: Path) -> None:

@@ -30,8 +30,10 @@ from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
+    CUT_ALL,
     LeaderEpochEntry,
     LocalLogStartUpdate,
+    LogDivergenceUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
@@ -148,10 +150,10 @@ def test_a_gap_keeps_its_bytes_and_what_is_none_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("record_type", "api_key"),
-    [(OperatorAcceptanceUpdate, "ef07"), (TopicDeletionUpdate, "d00f"), (TopicMissingUpdate, "d10f")],
+    [(LogDivergenceUpdate, "f007"), (TopicDeletionUpdate, "d00f"), (TopicMissingUpdate, "d10f")],
 )
 def test_what_says_all_by_its_partition_keeps_its_bytes(
-    record_type: type[OperatorAcceptanceUpdate | TopicDeletionUpdate | TopicMissingUpdate], api_key: str
+    record_type: type[LogDivergenceUpdate | TopicDeletionUpdate | TopicMissingUpdate], api_key: str
 ) -> None:
     update = record_type(PARTITION, "proxy-1", 1700000001234)
     expected = (
@@ -161,13 +163,22 @@ def test_what_says_all_by_its_partition_keeps_its_bytes(
     assert decode_value(bytes.fromhex(expected)) == update
 
 
+def test_an_acceptance_keeps_its_bytes_and_a_draft_says_nothing() -> None:
+    update = OperatorAcceptanceUpdate(PARTITION, "proxy-1", 1700000001234, "7f")
+    head = "076f7264657273123456789abcdef0123456789abcdef000000007000870726f78792d310000018bcfe56cd2"
+    expected = f"01ef0701{head}03376600"
+    assert encode_value(update).hex() == expected
+    assert decode_value(bytes.fromhex(expected)) == update
+    assert decode_value(bytes.fromhex(f"01ef0700{head}00")) is None
+
+
 def test_an_offset_below_zero_is_remembered_of_no_log() -> None:
     records: tuple[MetadataRecord, ...] = (
         LogStartOffsetUpdate(PARTITION, "a", 0, LogStart(-1, 5, LogStartReason.USER)),
         LocalLogStartUpdate(PARTITION, "a", 0, OffsetAndEpoch(-1, 5)),
     )
     for record in records:
-        with pytest.raises(RemoteLogMetadataError, match="remembers the offset -1"):
+        with pytest.raises(RemoteLogMetadataError, match="negative offset -1"):
             decode_value(encode_value(record))
 
 
@@ -179,6 +190,10 @@ def test_a_clamp_keeps_its_bytes() -> None:
     )
     assert encode_value(update).hex() == expected
     assert decode_value(bytes.fromhex(expected)) == update
+    nothing_is_left = replace(update, leader_epoch=-1, valid_end_offset=CUT_ALL)
+    assert decode_value(encode_value(nothing_is_left)) == nothing_is_left
+    with pytest.raises(RemoteLogMetadataError, match="invalid end offset -2"):
+        decode_value(encode_value(replace(update, valid_end_offset=-2)))
 
 
 def test_the_wish_to_delete_a_segment_is_read_as_it_was_written() -> None:
@@ -253,20 +268,23 @@ def test_arbitrary_bytes_never_raise_anything_else(data: bytes) -> None:
         assert decoded is None or decode_value(encode_value(decoded)) == decoded
 
 
-def test_keys_tell_segments_record_types_and_writers_apart() -> None:
+def test_keys_tell_segments_record_types_and_log_starts_apart() -> None:
     update = RemoteLogSegmentMetadataUpdate(SEGMENT_ID, 4, 0, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
     keys = [
         key_of(ADDED),
         key_of(update),
         key_of(RemotePartitionDeleteMetadata(PARTITION, 1, 0, RemotePartitionDeleteState.DELETE_PARTITION_MARKED)),
         key_of(LogStartOffsetUpdate(PARTITION, "a", 0, LogStart(1, 0, LogStartReason.USER))),
-        key_of(LogStartOffsetUpdate(PARTITION, "b", 0, LogStart(1, 0, LogStartReason.RETENTION))),
+        key_of(LogStartOffsetUpdate(PARTITION, "a", 0, LogStart(1, 1, LogStartReason.USER))),
+        key_of(LogStartOffsetUpdate(PARTITION, "a", 0, LogStart(2, 0, LogStartReason.USER))),
+        key_of(LogStartOffsetUpdate(PARTITION, "a", 0, LogStart(1, 0, LogStartReason.RETENTION))),
         key_of(LogStartOffsetUpdate(PARTITION, "b", 0, LogStart(1, 0, LogStartReason.SEEN))),
         nothing_key(PARTITION),
         key_of(LocalLogStartUpdate(PARTITION, "a", 0, OffsetAndEpoch(1, 0))),
         key_of(LogGapUpdate(PARTITION, "a", 0, LogGap(1, 9), 0)),
         key_of(LogGapUpdate(PARTITION, "a", 0, LogGap(2, 9), 0)),
-        key_of(OperatorAcceptanceUpdate(PARTITION, "a", 0)),
+        key_of(OperatorAcceptanceUpdate(PARTITION, "a", 0, "7f")),
+        key_of(LogDivergenceUpdate(PARTITION, "a", 0)),
         key_of(TopicDeletionUpdate(PARTITION, "a", 0)),
         key_of(TopicMissingUpdate(PARTITION, "a", 0)),
         key_of(TopicTierConfigUpdate(PARTITION, "a", 0, {})),
@@ -288,7 +306,7 @@ def test_what_is_replaced_has_one_key_whoever_writes_it() -> None:
         trim = LocalLogStartUpdate(PARTITION, writer, 0, OffsetAndEpoch(number, number))
         assert key_of(trim) == local_log_start_key(PARTITION)
         assert key_of(LogGapUpdate(PARTITION, writer, 0, LogGap(5, 9 + number), 0)) == log_gap_key(PARTITION, 5)
-        assert key_of(OperatorAcceptanceUpdate(PARTITION, writer, 0)) == operator_acceptance_key(PARTITION)
+        assert key_of(OperatorAcceptanceUpdate(PARTITION, writer, 0, writer)) == operator_acceptance_key(PARTITION)
         assert key_of(TopicMissingUpdate(PARTITION, writer, 0)) == topic_missing_key(PARTITION)
 
 

@@ -19,7 +19,9 @@ from tiers.metadata.serde import (
     decode_key,
     key_of,
     local_log_start_key,
+    log_divergence_key,
     log_gap_key,
+    log_start_key,
     operator_acceptance_key,
     segment_keys,
     topic_missing_key,
@@ -27,12 +29,13 @@ from tiers.metadata.serde import (
 from tiers.metadata.state_layout import StateIdentity
 from tiers.metadata.state_replay import MetadataEvent, PartitionRead
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
-from tiers.metadata.written_records import is_log_start_known, records_of_deletion
+from tiers.metadata.written_records import is_log_start_known, records_of_deletion, records_of_log_start
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
     LocalLogStartUpdate,
+    LogDivergenceUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
@@ -194,19 +197,17 @@ def test_either_tombstone_removes_a_segment(state: RemoteLogMetadataStateWriter)
         assert state.earliest_offset(PARTITION) is None, number
 
 
-def test_of_the_log_starts_of_all_writers_the_highest_counts(state: RemoteLogMetadataStateWriter) -> None:
+def test_of_all_log_starts_the_highest_counts(state: RemoteLogMetadataStateWriter) -> None:
     topic = Topic(state)
     assert state.log_start_offset(PARTITION) is None
-    topic.put(log_start("a", user(50)), log_start("b", user(40)))
-    topic.put(log_start("a", user(20)))  # a repeated request, of before
+    topic.put(log_start("a", user(50)), log_start("b", user(40)), log_start("b", user(50)))
     assert state.log_start_offset(PARTITION) == 50
     assert state.log_starts(PARTITION) == [user(50), user(40)]
-    assert state.log_starts_by_writer(PARTITION) == {"a": user(50), "b": user(40)}
     assert state.is_tiered(TOPIC_ID)
     assert state.log_start_offset(NEIGHBOUR) is None
-    topic.bury(RecordKey(1000, PARTITION, b"a"))
+    topic.bury(log_start_key(PARTITION, user(50)))
     assert state.log_starts(PARTITION) == [user(40)]
-    topic.bury(RecordKey(1000, PARTITION, b"b"))
+    topic.bury(log_start_key(PARTITION, user(40)))
     assert not state.is_tiered(TOPIC_ID)
 
 
@@ -215,7 +216,7 @@ def test_a_log_start_that_was_only_seen_deletes_nothing(state: RemoteLogMetadata
     seen = LogStart(70, 4, LogStartReason.SEEN)
     topic.put(log_start("a", seen))
     assert (state.log_starts(PARTITION), state.log_start_offset(PARTITION)) == ([], None)
-    assert state.log_starts_by_writer(PARTITION) == {"": seen}
+    assert state.recorded_log_starts(PARTITION) == [seen]
     assert state.is_known(PARTITION)
     first = segment(1, 10, 99)
     topic.put(first, to(first, State.COPY_SEGMENT_FINISHED))
@@ -243,13 +244,10 @@ def test_a_log_start_of_another_history_does_not_stand(state: RemoteLogMetadataS
     assert not is_log_start_known(state, PARTITION, user(60, 4), ())
 
 
-def test_a_later_log_start_of_a_writer_replaces_its_own_of_an_earlier_epoch(
-    state: RemoteLogMetadataStateWriter,
-) -> None:
+def test_a_lower_log_start_of_a_later_epoch_replaces_no_earlier_one(state: RemoteLogMetadataStateWriter) -> None:
     topic = Topic(state)
     topic.put(log_start("a", user(500, 2)), log_start("a", user(50, 5)))
-    assert state.log_starts(PARTITION) == [user(50, 5)]
-    topic.put(log_start("b", user(500, 2)))
+    assert state.log_starts(PARTITION) == [user(500, 2), user(50, 5)]
     assert is_log_start_known(state, PARTITION, user(60, 5), ())
     assert not is_log_start_known(state, PARTITION, user(60, 5), [user(500, 2)]), "its leader does not confirm 500"
     assert is_log_start_known(state, PARTITION, user(50, 5), [user(500, 2)])
@@ -284,10 +282,20 @@ def test_a_gap_is_replaced_by_a_later_one_with_its_first_offset_and_ends(state: 
 
 def test_an_operators_word_holds_until_the_owner_ends_it(state: RemoteLogMetadataStateWriter) -> None:
     topic = Topic(state)
-    topic.put(OperatorAcceptanceUpdate(PARTITION, "a", NOW_MS))
-    assert (state.is_accepted(PARTITION), state.is_accepted(NEIGHBOUR)) == (True, False)
+    topic.put(
+        OperatorAcceptanceUpdate(PARTITION, "a", NOW_MS, "none"), OperatorAcceptanceUpdate(PARTITION, "a", 5, "7f")
+    )
+    assert (state.acceptance(PARTITION), state.acceptance(NEIGHBOUR)) == ("7f", None)
     topic.bury(operator_acceptance_key(PARTITION))
-    assert not state.is_accepted(PARTITION)
+    assert state.acceptance(PARTITION) is None
+
+
+def test_a_divergence_holds_until_the_owner_ends_it(state: RemoteLogMetadataStateWriter) -> None:
+    topic = Topic(state)
+    topic.put(LogDivergenceUpdate(PARTITION, "a", NOW_MS))
+    assert (state.is_diverged(PARTITION), state.is_diverged(NEIGHBOUR)) == (True, False)
+    topic.bury(log_divergence_key(PARTITION))
+    assert not state.is_diverged(PARTITION)
 
 
 def test_a_topic_is_missing_since_the_brokers_time_until_it_is_there_again(
@@ -319,19 +327,21 @@ def test_the_deletion_of_a_partition_takes_all_that_is_remembered_of_it(state: R
         LocalLogStartUpdate(PARTITION, "a", NOW_MS, OffsetAndEpoch(5, 1)),
         gap(10, 20),
         gap(30, 40),
-        OperatorAcceptanceUpdate(PARTITION, "a", NOW_MS),
+        OperatorAcceptanceUpdate(PARTITION, "a", NOW_MS, "7f"),
+        LogDivergenceUpdate(PARTITION, "a", NOW_MS),
     ]
     topic.put(*records)
     for started in list(DeleteState)[:-1]:
         topic.put(RemotePartitionDeleteMetadata(PARTITION, 1, NOW_MS, started))
-    assert (len(state.gaps(PARTITION)), state.is_accepted(PARTITION)) == (2, True)
+    assert (len(state.gaps(PARTITION)), state.acceptance(PARTITION)) == (2, "7f")
     finished = RemotePartitionDeleteMetadata(PARTITION, 1, NOW_MS, DeleteState.DELETE_PARTITION_FINISHED)
     buried = [decode_key(key) for key, value in records_of_deletion(state, finished) if value is None]
     assert {*map(key_of, records)} <= {*buried}
     topic.put(finished)
-    assert state.log_starts_by_writer(PARTITION) == {}
+    assert state.recorded_log_starts(PARTITION) == []
     assert (state.local_log_start(PARTITION), state.gaps(PARTITION)) == (None, [])
-    assert not state.is_accepted(PARTITION)
+    assert state.acceptance(PARTITION) is None
+    assert not state.is_diverged(PARTITION)
     topic.bury(*buried)
     assert state.partitions() == []
 
@@ -426,7 +436,9 @@ async def _compare_with_model(steps: list[tuple[str, object, object]]) -> None:
                     recorded = LogStart(offset, epoch, reason)
                     await model.put_log_start(PARTITION, recorded)
                     if not is_log_start_known(state, PARTITION, recorded, ()):
-                        topic.put(log_start(f"writer-{topic.next_offset}", recorded))
+                        raised = log_start("a", recorded)
+                        records = records_of_log_start(state, raised)
+                        topic.events(*((decode_key(key), None if value is None else raised) for key, value in records))
         try:
             for offset in range(45):
                 for wanted in (None, 0, 1, 2):

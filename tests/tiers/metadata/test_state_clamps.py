@@ -11,7 +11,7 @@ import pytest
 from tests.tiers.metadata.test_state import NOW_MS, PARTITION, Topic, clamp, open_state, segment, to
 from tiers.metadata.serde import key_of, segment_keys
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
-from tiers.model.segment_metadata import QuarantineDeletionUpdate
+from tiers.model.segment_metadata import CUT_ALL, QuarantineDeletionUpdate
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
 
@@ -43,6 +43,26 @@ def test_a_clamp_cuts_what_was_finished_before_it(state: RemoteLogMetadataStateW
     assert found is not None
     assert (found.segment_id, found.valid_end_offset) == (after.segment_id, 249)
     assert state.remote_log_segment_metadata(PARTITION, 250) is None
+
+
+def test_a_clamp_before_the_first_record_cuts_all_of_it(state: RemoteLogMetadataStateWriter) -> None:
+    topic = Topic(state)
+    head, tail = segment(1, 0, 99, epoch=1), segment(2, 100, 199, epoch=2)
+    for each in (head, tail):
+        topic.put(each, to(each, State.COPY_SEGMENT_FINISHED))
+    topic.put(clamp(149), clamp(CUT_ALL))
+    assert (state.earliest_offset(PARTITION), state.remote_end_offset(PARTITION)) == (None, None)
+    assert state.clamp_offsets(PARTITION) == [149, CUT_ALL]
+    assert [state.highest_offset_for_epoch(PARTITION, epoch) for epoch in (1, 2)] == [None, None]
+    listed = [(one.clamped_to, one.is_cut_off) for one in state.list_remote_log_segments(PARTITION)]
+    assert listed == [(CUT_ALL, True), (CUT_ALL, True)]
+    assert state.is_known(PARTITION)
+
+    after = segment(3, 0, 49, epoch=3)
+    topic.put(after, to(after, State.COPY_SEGMENT_FINISHED))
+    assert (state.earliest_offset(PARTITION), state.remote_end_offset(PARTITION)) == (0, 49)
+    topic.bury(key_of(clamp(CUT_ALL)))
+    assert state.remote_end_offset(PARTITION) == 149
 
 
 def test_what_lies_below_a_clamp_tells_of_it_for_as_long_as_it_is_there(state: RemoteLogMetadataStateWriter) -> None:

@@ -149,7 +149,7 @@ async def test_a_log_start_is_waited_for_as_long_as_its_caller_would(
         client, tmp_path, "worker-1", clock_ms=lambda: next(ticks), wall_clock_ms=lambda: NOW_MS
     )
     await worker.open()
-    with pytest.raises(RemoteLogMetadataNotReadyError, match=f"was not read in ({waited}) ms"):
+    with pytest.raises(RemoteLogMetadataNotReadyError, match=f"did not read it in ({waited}) ms"):
         await worker.put_log_start(segment(1, 0, 9).topic_id_partition, user(5), timeout_ms)
     await worker.close()
     await client.close()

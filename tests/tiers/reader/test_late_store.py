@@ -1,4 +1,7 @@
-"""A store that shows late what is FINISHED (safety rule 7): the read waits for it, and never says that it is gone."""
+"""A store that shows late what is FINISHED: the read waits for it, and never says that it is gone.
+
+See docs/design.md, safety rule 7.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timestamps lead to the first record at or after them, though they are not monotonic (semantics 5.2)."""
+"""Timestamps lead to the first record at or after them, though they are not monotonic (docs/semantics.md 5.2)."""
 
 from __future__ import annotations
 

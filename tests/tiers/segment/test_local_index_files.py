@@ -63,7 +63,7 @@ def test_chunks_that_are_not_the_whole_segment_are_corruption(tmp_path: Path) ->
 
 
 def test_the_founding_formats_to_the_byte(tmp_path: Path) -> None:
-    """The entry of 10.1, and Kafka's two index entries, which point at it."""
+    """The entry of docs/semantics.md 10.1, and Kafka's two index entries, which point at it."""
     files = LocalIndexFiles(tmp_path, 100)
     files.append(decoded(FIRST))
     files.append(decoded(SECOND))

@@ -65,7 +65,7 @@ ACTS_OF_TWO = [(1, "data"), (1, "plain"), (1, "elected"), (1, "plain"), (1, "abo
 def test_what_knows_less_than_the_segment_before_it_is_not_merged_with_it(tmp_path: Path) -> None:
     earlier, later = map(indexes_of, copied(tmp_path, log_of(ACTS_OF_TWO), [2, 5]))
     assert why_not_continued(earlier, later) is None
-    assert why_not_continued(later, earlier) == "offsets from 9 on are missing or come twice"
+    assert why_not_continued(later, earlier) == "offsets from 9 on are missing or occur twice"
     forgot = replace(later, indexes=replace(later.indexes, history_from=4))
     assert why_not_continued(earlier, forgot) == "the segment at 4 does not know the transactions before it"
     epochs = replace(later, indexes=replace(later.indexes, leader_epochs=(LeaderEpochEntry(1, 4),)))

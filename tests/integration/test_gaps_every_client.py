@@ -1,0 +1,123 @@
+"""Every client reads a real log across a gap: the remote tier, the gap, and the records behind it in either tier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.clients.all_clients import POSITIONED, READERS
+from tests.clients.client import READ_COMMITTED, READ_UNCOMMITTED
+from tests.integration.gapped_logs import REMOVALS, GappedLog, GappedLogs, gapped_logs
+from tests.integration.loss_rig import alarms, leader_behind, lines_about, metric
+from tests.integration.record_deletion import delete_records
+from tests.integration.test_semantics_transactions import check_every_start
+from tests.integration.waiting import until
+from tests.servers.kafka import KafkaCluster
+from tests.servers.peer import topic_id_of
+
+pytestmark = pytest.mark.integration
+
+ISOLATIONS = (READ_UNCOMMITTED, READ_COMMITTED)
+READ = [name for name in REMOVALS if name != "passed"]
+BEHIND = {
+    "deleted": ["remote", "local"],
+    "expired": ["remote", "local"],
+    "before-local": ["local"],
+    "to-the-end": [],
+    "passed": ["remote", "local"],
+}
+"""The tiers that have the records behind the gap, by the name of the log."""
+
+
+@pytest.fixture(scope="module")
+def gapped(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GappedLogs]:
+    with gapped_logs(kafka, tmp_path_factory.mktemp("gaps")) as made:
+        yield made
+
+
+@pytest.fixture
+def log(request: pytest.FixtureRequest, gapped: GappedLogs) -> GappedLog:
+    return gapped.logs[request.param]
+
+
+def tiers_of(log: GappedLog, remote_end: int) -> list[str]:
+    """Returns the tiers with the records behind the gap. The newest segment is in both tiers."""
+    gap_end, local_start = log.gap.next_offset, log.local_log_start()
+    tiers = [("remote", gap_end <= remote_end), ("local", max(gap_end, remote_end + 1) < log.end)]
+    assert local_start > gap_end or remote_end < gap_end == local_start
+    return [tier for tier, is_there in tiers if is_there]
+
+
+@pytest.mark.parametrize("log", REMOVALS, indirect=True)
+def test_an_operator_is_told_of_it_once(gapped: GappedLogs, log: GappedLog) -> None:
+    bounds = gapped.site.bounds(log.topic)
+    assert bounds["gaps"] == [{"first_offset": log.gap.first_offset, "next_offset": log.gap.next_offset}]
+    assert (bounds["log_start_offset"], bounds["holds"]) == (0, True)
+    assert tiers_of(log, bounds["remote_end"]) == BEHIND[log.topic.removeprefix(f"{gapped.site.topic}-")]
+    assert metric(gapped.proxy, "tidegate_remote_log_gaps", topic=log.topic, partition="0") == 1
+    assert (alarms(gapped.proxy, log.topic, "gap"), alarms(gapped.proxy, log.topic)) == (1, 1)
+    assert len(lines_about(gapped.proxy, log.topic, "the log has a gap")) == 1
+
+
+@pytest.mark.parametrize("log", READ, indirect=True)
+def test_the_gap_swallowed_markers(log: GappedLog) -> None:
+    """One aborted transaction ended in the gap, and another one began there. Each side also has one of its own."""
+    aborting, gap = log.history.reference.aborting, log.gap
+    lost = [marker for marker in aborting if gap.first_offset <= marker < gap.next_offset]
+    assert any(aborting[marker] < gap.first_offset for marker in lost)
+    assert any(marker < gap.first_offset for marker in aborting)
+    if gap.next_offset < log.end:
+        behind = {marker: first for marker, first in aborting.items() if marker >= gap.next_offset}
+        assert any(first < gap.next_offset for first in behind.values())
+        assert any(first >= gap.next_offset for first in behind.values())
+
+
+@pytest.mark.parametrize("log", READ, indirect=True)
+def test_every_answer_hides_what_was_aborted(gapped: GappedLogs, log: GappedLog) -> None:
+    reference, gap = log.reference, log.gap
+    some = reference._replace(batches=reference.batches[:: 1 + len(reference.batches) // 100])
+    inside = [*range(gap.first_offset, gap.next_offset, 14), *({gap.next_offset} - {log.end})]
+    topic_id = topic_id_of(gapped.site.cluster.bootstrap_servers, log.topic)
+    check_every_start(leader_behind(gapped.proxy), log.topic, topic_id, some, inside)
+
+
+@pytest.mark.parametrize("log", READ, indirect=True)
+@pytest.mark.parametrize("name", READERS)
+def test_it_reads_both_sides(gapped: GappedLogs, log: GappedLog, name: str) -> None:
+    for isolation in ISOLATIONS:
+        expected = log.expected(name, isolation)
+        found = READERS[name].read(gapped.bootstrap, log.topic, 0, len(expected), isolation)
+        assert log.found(found) == expected, isolation
+
+
+@pytest.mark.parametrize("log", READ, indirect=True)
+@pytest.mark.parametrize("name", POSITIONED)
+def test_it_reads_on_from_inside_the_gap_to_the_end(gapped: GappedLogs, log: GappedLog, name: str) -> None:
+    middle = (log.gap.first_offset + log.gap.next_offset) // 2
+    for isolation in ISOLATIONS:
+        found = POSITIONED[name].read_to(gapped.bootstrap, log.topic, middle, log.end, isolation)
+        assert log.found(found) == log.expected(name, isolation, middle), isolation
+
+
+@pytest.mark.parametrize("log", ["passed"], indirect=True)
+def test_it_ends_when_a_user_deletes_past_it(gapped: GappedLogs, log: GappedLog) -> None:
+    def gaps() -> float:
+        return metric(gapped.proxy, "tidegate_remote_log_gaps", topic=log.topic, partition="0")
+
+    def check_from(offset: int) -> None:
+        assert gapped.site.until_earliest(leader_behind(gapped.proxy), log.topic) == offset
+        expected = log.expected("confluent-kafka", READ_UNCOMMITTED, offset)
+        found = READERS["confluent-kafka"].read(gapped.bootstrap, log.topic, offset, len(expected), READ_UNCOMMITTED)
+        assert log.found(found) == expected
+
+    # No record is left below the end of the gap, so the log starts there.
+    assert delete_records(gapped.bootstrap, log.topic, sum(log.gap) // 2) == log.gap.next_offset
+    check_from(log.gap.next_offset)
+    assert gaps() == 1
+    behind = log.gap.next_offset + 15
+    assert delete_records(gapped.bootstrap, log.topic, behind) == behind
+    check_from(behind)
+    until(lambda: gaps() == 0)
+    assert gapped.site.bounds(log.topic)["gaps"] == []
+    assert alarms(gapped.proxy, log.topic) == 1
