@@ -1,11 +1,11 @@
-"""A storage manager of a third party. After `pip install` of this package:
+"""An example of a third-party storage manager. After `pip install` of this package, these settings select it:
 
     [storage]
     implementation = "tape"
     folder = "/mnt/tapes"
 
-It keeps each segment's two objects side by side in one file per segment, a tape, and says by custom metadata (KIP-917)
-where on the tape the indexes begin. A real one would also put its file work into threads, under deadlines of its own.
+The storage manager writes both objects of a segment into one file, the tape. Custom metadata (KIP-917) says where on
+the tape the indexes begin. A real storage manager would also do its file I/O in threads, with deadlines of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tiers.storage.settings import read_settings
 
 
 class TapeRemoteStorageManager:
-    """Settings arrive as strings by dotted keys; `cluster.id` is given to every storage manager."""
+    """Gets the settings as strings with dotted keys. Every storage manager also gets `cluster.id`."""
 
     def __init__(self, settings: Mapping[str, str]) -> None:
         values = read_settings("tape", settings, {"folder": None, "cluster.id": None})
@@ -54,7 +54,7 @@ class TapeRemoteStorageManager:
         return indexes
 
     async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
-        """A copy that did not end has no custom metadata: nothing here may depend on it."""
+        """Deletes the tape. Does not need custom metadata, because an unfinished copy has none."""
         self._tape(metadata).unlink(missing_ok=True)
         return True
 
@@ -84,7 +84,7 @@ class TapeRemoteStorageManager:
 
     def _read(self, metadata: RemoteLogSegmentMetadata) -> tuple[bytes, bytes]:
         if metadata.custom_metadata is None:
-            raise RemoteResourceNotFoundError(f"segment {metadata.segment_id.id} was not copied to its end")
+            raise RemoteResourceNotFoundError(f"the copy of segment {metadata.segment_id.id} was not finished")
         length = int.from_bytes(metadata.custom_metadata, "big")
         try:
             tape = self._tape(metadata).read_bytes()
