@@ -1,4 +1,4 @@
-# Every target does all of its own set-up on a fresh machine; a second run skips what is there.
+# Every target sets up everything that it needs on a fresh machine. Later runs skip the parts that exist.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 
@@ -10,43 +10,44 @@ CLIENTS := $(CACHE)/bin/franz $(CACHE)/bin/kafkago $(CACHE)/kafkajs/installed
 FAKE_GCS_VERSION := $(shell sed -n 's/^FAKE_GCS_VERSION = "\(.*\)"/\1/p' tests/servers/object_stores.py)
 VERSITYGW_VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' tests/servers/versitygw.py)
 
-# Nothing of the caller's own environment reaches ours. Without byte code, every process that a test starts compiles anew.
+# The caller's Python environment must not affect these targets. PYTHONDONTWRITEBYTECODE would make every process that a
+# test starts compile its modules again.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo demo-spark test matrix check fuzz drill bench lock jars frameworks clean
 
-help: ## what can be made
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
-demo: jars .venv/installed ## watch an unmodified consumer read what the broker has no more (ARGS=--keep leaves it running)
+demo: jars .venv/installed ## show an unmodified consumer that reads records the broker no longer has (ARGS=--keep leaves it running)
 	$(BIN)/python -m bench.demo $(ARGS)
 
-demo-spark: jars .venv/installed ## watch Spark offload a topic, read both tiers, export and scrub (ARGS=--mib=256 for more)
+demo-spark: jars .venv/installed ## show Spark that offloads a topic, reads both tiers, exports and scrubs (ARGS=--mib=256 for more)
 	$(BIN)/python -m bench.demo_spark $(ARGS)
 
-# Tests of one server stay in one process (tests/conftest.py); the other has those that need none.
+# The tests that share a server run in one process (tests/conftest.py). The other process runs tests without servers.
 TEST_PROCESSES ?= 2
 
-test: jars frameworks $(STORES) $(CLIENTS) check ## check, then every test, on real servers
+test: jars frameworks $(STORES) $(CLIENTS) check ## run check, then all tests, on real servers
 	@$(BIN)/python -m tests.servers.kafka --archive >/dev/null
 	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
-# The newest patch of each that Maven Central has whole.
+# The newest patch of each minor version whose artifacts are all on Maven Central.
 KAFKA_VERSIONS ?= 3.9.2 4.1.2 4.3.1
 
-matrix: .venv/installed $(CACHE)/bin/franz ## every client against Kafka 3.9, 4.1 and 4.3 (KAFKA_VERSIONS="..." for others)
+matrix: .venv/installed $(CACHE)/bin/franz ## test every client against Kafka 3.9, 4.1 and 4.3 (KAFKA_VERSIONS="..." for others)
 	@failed=; for version in $(KAFKA_VERSIONS); do \
 	  echo "Kafka $$version"; \
 	  KAFKA_VERSION=$$version $(BIN)/pytest -v tests/integration/test_client_matrix.py tests/integration/test_api_audit.py $(ARGS) || failed="$$failed $$version"; \
 	done; test -z "$$failed" || { echo "failed on Kafka:$$failed"; exit 1; }
 
-check: .venv/installed ## style, types, layers
+check: .venv/installed ## check style, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-fuzz: .venv/installed ## atheris on every target for a while (SECONDS_EACH=60, TARGETS="fetch_response ...")
+fuzz: .venv/installed ## fuzz every target with atheris (SECONDS_EACH=60, TARGETS="fetch_response ...")
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation -e '.[fuzz]'
 	for target in $(or $(TARGETS),$(notdir $(wildcard tests/fuzz/corpus/*))); do \
 	  $(BIN)/python -W ignore -m tests.fuzz.run_atheris $$target -max_total_time=$(or $(SECONDS_EACH),60) || exit 1; done
@@ -54,7 +55,7 @@ fuzz: .venv/installed ## atheris on every target for a while (SECONDS_EACH=60, T
 drill: jars .venv/installed $(CACHE)/bin/versitygw ## kill and stop proxies, store and broker under load (SECONDS=600, SEED=7, PROXIES=5)
 	$(BIN)/python -m tests.drill --seconds $(or $(SECONDS),600) $(if $(SEED),--seed $(SEED)) $(if $(PROXIES),--proxies $(PROXIES))
 
-bench: jars .venv/installed ## one table: through the proxy against direct (ARGS=--quick for a small run)
+bench: jars .venv/installed ## measure clients through the proxy and direct (ARGS=--quick for a small run)
 	$(BIN)/python -m bench.run $(ARGS)
 
 lock: .venv/bin/python ## pin every dependency again, with hashes (ARGS=--upgrade for the newest)
@@ -63,22 +64,22 @@ lock: .venv/bin/python ## pin every dependency again, with hashes (ARGS=--upgrad
 	$(PIP_COMPILE) --build-deps-for wheel --extra dev --constraint requirements.txt \
 	  --output-file requirements-dev.txt pyproject.toml
 
-# The lock names packages and hashes, never the machine or the index they came from.
+# The lock files name packages and hashes, but not the machine that wrote them or the package index.
 PIP_COMPILE = env -u PIP_FIND_LINKS $(BIN)/pip-compile -q $(ARGS) --no-header --generate-hashes --strip-extras \
   --allow-unsafe --no-emit-index-url --no-emit-trusted-host --no-emit-find-links
 
-jars: .venv/bin/python ## the jars of a real Kafka
+jars: .venv/bin/python ## download the jars of a real Kafka
 	@$(BIN)/python -m tests.servers.kafka >/dev/null
 
-frameworks: .venv/bin/python ## the jars of Kafka Streams, Connect and MirrorMaker
+frameworks: .venv/bin/python ## download the jars of Kafka Streams, Connect and MirrorMaker
 	@$(BIN)/python -m tests.servers.frameworks >/dev/null
 
-clean: ## remove what was made here
+clean: ## remove everything that make created
 	rm -rf .venv $(CACHE) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
-	  { echo "Python 3.11 or newer is needed: install it, or name it with PYTHON=/path/to/python3.11"; exit 1; }
+	  { echo "Python 3.11 or newer is missing: install it, or give its path with PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv .venv
 
 .venv/installed: .venv/bin/python requirements-dev.txt pyproject.toml
@@ -111,10 +112,10 @@ $(CACHE)/bin/kafkago: $(wildcard tests/clients/kafkago/*)
 	@touch $@
 
 define NPM_CI
-@command -v npm >/dev/null || { echo "npm is missing: install it, it fetches a server and a client of the tests"; exit 1; }
+@command -v npm >/dev/null || { echo "npm is missing: install it. The tests use it to fetch a server and a client."; exit 1; }
 mkdir -p $(@D) && cp $^ $(@D)/ && cd $(@D) && npm ci --ignore-scripts --no-audit --no-fund
 @touch $@
 endef
 
 NEEDS_GO = @command -v go >/dev/null || \
-  { echo "Go is missing: install it (golang-go), it builds the S3 server and two clients of the tests"; exit 1; }
+  { echo "Go is missing: install it (golang-go). The tests use it to build object stores and two clients."; exit 1; }
