@@ -12,11 +12,11 @@ from uuid import UUID
 
 from kafka.protocol.consumer import FetchRequest
 
-from protocol.apis.fetch_encoding import encode_partition, encode_response
-from protocol.apis.fetch_request import parse_fetch_request, topics_of
-from protocol.apis.fetch_response import parse_fetch_response, rebuild_response
-from protocol.apis.fetch_scan import plain_topics
-from protocol.apis.fetch_stream import PartitionHead, PartitionPatch, StreamingFetchPatcher
+from protocol.apis.fetch.encoding import encode_partition, encode_response
+from protocol.apis.fetch.request import parse_fetch_request, topics_of
+from protocol.apis.fetch.response import parse_fetch_response, rebuild_response
+from protocol.apis.fetch.scan import plain_topics
+from protocol.apis.fetch.stream import PartitionHead, PartitionPatch, StreamingFetchPatcher
 from protocol.records.record_batch import iterate_batches, verify_batches
 from tests.fakes.record_batches import batch_of
 

@@ -15,16 +15,16 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 
 from protocol.api_keys import ApiKey
-from protocol.apis.fetch_encoding import encode_response
-from protocol.apis.fetch_request import (
+from protocol.apis.fetch.encoding import encode_response
+from protocol.apis.fetch.request import (
     FINAL_SESSION_EPOCH,
     FetchRequest,
     parse_fetch_request,
     patch_fetch_request,
 )
-from protocol.apis.fetch_response import FetchResponse, out_of_range, parse_fetch_response
-from protocol.apis.fetch_scan import plain_topics
-from protocol.apis.fetch_stream import StreamingFetchPatcher
+from protocol.apis.fetch.response import FetchResponse, out_of_range, parse_fetch_response
+from protocol.apis.fetch.scan import plain_topics
+from protocol.apis.fetch.stream import StreamingFetchPatcher
 from protocol.errors import ErrorCode
 from protocol.header import parse_request_header, response_body_position
 from protocol.primitives import INT32

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from protocol.api_keys import ApiKey
-from protocol.apis.fetch_request import FINAL_SESSION_EPOCH, NO_SESSION_ID, FetchPartition, patch_fetch_request
-from protocol.apis.fetch_response import (
+from protocol.apis.fetch.request import FINAL_SESSION_EPOCH, NO_SESSION_ID, FetchPartition, patch_fetch_request
+from protocol.apis.fetch.response import (
     LOG_START_OFFSET_AT,
     FetchResponse,
     FetchResponsePartition,

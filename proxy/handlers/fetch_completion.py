@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from protocol.api_keys import ApiKey
-from protocol.apis.fetch_request import FINAL_SESSION_EPOCH, NO_SESSION_ID, FetchPartition
-from protocol.apis.fetch_request import patch_fetch_request as patch
-from protocol.apis.fetch_response import (
+from protocol.apis.fetch.request import FINAL_SESSION_EPOCH, NO_SESSION_ID, FetchPartition
+from protocol.apis.fetch.request import patch_fetch_request as patch
+from protocol.apis.fetch.response import (
     LOG_START_OFFSET_AT,
     FetchResponse,
     parse_fetch_response,

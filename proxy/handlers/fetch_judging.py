@@ -11,8 +11,8 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from protocol.apis.fetch_request import FetchPartition
-from protocol.apis.fetch_response import FetchResponse, FetchResponsePartition, out_of_range
+from protocol.apis.fetch.request import FetchPartition
+from protocol.apis.fetch.response import FetchResponse, FetchResponsePartition, out_of_range
 from proxy.handlers.base import HandlerTools
 from proxy.handlers.fetch_connections import PartitionKey
 from proxy.handlers.fetch_local import LocalAnswers

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from protocol.addresses import address_splices
 from protocol.api_keys import ApiKey
-from protocol.apis.fetch_response import UNKNOWN_OFFSET, FetchResponse, rebuild_response
+from protocol.apis.fetch.response import UNKNOWN_OFFSET, FetchResponse, rebuild_response
 from protocol.apis.topic_reference import TopicReference
 from protocol.primitives import Buffer
 from protocol.splice import Splice

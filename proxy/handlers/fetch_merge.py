@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from protocol.apis.fetch_encoding import encode_partition
-from protocol.apis.fetch_request import FetchPartition
-from protocol.apis.fetch_response import (
+from protocol.apis.fetch.encoding import encode_partition
+from protocol.apis.fetch.request import FetchPartition
+from protocol.apis.fetch.response import (
     AbortedTransaction,
     EpochEndOffset,
     FetchResponse,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from protocol.apis.fetch_stream import PartitionHead, PartitionPatch
+from protocol.apis.fetch.stream import PartitionHead, PartitionPatch
 from protocol.errors import ErrorCode
 from proxy.error_map import UNAVAILABLE
 from proxy.handlers.base import HandlerTools

@@ -19,8 +19,8 @@ from enum import Enum
 from typing import NamedTuple
 from uuid import UUID
 
-from protocol.apis.fetch_request import FetchPartition
-from protocol.apis.fetch_response import EpochEndOffset
+from protocol.apis.fetch.request import FetchPartition
+from protocol.apis.fetch.response import EpochEndOffset
 from protocol.apis.topic_reference import TopicReference
 from proxy.handlers.base import HandlerTools, current_partition
 from proxy.handlers.leader_epochs import end_offset_for

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from protocol.apis.fetch_request import FetchRequest
-from protocol.apis.fetch_response import FetchResponse, out_of_range
+from protocol.apis.fetch.request import FetchRequest
+from protocol.apis.fetch.response import FetchResponse, out_of_range
 from proxy.delayed_remote_fetch import RemotePartitionRead
 from proxy.exchange import Exchange
 from proxy.handlers.fetch_connections import PartitionKey

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
-from protocol.apis.fetch_response import EpochEndOffset
+from protocol.apis.fetch.response import EpochEndOffset
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import LeaderEpochEntry
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from protocol.addresses import AddressOf, rewrite_addresses
 from protocol.api_keys import ApiKey
-from protocol.apis.fetch_response import NODE_ENDPOINTS_FROM, parse_fetch_response
-from protocol.apis.fetch_stream import PartitionHead, StreamingFetchPatcher
+from protocol.apis.fetch.response import NODE_ENDPOINTS_FROM, parse_fetch_response
+from protocol.apis.fetch.stream import PartitionHead, StreamingFetchPatcher
 from protocol.header import response_body_position
 from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from proxy.handlers.addresses import check_version

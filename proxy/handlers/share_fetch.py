@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from protocol.addresses import AddressOf
 from protocol.api_keys import ApiKey
-from protocol.apis.share_fetch_stream import StreamingShareFetchPatcher
+from protocol.apis.fetch.share_stream import StreamingShareFetchPatcher
 from proxy.exchange import Answer, Exchange, Forward, HandlerState
 from proxy.handlers.addresses import AddressRewriter, check_version
 

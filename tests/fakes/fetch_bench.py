@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.api_keys import ApiKey
-from protocol.apis.fetch_response import FetchResponse, parse_fetch_response
+from protocol.apis.fetch.response import FetchResponse, parse_fetch_response
 from protocol.header import response_body_position
 from proxy.exchange import Answer, Forward
 from proxy.handlers.base import FetchSettings, HandlerTools

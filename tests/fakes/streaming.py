@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import strategies as st
 
-from protocol.apis.response_stream import StreamedResponse
+from protocol.apis.fetch.response_stream import StreamedResponse
 from protocol.errors import ProtocolError
 
 

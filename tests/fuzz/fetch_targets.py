@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from protocol.api_keys import ApiKey
-from protocol.apis.fetch_request import parse_fetch_request, patch_fetch_request, topics_of
-from protocol.apis.fetch_response import NODE_ENDPOINTS_TAG, FetchResponse, parse_fetch_response, rebuild_response
-from protocol.apis.fetch_scan import plain_topics
-from protocol.apis.fetch_stream import UNKNOWN_TAG, PartitionHead, PartitionPatch, StreamingFetchPatcher
+from protocol.apis.fetch.request import parse_fetch_request, patch_fetch_request, topics_of
+from protocol.apis.fetch.response import NODE_ENDPOINTS_TAG, FetchResponse, parse_fetch_response, rebuild_response
+from protocol.apis.fetch.scan import plain_topics
+from protocol.apis.fetch.stream import UNKNOWN_TAG, PartitionHead, PartitionPatch, StreamingFetchPatcher
 from protocol.errors import ProtocolError
 from protocol.header import response_body_position
 from protocol.primitives import read_tag, read_tag_count

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from protocol.api_keys import ApiKey
-from protocol.apis.share_fetch_stream import FILLER_TAGS, StreamingShareFetchPatcher
+from protocol.apis.fetch.share_stream import FILLER_TAGS, StreamingShareFetchPatcher
 from protocol.errors import ProtocolError
 from protocol.header import response_body_position
 from protocol.schema import compile_message

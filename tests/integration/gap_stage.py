@@ -16,9 +16,9 @@ from confluent_kafka.admin import AdminClient
 from prometheus_client import CollectorRegistry
 
 from protocol.api_keys import ApiKey
-from protocol.apis.fetch_encoding import encode_partition
-from protocol.apis.fetch_request import FINAL_SESSION_EPOCH, FetchRequest, parse_fetch_request, patch_fetch_request
-from protocol.apis.fetch_response import parse_fetch_response, rebuild_response
+from protocol.apis.fetch.encoding import encode_partition
+from protocol.apis.fetch.request import FINAL_SESSION_EPOCH, FetchRequest, parse_fetch_request, patch_fetch_request
+from protocol.apis.fetch.response import parse_fetch_response, rebuild_response
 from protocol.apis.list_offsets import (
     EARLIEST_TIMESTAMP,
     ListOffsetsAnswer,

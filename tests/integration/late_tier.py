@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from protocol.apis.fetch_response import FetchResponse
+from protocol.apis.fetch.response import FetchResponse
 from protocol.errors import ErrorCode
 from tests.integration.waiting import TIMEOUT_S
 from tests.servers.peer import Peer

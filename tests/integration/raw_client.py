@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from protocol.api_keys import ApiKey
-from protocol.apis.fetch_request import FetchRequest, parse_fetch_request
-from protocol.apis.fetch_response import FetchResponse, parse_fetch_response
+from protocol.apis.fetch.request import FetchRequest, parse_fetch_request
+from protocol.apis.fetch.response import FetchResponse, parse_fetch_response
 from protocol.header import parse_request_header, response_body_position
 from protocol.primitives import INT32
 from proxy.exchange import Answer, Exchange, Forward, HandlerState

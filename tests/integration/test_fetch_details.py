@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from protocol.apis.fetch_response import FetchResponse
+from protocol.apis.fetch.response import FetchResponse
 from protocol.errors import ErrorCode
 from protocol.records.record_batch import iterate_batches
 from tests.fakes.broker.fetch_frames import Ask

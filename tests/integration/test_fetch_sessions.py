@@ -11,7 +11,7 @@ from uuid import UUID
 import kafka as kafka_python
 import pytest
 
-from protocol.apis.fetch_response import FetchResponse
+from protocol.apis.fetch.response import FetchResponse
 from protocol.errors import ErrorCode
 from tests.fakes.broker.fetch_frames import Ask
 from tests.integration.raw_client import Forwarded, RawClient, raw_client

@@ -22,7 +22,7 @@ from kafka.protocol.sasl import (
 )
 
 from protocol.api_keys import ApiKey
-from protocol.apis.fetch_response import FetchResponse, parse_fetch_response
+from protocol.apis.fetch.response import FetchResponse, parse_fetch_response
 from protocol.errors import ErrorCode
 from protocol.header import response_body_position
 from protocol.primitives import INT32

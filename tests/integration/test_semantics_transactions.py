@@ -21,7 +21,7 @@ from uuid import UUID
 import pytest
 from confluent_kafka import Producer
 
-from protocol.apis.fetch_response import AbortedTransaction, FetchResponse
+from protocol.apis.fetch.response import AbortedTransaction, FetchResponse
 from protocol.records.record_batch import RecordBatch, verify_batches
 from protocol.records.record_reader import read_records
 from tests.clients import client as clients

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.apis.fetch_request import parse_fetch_request
+from protocol.apis.fetch.request import parse_fetch_request
 from protocol.header import parse_request_header
 from proxy.exchange import Answer, Exchange, Forward, HandlerState
 from tests.integration.two_tiers_rig import two_tiers

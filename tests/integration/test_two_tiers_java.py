@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.apis.fetch_request import FetchRequest, parse_fetch_request
+from protocol.apis.fetch.request import FetchRequest, parse_fetch_request
 from protocol.header import parse_request_header
 from proxy.exchange import Answer, Exchange, Forward, HandlerState
 from proxy.handlers.base import FetchSettings

@@ -14,11 +14,11 @@ from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
 
 from protocol.api_keys import ApiKey
 from protocol.apis.delete_records import parse_delete_records_response
-from protocol.apis.fetch_request import FetchRequest as ParsedFetchRequest
-from protocol.apis.fetch_request import parse_fetch_request, patch_fetch_request
-from protocol.apis.fetch_response import FetchResponse, out_of_range, parse_fetch_response, rebuild_response
-from protocol.apis.fetch_scan import plain_topics
-from protocol.apis.fetch_stream import PartitionHead, PartitionPatch, StreamingFetchPatcher
+from protocol.apis.fetch.request import FetchRequest as ParsedFetchRequest
+from protocol.apis.fetch.request import parse_fetch_request, patch_fetch_request
+from protocol.apis.fetch.response import FetchResponse, out_of_range, parse_fetch_response, rebuild_response
+from protocol.apis.fetch.scan import plain_topics
+from protocol.apis.fetch.stream import PartitionHead, PartitionPatch, StreamingFetchPatcher
 from protocol.apis.list_offsets import ListOffsetsResponsePartition, parse_list_offsets_response
 from protocol.header import build_request_header, response_body_position
 from protocol.primitives import write_array_length, write_string

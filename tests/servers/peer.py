@@ -19,7 +19,7 @@ from kafka.protocol.consumer import (
 )
 
 from protocol.api_keys import ApiKey
-from protocol.apis.fetch_response import FetchResponse, parse_fetch_response
+from protocol.apis.fetch.response import FetchResponse, parse_fetch_response
 from protocol.header import response_body_position
 
 TIMEOUT_S = 300.0

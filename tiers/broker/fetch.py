@@ -12,8 +12,8 @@ from uuid import UUID
 
 from kafka.protocol.consumer import FetchRequest
 
-from protocol.apis.fetch_request import MAX_VERSION
-from protocol.apis.fetch_response import FetchResponse, FetchResponsePartition, parse_fetch_response
+from protocol.apis.fetch.request import MAX_VERSION
+from protocol.apis.fetch.response import FetchResponse, FetchResponsePartition, parse_fetch_response
 from protocol.errors import ErrorCode, ProtocolError
 from tiers.broker.client import DEFAULT_LANE, BrokerClient
 from tiers.errors import BrokerError

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from protocol.apis.fetch_encoding import encode_partition, encode_response
-from protocol.apis.fetch_request import (
+from protocol.apis.fetch.encoding import encode_partition, encode_response
+from protocol.apis.fetch.request import (
     FetchPartition,
     FetchRequest,
     parse_fetch_request,

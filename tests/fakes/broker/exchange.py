@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine
 
-from protocol.apis.fetch_request import parse_fetch_request
+from protocol.apis.fetch.request import parse_fetch_request
 from protocol.header import parse_request_header
 from protocol.primitives import Buffer
 from proxy.exchange import Request

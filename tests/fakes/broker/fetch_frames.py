@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from protocol.api_keys import ApiKey
-from protocol.apis.fetch_request import FLEXIBLE_FROM
+from protocol.apis.fetch.request import FLEXIBLE_FROM
 from protocol.apis.topic_reference import TOPIC_ID_FROM, TopicReference, write_topic_reference
 from protocol.header import build_request_header
 from protocol.primitives import INT8, INT32, INT64, write_array_length, write_string

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchResponse as KafkaPythonFetchResponse
 
-from protocol.apis.fetch_encoding import (
+from protocol.apis.fetch.encoding import (
     encode_partition,
     encode_response,
 )
-from protocol.apis.fetch_response import AbortedTransaction, EpochEndOffset, parse_fetch_response
+from protocol.apis.fetch.response import AbortedTransaction, EpochEndOffset, parse_fetch_response
 from protocol.header import response_body_position
 from protocol.schema import compile_message
 

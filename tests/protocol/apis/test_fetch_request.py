@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchRequest as KafkaPythonFetchRequest
 
-from protocol.apis.fetch_request import (
+from protocol.apis.fetch.request import (
     FetchRequest,
     parse_fetch_request,
     patch_fetch_request,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchResponse as KafkaPythonFetchResponse
 
 from protocol.addresses import address_splices
-from protocol.apis.fetch_encoding import encode_partition, encode_response
-from protocol.apis.fetch_response import FetchResponse, out_of_range, parse_fetch_response, rebuild_response
+from protocol.apis.fetch.encoding import encode_partition, encode_response
+from protocol.apis.fetch.response import FetchResponse, out_of_range, parse_fetch_response, rebuild_response
 from protocol.errors import ProtocolError
 from protocol.schema import compile_message
 from protocol.splice import Splice

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.apis.fetch_encoding import encode_partition, encode_response
-from protocol.apis.fetch_response import AbortedTransaction, EpochEndOffset, parse_fetch_response
-from protocol.apis.fetch_scan import plain_topics
+from protocol.apis.fetch.encoding import encode_partition, encode_response
+from protocol.apis.fetch.response import AbortedTransaction, EpochEndOffset, parse_fetch_response
+from protocol.apis.fetch.scan import plain_topics
 from protocol.apis.topic_reference import TopicReference
 from protocol.primitives import Buffer
 from tests.fakes.message_oracle import RECORDS, Message, encoded_messages

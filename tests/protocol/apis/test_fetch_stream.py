@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.apis.fetch_encoding import encode_partition, encode_response
-from protocol.apis.fetch_response import AbortedTransaction, parse_fetch_response
-from protocol.apis.fetch_stream import (
+from protocol.apis.fetch.encoding import encode_partition, encode_response
+from protocol.apis.fetch.response import AbortedTransaction, parse_fetch_response
+from protocol.apis.fetch.stream import (
     MAX_GROUP_BYTES,
     UNKNOWN_TAG,
     PartitionHead,

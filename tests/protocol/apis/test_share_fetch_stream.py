@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.api_keys import ApiKey
-from protocol.apis.share_fetch_stream import FILLER_TAGS, MAX_GROUP_BYTES, StreamingShareFetchPatcher
+from protocol.apis.fetch.share_stream import FILLER_TAGS, MAX_GROUP_BYTES, StreamingShareFetchPatcher
 from protocol.errors import LimitExceededError, ProtocolError
 from protocol.primitives import read_tag, read_tag_count
 from protocol.schema import compile_message

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.apis.fetch_response import FetchResponse
+from protocol.apis.fetch.response import FetchResponse
 from protocol.errors import ErrorCode
 from protocol.primitives import Buffer
 from protocol.records.record_batch import RecordBatch, iterate_batches, verify_batches

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.api_keys import ApiKey
-from protocol.apis.fetch_encoding import encode_partition, encode_response
-from protocol.apis.fetch_request import FetchPartition
-from protocol.apis.fetch_response import AbortedTransaction, FetchResponse, find_tag, parse_fetch_response
+from protocol.apis.fetch.encoding import encode_partition, encode_response
+from protocol.apis.fetch.request import FetchPartition
+from protocol.apis.fetch.response import AbortedTransaction, FetchResponse, find_tag, parse_fetch_response
 from protocol.header import response_body_position
 from protocol.primitives import Buffer
 from proxy.handlers.fetch_merge import LocalReplacement, RemoteOutcome, merge, reserve

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from protocol.apis.fetch_response import FetchResponse
+from protocol.apis.fetch.response import FetchResponse
 from protocol.errors import ErrorCode
 from proxy.exchange import Forward
 from proxy.handlers.base import FetchSettings

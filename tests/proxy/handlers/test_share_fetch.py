@@ -8,7 +8,7 @@ import pytest
 
 from protocol.addresses import Address
 from protocol.api_keys import ApiKey
-from protocol.apis.share_fetch_stream import FILLER_TAGS
+from protocol.apis.fetch.share_stream import FILLER_TAGS
 from protocol.primitives import INT32
 from proxy.app import pass_through_handlers
 from proxy.handlers.share_fetch import HOLD_BYTES

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from struct import Struct
 from typing import NamedTuple, Protocol
 
-from protocol.apis.fetch_request import FLEXIBLE_FROM, MAX_VERSION, MIN_VERSION
-from protocol.apis.fetch_response import (
+from protocol.apis.fetch.request import FLEXIBLE_FROM, MAX_VERSION, MIN_VERSION
+from protocol.apis.fetch.response import (
     ERROR_CODE_AT,
     HIGH_WATERMARK_AT,
     LAST_STABLE_OFFSET_AT,
@@ -25,7 +25,7 @@ from protocol.apis.fetch_response import (
     SESSION_FROM,
     UNKNOWN_OFFSET,
 )
-from protocol.apis.response_stream import StreamedResponse, checked_count
+from protocol.apis.fetch.response_stream import StreamedResponse, checked_count
 from protocol.apis.topic_reference import TopicReference, read_topic_reference
 from protocol.errors import ErrorCode, ProtocolError, TruncatedError
 from protocol.primitives import (

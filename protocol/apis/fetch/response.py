@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from struct import Struct
 from typing import NamedTuple
 
-from protocol.apis.fetch_request import FLEXIBLE_FROM, MAX_VERSION, MIN_VERSION
+from protocol.apis.fetch.request import FLEXIBLE_FROM, MAX_VERSION, MIN_VERSION
 from protocol.apis.topic_reference import TopicReference, read_topic_reference
 from protocol.errors import ErrorCode, ProtocolError, TruncatedError
 from protocol.primitives import (

@@ -9,8 +9,8 @@ from __future__ import annotations
 import struct
 from struct import Struct
 
-from protocol.apis.fetch_request import FLEXIBLE_FROM
-from protocol.apis.fetch_response import LOG_START_OFFSET_FROM, PREFERRED_READ_REPLICA_FROM, SESSION_FROM
+from protocol.apis.fetch.request import FLEXIBLE_FROM
+from protocol.apis.fetch.response import LOG_START_OFFSET_FROM, PREFERRED_READ_REPLICA_FROM, SESSION_FROM
 from protocol.apis.topic_reference import TopicReference, read_topic_reference
 from protocol.errors import ProtocolError
 from protocol.primitives import INT32, Buffer, read_array_length, read_uvarint

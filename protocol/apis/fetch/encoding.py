@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from struct import Struct
 
 from protocol.api_keys import ApiKey
-from protocol.apis.fetch_request import FLEXIBLE_FROM
-from protocol.apis.fetch_response import (
+from protocol.apis.fetch.request import FLEXIBLE_FROM
+from protocol.apis.fetch.response import (
     DIVERGING_EPOCH_TAG,
     LOG_START_OFFSET_FROM,
     NO_PREFERRED_READ_REPLICA,

@@ -8,7 +8,7 @@ when a broker sends no endpoints. The patcher holds only the bytes after the rec
 
 from __future__ import annotations
 
-from protocol.apis.response_stream import StreamedResponse, checked_count
+from protocol.apis.fetch.response_stream import StreamedResponse, checked_count
 from protocol.errors import ProtocolError
 from protocol.primitives import (
     INT16,
