@@ -24,8 +24,8 @@ from pipeline.worker import worker
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiers.storage.file_system import PIECE_BYTES, BlockingFileSystem
 from tiers.storage.remote_storage_manager import UnfinishedUpload
-from tiers.storage.s3 import S3RemoteStorageManager
-from tiers.storage.s3_upload import StagedUpload
+from tiers.storage.s3.storage import S3RemoteStorageManager
+from tiers.storage.s3.upload import StagedUpload
 
 _S3_SETTINGS = ("endpoint.url", "region", "access.key.id", "secret.access.key", "path.style", "timeout.ms", "part.size")
 _HDFS_SETTINGS = ("config.dir", "kerberos.principal", "kerberos.keytab", "replication", "timeout.ms")

@@ -12,7 +12,7 @@ from tests.fakes.record_batches import batch_of
 from tests.servers.versitygw import VersityGateway
 from tests.tiers.manager.workbench import Workbench, workbench
 from tiers.errors import RetriableRemoteStorageError
-from tiers.storage.s3 import S3RemoteStorageManager
+from tiers.storage.s3.storage import S3RemoteStorageManager
 
 pytestmark = pytest.mark.integration
 BUCKET = "outage"

@@ -9,7 +9,7 @@ from tests.servers.breaking_relay import BreakingRelay
 from tests.servers.versitygw import VersityGateway
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, monotonic_ms
-from tiers.storage.s3 import S3RemoteStorageManager
+from tiers.storage.s3.storage import S3RemoteStorageManager
 
 BUCKET = "hedged"
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")

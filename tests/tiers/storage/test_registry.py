@@ -6,7 +6,7 @@ import pytest
 
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.registry import create_remote_storage_manager, remote_storage_manager_names
-from tiers.storage.s3 import S3RemoteStorageManager
+from tiers.storage.s3.storage import S3RemoteStorageManager
 
 
 def install(folder: Path, package: str, entry_point: str) -> None:

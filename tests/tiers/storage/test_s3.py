@@ -21,7 +21,7 @@ from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, Retria
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.remote_storage_manager import LogSegmentData
-from tiers.storage.s3 import S3RemoteStorageManager
+from tiers.storage.s3.storage import S3RemoteStorageManager
 
 PART_BYTES = 5 << 20
 BUCKET = "s3-alone"

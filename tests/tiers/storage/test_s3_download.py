@@ -12,7 +12,7 @@ import pytest
 
 from tests.servers.versitygw import VersityGateway
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
-from tiers.storage.s3_download import S3Downloader
+from tiers.storage.s3.download import S3Downloader
 
 BUCKET = "s3-download"
 

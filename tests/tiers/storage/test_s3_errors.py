@@ -5,7 +5,7 @@ import botocore.exceptions
 import pytest
 
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
-from tiers.storage.s3_errors import NoSuchUploadError, error_code_of, error_of_answer, error_of_exception
+from tiers.storage.s3.errors import NoSuchUploadError, error_code_of, error_of_answer, error_of_exception
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from cachetools import TTLCache
 from yarl import URL
 
 from tiers.errors import RemoteStorageError, RetriableRemoteStorageError
-from tiers.storage.s3_errors import error_code_of, error_of_answer, error_of_exception
+from tiers.storage.s3.errors import error_code_of, error_of_answer, error_of_exception
 
 _EXPIRES_S = 3600
 _KEPT_S = _EXPIRES_S // 2

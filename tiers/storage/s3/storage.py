@@ -21,9 +21,9 @@ from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import check_cluster_id, indexes_key, log_key
 from tiers.storage.remote_storage_manager import LogSegmentData, StoredObject, UnfinishedUpload
-from tiers.storage.s3_download import S3Downloader
-from tiers.storage.s3_errors import NoSuchUploadError, PreconditionFailedError
-from tiers.storage.s3_upload import S3Uploader, StagedUpload
+from tiers.storage.s3.download import S3Downloader
+from tiers.storage.s3.errors import NoSuchUploadError, PreconditionFailedError
+from tiers.storage.s3.upload import S3Uploader, StagedUpload
 from tiers.storage.settings import read_flag, read_number, read_settings
 
 _MINIMUM_PART_BYTES = 5 * 1024 * 1024

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tiers.errors import RemoteStorageError
-from tiers.storage.s3_errors import PreconditionFailedError, error_of_exception
+from tiers.storage.s3.errors import PreconditionFailedError, error_of_exception
 
 PARTS_AT_ONCE = 3
 MAX_PARTS = 10_000
