@@ -14,8 +14,8 @@ from typing import NamedTuple
 from cachetools import LRUCache
 
 from tiers.errors import BrokerError
-from tiers.log.log_source import LocalLogBounds, LogSource
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds, LogSource
 
 _MAX_PARTITIONS = 100_000
 

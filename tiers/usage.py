@@ -19,7 +19,7 @@ from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.open_tier import OpenTier
-from tiers.segment.indexes_object import decode_indexes_object
+from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import (
     LOG_SUFFIX,
     parse_partition_manifest_key,

@@ -16,7 +16,7 @@ from protocol.errors import CorruptBatchError
 from protocol.primitives import Buffer
 from protocol.records.compression import Decompressor
 from protocol.records.record_batch import BATCH_HEADER_BYTES, RecordBatch
-from tiers.segment.segment_index import AbortedTransactionRange
+from tiers.segment.indexes.segment_index import AbortedTransactionRange
 
 _EMPTY_BATCH = RecordBatch(0, 61, 0, 0, -1, 2, 0, 0, -1, -1, -1, -1, -1, 0)
 _MIN_RECORD_BYTES = 7

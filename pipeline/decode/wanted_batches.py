@@ -15,7 +15,7 @@ from protocol.errors import CorruptBatchError
 from protocol.primitives import Buffer
 from protocol.records.record_batch import RecordBatch, crc_matches, iterate_batches
 from protocol.records.record_reader import read_records
-from tiers.segment.segment_index import AbortedTransactionRange
+from tiers.segment.indexes.segment_index import AbortedTransactionRange
 
 MAX_OFFSET = (1 << 63) - 1
 

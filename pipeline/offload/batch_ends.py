@@ -5,8 +5,8 @@ from __future__ import annotations
 from protocol.errors import ErrorCode
 from protocol.records.record_batch import iterate_batches
 from tiers.errors import BrokerError
-from tiers.log.log_source import LogSource
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LogSource
 
 
 class DamagedLogError(Exception):

@@ -30,7 +30,6 @@ from protocol.errors import CorruptBatchError, ErrorCode
 from tiers.broker.client import monotonic_ms
 from tiers.errors import BrokerError, CustomMetadataTooLargeError, LogDivergedError, OffsetGapError, RemoteLogError
 from tiers.log.broker_log import BrokerLogSource
-from tiers.log.log_source import LogRead, LogSource
 from tiers.manager.read_back import verify_copied_segment
 from tiers.manager.segment_continuation import SegmentContinuation
 from tiers.manager.segment_copy import write_objects
@@ -38,6 +37,7 @@ from tiers.manager.spool import Spool
 from tiers.manager.task_services import wall_clock_ms
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_source import LogRead, LogSource
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.open_tier import open_key_ring

@@ -17,7 +17,7 @@ from tiers.metadata.stored_segment import StoredSegment, decode_answer
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.segment.offset_index import MAX_RELATIVE
+from tiers.segment.indexes.offset_index import MAX_RELATIVE
 
 
 @dataclass(frozen=True, slots=True)

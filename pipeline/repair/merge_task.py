@@ -28,7 +28,7 @@ from tiers.manager.segment_verification import DEFAULT_RUN_BYTES, persistently
 from tiers.manager.spool import Spool
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.open_tier import open_key_ring
-from tiers.segment.indexes_object import IndexesObject, decode_indexes_object
+from tiers.segment.indexes.indexes_object import IndexesObject, decode_indexes_object
 from tiers.segment.merged_indexes import epochs_before, why_not_continued, with_merged_indexes
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
 from tiers.segment.segment_encryption import KeyRing

@@ -17,8 +17,8 @@ from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.fetch import READ_COMMITTED, READ_UNCOMMITTED, FetchedPartition, FetchPosition, fetch_raw
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
-from tiers.segment.segment_index import AbortedTransactionRange
-from tiers.segment.transaction_index import MARKER_NOT_COPIED
+from tiers.segment.indexes.segment_index import AbortedTransactionRange
+from tiers.segment.indexes.transaction_index import MARKER_NOT_COPIED
 
 FETCH_BYTES = 8 << 20
 TIMEOUT_MS = 120_000

@@ -18,9 +18,9 @@ from tiers.errors import CorruptSegmentError
 from tiers.manager.segment_verification import chunk_runs, persistently
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.reader.segment_reads import SegmentReads
-from tiers.segment.indexes_object import SegmentCiphers, decode_indexes_object
-from tiers.segment.remote_log_index import RemoteLogIndex
-from tiers.segment.segment_index import AbortedTransactionRange, Chunk
+from tiers.segment.indexes.indexes_object import SegmentCiphers, decode_indexes_object
+from tiers.segment.indexes.remote_log_index import RemoteLogIndex
+from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
 
 T = TypeVar("T")
 

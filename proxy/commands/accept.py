@@ -28,12 +28,12 @@ from proxy.config import TidegateConfig, load_config
 from tiers.console import AsJson, ConfigFile, progress_count, say, show_json
 from tiers.log.broker_log import BrokerLogSource
 from tiers.log.log_history import LogStartConfirmation
-from tiers.log.log_source import LogSource
 from tiers.manager.lineage import accepted_end
 from tiers.manager.partition_manifest import read_manifest
 from tiers.metadata.partition_manifest import witness_of
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LogSource
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.open_tier import (
     TIMEOUT_MS,

@@ -22,7 +22,7 @@ from tiers.manager.segment_verification import persistently
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, open_tier
-from tiers.segment.indexes_object import Section, decode_indexes_object, decode_sections, encode_sections
+from tiers.segment.indexes.indexes_object import Section, decode_indexes_object, decode_sections, encode_sections
 from tiers.segment.segment_encryption import KeyRing, wrapping_key_id
 from tiers.storage.object_key import indexes_key
 

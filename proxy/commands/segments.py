@@ -15,7 +15,7 @@ from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
 from tiers.manager.segment_verification import persistently
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.open_tier import OpenTier, location_of, open_tier
-from tiers.segment.indexes_object import Section, decode_sections
+from tiers.segment.indexes.indexes_object import Section, decode_sections
 from tiers.segment.segment_encryption import wrapping_key_id
 
 

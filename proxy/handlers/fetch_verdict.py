@@ -28,8 +28,8 @@ from proxy.local_log_bounds import VerifiedBounds
 from proxy.tiered_partitions import NO_LEADER_EPOCH, GapExit
 from tiers.errors import RemoteLogError
 from tiers.log.log_history import ConfirmedLogStart
-from tiers.log.log_source import LocalLogBounds
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
 
 logger = logging.getLogger(__name__)
 

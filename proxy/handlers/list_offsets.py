@@ -44,8 +44,8 @@ from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, current_partition
 from tiers.errors import RemoteLogError
 from tiers.log.log_history import ConfirmedLogStart
-from tiers.log.log_source import LocalLogBounds
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
 from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader, TimestampOffset
 
 logger = logging.getLogger(__name__)

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from protocol.records.record_batch import RecordBatch, iterate_batches
 from tests.fakes.record_batches import build_batch, record
 from tests.fakes.segments import build_segment, metadata_of
-from tiers.log.log_source import AbortedTransaction
+from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry
-from tiers.segment.indexes_object import IndexesObject, decode_indexes_object
-from tiers.segment.local_index_files import LocalIndexFiles
-from tiers.segment.segment_index import AbortedTransactionRange, SegmentIndex
-from tiers.segment.transaction_index import MARKER_NOT_COPIED
+from tiers.segment.indexes.indexes_object import IndexesObject, decode_indexes_object
+from tiers.segment.indexes.local_index_files import LocalIndexFiles
+from tiers.segment.indexes.segment_index import AbortedTransactionRange, SegmentIndex
+from tiers.segment.indexes.transaction_index import MARKER_NOT_COPIED
 
 BASE_OFFSET = 1000
 CHUNK_BYTES = 3000

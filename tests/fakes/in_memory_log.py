@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from protocol.errors import ErrorCode
 from protocol.records.record_batch import iterate_batches
 from tiers.errors import BrokerError, LogDivergedError, OffsetGapError
-from tiers.log.log_source import AbortedTransaction, EpochEndOffset, LocalLogBounds, LogRead
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import AbortedTransaction, EpochEndOffset, LocalLogBounds, LogRead
 
 
 @dataclass(frozen=True, slots=True)

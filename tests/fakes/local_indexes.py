@@ -9,10 +9,15 @@ from tests.fakes.segments import PARTITION
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.segment.indexes_object import IndexesObject, SegmentIndexes, decode_indexes_object, encode_indexes_object
-from tiers.segment.producer_snapshot import encode_producer_snapshot
-from tiers.segment.remote_log_index import encode_remote_log_index
-from tiers.segment.segment_index import AbortedTransactionRange, Chunk, SegmentIndex
+from tiers.segment.indexes.indexes_object import (
+    IndexesObject,
+    SegmentIndexes,
+    decode_indexes_object,
+    encode_indexes_object,
+)
+from tiers.segment.indexes.producer_snapshot import encode_producer_snapshot
+from tiers.segment.indexes.remote_log_index import encode_remote_log_index
+from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk, SegmentIndex
 
 TIMESTAMP_MS = 1_600_000_000_000
 Segment = tuple[RemoteLogSegmentMetadata, bytes]

@@ -9,8 +9,8 @@ from pathlib import Path
 from tests.fakes.faulty_storage import FaultyStorage
 from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.fakes.record_batches import batch_of
-from tiers.log.log_source import AbortedTransaction
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
     RemoteLogSegmentMetadata,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from tiers.log.log_source import AbortedTransaction
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder

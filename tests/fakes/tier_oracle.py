@@ -16,7 +16,7 @@ from tests.fakes.in_memory_log import Aborted
 from tests.fakes.record_batches import build_batch, control_batch, record
 from tests.fakes.tier_process import PARTITION
 from tiers.errors import OffsetBelowLogStartError, OffsetGapError
-from tiers.log.log_source import AbortedTransaction
+from tiers.model.log_source import AbortedTransaction
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, monotonic_ms
 
 READ_TIMEOUT_MS = 30_000

@@ -14,7 +14,7 @@ from pipeline.decode.wanted_batches import CorruptRecordsError
 from protocol.errors import CorruptBatchError
 from protocol.records.record_batch import RecordBatch, crc32c, iterate_batches
 from protocol.records.record_reader import read_records
-from tiers.segment.segment_index import AbortedTransactionRange
+from tiers.segment.indexes.segment_index import AbortedTransactionRange
 
 LAST_OFFSET = (1 << 63) - 1
 _SEALED, _COMMITTED_ONLY, _RANGE = 1, 2, 4

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from tests.fakes.local_indexes import contents, decoded, expected, segment_object
 from tiers.errors import CorruptSegmentError
-from tiers.segment.local_index_files import SUFFIXES, LocalIndexFiles
+from tiers.segment.indexes.local_index_files import SUFFIXES, LocalIndexFiles
 
 BASE_OFFSET = 100
 STORED = (segment_object(100), segment_object(130, 1), segment_object(1000, 2))

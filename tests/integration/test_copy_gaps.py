@@ -22,7 +22,6 @@ from tiers.broker.client import BrokerClient
 from tiers.errors import BrokerError, RetriableRemoteStorageError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.log.log_history import ConfirmedLogStart, LogStartConfirmation
-from tiers.log.log_source import LocalLogBounds
 from tiers.manager.copy_task import RLMCopyTask
 from tiers.manager.expiration_task import RLMExpirationTask
 from tiers.manager.log_gap_task import LogGapTask
@@ -34,6 +33,7 @@ from tiers.manager.spool import Spool
 from tiers.manager.task_services import TaskServices
 from tiers.manager.trim_task import TrimTask
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
 from tiers.storage.local import LocalRemoteStorageManager
 
 pytestmark = pytest.mark.integration

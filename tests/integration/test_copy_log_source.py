@@ -23,8 +23,8 @@ from tests.servers.producing import (
 from tiers.broker.client import BrokerClient
 from tiers.errors import BrokerError, LogDivergedError, OffsetGapError
 from tiers.log.broker_log import BrokerLogSource
-from tiers.log.log_source import EpochEndOffset, LocalLogBounds
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import EpochEndOffset, LocalLogBounds
 
 pytestmark = pytest.mark.integration
 TIMEOUT_MS = 300_000

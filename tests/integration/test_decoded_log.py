@@ -17,7 +17,7 @@ from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic, topic_id_partition, transactional_producer, until_decided
 from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
-from tiers.segment.segment_index import AbortedTransactionRange
+from tiers.segment.indexes.segment_index import AbortedTransactionRange
 
 pytestmark = pytest.mark.integration
 TIMEOUT_S = 300.0

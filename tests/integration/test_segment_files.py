@@ -28,13 +28,13 @@ from tests.servers.producing import (
 )
 from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
-from tiers.log.log_source import LogRead
-from tiers.segment.indexes_object import SegmentIndexes
-from tiers.segment.leader_epoch_checkpoint import encode_leader_epoch_checkpoint
-from tiers.segment.offset_index import decode_offset_index
-from tiers.segment.producer_snapshot import decode_producer_snapshot
+from tiers.model.log_source import LogRead
+from tiers.segment.indexes.indexes_object import SegmentIndexes
+from tiers.segment.indexes.leader_epoch_checkpoint import encode_leader_epoch_checkpoint
+from tiers.segment.indexes.offset_index import decode_offset_index
+from tiers.segment.indexes.producer_snapshot import decode_producer_snapshot
+from tiers.segment.indexes.transaction_index import MARKER_NOT_COPIED, decode_transaction_index
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
-from tiers.segment.transaction_index import MARKER_NOT_COPIED, decode_transaction_index
 
 pytestmark = pytest.mark.integration
 TIMEOUT_MS = 300_000

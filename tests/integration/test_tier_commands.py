@@ -24,7 +24,7 @@ from tests.servers.producing import create_topic, delete_topic, produce, random_
 from tests.servers.tidegate import TidegateProcess, tidegate_over
 from tests.servers.versitygw import VersityGateway
 from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
-from tiers.segment.indexes_object import decode_indexes_object
+from tiers.segment.indexes.indexes_object import decode_indexes_object
 
 pytestmark = pytest.mark.integration
 

@@ -22,7 +22,7 @@ from tiers.model.segment_metadata import (
     LeaderEpochEntry,
     RemoteLogClampUpdate,
 )
-from tiers.segment.indexes_object import decode_indexes_object
+from tiers.segment.indexes.indexes_object import decode_indexes_object
 
 
 @pytest.fixture(scope="module")

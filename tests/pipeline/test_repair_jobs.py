@@ -44,7 +44,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.open_tier import open_tier
 from tiers.rebuilding import RebuildOptions
-from tiers.segment.indexes_object import Section, decode_sections
+from tiers.segment.indexes.indexes_object import Section, decode_sections
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("patient_claims")]
 

@@ -21,7 +21,7 @@ from tests.pipeline.scrub_bench import ScrubBench, scrub_bench
 from tiers.errors import RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.segment.indexes_object import Section, decode_indexes_object, decode_sections, encode_sections
+from tiers.segment.indexes.indexes_object import Section, decode_indexes_object, decode_sections, encode_sections
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.object_key import SegmentObjectKey, indexes_key, log_key, partition_manifest_key, segment_of_key
 

@@ -11,8 +11,8 @@ from tests.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.fakes.record_batches import batch_of
 from tests.fakes.remote_tier import TOPIC_ID
 from tiers.errors import BrokerError
-from tiers.log.log_source import LocalLogBounds
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 

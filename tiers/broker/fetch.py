@@ -17,7 +17,7 @@ from protocol.apis.fetch.response import FetchResponse, FetchResponsePartition, 
 from protocol.errors import ErrorCode, ProtocolError
 from tiers.broker.client import DEFAULT_LANE, BrokerClient
 from tiers.errors import BrokerError
-from tiers.log.log_source import AbortedTransaction, EpochEndOffset
+from tiers.model.log_source import AbortedTransaction, EpochEndOffset
 
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1

@@ -26,8 +26,8 @@ from tiers.broker.client import DEFAULT_METADATA_MAX_AGE_MS, BrokerClient, Leade
 from tiers.broker.fetch import READ_COMMITTED, FetchedPartition, FetchPosition, fetch_raw
 from tiers.errors import BrokerError, LogDivergedError, OffsetGapError
 from tiers.log.bounds_batch import BoundsBatch
-from tiers.log.log_source import EpochEndOffset, LocalLogBounds, LogRead
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import EpochEndOffset, LocalLogBounds, LogRead
 
 _LATEST_TIMESTAMP = -1
 _CONSUMER_REPLICA_ID = -1

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from cachetools import LRUCache
 
-from tiers.log.log_source import LogSource
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LogSource
 from tiers.model.log_start import LogStart, OffsetAndEpoch
 
 _MAX_PARTITIONS = 100_000

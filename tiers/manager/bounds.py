@@ -5,7 +5,7 @@ See docs/founding.md, "Bounds"; docs/design.md, "Words".
 
 from __future__ import annotations
 
-from tiers.log.log_source import LocalLogBounds
+from tiers.model.log_source import LocalLogBounds
 
 
 def violated_bounds(local: LocalLogBounds, remote_start: int | None, remote_end: int | None) -> list[str]:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import logging
 
 from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogError
-from tiers.log.log_source import LocalLogBounds
 from tiers.manager.lineage import check_history, clamp_end, surviving_end
 from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogClampUpdate
 

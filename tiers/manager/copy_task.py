@@ -22,7 +22,6 @@ from tiers.errors import (
     OffsetGapError,
     OwnershipLostError,
 )
-from tiers.log.log_source import LocalLogBounds, LogRead
 from tiers.manager.copy_attempts import check_last_attempt
 from tiers.manager.lineage import check_lineage, check_remote_lineage
 from tiers.manager.segment_continuation import SegmentContinuation, continuation_at
@@ -31,6 +30,7 @@ from tiers.manager.spool import SpoolError
 from tiers.manager.task_services import TaskServices
 from tiers.manager.topic_policy import TopicPolicy
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds, LogRead
 from tiers.quota import Reservation
 from tiers.segment.segment_builder import SegmentBuilder, SegmentOverflowError
 

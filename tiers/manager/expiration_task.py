@@ -21,13 +21,13 @@ from itertools import pairwise
 
 from tiers.errors import OwnershipLostError
 from tiers.log.log_history import ConfirmedLogStart
-from tiers.log.log_source import LocalLogBounds
 from tiers.manager.segment_deletion import try_to_delete
 from tiers.manager.task_services import TaskServices
 from tiers.manager.topic_policy import TopicPolicy
 from tiers.manager.trim_task import segment_timestamp_ms
 from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState

@@ -16,9 +16,9 @@ from bisect import bisect_right
 from typing import NamedTuple
 
 from tiers.errors import LogDivergedError, RemoteLogMetadataNotReadyError
-from tiers.log.log_source import LocalLogBounds, LogSource
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds, LogSource
 from tiers.model.segment_metadata import CUT_ALL, RemoteLogSegmentMetadata
 
 

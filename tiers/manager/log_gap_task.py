@@ -17,10 +17,10 @@ import logging
 
 from tiers.errors import MetadataLostError, OwnershipLostError
 from tiers.log.log_history import confirms
-from tiers.log.log_source import LocalLogBounds
 from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 
 _LOG = logging.getLogger(__name__)

@@ -28,7 +28,6 @@ from tiers.errors import (
     RemoteLogError,
 )
 from tiers.log.log_history import LogStartConfirmation
-from tiers.log.log_source import LocalLogBounds
 from tiers.manager.bounds import violated_bounds
 from tiers.manager.clamp_task import RLMClampTask
 from tiers.manager.copy_task import RLMCopyTask
@@ -43,6 +42,7 @@ from tiers.manager.topic_deletion import TopicDeletionTask
 from tiers.manager.topic_policy import TopicPolicy
 from tiers.manager.trim_task import TrimTask
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
 from tiers.model.segment_state import RemoteLogSegmentState
 
 _OWNERSHIP_INTERVAL_MS = 1000

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
-from tiers.log.log_source import AbortedTransaction
 from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.segment.indexes_object import decode_indexes_object
-from tiers.segment.producer_snapshot import NO_OFFSET, ProducerStateEntry, decode_producer_snapshot
+from tiers.segment.indexes.indexes_object import decode_indexes_object
+from tiers.segment.indexes.producer_snapshot import NO_OFFSET, ProducerStateEntry, decode_producer_snapshot
 from tiers.segment.transaction_tracker import OpenTransactions
 
 _LOG = logging.getLogger(__name__)

@@ -18,10 +18,10 @@ from protocol.errors import CorruptBatchError
 from protocol.records.record_batch import RecordBatch, crc32c, verify_batches
 from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.segment.indexes_object import IndexesObject, SegmentCiphers, decode_indexes_object
+from tiers.segment.indexes.indexes_object import IndexesObject, SegmentCiphers, decode_indexes_object
+from tiers.segment.indexes.remote_log_index import RemoteLogIndex
+from tiers.segment.indexes.segment_index import Chunk
 from tiers.segment.rebuilt_indexes import RebuiltIndexes
-from tiers.segment.remote_log_index import RemoteLogIndex
-from tiers.segment.segment_index import Chunk
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 T = TypeVar("T")

@@ -16,7 +16,6 @@ import logging
 
 from tiers.errors import OwnershipLostError
 from tiers.log.log_history import confirms
-from tiers.log.log_source import LocalLogBounds
 from tiers.manager.lineage import check_remote_lineage
 from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.task_services import TaskServices
@@ -24,6 +23,7 @@ from tiers.manager.topic_policy import TopicPolicy
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 

@@ -18,7 +18,7 @@ from tiers.errors import CorruptSegmentError, RemoteLogMetadataError, RemoteReso
 from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
 from tiers.metadata.rebuild import FoundIndexes, FoundPartition, FoundSegment, content_of
 from tiers.model.ids import TopicIdPartition
-from tiers.segment.indexes_object import decode_indexes_object
+from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import (
     LOG_SUFFIX,
     SegmentObjectKey,

@@ -25,8 +25,8 @@ from tiers.broker.client import BrokerClient, Leader
 from tiers.broker.cluster_metadata import from_response
 from tiers.broker.fetch import READ_UNCOMMITTED
 from tiers.errors import BrokerError
-from tiers.log.log_source import EpochEndOffset
 from tiers.metadata.metadata_topic import MetadataTopic
+from tiers.model.log_source import EpochEndOffset
 
 log = logging.getLogger(__name__)
 

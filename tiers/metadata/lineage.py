@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Callable, Mapping
 import lmdb
 
 from tiers.broker.client import Leader
-from tiers.log.log_source import EpochEndOffset
 from tiers.metadata.leadership import LATEST_TIMESTAMP, MetadataLeadership
 from tiers.metadata.lost_records import LostRecords
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
+from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import OffsetAndEpoch
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from tiers.log.log_source import EpochEndOffset
+from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import OffsetAndEpoch
 
 log = logging.getLogger(__name__)

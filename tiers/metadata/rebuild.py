@@ -43,7 +43,7 @@ from tiers.model.segment_metadata import (
     TopicTierConfigUpdate,
 )
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.segment.segment_index import Chunk
+from tiers.segment.indexes.segment_index import Chunk
 
 _NO_LEADER_EPOCH = -1
 

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from cachetools import LRUCache
 
-from tiers.segment.segment_index import SegmentIndex
+from tiers.segment.indexes.segment_index import SegmentIndex
 
 
 class ChunkKey(NamedTuple):

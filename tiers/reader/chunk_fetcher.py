@@ -15,7 +15,7 @@ from tiers.reader.extent_source import ExtentSource
 from tiers.reader.fetcher_pool import READ_AHEAD_CONNECTION_ID, FetcherPool, Flight
 from tiers.reader.local_indexes import LocalIndexes
 from tiers.reader.segment_reads import SegmentReads
-from tiers.segment.segment_index import SegmentIndex
+from tiers.segment.indexes.segment_index import SegmentIndex
 
 MIB = 1024 * 1024
 

@@ -6,10 +6,10 @@ from bisect import bisect_right
 
 from protocol.records.record_batch import cut_at_batches, iterate_batches, skip_to_offset
 from tiers.errors import OffsetGapError
-from tiers.log.log_source import AbortedTransaction
+from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.segment.segment_index import AbortedTransactionRange, SegmentIndex
-from tiers.segment.transaction_index import overlapping
+from tiers.segment.indexes.segment_index import AbortedTransactionRange, SegmentIndex
+from tiers.segment.indexes.transaction_index import overlapping
 
 PINNED_RATIO = 8
 """A view may keep a buffer of at most this many times its own size in memory; a smaller view is copied."""

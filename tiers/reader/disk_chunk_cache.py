@@ -23,7 +23,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.reader.chunk_cache import ChunkKey
 from tiers.reader.chunk_files import ChunkFiles, file_bytes
 from tiers.reader.extent_source import ExtentSource, StoredExtent, open_extent
-from tiers.segment.segment_index import SegmentIndex
+from tiers.segment.indexes.segment_index import SegmentIndex
 from tiers.storage.blocking_calls import BlockingCalls, Call
 
 _LOG = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.reader.chunk_cache import Extent
 from tiers.reader.segment_reads import SegmentReads
-from tiers.segment.segment_index import Chunk, SegmentIndex
+from tiers.segment.indexes.segment_index import Chunk, SegmentIndex
 
 
 class StoredExtent(NamedTuple):

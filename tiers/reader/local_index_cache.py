@@ -1,6 +1,6 @@
 """`LocalIndexCache` keeps the indexes of remote segments in local files, to save GETs after a restart or an eviction.
 
-    <folder>/<topic>-<partition>-<topic id>/<base>.remoteLogIndex, ...     see tiers/segment/local_index_files.py
+    <folder>/<topic>-<partition>-<topic id>/<base>.remoteLogIndex, ...     see tiers/segment/indexes/local_index_files.py
 
 * After the reader has read a segment's index from the store, it appends the index to a set of files. A set is rolled by
   size and by age. Only the process that began a set appends to it; a later process only reads the set.
@@ -26,9 +26,9 @@ from typing import TypeVar
 from tiers.errors import CorruptSegmentError, EncryptionKeyError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.segment.indexes_object import IndexesObject, SegmentCiphers, decode_indexes_object
-from tiers.segment.local_index_files import OFFSET_INDEX, SUFFIXES, Append, LocalIndexFiles, append_to
-from tiers.segment.segment_index import SegmentIndex
+from tiers.segment.indexes.indexes_object import IndexesObject, SegmentCiphers, decode_indexes_object
+from tiers.segment.indexes.local_index_files import OFFSET_INDEX, SUFFIXES, Append, LocalIndexFiles, append_to
+from tiers.segment.indexes.segment_index import SegmentIndex
 
 T = TypeVar("T")
 

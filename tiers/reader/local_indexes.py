@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.reader.local_index_cache import LocalIndexCache
-from tiers.segment.segment_index import SegmentIndex
+from tiers.segment.indexes.segment_index import SegmentIndex
 from tiers.storage.blocking_calls import BlockingCalls
 
 DEADLINE_MS = 1_000

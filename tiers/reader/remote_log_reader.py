@@ -30,9 +30,9 @@ from tiers.errors import (
     OffsetGapError,
     RemoteLogError,
 )
-from tiers.log.log_source import AbortedTransaction
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.quota import RemoteFetchQuotas
 from tiers.reader.chunk_cache import ChunkCache, Extent, IndexCache
@@ -47,8 +47,8 @@ from tiers.reader.read_ahead import ReadAhead
 from tiers.reader.retried_read import RetriedRead, SegmentDeletedError
 from tiers.reader.retry import CircuitBreaker
 from tiers.reader.segment_reads import GuardedReads
-from tiers.segment.indexes_object import SegmentCiphers, decode_indexes_object
-from tiers.segment.segment_index import SegmentIndex
+from tiers.segment.indexes.indexes_object import SegmentCiphers, decode_indexes_object
+from tiers.segment.indexes.segment_index import SegmentIndex
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 READ_COMMITTED = 1

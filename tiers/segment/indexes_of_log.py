@@ -13,10 +13,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tiers.errors import CorruptSegmentError
-from tiers.log.log_source import AbortedTransaction
+from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
-from tiers.segment.indexes_object import IndexesObject
-from tiers.segment.producer_snapshot import NO_OFFSET, decode_producer_snapshot
+from tiers.segment.indexes.indexes_object import IndexesObject
+from tiers.segment.indexes.producer_snapshot import NO_OFFSET, decode_producer_snapshot
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
 from tiers.segment.transaction_tracker import OpenTransactions
 

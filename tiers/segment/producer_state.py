@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from protocol.records.record_batch import NO_PRODUCER_ID, RecordBatch
 from tiers.segment.control_record import EndTransactionMarker
-from tiers.segment.producer_snapshot import NO_OFFSET, NO_SEQUENCE, ProducerStateEntry
+from tiers.segment.indexes.producer_snapshot import NO_OFFSET, NO_SEQUENCE, ProducerStateEntry
 
 PRODUCER_ID_EXPIRATION_MS = 86_400_000
 

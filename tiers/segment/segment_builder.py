@@ -19,17 +19,17 @@ from pathlib import Path
 from protocol.errors import CorruptBatchError
 from protocol.records.record_batch import CODEC_NONE, NO_LEADER_EPOCH, RecordBatch, crc32c, iterate_batches
 from tiers.errors import LogDivergedError, RemoteLogError
-from tiers.log.log_source import AbortedTransaction
+from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.segment.control_record import EndTransactionMarker, end_transaction_marker
-from tiers.segment.indexes_object import SegmentIndexes, encode_indexes_object
-from tiers.segment.kafka_index_builder import KafkaIndexBuilder
-from tiers.segment.offset_index import MAX_RELATIVE
-from tiers.segment.producer_snapshot import ProducerStateEntry, encode_producer_snapshot
+from tiers.segment.indexes.indexes_object import SegmentIndexes, encode_indexes_object
+from tiers.segment.indexes.kafka_index_builder import KafkaIndexBuilder
+from tiers.segment.indexes.offset_index import MAX_RELATIVE
+from tiers.segment.indexes.producer_snapshot import ProducerStateEntry, encode_producer_snapshot
+from tiers.segment.indexes.remote_log_index import encode_remote_log_index
+from tiers.segment.indexes.segment_index import Chunk
+from tiers.segment.indexes.transaction_index import encode_transaction_index
 from tiers.segment.producer_state import ProducerState
-from tiers.segment.remote_log_index import encode_remote_log_index
-from tiers.segment.segment_index import Chunk
-from tiers.segment.transaction_index import encode_transaction_index
 from tiers.segment.transaction_tracker import OpenTransactions, TransactionTracker
 from tiers.storage.remote_storage_manager import LogSegmentData
 

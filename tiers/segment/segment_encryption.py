@@ -25,7 +25,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from tiers.errors import CorruptSegmentError, EncryptionKeyError
-from tiers.segment.remote_log_index import encode_remote_log_index
+from tiers.segment.indexes.remote_log_index import encode_remote_log_index
 from tiers.segment.segment_builder import BuiltSegment
 
 KEY_BYTES = 32

@@ -18,10 +18,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protocol.records.record_batch import RecordBatch
-from tiers.log.log_source import AbortedTransaction
+from tiers.model.log_source import AbortedTransaction
 from tiers.segment.control_record import EndTransactionMarker
-from tiers.segment.segment_index import AbortedTransactionRange
-from tiers.segment.transaction_index import MARKER_NOT_COPIED, AbortedTxn
+from tiers.segment.indexes.segment_index import AbortedTransactionRange
+from tiers.segment.indexes.transaction_index import MARKER_NOT_COPIED, AbortedTxn
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from protocol.header import parse_request_header
 from protocol.primitives import Buffer
 from protocol.records.record_batch import iterate_batches
 from tiers.errors import BrokerError
-from tiers.log.log_source import EpochEndOffset, LocalLogBounds, LogRead
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import EpochEndOffset, LocalLogBounds, LogRead
 
 
 @dataclass

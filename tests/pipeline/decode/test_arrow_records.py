@@ -37,7 +37,7 @@ from protocol.records.record_batch import (
 )
 from protocol.records.record_reader import Record
 from tests.fakes.record_batches import batch_of, build_batch, control_batch, legacy_message, legacy_wrapper, record
-from tiers.segment.segment_index import AbortedTransactionRange
+from tiers.segment.indexes.segment_index import AbortedTransactionRange
 
 LAST = (1 << 63) - 1
 

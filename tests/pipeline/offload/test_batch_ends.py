@@ -15,8 +15,8 @@ from protocol.records.record_batch import iterate_batches
 from tests.fakes.in_memory_log import InMemoryLog
 from tests.fakes.record_batches import batch_of
 from tiers.errors import BrokerError
-from tiers.log.log_source import LogRead
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LogRead
 
 PARTITION = TopicIdPartition(UUID(int=3), 0, "orders")
 TIMEOUT_MS = 1_000

@@ -12,8 +12,8 @@ from tests.fakes.record_batches import build_batch, control_batch, record
 from tests.pipeline.offload.one_offload import Offload
 from tests.pipeline.offload.test_batch_ends import DamagedLog
 from tests.tiers.manager.workbench import Workbench
-from tiers.log.log_source import AbortedTransaction
-from tiers.segment.indexes_object import decode_indexes_object
+from tiers.model.log_source import AbortedTransaction
+from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.segment.segment_builder import SegmentBuilder
 
 

@@ -14,11 +14,11 @@ from tests.fakes.record_batches import batch_of, build_batch, control_batch, rec
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.fakes.segments import PARTITION, build_segment, metadata_of
 from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteResourceNotFoundError
-from tiers.log.log_source import AbortedTransaction
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.segment.indexes.segment_index import AbortedTransactionRange
 from tiers.segment.segment_encryption import KeyRing, seal_segment
-from tiers.segment.segment_index import AbortedTransactionRange
 from tiers.storage.local import LocalRemoteStorageManager
 
 ORDERS = TopicIdPartition(TOPIC_ID, 0, "orders")

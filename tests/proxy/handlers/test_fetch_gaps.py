@@ -20,8 +20,8 @@ from tests.fakes.fetch_bench import LOCAL_0, P0, P1, VERSIONS, Bench, ask, ask_l
 from tests.fakes.log_starts import user_log_start
 from tests.fakes.record_batches import batch_of
 from tiers.errors import BrokerError
-from tiers.log.log_source import LocalLogBounds
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap
 from tiers.reader.remote_log_reader import monotonic_ms
 

@@ -15,9 +15,9 @@ from tests.fakes.fetch_bench import LOCAL_0, P0, P1, Bench, ask, ask_local, benc
 from tests.fakes.log_starts import user_log_start
 from tests.fakes.record_batches import batch_of
 from tiers.errors import BrokerError
-from tiers.log.log_source import EpochEndOffset
 from tiers.manager.settings import TopicRule
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 
 VERSIONS = [4, 7, 12, 13, 18]

@@ -21,8 +21,8 @@ from tests.fakes.fetch_bench import LOCAL_0, P0, P1, Bench, ask, ask_local, benc
 from tests.fakes.log_starts import user_log_start
 from tests.fakes.record_batches import batch_of
 from tiers.errors import OffsetBelowLogStartError, OffsetGapError
-from tiers.log.log_source import LocalLogBounds
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LocalLogBounds
 from tiers.reader.remote_log_reader import RemoteRead
 
 

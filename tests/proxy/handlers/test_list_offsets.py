@@ -29,9 +29,9 @@ from tests.fakes.record_batches import build_batch, record
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.errors import BrokerError
 from tiers.log.log_history import LogStartConfirmation
-from tiers.log.log_source import EpochEndOffset
 from tiers.manager.settings import TopicRule
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 

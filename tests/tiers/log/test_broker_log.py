@@ -27,8 +27,8 @@ from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
 from tiers.errors import BrokerError, LogDivergedError, OffsetGapError, OwnershipLostError
 from tiers.log.broker_log import BrokerLogSource
-from tiers.log.log_source import AbortedTransaction, EpochEndOffset, LocalLogBounds
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import AbortedTransaction, EpochEndOffset, LocalLogBounds
 
 PARTITION = TopicIdPartition(UUID(int=7), 0, "orders")
 TIMEOUT_MS = 60_000

@@ -16,12 +16,12 @@ from tiers.errors import (
     OwnershipLostError,
     RetriableRemoteStorageError,
 )
-from tiers.log.log_source import EpochEndOffset
 from tiers.manager import copy_task
 from tiers.manager.spool import SpoolError
+from tiers.model.log_source import EpochEndOffset
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.segment.indexes_object import decode_indexes_object, encode_indexes_object
+from tiers.segment.indexes.indexes_object import decode_indexes_object, encode_indexes_object
 from tiers.segment.segment_builder import SegmentBuilder
 
 COPY_STEPS = ["segment-built", "copy-started-written", "objects-written", "copy-verified", "copy-finished-written"]

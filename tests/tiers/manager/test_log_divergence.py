@@ -15,9 +15,9 @@ from tests.fakes.metadata_log import MetadataLog
 from tests.fakes.record_batches import batch_of
 from tests.fakes.tier_process import PARTITION, POLICY, Clock, OneTopic, TierProcess
 from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogMetadataNotReadyError
-from tiers.log.log_source import EpochEndOffset
 from tiers.manager.lineage import NOTHING_IN_COMMON, check_before_deletion, surviving_end
 from tiers.metadata.partition_manifest import decode_partition_manifest, witness_of
+from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.reader.remote_log_reader import monotonic_ms

@@ -20,10 +20,10 @@ from tiers.errors import (
     RemoteLogError,
     RetriableRemoteStorageError,
 )
-from tiers.log.log_source import EpochEndOffset, LocalLogBounds, LogRead
 from tiers.manager.remote_log_manager import RemoteLogManager
 from tiers.manager.topic_policy import TopicPolicy
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import EpochEndOffset, LocalLogBounds, LogRead
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.remote_storage_manager import LogSegmentData
 

@@ -10,10 +10,10 @@ from tests.fakes.in_memory_log import Aborted
 from tests.fakes.record_batches import batch_of, build_batch, control_batch, record
 from tests.tiers.manager.workbench import POLICY, Workbench
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.segment.indexes_object import decode_indexes_object
-from tiers.segment.producer_snapshot import decode_producer_snapshot
-from tiers.segment.segment_index import AbortedTransactionRange
-from tiers.segment.transaction_index import AbortedTxn, decode_transaction_index
+from tiers.segment.indexes.indexes_object import decode_indexes_object
+from tiers.segment.indexes.producer_snapshot import decode_producer_snapshot
+from tiers.segment.indexes.segment_index import AbortedTransactionRange
+from tiers.segment.indexes.transaction_index import AbortedTxn, decode_transaction_index
 
 
 def batches(first: int, count: int, leader_epoch: int = 0) -> list[bytes]:

@@ -17,13 +17,13 @@ from tests.tiers.metadata.test_state import IDENTITY, NOW_MS, Record, segment, t
 from tiers.broker.client import Leader
 from tiers.broker.cluster_metadata import Broker, ClusterMetadata
 from tiers.broker.fetch import FetchedPartition
-from tiers.log.log_source import EpochEndOffset
 from tiers.metadata.follower import MetadataFollower
 from tiers.metadata.metadata_producer import KeyAndValue
 from tiers.metadata.metadata_topic import MetadataTopic
 from tiers.metadata.serde import encode_key, encode_value, key_of
 from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
 from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.log_source import EpochEndOffset
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
 TOPIC = MetadataTopic("cluster", "__remote_log_metadata", IDENTITY.topic_id, 2, 86_400_000)

@@ -16,7 +16,6 @@ from protocol.errors import CorruptBatchError, ErrorCode
 from tests.tiers.metadata.test_state import NOW_MS, log_start, segment, to, user
 from tiers.broker.fetch import FetchedPartition
 from tiers.errors import BrokerError
-from tiers.log.log_source import AbortedTransaction
 from tiers.metadata.committed_records import read_committed
 from tiers.metadata.serde import (
     RecordKey,
@@ -26,6 +25,7 @@ from tiers.metadata.serde import (
     nothing_key,
     segment_keys,
 )
+from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
 TRANSACTIONAL = 0x10

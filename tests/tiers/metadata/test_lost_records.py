@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiers.log.log_source import EpochEndOffset
 from tiers.metadata.lost_records import LostRecords
+from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import OffsetAndEpoch
 
 OFFSETS = st.integers(0, 50)

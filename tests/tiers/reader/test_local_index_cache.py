@@ -11,7 +11,7 @@ from tests.fakes.segments import PARTITION
 from tiers.errors import CorruptSegmentError
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexSettings
-from tiers.segment.local_index_files import LOG_INDEX, OFFSET_INDEX, append_to
+from tiers.segment.indexes.local_index_files import LOG_INDEX, OFFSET_INDEX, append_to
 from tiers.segment.segment_encryption import KeyRing
 
 SET_BYTES = 4 * 4096

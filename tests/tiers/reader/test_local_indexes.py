@@ -12,12 +12,12 @@ from protocol.records.record_batch import iterate_batches
 from tests.fakes.local_indexes import contents, expected, segment_object
 from tests.fakes.record_batches import batch_of
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
-from tiers.log.log_source import AbortedTransaction
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import AbortedTransaction
 from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexSettings
 from tiers.reader.local_indexes import LocalIndexes
 from tiers.reader.remote_log_reader import READ_COMMITTED, RemoteLogReader, monotonic_ms
-from tiers.segment.local_index_files import LOG_INDEX, append_to
+from tiers.segment.indexes.local_index_files import LOG_INDEX, append_to
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 

@@ -22,8 +22,8 @@ from tiers.errors import (
     RemoteResourceNotFoundError,
     RetriableRemoteStorageError,
 )
-from tiers.log.log_source import AbortedTransaction
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import AbortedTransaction
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState

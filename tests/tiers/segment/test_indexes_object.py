@@ -14,7 +14,7 @@ from tiers.errors import CorruptSegmentError
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.segment.indexes_object import (
+from tiers.segment.indexes.indexes_object import (
     Section,
     SegmentIndexes,
     decode_indexes_object,
@@ -24,10 +24,10 @@ from tiers.segment.indexes_object import (
     encode_sections,
     encode_segment_metadata,
 )
-from tiers.segment.offset_index import decode_offset_index
-from tiers.segment.remote_log_index import encode_remote_log_index
-from tiers.segment.segment_index import AbortedTransactionRange, Chunk
-from tiers.segment.transaction_index import MARKER_NOT_COPIED
+from tiers.segment.indexes.offset_index import decode_offset_index
+from tiers.segment.indexes.remote_log_index import encode_remote_log_index
+from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
+from tiers.segment.indexes.transaction_index import MARKER_NOT_COPIED
 
 METADATA = RemoteLogSegmentMetadata(
     segment_id=RemoteLogSegmentId(PARTITION, UUID("00000000-0000-4000-8000-000000000001")),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.fakes.segments import metadata_of
 from tests.tiers.segment.transactional_log import ACTS, TransactionalLog, copied, indexes_of, log_of
 from tiers.errors import CorruptSegmentError
-from tiers.segment.indexes_object import IndexesObject
+from tiers.segment.indexes.indexes_object import IndexesObject
 from tiers.segment.indexes_of_log import LogIndexer
 from tiers.segment.segment_builder import BuiltSegment
 

@@ -4,7 +4,7 @@ import pytest
 
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import LeaderEpochEntry
-from tiers.segment.leader_epoch_checkpoint import decode_leader_epoch_checkpoint, encode_leader_epoch_checkpoint
+from tiers.segment.indexes.leader_epoch_checkpoint import decode_leader_epoch_checkpoint, encode_leader_epoch_checkpoint
 
 ENTRIES = (LeaderEpochEntry(0, 0), LeaderEpochEntry(3, 1500))
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.fakes.local_indexes import contents, decoded, encrypted, expected, segment_object
 from tiers.errors import CorruptSegmentError, EncryptionKeyError
-from tiers.segment.local_index_files import (
+from tiers.segment.indexes.local_index_files import (
     LOG_INDEX,
     OFFSET_INDEX,
     SEGMENTS,
@@ -23,10 +23,10 @@ from tiers.segment.local_index_files import (
     LocalIndexFiles,
     append_to,
 )
-from tiers.segment.offset_index import OffsetPosition, decode_offset_index, look_up_offset
-from tiers.segment.remote_log_index import decode_entries
+from tiers.segment.indexes.offset_index import OffsetPosition, decode_offset_index, look_up_offset
+from tiers.segment.indexes.remote_log_index import decode_entries
+from tiers.segment.indexes.time_index import decode_time_index, look_up_timestamp
 from tiers.segment.segment_encryption import KeyRing
-from tiers.segment.time_index import decode_time_index, look_up_timestamp
 
 FIRST, SECOND, FAR = segment_object(100), segment_object(130, chunks=1), segment_object(1000, chunks=2)
 STORED = (FIRST, SECOND, FAR)

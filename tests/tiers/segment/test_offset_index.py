@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tiers.errors import CorruptSegmentError
-from tiers.segment.offset_index import OffsetPosition, decode_offset_index, encode_offset_index, look_up_offset
+from tiers.segment.indexes.offset_index import OffsetPosition, decode_offset_index, encode_offset_index, look_up_offset
 
 ENTRIES = [OffsetPosition(1010, 0x1001), OffsetPosition(1025, 0x2004)]
 GOLDEN = bytes.fromhex(

@@ -6,7 +6,11 @@ from hypothesis import strategies as st
 
 from protocol.records.record_batch import crc32c
 from tiers.errors import CorruptSegmentError
-from tiers.segment.producer_snapshot import ProducerStateEntry, decode_producer_snapshot, encode_producer_snapshot
+from tiers.segment.indexes.producer_snapshot import (
+    ProducerStateEntry,
+    decode_producer_snapshot,
+    encode_producer_snapshot,
+)
 
 ENTRY = ProducerStateEntry(4000, 3, 9, 99, 9, 1_600_000_000_000, 7, -1)
 VECTOR = bytes.fromhex(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiers.errors import CorruptSegmentError
-from tiers.segment.remote_log_index import (
+from tiers.segment.indexes.remote_log_index import (
     MAX_RDI_BYTES,
     RemoteLogIndex,
     RemoteLogIndexEntry,
@@ -18,7 +18,7 @@ from tiers.segment.remote_log_index import (
     encode_remote_log_index,
     entry_of_chunk,
 )
-from tiers.segment.segment_index import Chunk
+from tiers.segment.indexes.segment_index import Chunk
 
 SHORT = RemoteLogIndexEntry(0, 99, 0, 999, 50, b"aaa")
 LONG = RemoteLogIndexEntry(1000121, 1000220, 1600000000000, 1600000009999, 4096, b"s3://b/k")

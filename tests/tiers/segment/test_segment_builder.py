@@ -12,15 +12,15 @@ from protocol.records.record_batch import iterate_batches
 from tests.fakes.record_batches import batch_of, build_batch, control_batch, legacy_message, legacy_wrapper, record
 from tests.fakes.segments import build_segment, metadata_of, no_time
 from tiers.errors import LogDivergedError
-from tiers.log.log_source import AbortedTransaction
+from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry
-from tiers.segment.indexes_object import decode_indexes_object
-from tiers.segment.offset_index import decode_offset_index
-from tiers.segment.producer_snapshot import encode_producer_snapshot
+from tiers.segment.indexes.indexes_object import decode_indexes_object
+from tiers.segment.indexes.offset_index import decode_offset_index
+from tiers.segment.indexes.producer_snapshot import encode_producer_snapshot
+from tiers.segment.indexes.segment_index import AbortedTransactionRange
+from tiers.segment.indexes.time_index import decode_time_index
+from tiers.segment.indexes.transaction_index import MARKER_NOT_COPIED, decode_transaction_index
 from tiers.segment.segment_builder import SegmentBuilder, SegmentOverflowError
-from tiers.segment.segment_index import AbortedTransactionRange
-from tiers.segment.time_index import decode_time_index
-from tiers.segment.transaction_index import MARKER_NOT_COPIED, decode_transaction_index
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.fakes.record_batches import batch_of
 from tests.fakes.segments import build_segment, metadata_of
 from tiers.errors import CorruptSegmentError, EncryptionKeyError
-from tiers.segment.indexes_object import decode_indexes_object
+from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.segment.segment_encryption import (
     TAG_BYTES,
     KeyRing,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tiers.errors import CorruptSegmentError
-from tiers.segment.time_index import TimestampOffset, decode_time_index, encode_time_index, look_up_timestamp
+from tiers.segment.indexes.time_index import TimestampOffset, decode_time_index, encode_time_index, look_up_timestamp
 
 ENTRIES = [TimestampOffset(1_600_000_000_000, 1010), TimestampOffset(1_600_000_000_005, 1025)]
 GOLDEN = bytes.fromhex(

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiers.errors import CorruptSegmentError
-from tiers.segment.segment_index import AbortedTransactionRange
-from tiers.segment.transaction_index import (
+from tiers.segment.indexes.segment_index import AbortedTransactionRange
+from tiers.segment.indexes.transaction_index import (
     MARKER_NOT_COPIED,
     AbortedTxn,
     decode_aborted_ranges,

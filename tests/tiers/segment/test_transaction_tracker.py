@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from protocol.records.record_batch import iterate_batches
 from tests.fakes.record_batches import build_batch, control_batch, record
-from tiers.log.log_source import AbortedTransaction
+from tiers.model.log_source import AbortedTransaction
 from tiers.segment.control_record import end_transaction_marker
-from tiers.segment.segment_index import AbortedTransactionRange
-from tiers.segment.transaction_index import MARKER_NOT_COPIED, AbortedTxn
+from tiers.segment.indexes.segment_index import AbortedTransactionRange
+from tiers.segment.indexes.transaction_index import MARKER_NOT_COPIED, AbortedTxn
 from tiers.segment.transaction_tracker import OpenTransactions, TransactionTracker
 
 A, B = 4000, 4001

@@ -29,7 +29,7 @@ from uuid import UUID
 
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.segment.indexes_object import (
+from tiers.segment.indexes.indexes_object import (
     IndexesObject,
     Section,
     SegmentCiphers,
@@ -37,9 +37,9 @@ from tiers.segment.indexes_object import (
     encode_sections,
     open_cipher,
 )
-from tiers.segment.leader_epoch_checkpoint import decode_leader_epoch_checkpoint, encode_leader_epoch_checkpoint
-from tiers.segment.offset_index import ENTRY_BYTES, MAX_RELATIVE, OffsetPosition, encode_offset_index
-from tiers.segment.remote_log_index import (
+from tiers.segment.indexes.leader_epoch_checkpoint import decode_leader_epoch_checkpoint, encode_leader_epoch_checkpoint
+from tiers.segment.indexes.offset_index import ENTRY_BYTES, MAX_RELATIVE, OffsetPosition, encode_offset_index
+from tiers.segment.indexes.remote_log_index import (
     ENTRY_BYTES_WITHOUT_RDI,
     RemoteLogIndex,
     RemoteLogIndexEntry,
@@ -49,9 +49,9 @@ from tiers.segment.remote_log_index import (
     encode_entry,
     entry_of_chunk,
 )
-from tiers.segment.segment_index import Chunk, SegmentIndex
-from tiers.segment.time_index import TimestampOffset, encode_time_index
-from tiers.segment.transaction_index import decode_aborted_ranges, encode_aborted_ranges
+from tiers.segment.indexes.segment_index import Chunk, SegmentIndex
+from tiers.segment.indexes.time_index import TimestampOffset, encode_time_index
+from tiers.segment.indexes.transaction_index import decode_aborted_ranges, encode_aborted_ranges
 
 LOG_INDEX = ".remoteLogIndex"
 OFFSET_INDEX = ".remoteOffsetIndex"

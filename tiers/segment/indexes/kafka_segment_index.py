@@ -16,10 +16,10 @@ from collections.abc import Sequence
 
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import LeaderEpochEntry
-from tiers.segment.offset_index import decode_offset_index
-from tiers.segment.segment_index import AbortedTransactionRange, Chunk
-from tiers.segment.time_index import TimestampOffset, decode_time_index
-from tiers.segment.transaction_index import overlapping
+from tiers.segment.indexes.offset_index import decode_offset_index
+from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
+from tiers.segment.indexes.time_index import TimestampOffset, decode_time_index
+from tiers.segment.indexes.transaction_index import overlapping
 
 UNKNOWN_TIMESTAMP_MS = -1
 

@@ -17,7 +17,7 @@ from struct import Struct
 from typing import NamedTuple
 
 from tiers.errors import CorruptSegmentError
-from tiers.segment.segment_index import AbortedTransactionRange
+from tiers.segment.indexes.segment_index import AbortedTransactionRange
 
 MARKER_NOT_COPIED = 2**63 - 1
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from protocol.records.record_batch import RecordBatch
-from tiers.segment.offset_index import OffsetPosition, encode_offset_index
-from tiers.segment.time_index import TimestampOffset, encode_time_index
+from tiers.segment.indexes.offset_index import OffsetPosition, encode_offset_index
+from tiers.segment.indexes.time_index import TimestampOffset, encode_time_index
 
 INDEX_INTERVAL_BYTES = 4096
 

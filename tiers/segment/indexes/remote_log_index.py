@@ -23,8 +23,8 @@ from typing import NamedTuple, Protocol
 
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
-from tiers.segment.segment_index import AbortedTransactionRange, Chunk
-from tiers.segment.transaction_index import overlapping
+from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
+from tiers.segment.indexes.transaction_index import overlapping
 
 MAGIC = 0
 _PREFIX = Struct(">hhI")
