@@ -54,8 +54,8 @@ from pipeline.source.read_plan import MissingOffsets, ReadRange
 from pipeline.source.read_task import tasks_for
 from pipeline.source.tiered_log import LogBounds, TieredLog
 from tiers.broker.client import BrokerClient
+from tiers.config.topic_policy import TopicPolicy
 from tiers.manager.expiration_task import RLMExpirationTask
-from tiers.manager.topic_policy import TopicPolicy
 from tiers.metadata.quick_values import making_many
 from tiers.metadata.shared_reader import SharedRemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from tiers.tier_config import TierConfig, load_config_file, parse_config_text
+from tiers.config.tier_config import TierConfig, load_config_file, parse_config_text
 
 
 class PipelineConfig(TierConfig):

@@ -17,13 +17,13 @@ from prometheus_client import CollectorRegistry
 
 from pipeline.task_runner import Cancellable, TaskRunner
 from tiers.broker.share_groups import ClusterShareGroups
+from tiers.config.remote_log_settings import RemoteLogManagerSettings
 from tiers.console import say
 from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogError, RemoteLogMetadataError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.manager.failed_deletions import FailedDeletions
 from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.partition_manifest import PartitionManifestTask
-from tiers.manager.settings import RemoteLogManagerSettings
 from tiers.manager.spool import Spool
 from tiers.manager.task_services import TaskServices
 from tiers.metadata.failed_deletions_topic import FailedDeletionsTopic

@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 from prometheus_client import CollectorRegistry
 
+from tiers.config.topic_policy import TopicPolicy, topic_rule
 from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.tiered_topics import TieredTopics
-from tiers.manager.topic_policy import TopicPolicy, topic_rule
 from tiers.open_tier import OpenTier
 
 

@@ -9,9 +9,9 @@ from kafka.protocol.admin import DescribeConfigsRequest
 
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
+from tiers.config.topic_policy import BROKER_KEYS
+from tiers.config.topic_settings import BROKER_DEFAULTS
 from tiers.errors import BrokerError
-from tiers.manager.topic_policy import BROKER_KEYS
-from tiers.manager.topic_tier_config import BROKER_DEFAULTS
 
 _TOPIC_RESOURCE, _BROKER_RESOURCE = 2, 4
 _TOPIC_SOURCE = 1

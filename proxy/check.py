@@ -16,9 +16,9 @@ from proxy.tls import listener_tls
 from proxy.topology import MAX_PORT
 from tiers.broker.client import BrokerClient
 from tiers.broker.tls import TlsError
+from tiers.config.storage_registry import create_storage
+from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerError, RemoteLogError
-from tiers.storage.registry import create_storage
-from tiers.upstream_config import broker_client
 
 TIMEOUT_MS = 10_000
 

@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from proxy.limits_config import LimitsConfig
-from tiers.config import Section
-from tiers.tier_config import TierConfig, load_config_file, parse_config_text
-from tiers.upstream_config import CertificateConfig
+from tiers.config.settings import Section
+from tiers.config.tier_config import TierConfig, load_config_file, parse_config_text
+from tiers.config.upstream_config import CertificateConfig
 
 _HOST_NAME = re.compile(r"(\*\.)?([a-z0-9_]([a-z0-9_-]*[a-z0-9_])?\.)*[a-z0-9]([a-z0-9-]*[a-z0-9])?")
 

@@ -14,8 +14,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from proxy.config import TidegateConfig
-from tiers.config import DurationMs, SizeBytes
-from tiers.tier_config import own_fields
+from tiers.config.settings import DurationMs, SizeBytes
+from tiers.config.tier_config import own_fields
 
 INTRODUCTION = """\
 # Configuration

@@ -14,9 +14,9 @@ from uuid import UUID
 
 from cachetools import LRUCache
 
+from tiers.config.remote_log_settings import TopicRule
+from tiers.config.topic_policy import TopicPolicy, managed_rule, policy_of
 from tiers.errors import RemoteLogMetadataNotReadyError
-from tiers.manager.settings import TopicRule
-from tiers.manager.topic_policy import TopicPolicy, managed_rule, policy_of
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 

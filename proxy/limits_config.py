@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from proxy.context import ConnectionLimits
-from tiers.config import DurationMs, Section, SizeBytes
+from tiers.config.settings import DurationMs, Section, SizeBytes
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -18,8 +18,8 @@ from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 from protocol.errors import ErrorCode
 from proxy.config import TidegateConfig
 from tiers.broker.client import BrokerClient
+from tiers.config.topic_policy import topic_rule
 from tiers.errors import BrokerError
-from tiers.manager.topic_policy import topic_rule
 from tiers.metadata.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 from tiers.metadata.topic_based_settings import metadata_group_id
 from tiers.open_tier import RemoteTierError

@@ -18,19 +18,20 @@ from prometheus_client import CollectorRegistry
 from proxy.config import TidegateConfig
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.share_groups import ClusterShareGroups
-from tiers.config import RemoteLogConfig
+from tiers.config.remote_log_settings import RemoteLogManagerSettings
+from tiers.config.settings import RemoteLogConfig
+from tiers.config.storage_registry import create_storage
+from tiers.config.topic_policy import topic_rule
 from tiers.errors import RemoteLogError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.manager.failed_deletions import FailedDeletions
 from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.remote_disable import RemoteDisableTask
 from tiers.manager.remote_log_manager import RemoteLogManager
-from tiers.manager.settings import RemoteLogManagerSettings
 from tiers.manager.spool import Spool
 from tiers.manager.task_services import TaskServices
 from tiers.manager.tiered_topics import TieredTopics
 from tiers.manager.topic_deletion import ClusterTopicExistence, TopicDeletionTask
-from tiers.manager.topic_policy import topic_rule
 from tiers.metadata.failed_deletions_topic import FailedDeletionsTopic
 from tiers.metadata.metadata_topic import MetadataTopicSettings
 from tiers.metadata.metrics import RemoteLogMetadataMetrics
@@ -38,7 +39,6 @@ from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, Topic
 from tiers.open_tier import RemoteTierError, open_key_ring, segments_without_metadata, storage_cluster_id
 from tiers.quota import QuotaWindow, RateQuota
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
-from tiers.storage.registry import create_storage
 
 logger = logging.getLogger(__name__)
 

@@ -38,10 +38,10 @@ from proxy.tiered_partitions import TieredPartitions
 from proxy.topic_tier_configs import TopicTierConfigs
 from proxy.topology import Topology
 from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.config.topic_policy import topic_rule
 from tiers.log.broker_log import BrokerLogSource
 from tiers.log.log_history import LogStartConfirmation
 from tiers.manager.lineage import check_before_deletion
-from tiers.manager.topic_policy import topic_rule
 from tiers.metadata.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 from tiers.metadata.shared_reader import SharedRemoteLogMetadataReader
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, wall_clock_ms

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from proxy.config import ListenerTlsConfig
 from tiers.broker.tls import TlsContext, load_authorities, load_certificate
-from tiers.upstream_config import CertificateConfig
+from tiers.config.upstream_config import CertificateConfig
 
 
 def listener_tls(config: ListenerTlsConfig | None) -> TlsContext | None:

@@ -29,9 +29,8 @@ from protocol.errors import ErrorCode
 from proxy.broker_configs import BrokerValue
 from proxy.handlers.base import FetchSettings, Topology
 from proxy.handlers.metadata_topic_guard import REFUSAL
-from tiers.errors import BrokerError, RemoteLogError
-from tiers.manager.settings import TopicRule
-from tiers.manager.topic_tier_config import (
+from tiers.config.remote_log_settings import TopicRule
+from tiers.config.topic_settings import (
     BROKER_DEFAULTS,
     REMOTE_STORAGE_ENABLE,
     TIER_DEFAULTS,
@@ -42,6 +41,7 @@ from tiers.manager.topic_tier_config import (
     is_enabled,
     tier_values,
 )
+from tiers.errors import BrokerError, RemoteLogError
 from tiers.model.ids import TopicIdPartition
 
 logger = logging.getLogger(__name__)

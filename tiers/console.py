@@ -19,9 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tiers.broker.tls import TlsError
+from tiers.config.tier_config import ConfigError
 from tiers.errors import RemoteLogError, RetriableRemoteStorageError
 from tiers.open_tier import RemoteTierError
-from tiers.tier_config import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -13,6 +13,9 @@ from pathlib import Path
 
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
+from tiers.config.storage_registry import create_storage
+from tiers.config.tier_config import ConfigError, TierConfig
+from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerError, RemoteLogError
 from tiers.metadata.metadata_topic import MetadataTopicSettings
 from tiers.metadata.read_all import read_all
@@ -23,10 +26,7 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.locations import HOME, LocatedRemoteStorageManager, decode_location
 from tiers.storage.object_key import parse_segment_key
-from tiers.storage.registry import create_storage
 from tiers.storage.remote_storage_manager import RemoteStorageManager
-from tiers.tier_config import ConfigError, TierConfig
-from tiers.upstream_config import broker_client
 
 TIMEOUT_MS = 15_000
 

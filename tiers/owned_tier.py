@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from tiers.config.tier_config import TierConfig
 from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.metadata.topic_partitioner import by_topic_id
 from tiers.model.ids import TopicIdPartition
@@ -30,7 +31,6 @@ from tiers.open_tier import (
     tiered_cluster,
     unwatched,
 )
-from tiers.tier_config import TierConfig
 
 CLAIM_TIMEOUT_MS = 60_000
 """How long a job waits for its claims; longer than the group waits for a dead member."""

@@ -14,6 +14,7 @@ from uuid import UUID
 
 import typer
 
+from tiers.config.tier_config import TierConfig
 from tiers.console import FINDINGS, progress_bar, say, show_json, show_table
 from tiers.each_of import each_of
 from tiers.errors import RemoteStorageError
@@ -34,7 +35,6 @@ from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.object_key import partition_manifest_key
 from tiers.storage.remote_storage_manager import RemoteStorageManager
-from tiers.tier_config import TierConfig
 
 PlanOfStore = Callable[[str], Awaitable["Rebuild"]]
 """Makes a plan from the objects with the given cluster id."""

@@ -7,7 +7,7 @@ from typing import Any
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from tiers.config import DurationMs, SizeBytes
+from tiers.config.settings import DurationMs, SizeBytes
 
 
 def size_bytes(text: str | int) -> int:

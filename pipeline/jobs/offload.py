@@ -29,9 +29,9 @@ from pipeline.offload.nothing_tiered import NothingTieredYet
 from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
 from pipeline.tiered_policies import tiered_policies
 from pipeline.worker import worker
+from tiers.config.topic_policy import TopicPolicy
 from tiers.console import progress_count, say
 from tiers.errors import RemoteLogError
-from tiers.manager.topic_policy import TopicPolicy
 from tiers.metadata.topic_based_settings import TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
 from tiers.open_tier import (

@@ -26,6 +26,7 @@ from pipeline.job_services import job_services, written
 from pipeline.repair.segment_purge import Purge, purge
 from pipeline.task_runner import TaskRunner
 from pipeline.tiered_policies import tiered_policies
+from tiers.config.topic_policy import TopicPolicy
 from tiers.console import progress_count
 from tiers.each_of import each_of
 from tiers.errors import RemoteLogError
@@ -38,7 +39,6 @@ from tiers.manager.topic_deletion import (
     begin_partition_deletion,
     end_partition_deletion,
 )
-from tiers.manager.topic_policy import TopicPolicy
 from tiers.metadata.quick_values import making_many
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata

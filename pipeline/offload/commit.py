@@ -24,6 +24,7 @@ from uuid import uuid4
 from pipeline.job_services import OWNED_AGAIN_MS, NotWrittenError, Sleep, until_owned, written
 from pipeline.offload.plan import Backlog
 from pipeline.offload.task import OffloadResult, Stop, Stopped
+from tiers.config.topic_policy import TopicPolicy
 from tiers.each_of import each_of
 from tiers.errors import (
     BrokerError,
@@ -42,7 +43,6 @@ from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.segment_continuation import SegmentContinuation, continuation_at
 from tiers.manager.segment_deletion import collect_leftovers, delete_segment, write_state
 from tiers.manager.task_services import TaskServices
-from tiers.manager.topic_policy import TopicPolicy
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tiers.upstream_config import UpstreamConfig
+from tiers.config.upstream_config import UpstreamConfig
 
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _JAAS_MODULES = ("PlainLoginModule", "ScramLoginModule", "OAuthBearerLoginModule")

@@ -19,7 +19,7 @@ from typing import Literal, TypeVar
 from pipeline.config import PipelineConfig, load_pipeline_config
 from pipeline.source.kafka_identity import upstream_of_options
 from pipeline.source.local_read import TIMEOUT_MS
-from tiers.upstream_config import UpstreamConfig
+from tiers.config.upstream_config import UpstreamConfig
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from proxy.commands.tools import run_command
 from proxy.config import TidegateConfig, load_config
-from tiers.config import DurationMs
+from tiers.config.settings import DurationMs
 from tiers.console import FINDINGS, AsJson, ConfigFile, progress_count, say, show_json, show_table, time_text
 from tiers.open_tier import open_tier
 from tiers.orphans import OrphanReport, delete_orphans, find_orphans

@@ -34,8 +34,8 @@ from proxy.handlers.addresses import check_version
 from proxy.handlers.base import Spawn
 from proxy.handlers.describe_configs import tier_entries
 from proxy.topic_tier_configs import Change, Plan, Refusal, TopicTierConfigs
+from tiers.config.topic_settings import TIER_DEFAULTS, InvalidTierConfigError, TierValue, tier_values
 from tiers.errors import RemoteLogError
-from tiers.manager.topic_tier_config import TIER_DEFAULTS, InvalidTierConfigError, TierValue, tier_values
 
 logger = logging.getLogger(__name__)
 

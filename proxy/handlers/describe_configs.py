@@ -30,7 +30,7 @@ from protocol.splice import Splice, splice
 from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from proxy.handlers.addresses import check_version
 from proxy.topic_tier_configs import TopicTierConfigs
-from tiers.manager.topic_tier_config import TIER_DEFAULTS, TierValue, is_boolean
+from tiers.config.topic_settings import TIER_DEFAULTS, TierValue, is_boolean
 
 DYNAMIC_TOPIC_CONFIG, STATIC_BROKER_CONFIG, DEFAULT_CONFIG = 1, 4, 5
 _BOOLEAN, _LONG = 1, 5

@@ -20,12 +20,12 @@ from tests.fakes.segments import build_segment, metadata_of
 from tests.servers.hdfs import HdfsCluster
 from tests.servers.object_stores import Azurite, FakeGcs
 from tests.servers.versitygw import VersityGateway
+from tiers.config.storage_registry import create_remote_storage_manager
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage import arrow, file_system, hdfs
 from tiers.storage.object_key import partition_manifest_key, partition_prefix
-from tiers.storage.registry import create_remote_storage_manager
 from tiers.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager
 
 CLUSTER_ID = "cluster-1"

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from proxy.configured_topics import ConfiguredTopics
 from tests.fakes.broker.cluster import FakeCluster
 from tests.fakes.remote_tier import RemoteTier
+from tiers.config.remote_log_settings import TopicRule
 from tiers.errors import BrokerError
-from tiers.manager.settings import TopicRule
 from tiers.reader.remote_log_reader import monotonic_ms
 
 TIERABLE: Mapping[str, str] = {"cleanup.policy": "delete", "retention.ms": "1000", "retention.bytes": "-1"}

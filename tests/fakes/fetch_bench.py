@@ -24,8 +24,8 @@ from tests.fakes.broker.fetch_frames import Ask, fetch_frame, reference
 from tests.fakes.configured_topics import FakeConfigs, configured_topics
 from tests.fakes.record_batches import batch_of
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.config.remote_log_settings import TopicRule
 from tiers.log.log_history import LogStartConfirmation
-from tiers.manager.settings import TopicRule
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, monotonic_ms
 

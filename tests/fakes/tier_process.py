@@ -13,13 +13,13 @@ from prometheus_client import CollectorRegistry
 from tests.fakes.in_memory_log import InMemoryLog
 from tests.fakes.io_calls import IoCalls, ProcessEnded
 from tests.fakes.metadata_log import FollowingMetadataManager, MetadataLog
+from tiers.config.remote_log_settings import RemoteLogManagerSettings
+from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import BrokerError, OwnershipLostError, RemoteLogMetadataNotReadyError, RetriableRemoteStorageError
 from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.remote_log_manager import RemoteLogManager
-from tiers.manager.settings import RemoteLogManagerSettings
 from tiers.manager.spool import Spool
 from tiers.manager.task_services import TaskServices
-from tiers.manager.topic_policy import TopicPolicy
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.storage.local import LocalRemoteStorageManager

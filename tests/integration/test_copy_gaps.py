@@ -19,6 +19,7 @@ from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic, delete_topic, produce, random_values, topic_id_partition
 from tests.tiers.manager.workbench import POLICY, FakeShareGroups
 from tiers.broker.client import BrokerClient
+from tiers.config.remote_log_settings import RemoteLogManagerSettings
 from tiers.errors import BrokerError, RetriableRemoteStorageError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.log.log_history import ConfirmedLogStart, LogStartConfirmation
@@ -28,7 +29,6 @@ from tiers.manager.log_gap_task import LogGapTask
 from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.segment_deletion import collect_leftovers
-from tiers.manager.settings import RemoteLogManagerSettings
 from tiers.manager.spool import Spool
 from tiers.manager.task_services import TaskServices
 from tiers.manager.trim_task import TrimTask

@@ -16,10 +16,10 @@ from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic, produce, random_values, topic_id_partition
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
+from tiers.config.remote_log_settings import RemoteLogManagerSettings, TopicRule
 from tiers.log.broker_log import BrokerLogSource
 from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.remote_log_manager import RemoteLogManager
-from tiers.manager.settings import RemoteLogManagerSettings, TopicRule
 from tiers.manager.spool import Spool
 from tiers.manager.task_services import TaskServices
 from tiers.manager.tiered_topics import TieredTopics

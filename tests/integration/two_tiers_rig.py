@@ -34,12 +34,12 @@ from tests.servers.ports import consecutive_free_ports
 from tests.servers.producing import delete_topics, topic_id_partition
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
+from tiers.config.remote_log_settings import RemoteLogManagerSettings, TopicRule
 from tiers.log.broker_log import BrokerLogSource
 from tiers.log.log_history import LogStartConfirmation
 from tiers.manager.lineage import check_before_deletion
 from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.remote_log_manager import RemoteLogManager
-from tiers.manager.settings import RemoteLogManagerSettings, TopicRule
 from tiers.manager.spool import Spool
 from tiers.manager.task_services import TaskServices
 from tiers.manager.tiered_topics import TieredTopics

@@ -31,7 +31,7 @@ from pipeline.offload.driver import OffloadOptions, OffloadReport
 from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
 from pipeline.session import open_session
 from protocol.message_schema import load_schema
-from tiers.storage.registry import remote_storage_manager_names
+from tiers.config.storage_registry import remote_storage_manager_names
 
 SLOW_S = 1200.0
 CLAIM_TIMEOUT_MS = 180_000

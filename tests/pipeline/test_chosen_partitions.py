@@ -17,7 +17,7 @@ from pipeline.chosen_partitions import NothingChosenError, chosen_partitions
 from tests.fakes.record_batches import batch_of
 from tests.fakes.segments import build_segment
 from tests.pipeline.job_bench import JobBench
-from tiers.manager.topic_policy import TopicPolicy
+from tiers.config.topic_policy import TopicPolicy
 
 
 @pytest.fixture

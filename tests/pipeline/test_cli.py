@@ -15,8 +15,8 @@ from pipeline import cli, commands
 from pipeline.chosen_partitions import NothingChosenError
 from pipeline.export.target import TargetError
 from pipeline.job import JobError
+from tiers.config.tier_config import ConfigError
 from tiers.errors import RetriableRemoteStorageError
-from tiers.tier_config import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from protocol.errors import ErrorCode
 from proxy.broker_configs import BrokerConfigs
 from tests.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient
+from tiers.config.topic_policy import BROKER_KEYS
 from tiers.errors import BrokerError
-from tiers.manager.topic_policy import BROKER_KEYS
 
 _Result = DescribeConfigsResponse.DescribeConfigsResult
 

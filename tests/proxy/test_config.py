@@ -8,7 +8,7 @@ import pytest
 
 from proxy.config import load_config, parse_config
 from proxy.config_reference import reference
-from tiers.tier_config import ConfigError
+from tiers.config.tier_config import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 UPSTREAM = '[upstream]\nbootstrap.servers = "a:9092, b:9093"\n'

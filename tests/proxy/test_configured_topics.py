@@ -12,8 +12,8 @@ from proxy.configured_topics import ConfiguredTopics
 from tests.fakes.broker.cluster import FakeCluster
 from tests.fakes.configured_topics import TIERABLE, FakeConfigs
 from tests.fakes.remote_tier import RemoteTier
+from tiers.config.remote_log_settings import TopicRule
 from tiers.errors import BrokerError, RemoteLogMetadataNotReadyError
-from tiers.manager.settings import TopicRule
 
 ORDERS, OTHER, OWN = UUID(int=1), UUID(int=2), UUID(int=3)
 

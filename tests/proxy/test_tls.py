@@ -20,7 +20,7 @@ from tests.fakes.broker.wire import Wire, connected, request, response
 from tests.proxy.proxy_harness import proxy_before
 from tests.servers.certificates import Authority
 from tiers.broker.tls import TlsContext, TlsError, client_context
-from tiers.upstream_config import UpstreamConfig, UpstreamTlsConfig, upstream_tls
+from tiers.config.upstream_config import UpstreamConfig, UpstreamTlsConfig, upstream_tls
 
 OPAQUE = 12
 

@@ -17,6 +17,7 @@ from functools import partial
 from itertools import count
 
 from protocol.records.record_batch import cut_at_batches
+from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import (
     LogDivergedError,
     OffsetGapError,
@@ -28,7 +29,6 @@ from tiers.manager.segment_continuation import SegmentContinuation, continuation
 from tiers.manager.segment_copy import copy_segment
 from tiers.manager.spool import SpoolError
 from tiers.manager.task_services import TaskServices
-from tiers.manager.topic_policy import TopicPolicy
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogRead
 from tiers.quota import Reservation

@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 
+from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import OwnershipLostError
 from tiers.log.log_history import ConfirmedLogStart
 from tiers.manager.segment_deletion import try_to_delete
 from tiers.manager.task_services import TaskServices
-from tiers.manager.topic_policy import TopicPolicy
 from tiers.manager.trim_task import segment_timestamp_ms
 from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 from uuid import UUID
 
+from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import (
     CustomMetadataTooLargeError,
     LogDivergedError,
@@ -39,7 +40,6 @@ from tiers.manager.remote_disable import RemoteDisableTask
 from tiers.manager.segment_deletion import collect_leftovers
 from tiers.manager.task_services import TaskServices
 from tiers.manager.topic_deletion import TopicDeletionTask
-from tiers.manager.topic_policy import TopicPolicy
 from tiers.manager.trim_task import TrimTask
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds

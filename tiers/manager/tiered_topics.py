@@ -19,10 +19,10 @@ from kafka.protocol.admin import DescribeConfigsRequest
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import TopicMetadata
+from tiers.config.remote_log_settings import UNLIMITED, TopicRule
+from tiers.config.topic_policy import BROKER_KEYS, Refusal, TopicPolicy, managed_rule, policy_of
 from tiers.errors import BrokerError
 from tiers.manager.metrics import RemoteLogManagerMetrics
-from tiers.manager.settings import UNLIMITED, TopicRule
-from tiers.manager.topic_policy import BROKER_KEYS, Refusal, TopicPolicy, managed_rule, policy_of
 
 _LOG = logging.getLogger(__name__)
 _TOPIC_RESOURCE = 2

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import logging
 
+from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import OwnershipLostError
 from tiers.log.log_history import confirms
 from tiers.manager.lineage import check_remote_lineage
 from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.task_services import TaskServices
-from tiers.manager.topic_policy import TopicPolicy
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.ids import TopicIdPartition

@@ -33,10 +33,10 @@ from tests.fakes.configured_topics import configured_topics
 from tests.fakes.log_starts import user_log_start
 from tests.fakes.record_batches import batch_of
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tiers.config.remote_log_settings import TopicRule
 from tiers.errors import RemoteLogMetadataError
 from tiers.log.log_history import LogStartConfirmation
 from tiers.manager.lineage import check_before_deletion
-from tiers.manager.settings import TopicRule
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms

@@ -14,8 +14,8 @@ from tests.fakes.configured_topics import TIERABLE, FakeConfigs
 from tests.fakes.fetch_bench import LOCAL_0, P0, P1, Bench, ask, ask_local, bench_of, codes, records
 from tests.fakes.log_starts import user_log_start
 from tests.fakes.record_batches import batch_of
+from tiers.config.remote_log_settings import TopicRule
 from tiers.errors import BrokerError
-from tiers.manager.settings import TopicRule
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch

@@ -22,9 +22,9 @@ from proxy.topic_tier_configs import TopicTierConfigs
 from tests.fakes.broker.cluster import FakeCluster
 from tests.fakes.broker.exchange import FakeExchange
 from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tiers.config.remote_log_settings import TopicRule
+from tiers.config.topic_settings import BROKER_DEFAULTS
 from tiers.errors import BrokerError
-from tiers.manager.settings import TopicRule
-from tiers.manager.topic_tier_config import BROKER_DEFAULTS
 
 ORDERS, RULED = UUID(int=1), UUID(int=2)
 METADATA_TOPIC = "__remote_log_metadata"

@@ -11,10 +11,10 @@ import pytest
 
 from tests.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench, with_retention, workbench
+from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import MetadataLostError, OwnershipLostError, RetriableRemoteStorageError
 from tiers.manager.partition_manifest import PartitionManifestTask, bury_manifest, manifest_of
 from tiers.manager.task_services import TaskServices
-from tiers.manager.topic_policy import TopicPolicy
 from tiers.manager.trim_task import TrimTask
 from tiers.metadata.partition_manifest import (
     PartitionManifest,

@@ -9,11 +9,11 @@ import pytest
 
 from tests.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, ProcessEnded, Workbench
+from tiers.config.remote_log_settings import TopicRule
+from tiers.config.topic_settings import DELETE_ON_DISABLE, REMOTE_STORAGE_ENABLE
 from tiers.errors import RemoteLogMetadataError, RetriableRemoteStorageError
 from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.remote_disable import RemoteDisableTask
-from tiers.manager.settings import TopicRule
-from tiers.manager.topic_tier_config import DELETE_ON_DISABLE, REMOTE_STORAGE_ENABLE
 from tiers.metadata.bucket_scan import BucketScan
 from tiers.metadata.rebuild import plan_partition
 from tiers.model.copy_plan import CopyPlan

@@ -13,6 +13,7 @@ from tests.fakes.in_memory_log import InMemoryLog
 from tests.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
 from tiers.broker.client import monotonic_ms
+from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import (
     BrokerError,
     LogDivergedError,
@@ -21,7 +22,6 @@ from tiers.errors import (
     RetriableRemoteStorageError,
 )
 from tiers.manager.remote_log_manager import RemoteLogManager
-from tiers.manager.topic_policy import TopicPolicy
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset, LocalLogBounds, LogRead
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata

@@ -23,10 +23,10 @@ from hypothesis.stateful import (
 from tests.fakes.metadata_log import FollowingMetadataManager
 from tests.fakes.tier_process import PARTITION
 from tests.tiers.manager.tier_machine import Tier
+from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteLogError
 from tiers.manager import clamp_task, trim_task
 from tiers.manager.expiration_task import RLMExpirationTask
-from tiers.manager.topic_policy import TopicPolicy
 from tiers.segment.transaction_tracker import TransactionTracker
 
 EXAMPLES = int(os.environ.get("TIDEGATE_EXAMPLES", "40"))

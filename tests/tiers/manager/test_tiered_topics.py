@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 from tests.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
+from tiers.config.remote_log_settings import TopicRule
 from tiers.errors import BrokerError
 from tiers.manager.metrics import RemoteLogManagerMetrics
-from tiers.manager.settings import TopicRule
 from tiers.manager.tiered_topics import TieredTopics
 
 TIMEOUT_MS = 60_000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tiers.manager.settings import TopicRule
-from tiers.manager.topic_tier_config import (
+from tiers.config.remote_log_settings import TopicRule
+from tiers.config.topic_settings import (
     BROKER_DEFAULTS,
     COPY_DISABLE,
     DELETE_ON_DISABLE,

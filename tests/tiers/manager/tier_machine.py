@@ -28,9 +28,9 @@ from tests.fakes.io_calls import Event, ProcessEnded
 from tests.fakes.metadata_log import FollowingMetadataManager, MetadataLog
 from tests.fakes.tier_oracle import TierOracle
 from tests.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
+from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import LogDivergedError, RemoteLogError
 from tiers.manager.bounds import violated_bounds
-from tiers.manager.topic_policy import TopicPolicy
 from tiers.metadata.partition_manifest import decode_partition_manifest
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogStart, LogStartReason

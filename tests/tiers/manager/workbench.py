@@ -12,6 +12,8 @@ from prometheus_client import CollectorRegistry
 
 from tests.fakes.in_memory_log import InMemoryLog
 from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tiers.config.remote_log_settings import RemoteLogManagerSettings
+from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteLogError, RemoteResourceNotFoundError
 from tiers.log.log_history import ConfirmedLogStart, LogStartConfirmation
 from tiers.manager.clamp_task import RLMClampTask
@@ -22,10 +24,8 @@ from tiers.manager.log_gap_task import LogGapTask
 from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.segment_deletion import collect_leftovers
-from tiers.manager.settings import RemoteLogManagerSettings
 from tiers.manager.spool import Spool
 from tiers.manager.task_services import TaskServices
-from tiers.manager.topic_policy import TopicPolicy
 from tiers.manager.trim_task import TrimTask
 from tiers.metadata.failed_deletions_topic import FailedDeletion
 from tiers.metadata.partition_manifest import witness_of

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from tests.fakes.record_batches import batch_of
 from tests.fakes.segments import build_segment, metadata_of
-from tiers.config import StorageConfig
+from tiers.config.settings import StorageConfig
+from tiers.config.storage_registry import create_storage
 from tiers.errors import (
     RemoteResourceNotFoundError,
     RemoteStorageError,
@@ -26,7 +27,6 @@ from tiers.errors import (
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.locations import HOME, LocatedRemoteStorageManager, decode_location, encode_location
-from tiers.storage.registry import create_storage
 from tiers.storage.remote_storage_manager import LogSegmentData
 
 KAFKAS_LIMIT_BYTES = 128

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tiers.config.storage_registry import create_remote_storage_manager, remote_storage_manager_names
 from tiers.storage.local import LocalRemoteStorageManager
-from tiers.storage.registry import create_remote_storage_manager, remote_storage_manager_names
 from tiers.storage.s3.storage import S3RemoteStorageManager
 
 

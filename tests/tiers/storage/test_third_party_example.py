@@ -10,9 +10,9 @@ import pytest
 
 from tests.fakes.record_batches import batch_of
 from tests.fakes.segments import build_segment, metadata_of
-from tiers.config import StorageConfig
+from tiers.config.settings import StorageConfig
+from tiers.config.storage_registry import create_storage
 from tiers.errors import RemoteResourceNotFoundError
-from tiers.storage.registry import create_storage
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "tape-store"
 

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, SecretStr, model_validator
 from tiers.broker.client import Address, BrokerClient
 from tiers.broker.sasl import Mechanism, SaslCredentials
 from tiers.broker.tls import TlsContext, client_context
-from tiers.config import DurationMs, Section
+from tiers.config.settings import DurationMs, Section
 
 
 def _address(value: object) -> object:

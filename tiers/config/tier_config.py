@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from tiers.config import (
+from tiers.config.settings import (
     EncryptionConfig,
     RemoteLogConfig,
     Section,
@@ -23,7 +23,7 @@ from tiers.config import (
     StorageLocationConfig,
     TopicConfig,
 )
-from tiers.upstream_config import UpstreamConfig, UpstreamSaslConfig, UpstreamTlsConfig
+from tiers.config.upstream_config import UpstreamConfig, UpstreamSaslConfig, UpstreamTlsConfig
 
 
 class ConfigError(Exception):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from protocol.errors import ErrorCode
-from tiers.manager.settings import SAME_AS_TOTAL, UNLIMITED, TopicRule
+from tiers.config.remote_log_settings import SAME_AS_TOTAL, UNLIMITED, TopicRule
 
 REMOTE_STORAGE_ENABLE = "remote.storage.enable"
 LOCAL_RETENTION_MS = "local.retention.ms"

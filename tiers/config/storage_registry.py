@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib.metadata import entry_points
 
-from tiers.config import StorageConfig
+from tiers.config.settings import StorageConfig
 from tiers.storage.locations import LocatedRemoteStorageManager, StorageLocation
 from tiers.storage.remote_storage_manager import RemoteStorageManager, RemoteStorageManagerFactory
 

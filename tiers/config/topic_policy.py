@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from tiers.config import TopicConfig
-from tiers.manager.settings import SAME_AS_TOTAL, UNLIMITED, TopicRule
+from tiers.config.remote_log_settings import SAME_AS_TOTAL, UNLIMITED, TopicRule
+from tiers.config.settings import TopicConfig
 from tiers.model.ids import TopicIdPartition
 
 BROKER_KEYS = ("cleanup.policy", "retention.ms", "retention.bytes", "remote.storage.enable")
