@@ -37,13 +37,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tiers.broker.client import BrokerClient
-from tiers.metadata.quick_values import making_many
-from tiers.metadata.serde import decode_value, encode_value, key_of
-from tiers.metadata.shared_reader import SharedRemoteLogMetadataReader
-from tiers.metadata.state_layout import StateIdentity
-from tiers.metadata.state_replay import MetadataEvent, PartitionRead
-from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
+from tiers.metadata.records.serde import decode_value, encode_value, key_of
+from tiers.metadata.state.layout import StateIdentity
+from tiers.metadata.state.replay import MetadataEvent, PartitionRead
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
+from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.quick_values import making_many
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
 

@@ -56,15 +56,15 @@ from pipeline.source.tiered_log import LogBounds, TieredLog
 from tiers.broker.client import BrokerClient
 from tiers.config.topic_policy import TopicPolicy
 from tiers.manager.expiration_task import RLMExpirationTask
-from tiers.metadata.quick_values import making_many
-from tiers.metadata.shared_reader import SharedRemoteLogMetadataReader
+from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
+from tiers.model.quick_values import making_many
 from tiers.open_tier import OpenTier
 from tiers.segment.segment_encryption import KeyRing
 
 if TYPE_CHECKING:
     from tiers.broker.cluster_metadata import ClusterMetadata
-    from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
+    from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
     from tiers.storage.locations import LocatedRemoteStorageManager
 
 P = TypeVar("P")

@@ -26,9 +26,9 @@ from tiers.manager.metrics import RemoteLogManagerMetrics
 from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.spool import Spool
 from tiers.manager.task_services import TaskServices
-from tiers.metadata.failed_deletions_topic import FailedDeletionsTopic
 from tiers.model.ids import TopicIdPartition
 from tiers.open_tier import OpenTier
+from tiers.tasks.failed_deletions_topic import FailedDeletionsTopic
 
 P = TypeVar("P")
 R = TypeVar("R")

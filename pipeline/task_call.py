@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from pyspark import cloudpickle
 
-from tiers.metadata.state_layout import SCHEMA_VERSION
+from tiers.metadata.state.layout import SCHEMA_VERSION
 
 P = TypeVar("P")
 R = TypeVar("R")

@@ -41,7 +41,7 @@ from proxy.tls import listener_tls
 from proxy.topology import ListenerAddresses, Topology
 from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerError, BrokerRefusedError
-from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.open_tier import RemoteTierError
 
 logger = logging.getLogger(__name__)

@@ -20,9 +20,9 @@ from proxy.config import TidegateConfig
 from tiers.broker.client import BrokerClient
 from tiers.config.topic_policy import topic_rule
 from tiers.errors import BrokerError
-from tiers.metadata.failed_deletions_topic import FAILED_DELETIONS_TOPIC
-from tiers.metadata.topic_based_settings import metadata_group_id
+from tiers.metadata.topic.settings import metadata_group_id
 from tiers.open_tier import RemoteTierError
+from tiers.tasks.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 
 logger = logging.getLogger(__name__)
 

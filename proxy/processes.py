@@ -33,7 +33,7 @@ from proxy.remote_log import metadata_folder
 from proxy.server import bind, monotonic_ms
 from proxy.supervisor import Child, ChildCommand, Supervisor
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata.state_writer import forget_freshness
+from tiers.metadata.state.writer import forget_freshness
 from tiers.open_tier import RemoteTierError
 
 logger = logging.getLogger(__name__)

@@ -32,13 +32,13 @@ from tiers.manager.spool import Spool
 from tiers.manager.task_services import TaskServices
 from tiers.manager.tiered_topics import TieredTopics
 from tiers.manager.topic_deletion import ClusterTopicExistence, TopicDeletionTask
-from tiers.metadata.failed_deletions_topic import FailedDeletionsTopic
-from tiers.metadata.metadata_topic import MetadataTopicSettings
-from tiers.metadata.metrics import RemoteLogMetadataMetrics
-from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
+from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.open_tier import RemoteTierError, open_key_ring, segments_without_metadata, storage_cluster_id
 from tiers.quota import QuotaWindow, RateQuota
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
+from tiers.tasks.failed_deletions_topic import FailedDeletionsTopic
 
 logger = logging.getLogger(__name__)
 

@@ -40,11 +40,10 @@ from proxy.topology import Topology
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.config.topic_policy import topic_rule
 from tiers.log.broker_log import BrokerLogSource
-from tiers.log.log_history import LogStartConfirmation
 from tiers.manager.lineage import check_before_deletion
-from tiers.metadata.failed_deletions_topic import FAILED_DELETIONS_TOPIC
-from tiers.metadata.shared_reader import SharedRemoteLogMetadataReader
-from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, wall_clock_ms
+from tiers.metadata.log_history import LogStartConfirmation
+from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, wall_clock_ms
 from tiers.open_tier import open_key_ring
 from tiers.quota import QuotaWindow, RemoteFetchQuotas
 from tiers.reader.disk_chunk_cache import DiskChunkCache, DiskChunkCacheSettings
@@ -54,6 +53,7 @@ from tiers.reader.metrics import RemoteLogReaderMetrics
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager
+from tiers.tasks.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 
 Metadata = TopicBasedRemoteLogMetadataManager | SharedRemoteLogMetadataReader
 

@@ -10,8 +10,8 @@ from bisect import bisect_right
 from typing import NamedTuple
 
 from tiers.errors import RemoteLogError, RemoteLogMetadataNotReadyError
-from tiers.log.log_history import ConfirmedLogStart
 from tiers.metadata.earliest_readable import earliest_readable
+from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import OffsetAndEpoch

@@ -9,10 +9,10 @@ from pathlib import Path
 from tiers.broker.client import BrokerClient
 from tiers.config.tier_config import TierConfig
 from tiers.console import progress_bar, progress_count
-from tiers.metadata.metadata_producer import KeyAndValue
-from tiers.metadata.read_all import read_all
 from tiers.metadata.record_import import count_owners, write_records
-from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.metadata.topic.metadata_producer import KeyAndValue
+from tiers.metadata.topic.read_all import read_all
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now
 

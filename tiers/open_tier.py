@@ -17,9 +17,9 @@ from tiers.config.storage_registry import create_storage
 from tiers.config.tier_config import ConfigError, TierConfig
 from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerError, RemoteLogError
-from tiers.metadata.metadata_topic import MetadataTopicSettings
-from tiers.metadata.read_all import read_all
-from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
+from tiers.metadata.topic.read_all import read_all
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from tiers.config.tier_config import TierConfig
-from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.metadata.topic_partitioner import by_topic_id
 from tiers.model.ids import TopicIdPartition
 from tiers.open_tier import (

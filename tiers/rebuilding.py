@@ -23,12 +23,12 @@ from tiers.manager.partition_manifest import manifest_of
 from tiers.manager.segment_verification import persistently, verify_segment
 from tiers.manager.topic_deletion import ClusterTopicExistence
 from tiers.metadata.bucket_scan import BucketScan
-from tiers.metadata.metadata_producer import KeyAndValue
 from tiers.metadata.partition_manifest import PartitionManifest, encode_partition_manifest
 from tiers.metadata.rebuild import PartitionPlan, plan_partition, records_of, tier_configs_of
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
-from tiers.metadata.written_records import key_and_value
+from tiers.metadata.topic.metadata_producer import KeyAndValue
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.metadata.topic.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
 from tiers.open_tier import TIMEOUT_MS, RemoteTierError, open_storage, storage_cluster_id, tiered_cluster
 from tiers.segment.segment_encryption import KeyRing

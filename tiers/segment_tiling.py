@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
-from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.stored_segment import StoredSegment
 
 
 class OffsetRun(NamedTuple):

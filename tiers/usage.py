@@ -15,9 +15,9 @@ from tiers.console import progress_bar
 from tiers.each_of import each_of
 from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
 from tiers.manager.segment_verification import persistently
-from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.stored_segment import StoredSegment
 from tiers.open_tier import OpenTier
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import (

@@ -34,9 +34,9 @@ from tiers.each_of import each_of
 from tiers.errors import InvalidTransitionError, RemoteLogError, RemoteLogMetadataError, RemoteStorageError
 from tiers.manager.segment_deletion import delete_segment, write_state
 from tiers.manager.task_services import TaskServices
-from tiers.metadata.quick_values import making_many
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
+from tiers.model.quick_values import making_many
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.open_tier import OpenTier, open_tier

@@ -32,7 +32,7 @@ from pipeline.worker import worker
 from tiers.config.topic_policy import TopicPolicy
 from tiers.console import progress_count, say
 from tiers.errors import RemoteLogError
-from tiers.metadata.topic_based_settings import TopicBasedSettings
+from tiers.metadata.topic.settings import TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
 from tiers.open_tier import (
     OpenTier,

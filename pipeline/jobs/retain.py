@@ -30,7 +30,6 @@ from tiers.config.topic_policy import TopicPolicy
 from tiers.console import progress_count
 from tiers.each_of import each_of
 from tiers.errors import RemoteLogError
-from tiers.log.log_history import LogStartConfirmation
 from tiers.manager.expiration_task import RLMExpirationTask
 from tiers.manager.lineage import check_remote_lineage
 from tiers.manager.task_services import TaskServices
@@ -39,8 +38,9 @@ from tiers.manager.topic_deletion import (
     begin_partition_deletion,
     end_partition_deletion,
 )
-from tiers.metadata.quick_values import making_many
+from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
+from tiers.model.quick_values import making_many
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.open_tier import OpenTier, open_tier
 from tiers.owned_tier import owned_tier

@@ -45,8 +45,8 @@ from tiers.console import progress_count
 from tiers.each_of import each_of
 from tiers.errors import RemoteResourceNotFoundError
 from tiers.manager.segment_verification import persistently
-from tiers.metadata.quick_values import making_many
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.quick_values import making_many
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.open_tier import OpenTier, open_tier, readable_segments

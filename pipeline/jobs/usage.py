@@ -27,8 +27,8 @@ from pipeline.worker import worker
 from tiers.console import progress_count
 from tiers.each_of import each_of
 from tiers.errors import RemoteStorageError
-from tiers.metadata.stored_segment import StoredSegment, stored_segment
 from tiers.model.ids import TopicIdPartition
+from tiers.model.stored_segment import StoredSegment, stored_segment
 from tiers.open_tier import OpenTier, open_tier, tiered_cluster
 from tiers.usage import manifest_bytes, stored_sizes
 

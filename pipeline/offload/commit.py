@@ -34,7 +34,6 @@ from tiers.errors import (
     RemoteLogMetadataError,
     RemoteStorageError,
 )
-from tiers.log.log_history import LogStartConfirmation
 from tiers.manager.clamp_task import RLMClampTask
 from tiers.manager.copy_attempts import check_last_attempt
 from tiers.manager.lineage import check_lineage
@@ -43,6 +42,7 @@ from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.segment_continuation import SegmentContinuation, continuation_at
 from tiers.manager.segment_deletion import collect_leftovers, delete_segment, write_state
 from tiers.manager.task_services import TaskServices
+from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from uuid import UUID
 
-from tiers.metadata.state_layout import StateIdentity
-from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
-from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.metadata.state.layout import StateIdentity
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 
 _NO_TOPIC = StateIdentity("", UUID(int=0), 1)
 

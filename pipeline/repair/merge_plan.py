@@ -13,10 +13,10 @@ from itertools import pairwise
 from uuid import UUID
 
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
-from tiers.metadata.stored_segment import StoredSegment, decode_answer
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.stored_segment import StoredSegment, decode_answer
 from tiers.segment.indexes.offset_index import MAX_RELATIVE
 
 

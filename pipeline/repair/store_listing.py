@@ -19,8 +19,8 @@ from pipeline.repair.tier_store import TierStore
 from pipeline.repair.usage_line import DAY_MS, UsageLine
 from pipeline.worker import worker
 from tiers.manager.segment_verification import persistently
-from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.stored_segment import StoredSegment
 from tiers.storage.object_key import (
     INDEXES_SUFFIX,
     LOG_SUFFIX,

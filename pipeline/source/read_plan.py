@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from tiers.metadata.stored_segment import StoredSegment, decode_answer, stored_segment
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.stored_segment import StoredSegment, decode_answer, stored_segment
 
 ASSUMED_RECORD_BYTES = 1024
 """Assumed when no segment of the log tells the average size."""

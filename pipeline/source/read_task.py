@@ -18,8 +18,8 @@ from pipeline.source.read_plan import (
 )
 from pipeline.source.tiered_log import LogBounds, TieredLog, report_data_loss
 from pipeline.task_call import Version, check_version, own_version
-from tiers.metadata.quick_values import making_many
 from tiers.model.ids import TopicIdPartition
+from tiers.model.quick_values import making_many
 
 
 class ReadTask(InputPartition):

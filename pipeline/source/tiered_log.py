@@ -26,9 +26,9 @@ from tiers.each_of import each_of
 from tiers.errors import BrokerError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.earliest_readable import earliest_readable
-from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
+from tiers.model.stored_segment import StoredSegment
 from tiers.open_tier import OpenTier, open_tier
 from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index

@@ -27,9 +27,9 @@ from proxy.commands.tools import parse_target, run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.console import AsJson, ConfigFile, progress_count, say, show_json
 from tiers.log.broker_log import BrokerLogSource
-from tiers.log.log_history import LogStartConfirmation
 from tiers.manager.lineage import accepted_end
 from tiers.manager.partition_manifest import read_manifest
+from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.partition_manifest import witness_of
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition

@@ -21,10 +21,10 @@ from proxy.commands.tools import parse_target, partitions_of, run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.console import FINDINGS, AsJson, ConfigFile, progress_count, say, show_json
 from tiers.importing import WRITER, write_all
-from tiers.metadata.flat_file import FlatFile, PartitionDeleteEntry, decode_flat_file, write_flat_file
-from tiers.metadata.metadata_producer import KeyAndValue
-from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
-from tiers.metadata.written_records import key_and_value
+from tiers.metadata.records.flat_file import FlatFile, PartitionDeleteEntry, decode_flat_file, write_flat_file
+from tiers.metadata.topic.metadata_producer import KeyAndValue
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.metadata.topic.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import (

@@ -15,7 +15,7 @@ from proxy.configured_topics import ConfiguredTopics, NothingConfigured
 from proxy.exchange import Request
 from proxy.local_log_bounds import LocalLogBoundsCache
 from proxy.tiered_partitions import TieredPartitions
-from tiers.log.log_history import LogStartConfirmation
+from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader
 

@@ -51,7 +51,7 @@ from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Pre
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, Topology
 from tiers.errors import LogDivergedError, RemoteLogError, RemoteLogMetadataNotReadyError
-from tiers.log.log_history import ConfirmedLogStart
+from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 

@@ -18,7 +18,7 @@ from proxy.handlers.base import HandlerTools
 from proxy.handlers.fetch_verdict import FetchJudge
 from proxy.local_log_bounds import Watermarks
 from tiers.errors import RemoteLogError
-from tiers.log.log_history import ConfirmedLogStart
+from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition
 
 

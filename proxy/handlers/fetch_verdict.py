@@ -27,7 +27,7 @@ from proxy.handlers.leader_epochs import end_offset_for
 from proxy.local_log_bounds import VerifiedBounds
 from proxy.tiered_partitions import NO_LEADER_EPOCH, GapExit
 from tiers.errors import RemoteLogError
-from tiers.log.log_history import ConfirmedLogStart
+from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 

@@ -43,7 +43,7 @@ from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, current_partition
 from tiers.errors import RemoteLogError
-from tiers.log.log_history import ConfirmedLogStart
+from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader, TimestampOffset

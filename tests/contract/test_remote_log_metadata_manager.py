@@ -17,11 +17,11 @@ from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import TRANSACTION_TIMEOUT_MS
 from tiers.broker.client import BrokerClient
 from tiers.errors import InvalidTransitionError
-from tiers.metadata import metadata_producer, ownership, topic_based
-from tiers.metadata.membership import MembershipSettings
-from tiers.metadata.metadata_topic import MetadataTopicSettings
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.metadata.topic import metadata_producer, ownership, topic_based
+from tiers.metadata.topic.membership import MembershipSettings
+from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch

@@ -17,8 +17,8 @@ from tests.drill.violations import FENCED, Violations
 from tiers.broker.client import BrokerClient
 from tiers.broker.fetch import READ_COMMITTED, READ_UNCOMMITTED, FetchedPartition, FetchPosition, fetch_raw
 from tiers.errors import BrokerError
-from tiers.metadata.committed_records import read_committed
-from tiers.metadata.state_replay import MetadataEvent
+from tiers.metadata.state.replay import MetadataEvent
+from tiers.metadata.topic.committed_records import read_committed
 
 OFFSETS_TOPIC = "__consumer_offsets"
 _TIMEOUT_MS = 20_000

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 from protocol.records.record_batch import iterate_batches
 from proxy.cli import run
-from tiers.metadata.metadata_producer import GroupMember, TransactionalProducer
-from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.metadata.topic.metadata_producer import GroupMember, TransactionalProducer
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_source import AbortedTransaction
 from tiers.segment.segment_builder import SegmentBuilder

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from tests.drill.oracle import Oracle, Place
 from tests.drill.violations import EXPIRY, STATES, Violations
-from tiers.metadata.state_replay import MetadataEvent
+from tiers.metadata.state.replay import MetadataEvent
 from tiers.model.segment_metadata import (
     LocalLogStartUpdate,
     LogStartOffsetUpdate,

@@ -25,7 +25,7 @@ from tests.fakes.configured_topics import FakeConfigs, configured_topics
 from tests.fakes.record_batches import batch_of
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.config.remote_log_settings import TopicRule
-from tiers.log.log_history import LogStartConfirmation
+from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, monotonic_ms
 

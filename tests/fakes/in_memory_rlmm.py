@@ -14,7 +14,6 @@ from uuid import UUID
 from tests.fakes.stored_segments import stored
 from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogMetadataNotReadyError
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
-from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
@@ -30,6 +29,7 @@ from tiers.model.segment_state import (
     is_valid_partition_transition,
     is_valid_transition,
 )
+from tiers.model.stored_segment import StoredSegment
 
 IN_MEMORY_TOPIC_ID = UUID(int=9)
 """The topic id of the metadata topic, which does not exist here."""

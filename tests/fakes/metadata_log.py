@@ -12,9 +12,7 @@ from pathlib import Path
 from uuid import UUID
 
 from tiers.errors import OwnershipLostError
-from tiers.metadata.metadata_producer import KeyAndValue
-from tiers.metadata.remote_log_metadata_manager import MetadataPosition
-from tiers.metadata.serde import (
+from tiers.metadata.records.serde import (
     decode_key,
     decode_value,
     key_of,
@@ -24,11 +22,13 @@ from tiers.metadata.serde import (
     topic_deletion_key,
     topic_missing_key,
 )
-from tiers.metadata.state_backed_reader import StateBackedReader
-from tiers.metadata.state_layout import StateIdentity
-from tiers.metadata.state_replay import MetadataEvent, PartitionRead
-from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
-from tiers.metadata.written_records import (
+from tiers.metadata.remote_log_metadata_manager import MetadataPosition
+from tiers.metadata.state.layout import StateIdentity
+from tiers.metadata.state.replay import MetadataEvent, PartitionRead
+from tiers.metadata.state.state_backed_reader import StateBackedReader
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
+from tiers.metadata.topic.metadata_producer import KeyAndValue
+from tiers.metadata.topic.written_records import (
     is_log_start_known,
     key_and_value,
     records_of_accepted_history,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pipeline.source.read_plan import RemoteRange, bytes_per_offset
-from tiers.metadata.stored_segment import (
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.stored_segment import (
     NOT_CUT,
     StoredSegment,
     encode_answer,
     encode_stored_segment,
     stored_segment,
 )
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 
 
 def stored(metadata: RemoteLogSegmentMetadata) -> StoredSegment:

@@ -24,7 +24,7 @@ from tests.fakes.record_batches import batch_of, build_batch, control_batch, leg
 from tests.fakes.segments import PARTITION, build_segment, metadata_of
 from tests.fuzz.local_index_targets import stored_files
 from tests.fuzz.targets import TARGETS
-from tiers.metadata.serde import encode_value
+from tiers.metadata.records.serde import encode_value
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import LogGapUpdate, LogStartOffsetUpdate, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_metadata import RemotePartitionDeleteMetadata as PartitionDelete

@@ -19,10 +19,10 @@ from tests.servers.copier import CopierOptions
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic, produce, random_values, topic_id_partition
 from tiers.broker.client import BrokerClient
-from tiers.metadata.metadata_topic import MetadataTopicSettings
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from tiers.metadata.state import RemoteLogMetadataState
-from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.metadata.state.state import RemoteLogMetadataState
+from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 

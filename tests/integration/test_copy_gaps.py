@@ -22,7 +22,6 @@ from tiers.broker.client import BrokerClient
 from tiers.config.remote_log_settings import RemoteLogManagerSettings
 from tiers.errors import BrokerError, RetriableRemoteStorageError
 from tiers.log.broker_log import BrokerLogSource
-from tiers.log.log_history import ConfirmedLogStart, LogStartConfirmation
 from tiers.manager.copy_task import RLMCopyTask
 from tiers.manager.expiration_task import RLMExpirationTask
 from tiers.manager.log_gap_task import LogGapTask
@@ -32,6 +31,7 @@ from tiers.manager.segment_deletion import collect_leftovers
 from tiers.manager.spool import Spool
 from tiers.manager.task_services import TaskServices
 from tiers.manager.trim_task import TrimTask
+from tiers.metadata.log_history import ConfirmedLogStart, LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.storage.local import LocalRemoteStorageManager

@@ -16,7 +16,7 @@ from proxy import cli
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic, delete_topic
 from tiers.broker.client import BrokerClient
-from tiers.metadata.failed_deletions_topic import (
+from tiers.tasks.failed_deletions_topic import (
     FAILED_DELETIONS_TOPIC,
     FailedDeletion,
     FailedDeletionsTopic,

@@ -29,7 +29,7 @@ from tests.integration.waiting import until
 from tests.servers.kafka import SHORT_LIVED, SHRINKS_SOON, KafkaCluster
 from tests.servers.producing import create_topic, delete_topic, produce, random_values
 from tests.servers.tidegate import TidegateProcess
-from tiers.metadata.serde import SEGMENT_METADATA_API_KEY, SEGMENT_METADATA_UPDATE_API_KEY
+from tiers.metadata.records.serde import SEGMENT_METADATA_API_KEY, SEGMENT_METADATA_UPDATE_API_KEY
 
 pytestmark = pytest.mark.integration
 

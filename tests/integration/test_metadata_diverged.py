@@ -17,9 +17,9 @@ from tests.servers.kafka import ALONE, KafkaCluster
 from tiers.broker.client import BrokerClient
 from tiers.broker.fetch import FetchPosition, fetch_raw
 from tiers.errors import RemoteLogMetadataNotReadyError
-from tiers.metadata.metadata_topic import MetadataTopicSettings
-from tiers.metadata.state_writer import saved_identity
-from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.metadata.state.writer import saved_identity
+from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
 
 pytestmark = pytest.mark.integration

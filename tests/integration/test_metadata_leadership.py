@@ -14,8 +14,8 @@ from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.cluster_metadata import TopicMetadata, from_response
 from tiers.broker.fetch import FetchPosition, fetch_raw
 from tiers.errors import RemoteLogMetadataNotReadyError
-from tiers.metadata.metadata_topic import MetadataTopicSettings
-from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
 
 pytestmark = pytest.mark.integration

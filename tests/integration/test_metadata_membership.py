@@ -13,9 +13,9 @@ import pytest
 from tests.contract.test_remote_log_metadata_manager import until
 from tests.servers.kafka import KafkaCluster
 from tiers.broker.client import BrokerClient, monotonic_ms
-from tiers.metadata import membership
-from tiers.metadata.membership import Assignment, GroupMembership, MembershipSettings
-from tiers.metadata.metadata_topic import MetadataTopic
+from tiers.metadata.topic import membership
+from tiers.metadata.topic.membership import Assignment, GroupMembership, MembershipSettings
+from tiers.metadata.topic.metadata_topic import MetadataTopic
 
 pytestmark = pytest.mark.integration
 

@@ -17,10 +17,10 @@ from tests.integration.test_topic_based_rlmm import TIMEOUT_MS, Cluster, user_pa
 from tests.servers.kafka import KafkaCluster
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
-from tiers.metadata.metadata_producer import KeyAndValue, TransactionalProducer, _batch
-from tiers.metadata.serde import encode_key, encode_value, key_of
-from tiers.metadata.tier_config_writer import tier_config_transactional_id
-from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.metadata.records.serde import encode_key, encode_value, key_of
+from tiers.metadata.topic.metadata_producer import KeyAndValue, TransactionalProducer, _batch
+from tiers.metadata.topic.tier_config_writer import tier_config_transactional_id
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import TopicTierConfigUpdate

@@ -27,7 +27,7 @@ from tests.servers.kafka import KafkaCluster
 from tests.servers.ports import free_ports
 from tests.servers.producing import create_topic, delete_topic, produce
 from tests.servers.secure_kafka import PROXY, USERS, allow, allow_all, deny
-from tiers.metadata.failed_deletions_topic import FAILED_DELETIONS_TOPIC
+from tiers.tasks.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 
 pytestmark = pytest.mark.integration
 

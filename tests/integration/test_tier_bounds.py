@@ -17,8 +17,8 @@ from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic, delete_topic, produce, random_values, topic_id_partition
 from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.metadata_topic import MetadataTopicSettings
-from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.model.log_start import LogGap
 
 pytestmark = pytest.mark.integration

@@ -20,14 +20,14 @@ from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
-from tiers.metadata import shared_reader
-from tiers.metadata.metadata_producer import GroupMember, TransactionalProducer, _batch
-from tiers.metadata.metadata_topic import MetadataTopicSettings, MetadataTopicUnfitError, check_metadata_topic
-from tiers.metadata.metrics import RemoteLogMetadataMetrics
-from tiers.metadata.serde import encode_key, encode_value, key_of
-from tiers.metadata.shared_reader import SharedRemoteLogMetadataReader
-from tiers.metadata.state_layout import STATE_FILE
-from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings, wall_clock_ms
+from tiers.metadata.records.serde import encode_key, encode_value, key_of
+from tiers.metadata.state.layout import STATE_FILE
+from tiers.metadata.topic import shared_reader
+from tiers.metadata.topic.metadata_producer import GroupMember, TransactionalProducer, _batch
+from tiers.metadata.topic.metadata_topic import MetadataTopicSettings, MetadataTopicUnfitError, check_metadata_topic
+from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
+from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings, wall_clock_ms
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata

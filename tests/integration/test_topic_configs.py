@@ -24,7 +24,7 @@ from tests.servers.peer import Peer
 from tests.servers.producing import create_topic, delete_topic, produce, random_values
 from tests.servers.secure_kafka import add_rights
 from tests.servers.tidegate import TidegateProcess, tidegate_over
-from tiers.metadata.failed_deletions_topic import FAILED_DELETIONS_TOPIC
+from tiers.tasks.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 
 pytestmark = pytest.mark.integration
 

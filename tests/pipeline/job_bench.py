@@ -20,7 +20,6 @@ from tests.fakes.segments import metadata_of
 from tests.tiers.manager.workbench import FakeFailedDeletionLog, FakeShareGroups
 from tiers.config.remote_log_settings import RemoteLogManagerSettings
 from tiers.config.topic_policy import TopicPolicy
-from tiers.log.log_history import LogStartConfirmation
 from tiers.manager.expiration_task import RLMExpirationTask
 from tiers.manager.failed_deletions import FailedDeletions
 from tiers.manager.metrics import RemoteLogManagerMetrics
@@ -28,7 +27,8 @@ from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.segment_deletion import collect_leftovers, write_state
 from tiers.manager.spool import Spool
 from tiers.manager.task_services import TaskServices
-from tiers.metadata.metadata_producer import KeyAndValue
+from tiers.metadata.log_history import LogStartConfirmation
+from tiers.metadata.topic.metadata_producer import KeyAndValue
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState

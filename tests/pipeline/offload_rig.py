@@ -22,8 +22,8 @@ from tests.servers.producing import topic_id_partition
 from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
 from tiers.manager.segment_verification import verify_segment
-from tiers.metadata.metadata_topic import MetadataTopicSettings
-from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState

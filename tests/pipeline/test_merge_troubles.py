@@ -23,9 +23,9 @@ from tests.pipeline.merge_bench import DATA, LIMITS, STARTED, bench_of, log_byte
 from tests.tiers.manager.workbench import POLICY
 from tests.tiers.segment.transactional_log import TransactionalLog, copied, log_of
 from tiers.errors import RemoteLogMetadataError, RemoteStorageError
-from tiers.metadata.metadata_producer import KeyAndValue
-from tiers.metadata.serde import decode_value
-from tiers.metadata.written_records import records_of_update
+from tiers.metadata.records.serde import decode_value
+from tiers.metadata.topic.metadata_producer import KeyAndValue
+from tiers.metadata.topic.written_records import records_of_update
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import (
     RemoteLogSegmentMetadata,

@@ -20,7 +20,7 @@ from tests.pipeline.test_offload_on_kafka import filled
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import TIMEOUT_S, create_topic, produce, produce_transaction, random_values
 from tests.servers.spark import QUICK_JAVA
-from tiers.metadata.topic_based_settings import metadata_group_id
+from tiers.metadata.topic.settings import metadata_group_id
 
 pytestmark = pytest.mark.integration
 

@@ -51,8 +51,8 @@ from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
 from tiers.log.broker_log import BrokerLogSource
-from tiers.log.log_history import LogStartConfirmation
 from tiers.manager.lineage import check_before_deletion
+from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader
 

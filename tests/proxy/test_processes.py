@@ -21,7 +21,7 @@ from proxy.processes import merge_metrics
 from proxy.remote_log import metadata_folder
 from proxy.server import bind
 from tests.servers.ports import free_ports
-from tiers.metadata.state_layout import LOCK_FILE
+from tiers.metadata.state.layout import LOCK_FILE
 from tiers.open_tier import RemoteTierError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -31,9 +31,9 @@ from tiers.manager.remote_log_manager import RemoteLogManager
 from tiers.manager.spool import Spool
 from tiers.manager.task_services import TaskServices
 from tiers.manager.tiered_topics import TieredTopics
-from tiers.metadata.metadata_topic import MetadataTopicSettings
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from tiers.metadata.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.storage.local import LocalRemoteStorageManager
 
 OPEN_TIMEOUT_MS = 300_000

@@ -21,16 +21,16 @@ from itertools import pairwise
 
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import OwnershipLostError
-from tiers.log.log_history import ConfirmedLogStart
 from tiers.manager.segment_deletion import try_to_delete
 from tiers.manager.task_services import TaskServices
 from tiers.manager.trim_task import segment_timestamp_ms
-from tiers.metadata.stored_segment import StoredSegment
+from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.stored_segment import StoredSegment
 
 _LOG = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from typing import Protocol
 from uuid import UUID
 
 from tiers.errors import RemoteLogError, RemoteStorageError, RetriableRemoteStorageError
-from tiers.metadata.failed_deletions_topic import FailedDeletion
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.tasks.failed_deletions_topic import FailedDeletion
 
 _LOG = logging.getLogger(__name__)
 _KEPT = 100_000

@@ -28,7 +28,6 @@ from tiers.errors import (
     OwnershipLostError,
     RemoteLogError,
 )
-from tiers.log.log_history import LogStartConfirmation
 from tiers.manager.bounds import violated_bounds
 from tiers.manager.clamp_task import RLMClampTask
 from tiers.manager.copy_task import RLMCopyTask
@@ -41,6 +40,7 @@ from tiers.manager.segment_deletion import collect_leftovers
 from tiers.manager.task_services import TaskServices
 from tiers.manager.topic_deletion import TopicDeletionTask
 from tiers.manager.trim_task import TrimTask
+from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.segment_state import RemoteLogSegmentState

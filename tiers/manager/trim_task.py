@@ -16,16 +16,16 @@ import logging
 
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import OwnershipLostError
-from tiers.log.log_history import confirms
 from tiers.manager.lineage import check_remote_lineage
 from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.manager.task_services import TaskServices
+from tiers.metadata.log_history import confirms
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
-from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.stored_segment import StoredSegment
 
 _LOG = logging.getLogger(__name__)
 

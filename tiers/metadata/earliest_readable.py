@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiers.log.log_history import ConfirmedLogStart
+from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 

@@ -28,9 +28,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from tiers.metadata.metadata_producer import KeyAndValue
 from tiers.metadata.partition_manifest import ManifestSegment, PartitionManifest
-from tiers.metadata.written_records import key_and_value
+from tiers.metadata.topic.metadata_producer import KeyAndValue
+from tiers.metadata.topic.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (

@@ -15,14 +15,14 @@ from kafka.protocol.admin import DescribeGroupsRequest
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import BrokerError
-from tiers.metadata.metadata_producer import (
+from tiers.metadata.topic.metadata_producer import (
     GROUP_COORDINATOR,
     KeyAndValue,
     TransactionalProducer,
     find_coordinator,
 )
-from tiers.metadata.metadata_topic import MetadataTopic
-from tiers.metadata.topic_based_settings import metadata_group_id
+from tiers.metadata.topic.metadata_topic import MetadataTopic
+from tiers.metadata.topic.settings import metadata_group_id
 
 RECORDS_PER_TRANSACTION = 500
 

@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
@@ -30,6 +29,7 @@ from tiers.model.segment_metadata import (
     RemotePartitionDeleteMetadata,
 )
 from tiers.model.segment_state import RemotePartitionDeleteState
+from tiers.model.stored_segment import StoredSegment
 
 
 class MetadataPosition(NamedTuple):

@@ -25,11 +25,11 @@ from pipeline.source.read_plan import (
 from pipeline.source.read_task import ReadTask
 from tests.fakes.segments import PARTITION
 from tests.fakes.stored_segments import remote_range, stored
-from tiers.metadata.stored_segment import StoredSegment
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.stored_segment import StoredSegment
 
 Segments = list[RemoteLogSegmentMetadata]
 

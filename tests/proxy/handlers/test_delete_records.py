@@ -35,8 +35,8 @@ from tests.fakes.record_batches import batch_of
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.config.remote_log_settings import TopicRule
 from tiers.errors import RemoteLogMetadataError
-from tiers.log.log_history import LogStartConfirmation
 from tiers.manager.lineage import check_before_deletion
+from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms

@@ -29,7 +29,7 @@ from tests.fakes.record_batches import build_batch, record
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.config.remote_log_settings import TopicRule
 from tiers.errors import BrokerError
-from tiers.log.log_history import LogStartConfirmation
+from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch

@@ -14,7 +14,7 @@ from tests.fakes.record_batches import batch_of
 from tests.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
 from tiers.errors import MetadataLostError
 from tiers.metadata.partition_manifest import witness_of
-from tiers.metadata.serde import decode_value
+from tiers.metadata.records.serde import decode_value
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.storage.object_key import partition_manifest_key

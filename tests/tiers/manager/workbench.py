@@ -15,7 +15,6 @@ from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tiers.config.remote_log_settings import RemoteLogManagerSettings
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteLogError, RemoteResourceNotFoundError
-from tiers.log.log_history import ConfirmedLogStart, LogStartConfirmation
 from tiers.manager.clamp_task import RLMClampTask
 from tiers.manager.copy_task import RLMCopyTask
 from tiers.manager.expiration_task import RLMExpirationTask
@@ -27,7 +26,7 @@ from tiers.manager.segment_deletion import collect_leftovers
 from tiers.manager.spool import Spool
 from tiers.manager.task_services import TaskServices
 from tiers.manager.trim_task import TrimTask
-from tiers.metadata.failed_deletions_topic import FailedDeletion
+from tiers.metadata.log_history import ConfirmedLogStart, LogStartConfirmation
 from tiers.metadata.partition_manifest import witness_of
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
@@ -35,6 +34,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.object_key import partition_manifest_key
+from tiers.tasks.failed_deletions_topic import FailedDeletion
 
 PARTITION = TopicIdPartition(UUID(int=1), 0, "orders")
 POLICY = TopicPolicy(

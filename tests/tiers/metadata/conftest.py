@@ -10,8 +10,8 @@ import pytest
 
 from tests.tiers.metadata.following import Cluster, Following
 from tests.tiers.metadata.test_state import open_state
-from tiers.metadata import follower as follower_module
-from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
+from tiers.metadata.topic import follower as follower_module
 
 
 @pytest.fixture

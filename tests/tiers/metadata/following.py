@@ -17,11 +17,11 @@ from tests.tiers.metadata.test_state import IDENTITY, NOW_MS, Record, segment, t
 from tiers.broker.client import Leader
 from tiers.broker.cluster_metadata import Broker, ClusterMetadata
 from tiers.broker.fetch import FetchedPartition
-from tiers.metadata.follower import MetadataFollower
-from tiers.metadata.metadata_producer import KeyAndValue
-from tiers.metadata.metadata_topic import MetadataTopic
-from tiers.metadata.serde import encode_key, encode_value, key_of
-from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
+from tiers.metadata.records.serde import encode_key, encode_value, key_of
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
+from tiers.metadata.topic.follower import MetadataFollower
+from tiers.metadata.topic.metadata_producer import KeyAndValue
+from tiers.metadata.topic.metadata_topic import MetadataTopic
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.segment_state import RemoteLogSegmentState as State

@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from protocol.primitives import INT16, INT32, write_string
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata.assignor import (
+from tiers.metadata.records.record_types import FIRST_RECORD_TYPES
+from tiers.metadata.records.serde import RecordType, known_record_types
+from tiers.metadata.topic.assignor import (
     Assigned,
     Subscription,
     assign,
@@ -16,8 +18,6 @@ from tiers.metadata.assignor import (
     encode_assignments,
     encode_subscription,
 )
-from tiers.metadata.record_types import FIRST_RECORD_TYPES
-from tiers.metadata.serde import RecordType, known_record_types
 
 COUNT = 12
 numbers = st.frozensets(st.integers(0, COUNT - 1))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tiers.metadata.clock_skew import ClockSkew
+from tiers.metadata.topic.clock_skew import ClockSkew
 
 
 @dataclass

@@ -16,8 +16,7 @@ from protocol.errors import CorruptBatchError, ErrorCode
 from tests.tiers.metadata.test_state import NOW_MS, log_start, segment, to, user
 from tiers.broker.fetch import FetchedPartition
 from tiers.errors import BrokerError
-from tiers.metadata.committed_records import read_committed
-from tiers.metadata.serde import (
+from tiers.metadata.records.serde import (
     RecordKey,
     encode_key,
     encode_value,
@@ -25,6 +24,7 @@ from tiers.metadata.serde import (
     nothing_key,
     segment_keys,
 )
+from tiers.metadata.topic.committed_records import read_committed
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_state import RemoteLogSegmentState as State
 

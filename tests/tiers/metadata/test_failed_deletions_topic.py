@@ -9,7 +9,7 @@ from kafka.protocol.metadata import MetadataRequest
 
 from tests.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient
-from tiers.metadata.failed_deletions_topic import FailedDeletionsTopic
+from tiers.tasks.failed_deletions_topic import FailedDeletionsTopic
 
 
 async def test_the_cluster_is_asked_for_a_topic_that_is_not_there_once_in_a_while(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata.flat_file import (
+from tiers.metadata.records.flat_file import (
     FlatFile,
     PartitionDeleteEntry,
     decode_flat_file,

@@ -15,7 +15,7 @@ from tests.tiers.metadata.following import NODE, Cluster, Following, finished, u
 from tests.tiers.metadata.test_state import open_state, segment, to
 from tiers.broker.client import Leader
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
-from tiers.metadata import follower as follower_module
+from tiers.metadata.topic import follower as follower_module
 from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
@@ -213,7 +213,7 @@ async def test_a_broker_that_hangs_holds_up_no_proof_that_another_one_leads(
 async def test_one_that_answers_a_moment_later_is_heard(
     cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tiers.metadata.leadership._NEWER_WITHIN_MS", 60_000)
+    monkeypatch.setattr("tiers.metadata.topic.leadership._NEWER_WITHIN_MS", 60_000)
     cluster.isr = [NODE, 2, 3]
     cluster.leaders = {NODE: Leader(NODE, 4), 2: Leader(NODE, 4), 3: Leader(3, 5)}
     cluster.hanging[3] = asyncio.Event()

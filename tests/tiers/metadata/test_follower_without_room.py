@@ -12,9 +12,9 @@ import pytest
 from tests.tiers.metadata.following import Cluster, Following, finished, until
 from tests.tiers.metadata.test_state import NOW_MS, open_state, segment
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
-from tiers.metadata.serde import key_of
-from tiers.metadata.state_layout import Databases
-from tiers.metadata.state_replay import MetadataEvent, PartitionRead
+from tiers.metadata.records.serde import key_of
+from tiers.metadata.state.layout import Databases
+from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 
 
 async def test_a_full_state_is_trouble_and_not_fresh_until_there_is_room(

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.tiers.metadata.test_committed_records import OWNER, TRANSACTIONAL, batch, fetched
 from tests.tiers.metadata.test_state import open_state
-from tiers.metadata.committed_records import read_committed
-from tiers.metadata.serde import MetadataRecord, RecordKey, encode_key, encode_value, key_of
+from tiers.metadata.records.serde import MetadataRecord, RecordKey, encode_key, encode_value, key_of
+from tiers.metadata.topic.committed_records import read_committed
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch

@@ -11,9 +11,9 @@ import pytest
 from tests.tiers.metadata.following import Cluster, Following, finished
 from tests.tiers.metadata.test_state import NOW_MS, PARTITION, Topic, gap, log_start, open_state, segment, user
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
-from tiers.metadata import serde
-from tiers.metadata.record_types import FIRST_RECORD_TYPES, check_writable, known_by_all
-from tiers.metadata.serde import (
+from tiers.metadata.records import serde
+from tiers.metadata.records.record_types import FIRST_RECORD_TYPES, check_writable, known_by_all
+from tiers.metadata.records.serde import (
     LOG_GAP_API_KEY,
     RecordType,
     encode_key,
@@ -24,7 +24,7 @@ from tiers.metadata.serde import (
     nothing_key,
     read_record_type,
 )
-from tiers.metadata.written_records import key_and_value, tombstone
+from tiers.metadata.topic.written_records import key_and_value, tombstone
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import TopicDeletionUpdate

@@ -13,7 +13,7 @@ from kafka.protocol.consumer import ListOffsetsRequest
 from tests.tiers.metadata.following import Cluster, Following, finished, until
 from tests.tiers.metadata.test_state import IDENTITY, NOW_MS, PARTITION, open_state, segment
 from tiers.errors import RemoteLogMetadataNotReadyError
-from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.log_start import OffsetAndEpoch
 
 OTHER_RECORDS = "metadata partition 0 was read to 4 in leader epoch 0, and now has other records from 3 on"

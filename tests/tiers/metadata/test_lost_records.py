@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiers.metadata.lost_records import LostRecords
+from tiers.metadata.topic.lost_records import LostRecords
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import OffsetAndEpoch
 

@@ -10,8 +10,8 @@ from kafka.protocol.producer import ProduceRequest
 from tests.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
-from tiers.metadata.metadata_producer import MetadataProducer
-from tiers.metadata.metadata_topic import MetadataTopic
+from tiers.metadata.topic.metadata_producer import MetadataProducer
+from tiers.metadata.topic.metadata_topic import MetadataTopic
 
 TOPIC_ID = UUID(int=1)
 

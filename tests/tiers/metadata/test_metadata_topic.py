@@ -14,7 +14,7 @@ from tests.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
 from tiers.errors import BrokerError
-from tiers.metadata.metadata_topic import MetadataTopicSettings, open_metadata_topic
+from tiers.metadata.topic.metadata_topic import MetadataTopicSettings, open_metadata_topic
 
 TOPIC = TopicMetadata("segments", UUID(int=7), {0: PartitionMetadata(0, 1, 5, (1,), (1,))})
 SETTINGS = MetadataTopicSettings("segments", 1)
@@ -68,7 +68,7 @@ async def test_a_topic_that_somebody_made_a_moment_ago_is_waited_for() -> None:
 
 async def test_a_topic_that_nobody_shows_in_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """In time for the answers of a busy machine, and not for a second look."""
-    monkeypatch.setattr("tiers.metadata.metadata_topic._FIRST_PAUSE_MS", 60_000)
+    monkeypatch.setattr("tiers.metadata.topic.metadata_topic._FIRST_PAUSE_MS", 60_000)
     async with ScriptedBroker() as broker:
         broker.topics = [TOPIC]
         broker.answers[ApiKey.DESCRIBE_CONFIGS] = fit

@@ -10,14 +10,14 @@ import pytest
 
 from tests.tiers.metadata.test_state import gap, segment
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
-from tiers.metadata import ownership as ownership_module
-from tiers.metadata.membership import Assignment, GroupMembership, MembershipSettings
-from tiers.metadata.metadata_producer import GroupMember
-from tiers.metadata.metadata_topic import MetadataTopic
-from tiers.metadata.ownership import MetadataPartitionOwnership
-from tiers.metadata.record_types import FIRST_RECORD_TYPES
-from tiers.metadata.serde import RecordType, known_record_types
-from tiers.metadata.written_records import key_and_value
+from tiers.metadata.records.record_types import FIRST_RECORD_TYPES
+from tiers.metadata.records.serde import RecordType, known_record_types
+from tiers.metadata.topic import ownership as ownership_module
+from tiers.metadata.topic.membership import Assignment, GroupMembership, MembershipSettings
+from tiers.metadata.topic.metadata_producer import GroupMember
+from tiers.metadata.topic.metadata_topic import MetadataTopic
+from tiers.metadata.topic.ownership import MetadataPartitionOwnership
+from tiers.metadata.topic.written_records import key_and_value
 
 TOPIC = MetadataTopic("cluster", "__remote_log_metadata", UUID(int=99), 20, 86_400_000)
 

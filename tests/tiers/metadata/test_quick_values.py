@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiers.metadata.quick_values import making_many, quick, quick_uuid
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.quick_values import making_many, quick, quick_uuid
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 

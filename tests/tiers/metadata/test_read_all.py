@@ -7,7 +7,7 @@ import pytest
 from tests.tiers.metadata.following import TOPIC, Cluster, Following, finished
 from tests.tiers.metadata.test_state import segment
 from tiers.errors import RemoteLogMetadataNotReadyError
-from tiers.metadata.read_all import read_all
+from tiers.metadata.topic.read_all import read_all
 
 
 async def test_a_topic_is_read_to_its_end_for_as_long_as_more_of_it_comes(

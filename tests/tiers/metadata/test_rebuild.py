@@ -20,11 +20,11 @@ from tiers.metadata.rebuild import (
     records_of,
     tier_configs_of,
 )
+from tiers.metadata.records.serde import decode_key, decode_value
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
-from tiers.metadata.serde import decode_key, decode_value
-from tiers.metadata.state_layout import StateIdentity
-from tiers.metadata.state_replay import MetadataEvent, PartitionRead
-from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
+from tiers.metadata.state.layout import StateIdentity
+from tiers.metadata.state.replay import MetadataEvent, PartitionRead
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, OffsetAndEpoch
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata

@@ -27,13 +27,13 @@ from tests.tiers.metadata.test_state import (
     user,
 )
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata import segment_cursors
-from tiers.metadata.state import RemoteLogMetadataState
-from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
-from tiers.metadata.stored_segment import stored_segment
+from tiers.metadata.state import segment_cursors
+from tiers.metadata.state.state import RemoteLogMetadataState
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState as State
+from tiers.model.stored_segment import stored_segment
 
 LAST = 45
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata.serde import (
+from tiers.metadata.records.serde import (
     MetadataRecord,
     RecordKey,
     UnknownRecordError,

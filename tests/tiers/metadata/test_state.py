@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tiers.errors import InvalidTransitionError
-from tiers.metadata.serde import (
+from tiers.metadata.records.serde import (
     MetadataRecord,
     RecordKey,
     decode_key,
@@ -26,10 +26,10 @@ from tiers.metadata.serde import (
     segment_keys,
     topic_missing_key,
 )
-from tiers.metadata.state_layout import StateIdentity
-from tiers.metadata.state_replay import MetadataEvent, PartitionRead
-from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
-from tiers.metadata.written_records import is_log_start_known, records_of_deletion, records_of_log_start
+from tiers.metadata.state.layout import StateIdentity
+from tiers.metadata.state.replay import MetadataEvent, PartitionRead
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
+from tiers.metadata.topic.written_records import is_log_start_known, records_of_deletion, records_of_log_start
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.tiers.metadata.test_state import NOW_MS, PARTITION, Topic, clamp, open_state, segment, to
-from tiers.metadata.serde import key_of, segment_keys
-from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
+from tiers.metadata.records.serde import key_of, segment_keys
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.segment_metadata import CUT_ALL, QuarantineDeletionUpdate
 from tiers.model.segment_state import RemoteLogSegmentState as State
 

@@ -11,8 +11,8 @@ from uuid import UUID
 import pytest
 
 from tests.tiers.metadata.test_state import NOW_MS, PARTITION, Topic, open_state, to
-from tiers.metadata.serde import key_of, segment_keys
-from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
+from tiers.metadata.records.serde import key_of, segment_keys
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.segment_state import RemoteLogSegmentState as State
 

@@ -10,10 +10,10 @@ import pytest
 
 from tests.tiers.metadata.test_state import IDENTITY, NOW_MS, PARTITION, Topic, open_state, segment, to
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata.serde import key_of
-from tiers.metadata.state_layout import STATE_FILE, StateIdentity
-from tiers.metadata.state_replay import MetadataEvent, PartitionRead
-from tiers.metadata.state_writer import RemoteLogMetadataStateWriter
+from tiers.metadata.records.serde import key_of
+from tiers.metadata.state.layout import STATE_FILE, StateIdentity
+from tiers.metadata.state.replay import MetadataEvent, PartitionRead
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
@@ -61,7 +61,7 @@ def test_an_old_state_is_thrown_away(tmp_path: Path) -> None:
 
 def test_another_schema_version_is_thrown_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path)
-    monkeypatch.setattr("tiers.metadata.state_layout.SCHEMA_VERSION", 999)
+    monkeypatch.setattr("tiers.metadata.state.layout.SCHEMA_VERSION", 999)
     state = open_state(tmp_path)
     assert state.next_offset(0) == 0
     state.close()
@@ -155,7 +155,7 @@ def test_that_a_topic_diverged_is_kept_for_that_topic(
     Topic(state).put(segment(1, 0, 9))
     state.close()
     if other_schema:
-        monkeypatch.setattr("tiers.metadata.state_layout.SCHEMA_VERSION", 999)
+        monkeypatch.setattr("tiers.metadata.state.layout.SCHEMA_VERSION", 999)
     state = open_state(tmp_path)
     assert (state.diverged(), state.reached(0).offset) == ({3: "it lost records"}, 2)
     assert state.next_offset(0) == (0 if other_schema else 1)

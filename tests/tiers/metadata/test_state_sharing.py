@@ -15,10 +15,10 @@ from tests.tiers.metadata.test_state import IDENTITY, NOW_MS, Topic, open_state,
 from tests.tiers.metadata.test_state_files import fill
 from tiers.broker.client import BrokerClient
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
-from tiers.metadata.shared_reader import SharedRemoteLogMetadataReader
-from tiers.metadata.state import RemoteLogMetadataState
-from tiers.metadata.state_layout import STATE_FILE, StateIdentity
-from tiers.metadata.state_writer import RemoteLogMetadataStateWriter, forget_freshness, saved_identity
+from tiers.metadata.state.layout import STATE_FILE, StateIdentity
+from tiers.metadata.state.state import RemoteLogMetadataState
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter, forget_freshness, saved_identity
+from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
 
@@ -30,7 +30,7 @@ def test_a_reader_waits_for_the_first_writer(tmp_path: Path) -> None:
 _DYING_READER = """
 import os, signal, sys
 from pathlib import Path
-from tiers.metadata.state import RemoteLogMetadataState
+from tiers.metadata.state.state import RemoteLogMetadataState
 
 state = RemoteLogMetadataState.open_shared(Path(sys.argv[1]))
 transaction = state._env.begin()
@@ -101,7 +101,7 @@ _READER = """
 import sys
 from pathlib import Path
 from uuid import UUID
-from tiers.metadata.state import RemoteLogMetadataState
+from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.model.ids import TopicIdPartition
 
 state = RemoteLogMetadataState.open_shared(Path(sys.argv[1]))

@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from tests.fakes.stored_segments import stored
 from tiers.errors import RemoteLogMetadataError
-from tiers.metadata.state_layout import partition_key
-from tiers.metadata.stored_segment import (
+from tiers.metadata.state.layout import partition_key
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.model.stored_segment import (
     decode_answer,
     decode_stored_segment,
     encode_answer,
@@ -20,9 +23,6 @@ from tiers.metadata.stored_segment import (
     stored_leader_epochs,
     update_stored_segment,
 )
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
-from tiers.model.segment_state import RemoteLogSegmentState
 
 int32s = st.integers(-(1 << 31), (1 << 31) - 1)
 int64s = st.integers(-(1 << 63), (1 << 63) - 1)

@@ -1,0 +1,208 @@
+"""The layout of the materialised state in LMDB: sub-databases, keys and values.
+
+Keys are big-endian, so that the order of bytes is the order of offsets. Every key of a user partition begins with its
+20 bytes of topic id and partition.
+
+    partitions   partition                 -> widest span of its segments, topic name
+    segments     partition, uuid           -> the folded record, see `stored_segment`
+    starts       partition, start, uuid    -> end, finish order: every listable segment
+    cover        partition, last offset    -> first offset, and the segment that answers, see `stored_segment`
+    epochs       partition, leader epoch   -> lowest start and highest end offset that were ever finished
+    clamps       partition, valid end      -> offset of the record: cuts the segments finished below it; end -1 cuts all
+    quarantine_deletions partition, uuid   -> empty: an operator asked for the deletion of the segment
+    copy_plans   partition, plan id        -> the record as `serde` writes it
+    log_starts   partition, log start      -> the log start; an empty name: a log start that was only seen
+    local_log_starts partition             -> planned end of the last trim: offset, leader epoch
+    gaps         partition, first offset   -> next offset
+    acceptances  partition                 -> witness: an operator accepts the known records as all that is left
+    divergences  partition                 -> empty: the owner saw that the leader has another history
+    topic_deletions partition 0 of a topic -> empty: the topic was deleted
+    missing_topics partition 0 of a topic  -> time (the brokers' clock) since which no broker knows the topic
+    deletions    partition                 -> RemotePartitionDeleteState
+    tier_configs partition 0 of a topic    -> the record as `serde` writes it
+    consumed     metadata partition        -> next offset to read, leader epoch of the batch before it
+    reached      metadata partition        -> the same, of earlier states of the same topic that were read again since
+    diverged     metadata partition        -> text for an operator: why the follower does not read the partition
+    meta         name                      -> identity, time of the last read to the end, record types that were read
+
+The runs of the cover do not overlap. Finished segments may overlap (two owners copied the same range, which is legal).
+Each offset is answered by the segment that finished last, in the order of the metadata topic. By Kafka's rule
+(docs/semantics.md 6.4) a later segment replaces those that it wholly covers, and otherwise the start offset decides.
+Both answers are copies of the same log. The rule here needs one seek only: to the lowest last offset that is not below
+the offset sought.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from uuid import UUID
+
+import lmdb
+
+from tiers.errors import RemoteLogMetadataError
+from tiers.metadata.records.serde import decode_value
+from tiers.model.copy_plan import CopyPlan
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
+from tiers.model.segment_metadata import TopicTierConfigUpdate
+
+SCHEMA_VERSION = 9
+STATE_FILE = "remote-log-metadata.mdb"
+FRESHNESS_FILE = "freshness.mdb"
+FINAL = b"final"
+"""A key in the freshness file. The other keys of that file are four bytes long."""
+LOCK_FILE = "writer.lock"
+DATABASES = (
+    "partitions",
+    "segments",
+    "starts",
+    "cover",
+    "epochs",
+    "log_starts",
+    "deletions",
+    "tier_configs",
+    "clamps",
+    "quarantine_deletions",
+    "local_log_starts",
+    "copy_plans",
+    "gaps",
+    "acceptances",
+    "divergences",
+    "topic_deletions",
+    "missing_topics",
+    "consumed",
+    "reached",
+    "diverged",
+    "meta",
+)
+NOT_READABLE = -1
+"""The finish order of a segment that is not readable. Others have an offset of the metadata partition."""
+PARTITION_KEY_BYTES = 20
+
+U64 = struct.Struct(">Q")
+_PARTITION = struct.Struct(">16si")
+_PARTITION_AND_OFFSET = struct.Struct(">16siQ")
+END_AND_ORDER = struct.Struct(">Qq")
+LOWEST_AND_HIGHEST = struct.Struct(">qq")
+I64 = struct.Struct(">q")
+I32 = struct.Struct(">i")
+LOG_START = struct.Struct(">qiB")
+OFFSET_AND_EPOCH = struct.Struct(">qi")
+MAX_DATABASES = 32
+_IDENTITY = struct.Struct(">H16si")
+
+
+@dataclass(frozen=True, slots=True)
+class StateIdentity:
+    """The cluster and the topic from which a state was read. A process does not use a state of another identity."""
+
+    cluster_id: str
+    topic_id: UUID
+    partition_count: int
+
+    def encode(self) -> bytes:
+        return _IDENTITY.pack(SCHEMA_VERSION, self.topic_id.bytes, self.partition_count) + self.cluster_id.encode()
+
+    @classmethod
+    def decode(cls, raw: bytes) -> StateIdentity | None:
+        """Decodes an identity; None when another schema version wrote it."""
+        if len(raw) < _IDENTITY.size:
+            return None
+        schema_version, topic_id, partition_count = _IDENTITY.unpack_from(raw)
+        if schema_version != SCHEMA_VERSION:
+            return None
+        return cls(raw[_IDENTITY.size :].decode(), UUID(bytes=topic_id), partition_count)
+
+    def is_topic_of(self, raw: bytes) -> bool:
+        """Returns whether `raw` is an identity with the same topic. The schema versions may differ."""
+        return len(raw) >= _IDENTITY.size and _IDENTITY.unpack_from(raw)[1] == self.topic_id.bytes
+
+
+@dataclass(slots=True)
+class Databases:
+    """The handles of the sub-databases of one environment."""
+
+    partitions: lmdb._Database
+    segments: lmdb._Database
+    starts: lmdb._Database
+    cover: lmdb._Database
+    epochs: lmdb._Database
+    log_starts: lmdb._Database
+    deletions: lmdb._Database
+    tier_configs: lmdb._Database
+    clamps: lmdb._Database
+    quarantine_deletions: lmdb._Database
+    local_log_starts: lmdb._Database
+    copy_plans: lmdb._Database
+    gaps: lmdb._Database
+    acceptances: lmdb._Database
+    divergences: lmdb._Database
+    topic_deletions: lmdb._Database
+    missing_topics: lmdb._Database
+    consumed: lmdb._Database
+    reached: lmdb._Database
+    diverged: lmdb._Database
+    meta: lmdb._Database
+
+    @classmethod
+    def open(cls, env: lmdb.Environment) -> Databases:
+        return cls(*(env.open_db(name.encode()) for name in DATABASES))
+
+
+def partition_key(partition: TopicIdPartition) -> bytes:
+    return _PARTITION.pack(partition.topic_id.bytes, partition.partition)
+
+
+def offset_key(partition: TopicIdPartition, offset: int) -> bytes:
+    """Returns a key of the cover. It begins with the partition's key."""
+    return _PARTITION_AND_OFFSET.pack(partition.topic_id.bytes, partition.partition, offset)
+
+
+def partition_of(key: bytes, topic: str) -> TopicIdPartition:
+    return TopicIdPartition(UUID(bytes=key[:16]), I32.unpack_from(key, 16)[0], topic)
+
+
+def start_key(partition: bytes, start_offset: int, uuid: bytes) -> bytes:
+    return partition + U64.pack(start_offset) + uuid
+
+
+def encode_partition(widest_span: int, topic: str) -> bytes:
+    return I64.pack(widest_span) + topic.encode()
+
+
+def decode_partition(raw: bytes | memoryview) -> tuple[int, str]:
+    return I64.unpack_from(raw)[0], str(raw[8:], "utf-8")
+
+
+@lru_cache(maxsize=4096)
+def decode_tier_config(raw: bytes) -> TopicTierConfigUpdate:
+    """Decodes a record of tier settings. The result is cached by the bytes."""
+    update = decode_value(raw)
+    if not isinstance(update, TopicTierConfigUpdate):
+        raise RemoteLogMetadataError("the saved state has another record in the place of a topic's tier settings")
+    return update
+
+
+def encode_log_start(start: LogStart) -> bytes:
+    return LOG_START.pack(start.offset, start.leader_epoch, start.reason)
+
+
+def decode_log_start(raw: bytes | memoryview) -> LogStart:
+    offset, leader_epoch, reason = LOG_START.unpack(raw)
+    return LogStart(offset, leader_epoch, LogStartReason(reason))
+
+
+def decode_position(raw: bytes | memoryview) -> OffsetAndEpoch:
+    """Decodes a position. Schema versions below 8 had no leader epoch; it is -1 for them."""
+    if len(raw) < OFFSET_AND_EPOCH.size:
+        return OffsetAndEpoch(I64.unpack_from(raw)[0], -1)
+    return OffsetAndEpoch(*OFFSET_AND_EPOCH.unpack_from(raw))
+
+
+def decode_copy_plan(raw: bytes) -> CopyPlan:
+    plan = decode_value(raw)
+    if not isinstance(plan, CopyPlan):
+        raise RemoteLogMetadataError("the saved state has another record in the place of a copy plan")
+    return plan

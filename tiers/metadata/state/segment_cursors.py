@@ -1,0 +1,134 @@
+"""Iterates over a partition's segments: one seek for each piece of them, then from each to the next.
+
+A piece is read in a transaction of its own, which ends before the iterator yields anything of it. So no reader keeps
+the writer from reusing pages. Changes are visible from the next piece on, as in a series of look-ups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple, cast
+
+import lmdb
+
+from tiers.errors import RemoteLogMetadataError
+from tiers.metadata.state.layout import (
+    END_AND_ORDER,
+    I64,
+    NOT_READABLE,
+    PARTITION_KEY_BYTES,
+    U64,
+    Databases,
+    decode_partition,
+    start_key,
+)
+from tiers.model.stored_segment import NOT_CUT, StoredSegment, encode_answer, stored_segment
+
+_PIECE = 256
+_UUID_OFFSET = PARTITION_KEY_BYTES + U64.size
+
+Entry = tuple[bytes, bytes]
+
+
+class Clamp(NamedTuple):
+    """A clamp cuts the segments whose finish order is below its own at `valid_end_offset` (inclusive).
+
+    `valid_end_offset` is `CUT_ALL` (-1) for a clamp that leaves no record of them."""
+
+    order: int
+    valid_end_offset: int
+
+
+def valid_end_offset(clamps: Sequence[Clamp], order: int, end_offset: int) -> int:
+    return min([end_offset, *(clamp.valid_end_offset for clamp in clamps if clamp.order > order)])
+
+
+def clamps_of(txn: lmdb.Transaction, db: Databases, key: bytes) -> list[Clamp]:
+    found = []
+    cursor = txn.cursor(db=db.clamps)
+    more = cursor.set_range(key)
+    while more and cursor.key()[:PARTITION_KEY_BYTES] == key:
+        valid_end = I64.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0]
+        found.append(Clamp(I64.unpack(cursor.value())[0], valid_end))
+        more = cursor.next()
+    return found
+
+
+def answering(env: lmdb.Environment, db: Databases, key: bytes, offset: int) -> Iterator[StoredSegment]:
+    """Yields `next_segment` of `offset`, then of the offset after that segment's valid end, and so on."""
+    position = max(offset, 0)
+    while True:
+        piece = _cover_piece(env, db, key, position)
+        for entry, value in piece:
+            if U64.unpack_from(entry, PARTITION_KEY_BYTES)[0] >= position:
+                segment = stored_segment(key, value[U64.size :])
+                position = segment.valid_end_offset + 1
+                yield segment
+        if len(piece) < _PIECE:
+            return
+        position = max(position, U64.unpack_from(piece[-1][0], PARTITION_KEY_BYTES)[0] + 1)
+
+
+def _cover_piece(env: lmdb.Environment, db: Databases, key: bytes, position: int) -> list[Entry]:
+    with env.begin() as txn:
+        cursor = txn.cursor(db.cover)
+        if not cursor.set_range(key + U64.pack(position)):
+            return []
+        return _of_partition(key, _entries(cursor))
+
+
+def _entries(cursor: lmdb.Cursor) -> list[Entry]:
+    # The keys and values are bytes, since the transaction was not begun with `buffers`.
+    return list(islice(cast("Iterator[Entry]", cursor.iternext()), _PIECE))
+
+
+def _of_partition(key: bytes, entries: list[Entry]) -> list[Entry]:
+    """Returns the entries of the partition. `entries` are in the order of their keys."""
+    while entries and not entries[-1][0].startswith(key):
+        entries.pop()
+    return entries
+
+
+def listed(env: lmdb.Environment, db: Databases, key: bytes, min_offset: int) -> Iterator[StoredSegment]:
+    """Yields every listable segment that ends at or above `min_offset`, by start offset."""
+    after: bytes | None = None
+    while True:
+        with env.begin() as txn:
+            starts = _starts_piece(txn, db, key, min_offset, after)
+            segments = list(_segments_of(txn, db, key, min_offset, starts))
+        yield from segments
+        if len(starts) < _PIECE:
+            return
+        after = starts[-1][0]
+
+
+def _starts_piece(
+    txn: lmdb.Transaction, db: Databases, key: bytes, min_offset: int, after: bytes | None
+) -> list[Entry]:
+    cursor = txn.cursor(db=db.starts)
+    if after is None:
+        raw = txn.get(key, db=db.partitions)
+        lowest_start = 0 if raw is None else max(0, min_offset - decode_partition(raw)[0])
+        found = cursor.set_range(start_key(key, lowest_start, b""))
+    else:
+        found = cursor.set_range(after)
+        if found and cursor.key() == after:
+            found = cursor.next()
+    return _of_partition(key, _entries(cursor)) if found else []
+
+
+def _segments_of(
+    txn: lmdb.Transaction, db: Databases, key: bytes, min_offset: int, starts: Sequence[Entry]
+) -> Iterator[StoredSegment]:
+    clamps = clamps_of(txn, db, key)
+    for entry, value in starts:
+        end, order = END_AND_ORDER.unpack(value)
+        if end < min_offset:
+            continue
+        uuid = entry[_UUID_OFFSET:]
+        raw = txn.get(key + uuid, db=db.segments)
+        if raw is None:
+            raise RemoteLogMetadataError("the saved state names a segment that it does not contain")
+        kept_end = valid_end_offset(clamps, order, NOT_CUT) if clamps and order != NOT_READABLE else NOT_CUT
+        yield stored_segment(key, encode_answer(uuid, kept_end, bytes(raw)))

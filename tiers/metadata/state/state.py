@@ -1,0 +1,413 @@
+"""Reads the materialised state: synchronously, in a few microseconds, from any process that shares the folder by mmap.
+
+A handle must be opened after a fork. Read transactions are short: no code here yields within one. Long lists are read
+in pieces, each in a transaction of its own, so that no reader keeps the writer from reusing pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+from uuid import UUID
+
+import lmdb
+
+from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.metadata.state.layout import (
+    END_AND_ORDER,
+    FINAL,
+    FRESHNESS_FILE,
+    I32,
+    I64,
+    LOWEST_AND_HIGHEST,
+    MAX_DATABASES,
+    NOT_READABLE,
+    OFFSET_AND_EPOCH,
+    PARTITION_KEY_BYTES,
+    STATE_FILE,
+    U64,
+    Databases,
+    StateIdentity,
+    decode_copy_plan,
+    decode_log_start,
+    decode_partition,
+    decode_position,
+    decode_tier_config,
+    offset_key,
+    partition_key,
+    partition_of,
+    start_key,
+)
+from tiers.metadata.state.segment_cursors import Clamp, answering, clamps_of, listed, valid_end_offset
+from tiers.model.copy_plan import CopyPlan
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
+from tiers.model.stored_segment import StoredSegment, decode_answer, decode_stored_segment
+
+MAX_READERS = 1024
+
+
+class SegmentRun(NamedTuple):
+    """The offsets of a segment. `order` is higher for a later finish, and `NOT_READABLE` in any other state."""
+
+    order: int
+    start_offset: int
+    end_offset: int
+    uuid: bytes
+
+
+class RemoteLogMetadataState:
+    """The look-ups of `RemoteLogMetadataReader`, and the positions from which a follower continues."""
+
+    def __init__(self, env: lmdb.Environment, freshness: lmdb.Environment) -> None:
+        self._env = env
+        self._freshness = freshness
+        self._db = Databases.open(env)
+
+    @classmethod
+    def open_shared(cls, folder: Path) -> RemoteLogMetadataState:
+        """Opens the state in another process than the writer's.
+
+        Raises `RemoteLogMetadataNotReadyError` while there is no state to read."""
+        opened: list[lmdb.Environment] = []
+        try:
+            for name in (STATE_FILE, FRESHNESS_FILE):
+                path = str(folder / name)
+                opened.append(
+                    lmdb.open(
+                        path, subdir=False, readonly=True, create=False, max_dbs=MAX_DATABASES, max_readers=MAX_READERS
+                    )
+                )
+            return cls(*opened)
+        except lmdb.Error as error:
+            for env in opened:
+                env.close()
+            raise RemoteLogMetadataNotReadyError(f"the state in {folder} cannot be read yet: {error}") from error
+
+    def close(self) -> None:
+        self._env.close()
+        self._freshness.close()
+
+    def identity(self) -> StateIdentity | None:
+        with self._env.begin() as txn:
+            raw = txn.get(b"identity", db=self._db.meta)
+        return None if raw is None else StateIdentity.decode(raw)
+
+    def writer(self) -> str | None:
+        """Returns the writer name of the process that keeps this folder; None: it has not chosen one yet.
+
+        Records name their writer, for example those of log starts."""
+        with self._env.begin() as txn:
+            raw = txn.get(b"writer", db=self._db.meta)
+        return None if raw is None else str(raw, "utf-8")
+
+    def next_offset(self, metadata_partition: int) -> int:
+        """Returns the next offset to read; 0 before the first read."""
+        return self.consumed(metadata_partition).offset
+
+    def consumed(self, metadata_partition: int) -> OffsetAndEpoch:
+        """Returns the next offset to read and the leader epoch of the last batch before it; -1 before any batch."""
+        with self._env.begin() as txn:
+            raw = txn.get(I32.pack(metadata_partition), db=self._db.consumed)
+        return OffsetAndEpoch(0, -1) if raw is None else decode_position(raw)
+
+    def reached(self, metadata_partition: int) -> OffsetAndEpoch:
+        """Returns the highest value of `consumed` for this topic. It outlives a rebuild of the state from the topic."""
+        with self._env.begin() as txn:
+            raw = txn.get(I32.pack(metadata_partition), db=self._db.reached)
+        consumed = self.consumed(metadata_partition)
+        return consumed if raw is None else max(consumed, decode_position(raw))
+
+    def diverged(self) -> dict[int, str]:
+        """Returns the metadata partitions whose logs diverged from the log that was read.
+
+        Each has a text for an operator."""
+        with self._env.begin() as txn:
+            return {I32.unpack(number)[0]: str(reason, "utf-8") for number, reason in txn.cursor(db=self._db.diverged)}
+
+    def fresh_at_ms(self, metadata_partition: int) -> int | None:
+        """Returns when (monotonic) the reads last reached the high watermark; None: not since the writer opened."""
+        with self._freshness.begin() as txn:
+            raw = txn.get(I32.pack(metadata_partition))
+        return None if raw is None else int(I64.unpack(raw)[0])
+
+    def is_final(self) -> bool:
+        with self._freshness.begin() as txn:
+            return txn.get(FINAL) is not None
+
+    def remote_log_segment_metadata(
+        self, partition: TopicIdPartition, offset: int, leader_epoch: int | None = None
+    ) -> RemoteLogSegmentMetadata | None:
+        with self._env.begin() as txn:
+            segment = self._covering(txn, partition, offset)
+            if segment is None or segment.start_offset > offset:
+                return None
+            if leader_epoch is None or leader_epoch_at(segment, offset) == leader_epoch:
+                return segment
+            key = partition_key(partition)
+            for run in sorted(self.overlapping(txn, key, offset, offset), reverse=True):
+                if run.order != NOT_READABLE:
+                    other = self._segment(txn, key, run.uuid)
+                    if other.valid_end_offset >= offset and leader_epoch_at(other, offset) == leader_epoch:
+                        return other
+        return None
+
+    def next_segment(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
+        with self._env.begin() as txn:
+            return self._covering(txn, partition, offset)
+
+    def _covering(
+        self, txn: lmdb.Transaction, partition: TopicIdPartition, offset: int
+    ) -> RemoteLogSegmentMetadata | None:
+        """Returns the segment of the first run that ends at or above `offset`.
+
+        That run holds `offset` if any readable segment does."""
+        key = offset_key(partition, offset if offset > 0 else 0)
+        cursor = txn.cursor(self._db.cover)
+        if not cursor.set_range(key):
+            return None
+        found, value = cursor.item()
+        partition_bytes = found[:PARTITION_KEY_BYTES]
+        return decode_answer(partition_bytes, value[8:]) if key.startswith(partition_bytes) else None
+
+    def _segment(self, txn: lmdb.Transaction, key: bytes, uuid: bytes) -> RemoteLogSegmentMetadata:
+        return self._clamped(txn, key, decode_stored_segment(key + uuid, self.stored(txn, key, uuid)))
+
+    def stored(self, txn: lmdb.Transaction, key: bytes, uuid: bytes) -> bytes:
+        """Returns a segment that the state names, as `stored_segment` encodes it."""
+        stored = txn.get(key + uuid, db=self._db.segments)
+        if stored is None:
+            raise RemoteLogMetadataError("the saved state names a segment that it does not contain")
+        return bytes(stored)
+
+    def _clamped(
+        self, txn: lmdb.Transaction, key: bytes, metadata: RemoteLogSegmentMetadata
+    ) -> RemoteLogSegmentMetadata:
+        if metadata.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+            return metadata
+        clamps = self.clamps(txn, key)
+        if not clamps:
+            return metadata
+        raw = txn.get(start_key(key, metadata.start_offset, metadata.segment_id.id.bytes), db=self._db.starts)
+        if raw is None:
+            raise RemoteLogMetadataError("the saved state does not say when a segment was finished")
+        end, order = END_AND_ORDER.unpack(raw)
+        valid_end = valid_end_offset(clamps, order, end)
+        return metadata if valid_end == end else replace(metadata, clamped_to=valid_end)
+
+    def clamps(self, txn: lmdb.Transaction, key: bytes) -> list[Clamp]:
+        return clamps_of(txn, self._db, key)
+
+    def clamp_offsets(self, partition: TopicIdPartition) -> list[int]:
+        """Returns the valid end offsets of all recorded clamps."""
+        with self._env.begin() as txn:
+            return [clamp.valid_end_offset for clamp in self.clamps(txn, partition_key(partition))]
+
+    def copy_plans(self, partition: TopicIdPartition) -> list[CopyPlan]:
+        key = partition_key(partition)
+        found = []
+        with self._env.begin() as txn:
+            cursor = txn.cursor(db=self._db.copy_plans)
+            more = cursor.set_range(key)
+            while more and cursor.key()[:PARTITION_KEY_BYTES] == key:
+                found.append(decode_copy_plan(bytes(cursor.value())))
+                more = cursor.next()
+        return found
+
+    def is_quarantine_deletion_asked(self, segment_id: RemoteLogSegmentId) -> bool:
+        key = partition_key(segment_id.topic_id_partition) + segment_id.id.bytes
+        with self._env.begin() as txn:
+            return txn.get(key, db=self._db.quarantine_deletions) is not None
+
+    def overlapping(self, txn: lmdb.Transaction, key: bytes, first: int, last: int) -> Iterator[SegmentRun]:
+        """Yields every listable segment that has an offset in [first, last]."""
+        raw = txn.get(key, db=self._db.partitions)
+        if raw is None:
+            return
+        lowest_start = max(0, first - decode_partition(raw)[0])
+        cursor = txn.cursor(db=self._db.starts)
+        found = cursor.set_range(start_key(key, lowest_start, b""))
+        while found:
+            entry, value = cursor.item()
+            start = U64.unpack_from(entry, PARTITION_KEY_BYTES)[0]
+            if entry[:PARTITION_KEY_BYTES] != key or start > last:
+                return
+            end, order = END_AND_ORDER.unpack(value)
+            if end >= first:
+                yield SegmentRun(order, start, end, bytes(entry[28:]))
+            found = cursor.next()
+
+    def remote_log_segment_metadata_by_id(self, segment_id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
+        key = partition_key(segment_id.topic_id_partition)
+        segment_key = key + segment_id.id.bytes
+        with self._env.begin() as txn:
+            raw = txn.get(segment_key, db=self._db.segments)
+            return None if raw is None else self._clamped(txn, key, decode_stored_segment(segment_key, raw))
+
+    def list_remote_log_segments(
+        self, partition: TopicIdPartition, min_offset: int = 0
+    ) -> Iterator[RemoteLogSegmentMetadata]:
+        return (each.metadata for each in self.stored_segments(partition, min_offset))
+
+    def stored_segments(self, partition: TopicIdPartition, min_offset: int = 0) -> Iterator[StoredSegment]:
+        return listed(self._env, self._db, partition_key(partition), min_offset)
+
+    def answering_segments(self, partition: TopicIdPartition, offset: int = 0) -> Iterator[StoredSegment]:
+        return answering(self._env, self._db, partition_key(partition), offset)
+
+    def earliest_offset(self, partition: TopicIdPartition) -> int | None:
+        with self._env.begin() as txn:
+            return self._earliest_offset(txn, partition_key(partition))
+
+    def _earliest_offset(self, txn: lmdb.Transaction, key: bytes) -> int | None:
+        cursor = txn.cursor(self._db.cover)
+        if not cursor.set_range(key) or cursor.key()[:PARTITION_KEY_BYTES] != key:
+            return None
+        return int(U64.unpack_from(cursor.value())[0])
+
+    def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
+        key = partition_key(partition)
+        with self._env.begin() as txn:
+            cursor = txn.cursor(db=self._db.cover)
+            found = cursor.prev() if cursor.set_range(key + b"\xff" * 8) else cursor.last()
+            if not found or cursor.key()[:PARTITION_KEY_BYTES] != key:
+                return None
+            return int(U64.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0])
+
+    def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
+        with self._env.begin() as txn:
+            raw = txn.get(partition_key(partition) + I32.pack(leader_epoch), db=self._db.epochs)
+        return None if raw is None else int(LOWEST_AND_HIGHEST.unpack(raw)[1])
+
+    def log_start_offset(self, partition: TopicIdPartition) -> int | None:
+        key = partition_key(partition)
+        with self._env.begin() as txn:
+            starts = self._standing_log_starts(txn, key)
+            return starts[0].offset if starts else self._earliest_offset(txn, key)
+
+    def log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
+        with self._env.begin() as txn:
+            return self._standing_log_starts(txn, partition_key(partition))
+
+    def _standing_log_starts(self, txn: lmdb.Transaction, key: bytes) -> list[LogStart]:
+        starts = [start for start in self._recorded_log_starts(txn, key) if start.deletes]
+        if not starts:
+            return []
+        epochs = self._first_offsets_of_epochs(txn, key)
+        standing = [
+            start
+            for start in starts
+            if all(first >= start.offset for epoch, first in epochs if epoch > start.leader_epoch)
+        ]
+        return sorted(standing, key=lambda start: (start.position, start.reason), reverse=True)
+
+    def _first_offsets_of_epochs(self, txn: lmdb.Transaction, key: bytes) -> list[tuple[int, int]]:
+        found = []
+        cursor = txn.cursor(self._db.epochs)
+        more = cursor.set_range(key)
+        while more and cursor.key()[:PARTITION_KEY_BYTES] == key:
+            epoch = I32.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0]
+            found.append((epoch, LOWEST_AND_HIGHEST.unpack(cursor.value())[0]))
+            more = cursor.next()
+        return found
+
+    def recorded_log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
+        """Returns every recorded log start, also those that an owner only saw."""
+        with self._env.begin() as txn:
+            return self._recorded_log_starts(txn, partition_key(partition))
+
+    def _recorded_log_starts(self, txn: lmdb.Transaction, key: bytes) -> list[LogStart]:
+        recorded = []
+        cursor = txn.cursor(self._db.log_starts)
+        found = cursor.set_range(key)
+        while found and cursor.key()[:PARTITION_KEY_BYTES] == key:
+            recorded.append(decode_log_start(cursor.value()))
+            found = cursor.next()
+        return recorded
+
+    def local_log_start(self, partition: TopicIdPartition) -> OffsetAndEpoch | None:
+        with self._env.begin() as txn:
+            raw = txn.get(partition_key(partition), db=self._db.local_log_starts)
+        return None if raw is None else OffsetAndEpoch(*OFFSET_AND_EPOCH.unpack(raw))
+
+    def gaps(self, partition: TopicIdPartition) -> list[LogGap]:
+        key = partition_key(partition)
+        found = []
+        with self._env.begin() as txn:
+            cursor = txn.cursor(db=self._db.gaps)
+            more = cursor.set_range(key)
+            while more and cursor.key()[:PARTITION_KEY_BYTES] == key:
+                first_offset = U64.unpack_from(cursor.key(), PARTITION_KEY_BYTES)[0]
+                found.append(LogGap(first_offset, I64.unpack(cursor.value())[0]))
+                more = cursor.next()
+        return found
+
+    def gap_at(self, partition: TopicIdPartition, offset: int) -> LogGap | None:
+        """Returns the recorded gap that holds `offset`; None without one."""
+        return next((gap for gap in self.gaps(partition) if gap.holds(offset)), None)
+
+    def acceptance(self, partition: TopicIdPartition) -> str | None:
+        with self._env.begin() as txn:
+            raw = txn.get(partition_key(partition), db=self._db.acceptances)
+        return None if raw is None else str(raw, "utf-8")
+
+    def is_diverged(self, partition: TopicIdPartition) -> bool:
+        with self._env.begin() as txn:
+            return txn.get(partition_key(partition), db=self._db.divergences) is not None
+
+    def is_topic_deleted(self, topic_id: UUID) -> bool:
+        with self._env.begin() as txn:
+            return txn.get(partition_key(TopicIdPartition(topic_id, 0)), db=self._db.topic_deletions) is not None
+
+    def deleted_topic_ids(self) -> set[UUID]:
+        with self._env.begin() as txn:
+            return {UUID(bytes=bytes(key[:16])) for key, _ in txn.cursor(self._db.topic_deletions)}
+
+    def missing_topics(self) -> dict[UUID, int]:
+        with self._env.begin() as txn:
+            return {
+                UUID(bytes=bytes(key[:16])): I64.unpack(value)[0] for key, value in txn.cursor(self._db.missing_topics)
+            }
+
+    def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
+        with self._env.begin() as txn:
+            raw = txn.get(partition_key(partition), db=self._db.deletions)
+        return None if raw is None else RemotePartitionDeleteState(raw[0])
+
+    def topic_tier_config(self, topic_id: UUID) -> Mapping[str, str]:
+        with self._env.begin() as txn:
+            raw = txn.get(partition_key(TopicIdPartition(topic_id, 0)), db=self._db.tier_configs)
+        return {} if raw is None else decode_tier_config(bytes(raw)).config
+
+    def topics_with_tier_config(self) -> list[TopicIdPartition]:
+        with self._env.begin() as txn:
+            return [
+                decode_tier_config(bytes(value)).topic_id_partition for _, value in txn.cursor(db=self._db.tier_configs)
+            ]
+
+    def is_known(self, partition: TopicIdPartition) -> bool:
+        with self._env.begin() as txn:
+            return txn.get(partition_key(partition), db=self._db.partitions) is not None
+
+    def is_tiered(self, topic_id: UUID) -> bool:
+        with self._env.begin() as txn:
+            cursor = txn.cursor(db=self._db.partitions)
+            return bool(cursor.set_range(topic_id.bytes)) and cursor.key()[:16] == topic_id.bytes
+
+    def partitions(self) -> list[TopicIdPartition]:
+        with self._env.begin() as txn:
+            return [partition_of(key, decode_partition(value)[1]) for key, value in txn.cursor(db=self._db.partitions)]
+
+
+def leader_epoch_at(segment: RemoteLogSegmentMetadata, offset: int) -> int | None:
+    """Returns the leader epoch that wrote `offset`; None when the segment's epochs begin above it."""
+    epoch = None
+    for entry in segment.segment_leader_epochs:
+        if entry.start_offset > offset:
+            break
+        epoch = entry.epoch
+    return epoch

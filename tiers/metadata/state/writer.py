@@ -1,0 +1,309 @@
+"""The only writer of the materialised state: it opens the state or builds it again, and replays records into it.
+
+The records of one read and the next offset to read are one LMDB transaction. The writer clears the state and reads the
+topic again from its start in four cases: the file is torn; its identity or schema version differs; a release wrote it
+that reads other record types, and so may have ignored some; or the state was last read to the end so long ago that
+compaction may have removed tombstones that it never saw. Even then the writer keeps how far the topic was read: a log
+that is shorter or has another history has lost records. Before a state is replaced by that of another topic, the
+caller asks `saved_identity`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import IO
+from uuid import uuid4
+
+import lmdb
+
+from tiers.errors import RemoteLogMetadataError
+from tiers.metadata.records.record_types import encode_record_types
+from tiers.metadata.records.serde import known_record_types
+from tiers.metadata.state.layout import (
+    DATABASES,
+    FINAL,
+    FRESHNESS_FILE,
+    I32,
+    I64,
+    LOCK_FILE,
+    MAX_DATABASES,
+    OFFSET_AND_EPOCH,
+    STATE_FILE,
+    StateIdentity,
+    decode_position,
+)
+from tiers.metadata.state.replay import PartitionRead, Replay
+from tiers.metadata.state.state import MAX_READERS, RemoteLogMetadataState
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.log_start import OffsetAndEpoch
+
+log = logging.getLogger(__name__)
+
+_CLOCK_STEP_MS = 60_000
+DEFAULT_MAP_SIZE_BYTES = 16 << 30
+"""The size of the address space, not of memory or disk: the file grows with its contents."""
+
+
+class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
+    def __init__(self, env: lmdb.Environment, freshness: lmdb.Environment, lock: IO[bytes]) -> None:
+        super().__init__(env, freshness)
+        self._lock = lock
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        identity: StateIdentity,
+        *,
+        wall_clock_ms: Callable[[], int],
+        max_age_ms: int | None = None,
+        map_size_bytes: int = DEFAULT_MAP_SIZE_BYTES,
+    ) -> RemoteLogMetadataStateWriter:
+        """Opens the state, or clears it when it must be read again.
+
+        There is one writer per folder. A state that was last read to the end more than `max_age_ms` ago is too old.
+        None: any age is good. Raises `RemoteLogMetadataError` when another process writes the state, or when it cannot
+        be written."""
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = _lock(folder)
+        try:
+            writer = cls._open_files(folder, lock, map_size_bytes)
+            reason = writer._reason_to_start_over(identity, wall_clock_ms, max_age_ms)
+            if reason is not None:
+                writer.start_over(reason, is_same_topic=writer._is_topic_of(identity))
+            with writer._env.begin(write=True) as txn:
+                txn.put(b"identity", identity.encode(), db=writer._db.meta)
+                if not txn.stat(writer._db.consumed)["entries"]:
+                    txn.put(b"record_types", encode_record_types(known_record_types()), db=writer._db.meta)
+        except lmdb.Error as error:
+            lock.close()
+            raise RemoteLogMetadataError(f"the state in {folder} cannot be written: {error}") from error
+        except BaseException:
+            lock.close()
+            raise
+        return writer
+
+    @classmethod
+    def _open_files(cls, folder: Path, lock: IO[bytes], map_size_bytes: int) -> RemoteLogMetadataStateWriter:
+        # Freshness has no meaning for the next process, so it is never synced and never kept. It is dropped first.
+        # Otherwise, while the state is built again, a process that shares it might take an incomplete state for fresh.
+        freshness = _open_env(folder / FRESHNESS_FILE, 1 << 20, sync=False)
+        with freshness.begin(write=True) as txn:
+            txn.drop(freshness.open_db(None, txn), delete=False)
+        path = folder / STATE_FILE
+        env: lmdb.Environment | None = None
+        try:
+            env = _open_env(path, map_size_bytes, sync=True)
+            _check_whole(env, path)
+            return cls(env, freshness, lock)
+        except (lmdb.DiskError, lmdb.MapFullError, lmdb.MemoryError):
+            # The file is whole, but the disk, the map or the memory is full.
+            if env is not None:
+                env.close()
+            raise
+        except lmdb.Error as error:
+            log.warning("the saved remote log metadata is torn", extra={"error": str(error)})
+            if env is not None:
+                env.close()
+            _remove(path)
+            return cls(_open_env(path, map_size_bytes, sync=True), freshness, lock)
+
+    def _reason_to_start_over(
+        self, identity: StateIdentity, wall_clock_ms: Callable[[], int], max_age_ms: int | None
+    ) -> str | None:
+        with self._env.begin() as txn:
+            raw = txn.get(b"identity", db=self._db.meta)
+            read_at = txn.get(b"read_to_end_at_ms", db=self._db.meta)
+            record_types = txn.get(b"record_types", db=self._db.meta)
+            kept = self._db.consumed, self._db.reached, self._db.diverged
+            is_empty = not any(txn.stat(database)["entries"] for database in kept)
+        if is_empty:
+            return None
+        if raw is None or StateIdentity.decode(raw) is None:
+            return "another schema version wrote it"
+        if StateIdentity.decode(raw) != identity:
+            return "it is of another cluster, metadata topic or partition count"
+        if max_age_ms is None or self.diverged():
+            # The state is kept unchanged, since its records cannot be read again.
+            return None
+        if record_types != encode_record_types(known_record_types()):
+            return "a release that reads other record types kept it"
+        age_ms = None if read_at is None else wall_clock_ms() - I64.unpack(read_at)[0]
+        # A time in the future means that the clock was set back since, so the age of the state is unknown.
+        if age_ms is None or not -_CLOCK_STEP_MS <= age_ms <= max_age_ms:
+            return "it is so old that the topic may have removed tombstones since"
+        return None
+
+    def _is_topic_of(self, identity: StateIdentity) -> bool:
+        with self._env.begin() as txn:
+            raw = txn.get(b"identity", db=self._db.meta)
+        return raw is not None and identity.is_topic_of(raw)
+
+    def _clear(self, is_same_topic: bool) -> None:
+        """Clears the state, except for its identity, its record types and the writer name of its folder.
+
+        Other processes know the process that keeps the folder by that name. When `is_same_topic`, the state also keeps
+        the reached positions and the divergences."""
+        reached: dict[bytes, OffsetAndEpoch] = {}
+        diverged: list[tuple[bytes, bytes]] = []
+        with self._env.begin(write=True) as txn:
+            if is_same_topic:
+                for positions in (self._db.consumed, self._db.reached):
+                    for number, raw in txn.cursor(db=positions):
+                        known = decode_position(raw)
+                        reached[bytes(number)] = max(known, reached.get(bytes(number), known))
+                diverged = [(bytes(number), bytes(reason)) for number, reason in txn.cursor(db=self._db.diverged)]
+            kept = {name: txn.get(name, db=self._db.meta) for name in (b"identity", b"writer", b"record_types")}
+            for database in DATABASES:
+                txn.drop(getattr(self._db, database), delete=False)
+            for name, value in kept.items():
+                if value is not None:
+                    txn.put(name, value, db=self._db.meta)
+            for number, position in reached.items():
+                txn.put(number, OFFSET_AND_EPOCH.pack(*position), db=self._db.reached)
+            for number, reason in diverged:
+                txn.put(number, reason, db=self._db.diverged)
+
+    def close(self) -> None:
+        super().close()
+        self._lock.close()
+
+    def writer_name(self, host: str) -> str:
+        """Returns the folder's writer name. It survives restarts, but not another host: a folder may be copied."""
+        with self._env.begin(write=True) as txn:
+            raw = txn.get(b"writer", db=self._db.meta)
+            name = "" if raw is None else str(raw, "utf-8")
+            if not name.startswith(f"{host}/"):
+                name = f"{host}/{uuid4().hex}"
+                txn.put(b"writer", name.encode(), db=self._db.meta)
+        return name
+
+    def mark_fresh(self, fresh_at_ms: dict[int, int]) -> None:
+        """Records the monotonic times, by metadata partition, at which the reads reached the high watermark."""
+        with self._freshness.begin(write=True) as txn:
+            for metadata_partition, at_ms in fresh_at_ms.items():
+                txn.put(I32.pack(metadata_partition), I64.pack(at_ms))
+
+    def mark_final(self, is_final: bool) -> None:
+        """Records whether the topic is gone. The next opening of the state forgets it."""
+        with self._freshness.begin(write=True) as txn:
+            if is_final:
+                txn.put(FINAL, b"")
+            else:
+                txn.delete(FINAL)
+
+    def mark_read_to_end(self, wall_clock_ms: int) -> None:
+        """Records the time at which all metadata partitions had been read to their ends."""
+        for env in (self._env, self._freshness):
+            env.reader_check()  # a worker that died within a read would keep pages from being reused forever
+        with self._env.begin(write=True) as txn:
+            txn.put(b"read_to_end_at_ms", I64.pack(wall_clock_ms), db=self._db.meta)
+
+    def mark_diverged(self, metadata_partition: int, reason: str) -> None:
+        """Keeps the divergence of a metadata partition for as long as this state exists."""
+        with self._env.begin(write=True) as txn:
+            txn.put(I32.pack(metadata_partition), reason.encode(), db=self._db.diverged)
+
+    def start_over(self, reason: str, *, is_same_topic: bool = True) -> None:
+        """Forgets all records that were read, and before them their freshness.
+
+        Otherwise a process that shares the state might take the empty state for fresh."""
+        log.warning("the saved remote log metadata is cleared and read again from the topic", extra={"reason": reason})
+        with self._freshness.begin(write=True) as txn:
+            txn.drop(self._freshness.open_db(None, txn), delete=False)
+        self._clear(is_same_topic)
+
+    def apply(self, reads: Iterable[PartitionRead]) -> list[RemoteLogSegmentId]:
+        """Replays `reads` in one transaction. Returns the segments that became readable."""
+        finished: list[RemoteLogSegmentId] = []
+        with self._env.begin(write=True) as txn:
+            replay = Replay(self, self._db, txn, finished)
+            for read in reads:
+                for event in read.events:
+                    replay.apply(event)
+                number = I32.pack(read.metadata_partition)
+                raw, leader_epoch = txn.get(number, db=self._db.consumed), read.leader_epoch
+                if raw is not None and leader_epoch < 0:
+                    leader_epoch = OFFSET_AND_EPOCH.unpack(raw)[1]
+                txn.put(number, OFFSET_AND_EPOCH.pack(read.next_offset, leader_epoch), db=self._db.consumed)
+        return finished
+
+
+def saved_identity(folder: Path) -> StateIdentity | None:
+    """Returns the identity of the state that is saved in `folder`.
+
+    None: the state has no segment that could be forgotten, or it cannot be read."""
+    path = folder / STATE_FILE
+    if not path.exists():
+        return None
+    try:
+        env = lmdb.open(
+            str(path), subdir=False, readonly=True, create=False, max_dbs=MAX_DATABASES, max_readers=MAX_READERS
+        )
+    except lmdb.Error:
+        return None
+    try:
+        _check_whole(env, path)
+        meta, starts = (env.open_db(name, create=False) for name in (b"meta", b"starts"))
+        with env.begin() as txn:
+            raw = txn.get(b"identity", db=meta)
+            return None if raw is None or not txn.stat(starts)["entries"] else StateIdentity.decode(raw)
+    except lmdb.Error:
+        return None
+    finally:
+        env.close()
+
+
+def forget_freshness(folder: Path) -> None:
+    """Removes the freshness, before any process shares the state.
+
+    The monotonic times of an earlier boot, or old ones, must have no meaning. Raises `RemoteLogMetadataError` when
+    another process keeps the state."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _lock(folder):
+        _remove(folder / FRESHNESS_FILE)
+
+
+def _open_env(path: Path, map_size_bytes: int, *, sync: bool) -> lmdb.Environment:
+    return lmdb.open(
+        str(path),
+        subdir=False,
+        map_size=map_size_bytes,
+        max_dbs=MAX_DATABASES,
+        max_readers=MAX_READERS,
+        sync=sync,
+        metasync=sync,
+        mode=0o600,
+    )
+
+
+def _check_whole(env: lmdb.Environment, path: Path) -> None:
+    """Checks the size of the file. LMDB trusts its meta page, and a missing page would crash a reader with SIGBUS."""
+    needed_bytes = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+    size_bytes = path.stat().st_size
+    if size_bytes < needed_bytes:
+        raise lmdb.CorruptedError(f"the file has {size_bytes} of {needed_bytes} bytes")
+
+
+def _lock(folder: Path) -> IO[bytes]:
+    lock = (folder / LOCK_FILE).open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise RemoteLogMetadataError(f"another process writes the state in {folder}: stop it first") from error
+    return lock
+
+
+def _remove(path: Path) -> None:
+    for name in (path, Path(f"{path}-lock")):
+        name.unlink(missing_ok=True)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,190 @@
+"""`MetadataLeadership` knows which brokers lead the metadata partitions, and as of when another broker confirmed it.
+
+A leader that is cut off from the controllers keeps answering. Its high watermark stands still, and it lacks the records
+that its successor commits. So a leader's answer is complete only as of the time at which another broker (a witness)
+named the same leader epoch. A leader that is the only in-sync replica needs no witness, since no other replica can have
+been elected.
+
+The high watermark of a new leader may lie below the committed end until its followers have fetched. Brokers refuse
+ListOffsets until then (OFFSET_NOT_AVAILABLE), so the first successful ListOffsets ends this doubt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
+from kafka.protocol.metadata import MetadataRequest
+
+from protocol.errors import ErrorCode
+from tiers.broker.client import BrokerClient, Leader
+from tiers.broker.cluster_metadata import from_response
+from tiers.broker.fetch import READ_UNCOMMITTED
+from tiers.errors import BrokerError
+from tiers.metadata.topic.metadata_topic import MetadataTopic
+from tiers.model.log_source import EpochEndOffset
+
+log = logging.getLogger(__name__)
+
+WITNESSES = 3
+"""The number of brokers asked at a time: one may be the leader itself, and another one may be down."""
+_NEWER_WITHIN_MS = 200
+_METADATA_WITH_TOPIC_IDS = 10
+_TELLS_OF_A_LAGGING_HIGH_WATERMARK = 5
+"""The first version of ListOffsets with OFFSET_NOT_AVAILABLE. Older ones answer LEADER_NOT_AVAILABLE, also an error."""
+LATEST_TIMESTAMP = -1
+_CONSUMER_REPLICA_ID = -1
+_FENCES_BY_LEADER_EPOCH = 2
+"""The version of OffsetForLeaderEpoch whose requests have the current leader epoch."""
+
+
+class MetadataLeadership:
+    def __init__(
+        self,
+        client: BrokerClient,
+        topic: MetadataTopic,
+        *,
+        clock_ms: Callable[[], int],
+        choose: Callable[[Sequence[int], int], list[int]] = random.sample,
+    ) -> None:
+        self._client = client
+        self._topic = topic
+        self._clock_ms = clock_ms
+        self._choose = choose
+        self._leaders: dict[int, Leader] = {}
+        self._confirmed_at_ms: dict[int, int] = {}
+
+    def nodes(self) -> set[int]:
+        return {leader.node_id for leader in self._leaders.values() if leader.node_id >= 0}
+
+    def led_by(self, node_id: int) -> list[int]:
+        return [number for number, leader in self._leaders.items() if leader.node_id == node_id]
+
+    def leader(self, number: int) -> Leader:
+        """Returns the last known leader. Raises `BrokerError` while none is known."""
+        leader = self._leaders.get(number)
+        if leader is None or leader.node_id < 0:
+            raise BrokerError(
+                f"metadata partition {number} has no leader", ErrorCode.LEADER_NOT_AVAILABLE, retriable=True
+            )
+        return leader
+
+    def holds_as_of(self, number: int, leader: Leader, at_ms: int) -> int | None:
+        """Returns as of when the answer to a request that was sent to `leader` at `at_ms` is complete.
+
+        None: the answer may be incomplete."""
+        confirmed_at_ms = self._confirmed_at_ms.get(number)
+        if confirmed_at_ms is None or self._leaders.get(number) != leader:
+            return None
+        return min(at_ms, confirmed_at_ms)
+
+    async def confirm(self, timeout_ms: int, number: int | None = None) -> None:
+        """Asks some brokers who leads, and takes each answer as it arrives. Raises `BrokerError` without any answer.
+
+        With the `number` of a metadata partition, the call does not wait for all brokers, since one of them may hang.
+        Once the leader of that partition is confirmed, the other brokers get a moment to name a newer leader."""
+        metadata = self._client.cached_metadata
+        nodes = [] if metadata is None else sorted(metadata.brokers)
+        chosen = self._choose(nodes, min(WITNESSES, len(nodes)))
+        began_at_ms = self._clock_ms()
+        async with asyncio.TaskGroup() as asking:
+            asked = [asking.create_task(self._ask(node_id, timeout_ms)) for node_id in chosen]
+            pending = set(asked)
+            while pending:
+                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                if pending and number is not None and self._confirmed_at_ms.get(number, -1) >= began_at_ms:
+                    await asyncio.wait(pending, timeout=_NEWER_WITHIN_MS / 1000)
+                    break
+            for late in asked:
+                late.cancel()
+        if not any(answer.result() for answer in asked if not answer.cancelled()):
+            raise BrokerError("no broker answered who leads the metadata topic", retriable=True)
+
+    async def _ask(self, node_id: int, timeout_ms: int) -> bool:
+        asked_at_ms = self._clock_ms()
+        message = MetadataRequest(
+            topics=[MetadataRequest.MetadataRequestTopic(name=self._topic.name)],
+            allow_auto_topic_creation=False,
+        )
+        try:
+            response = await self._client.request(node_id, message, timeout_ms, min_version=_METADATA_WITH_TOPIC_IDS)
+            self._hear(node_id, response, asked_at_ms)
+        except BrokerError as error:
+            log.info(
+                "a broker did not answer who leads the metadata topic",
+                extra={"node_id": node_id, "error": str(error)},
+            )
+            return False
+        return True
+
+    def _hear(self, witness: int, response: Any, asked_at_ms: int) -> None:
+        answer = from_response(response, asked_at_ms)
+        topic = answer.topics_by_id.get(self._topic.topic_id)
+        if answer.cluster_id != self._topic.cluster_id or topic is None:
+            raise BrokerError(
+                f"the cluster has no topic {self._topic.name} with the known topic id", ErrorCode.UNKNOWN_TOPIC_ID
+            )
+        for number, said in topic.partitions.items():
+            leader = Leader(said.leader_id, said.leader_epoch)
+            known = self._leaders.get(number)
+            if known is not None and leader.leader_epoch < known.leader_epoch:
+                continue  # this broker knows less than another one that answered before
+            if leader != known:
+                self._leaders[number] = leader
+                self._confirmed_at_ms.pop(number, None)
+            if witness != leader.node_id or said.isr == (leader.node_id,):
+                self._confirmed_at_ms[number] = max(asked_at_ms, self._confirmed_at_ms.get(number, asked_at_ms))
+
+    async def offsets(self, asked: Mapping[int, Leader], timestamp: int, timeout_ms: int) -> dict[int, int]:
+        """Returns the offset for `timestamp` of each metadata partition in `asked`, by ListOffsets.
+
+        All metadata partitions in `asked` have the same leader node, and each is asked for in its leader's epoch. The
+        result leaves out those that failed. Raises `BrokerError`."""
+        topic = ListOffsetsRequest.ListOffsetsTopic(
+            name=self._topic.name,
+            partitions=[
+                ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
+                    partition_index=number, current_leader_epoch=leader.leader_epoch, timestamp=timestamp
+                )
+                for number, leader in asked.items()
+            ],
+        )
+        message = ListOffsetsRequest(replica_id=-1, isolation_level=READ_UNCOMMITTED, topics=[topic])
+        (node_id,) = {leader.node_id for leader in asked.values()}
+        response = await self._client.request(
+            node_id, message, timeout_ms, min_version=_TELLS_OF_A_LAGGING_HIGH_WATERMARK
+        )
+        return {
+            one.partition_index: int(one.offset)
+            for answered in response.topics
+            for one in answered.partitions
+            if one.error_code == ErrorCode.NONE
+        }
+
+    async def epoch_ends(self, asked: Mapping[int, tuple[Leader, int]], timeout_ms: int) -> dict[int, EpochEndOffset]:
+        """Asks a leader for the end offsets of leader epochs, by metadata partition (docs/semantics.md 6.1).
+
+        All metadata partitions in `asked` have the same leader node. The result leaves out those that failed. Raises
+        `BrokerError`."""
+        request = OffsetForLeaderEpochRequest
+        partition = request.OffsetForLeaderTopic.OffsetForLeaderPartition
+        topic = request.OffsetForLeaderTopic(
+            topic=self._topic.name,
+            partitions=[
+                partition(partition=number, current_leader_epoch=leader.leader_epoch, leader_epoch=leader_epoch)
+                for number, (leader, leader_epoch) in asked.items()
+            ],
+        )
+        message = request(replica_id=_CONSUMER_REPLICA_ID, topics=[topic])
+        (node_id,) = {leader.node_id for leader, _ in asked.values()}
+        response = await self._client.request(node_id, message, timeout_ms, min_version=_FENCES_BY_LEADER_EPOCH)
+        return {
+            one.partition: EpochEndOffset(one.leader_epoch, int(one.end_offset))
+            for answered in response.topics
+            for one in answered.partitions
+            if one.error_code == ErrorCode.NONE
+        }

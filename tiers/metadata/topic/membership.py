@@ -1,0 +1,293 @@
+"""`GroupMembership` is one member of the consumer group that shares the metadata partitions, for ownership only.
+
+It speaks Kafka's classic group protocol, eager. A member that sees a rebalance gives up all partitions first, and then
+owns the partitions that the new generation assigns to it. A heartbeat goes out every second. `is_confirmed` uses the
+time of the last heartbeat that the coordinator answered for the current generation (docs/design.md, safety rule 4: an
+owner acts only while that time is less than 2 s ago). If the coordinator cannot be reached, the member keeps its
+generation until the coordinator ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kafka.protocol.consumer import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
+
+from protocol.errors import ErrorCode
+from tiers.broker.client import BrokerClient
+from tiers.errors import BrokerError, RemoteLogMetadataError
+from tiers.metadata.records.record_types import FIRST_RECORD_TYPES
+from tiers.metadata.records.serde import RecordType, known_record_types
+from tiers.metadata.topic.assignor import (
+    PROTOCOL_NAME,
+    PROTOCOL_TYPE,
+    Subscription,
+    decode_assignment,
+    decode_subscription,
+    encode_assignments,
+    encode_subscription,
+)
+from tiers.metadata.topic.metadata_producer import GROUP_COORDINATOR, GroupMember, find_coordinator
+from tiers.metadata.topic.metadata_topic import MetadataTopic
+
+log = logging.getLogger(__name__)
+
+_LANE = "remote-log-metadata-group"
+_JOIN_LANE = "remote-log-metadata-join"
+_HEARTBEAT_TIMEOUT_MS = 1_500
+_REQUEST_TIMEOUT_MS = 5_000
+_LEAVE_TIMEOUT_MS = 3_000
+_BACKOFF_CAP_MS = 1_000
+_LONGEST_SESSION_TIMEOUT_MS = 384_000
+"""Six doublings of the default. If the brokers demand longer sessions, the member reports an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipSettings:
+    group_id: str
+    session_timeout_ms: int = 6_000
+    """The shortest timeout that brokers accept by default. A dead owner's partitions have no owner for that long.
+
+    If the group waits for a second dead member, that takes twice as long, and ownership must be back within 15 s. If
+    brokers demand longer sessions (`group.min.session.timeout.ms`), the member doubles the timeout until they accept
+    it."""
+    rebalance_timeout_ms: int = 6_000
+    heartbeat_interval_ms: int = 1_000
+    claims: frozenset[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    member: GroupMember
+    metadata_partitions: frozenset[int]
+    record_types: frozenset[RecordType] = FIRST_RECORD_TYPES
+    """The record types that every member of the generation reads."""
+
+
+class _RejoinError(Exception):
+    """The generation is over."""
+
+
+class GroupMembership:
+    """A member of the group. It calls `on_assigned` and `on_revoked` alternately, in the loop; neither may block."""
+
+    def __init__(
+        self,
+        client: BrokerClient,
+        topic: MetadataTopic,
+        settings: MembershipSettings,
+        *,
+        clock_ms: Callable[[], int],
+        on_assigned: Callable[[Assignment], None],
+        on_revoked: Callable[[], None],
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._client = client
+        self._topic = topic
+        self._settings = settings
+        self._clock_ms = clock_ms
+        self._on_assigned = on_assigned
+        self._on_revoked = on_revoked
+        self._jitter = jitter
+        self._session_timeout_ms = settings.session_timeout_ms
+        self._coordinator: int | None = None
+        self._member_id = ""
+        self._generation_id = -1
+        self._owned: frozenset[int] = frozenset()
+        self._confirmed_at_ms: int | None = None
+        self._rejoin = asyncio.Event()
+
+    def is_confirmed(self, max_age_ms: int) -> bool:
+        """Returns whether the coordinator confirmed this member's generation at most `max_age_ms` ago."""
+        return self._confirmed_at_ms is not None and self._clock_ms() - self._confirmed_at_ms <= max_age_ms
+
+    def rejoin(self) -> None:
+        """Asks the group for a new generation, and so for a new assignment."""
+        self._rejoin.set()
+
+    async def run(self) -> None:
+        """Is a member until cancelled. Then it leaves the group, so that the others do not wait for its session."""
+        failures = 0
+        try:
+            while True:
+                try:
+                    assignment = await self._join()
+                    failures = 0
+                    await self._hold(assignment)
+                except _RejoinError as reason:
+                    log.info("this member joins the group again", extra={"reason": str(reason)})
+                    continue
+                except (BrokerError, RemoteLogMetadataError) as error:
+                    self._coordinator = None
+                    log.warning("the group cannot be joined", extra={"error": str(error)})
+                    cap_ms = min(_BACKOFF_CAP_MS, 50 << min(failures, 10))
+                    await asyncio.sleep(cap_ms * self._jitter() / 1000)
+                    failures += 1
+        finally:
+            await self._leave()
+
+    async def _hold(self, assignment: Assignment) -> None:
+        """Sends heartbeats while the generation lasts. Always ends with an exception."""
+        self._rejoin.clear()
+        self._owned = assignment.metadata_partitions
+        self._on_assigned(assignment)
+        try:
+            while True:
+                await self._heartbeat()
+                try:
+                    async with asyncio.timeout(self._settings.heartbeat_interval_ms / 1000):
+                        await self._rejoin.wait()
+                    raise _RejoinError("this process asked for a new assignment")
+                except TimeoutError:
+                    continue
+        finally:
+            self._confirmed_at_ms = None
+            self._on_revoked()
+
+    async def _heartbeat(self) -> None:
+        sent_at_ms = self._clock_ms()
+        message = HeartbeatRequest(
+            group_id=self._settings.group_id,
+            generation_id=self._generation_id,
+            member_id=self._member_id,
+            group_instance_id=None,
+        )
+        try:
+            node_id = await self._find_coordinator()
+            response = await self._client.request(node_id, message, _HEARTBEAT_TIMEOUT_MS, lane=_LANE)
+        except BrokerError as error:
+            log.warning("a heartbeat failed", extra={"error": str(error)})
+            self._coordinator = None
+            return
+        match response.error_code:
+            case ErrorCode.NONE:
+                self._confirmed_at_ms = sent_at_ms
+            case ErrorCode.REBALANCE_IN_PROGRESS:
+                raise _RejoinError("the group rebalances")
+            case ErrorCode.ILLEGAL_GENERATION | ErrorCode.UNKNOWN_MEMBER_ID | ErrorCode.FENCED_INSTANCE_ID as code:
+                self._forget(code)
+                raise _RejoinError("the group continued without this member")
+            case code:
+                log.warning("a heartbeat was answered with an error", extra={"error_code": code})
+                self._coordinator = None
+
+    def _forget(self, code: int) -> None:
+        """Forgets this member's partitions: the group continued without it, and may have assigned them to others."""
+        self._owned = frozenset()
+        self._generation_id = -1
+        if code != ErrorCode.ILLEGAL_GENERATION:
+            self._member_id = ""
+
+    async def _find_coordinator(self) -> int:
+        if self._coordinator is None:
+            self._coordinator = await find_coordinator(
+                self._client, self._settings.group_id, GROUP_COORDINATOR, _HEARTBEAT_TIMEOUT_MS
+            )
+        return self._coordinator
+
+    async def _join(self) -> Assignment:
+        response = await self._join_group()
+        if response.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+            self._member_id = response.member_id
+            response = await self._join_group()
+        if response.error_code == ErrorCode.INVALID_SESSION_TIMEOUT:
+            self._ask_for_longer_sessions()
+        if response.error_code != ErrorCode.NONE:
+            self._raise_for("JoinGroup", response.error_code)
+        self._member_id, self._generation_id = response.member_id, response.generation_id
+        assignments: list[Any] = []
+        if response.leader == self._member_id:
+            members = {member.member_id: decode_subscription(member.metadata) for member in response.members}
+            assignments = [
+                SyncGroupRequest.SyncGroupRequestAssignment(member_id=member_id, assignment=assignment)
+                for member_id, assignment in encode_assignments(
+                    self._topic.name, self._topic.partition_count, members
+                ).items()
+            ]
+        message = SyncGroupRequest(
+            group_id=self._settings.group_id,
+            generation_id=self._generation_id,
+            member_id=self._member_id,
+            group_instance_id=None,
+            protocol_type=PROTOCOL_TYPE,
+            protocol_name=PROTOCOL_NAME,
+            assignments=assignments,
+        )
+        # The followers wait here until the group's leader has assigned the partitions.
+        timeout_ms = self._settings.rebalance_timeout_ms + _REQUEST_TIMEOUT_MS
+        sent_at_ms = self._clock_ms()
+        sync = await self._client.request(await self._find_coordinator(), message, timeout_ms, lane=_JOIN_LANE)
+        if sync.error_code != ErrorCode.NONE:
+            self._raise_for("SyncGroup", sync.error_code)
+        self._confirmed_at_ms = sent_at_ms
+        return Assignment(
+            GroupMember(self._settings.group_id, self._generation_id, self._member_id),
+            *decode_assignment(sync.assignment, self._topic.name),
+        )
+
+    async def _join_group(self) -> Any:
+        subscription = Subscription(self._owned, self._settings.claims, known_record_types())
+        message = JoinGroupRequest(
+            group_id=self._settings.group_id,
+            session_timeout_ms=self._session_timeout_ms,
+            rebalance_timeout_ms=self._settings.rebalance_timeout_ms,
+            member_id=self._member_id,
+            group_instance_id=None,
+            protocol_type=PROTOCOL_TYPE,
+            protocols=[
+                JoinGroupRequest.JoinGroupRequestProtocol(
+                    name=PROTOCOL_NAME, metadata=encode_subscription(self._topic.name, subscription)
+                )
+            ],
+            reason=None,
+        )
+        timeout_ms = self._settings.rebalance_timeout_ms + _REQUEST_TIMEOUT_MS
+        # From version 4 on, the coordinator names a member before the member counts (KIP-394). So a lost response
+        # leaves no orphaned member behind.
+        return await self._client.request(
+            await self._find_coordinator(), message, timeout_ms, min_version=4, lane=_JOIN_LANE
+        )
+
+    def _ask_for_longer_sessions(self) -> None:
+        """Doubles the session timeout, and always raises.
+
+        A longer session is safe: each heartbeat confirms the ownership, and nothing relies on the session alone."""
+        refused_ms, self._session_timeout_ms = self._session_timeout_ms, self._session_timeout_ms * 2
+        if self._session_timeout_ms > _LONGEST_SESSION_TIMEOUT_MS:
+            self._session_timeout_ms = self._settings.session_timeout_ms
+            raise BrokerError(
+                f"the brokers accept no session timeout from {self._session_timeout_ms} to {refused_ms} ms: lower their"
+                " group.min.session.timeout.ms, or raise their group.max.session.timeout.ms",
+                ErrorCode.INVALID_SESSION_TIMEOUT,
+                retriable=True,
+            )
+        log.warning(
+            "the brokers' group.min.session.timeout.ms demands longer sessions: a dead owner is replaced later",
+            extra={"refused_ms": refused_ms, "session_timeout_ms": self._session_timeout_ms},
+        )
+        raise _RejoinError(f"the brokers refuse a session timeout of {refused_ms} ms")
+
+    def _raise_for(self, what: str, code: int) -> None:
+        if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.FENCED_INSTANCE_ID):
+            self._forget(code)
+        elif code == ErrorCode.REBALANCE_IN_PROGRESS:
+            raise _RejoinError("the group rebalances")
+        raise BrokerError(f"{what} of group {self._settings.group_id} failed", code, retriable=True)
+
+    async def _leave(self) -> None:
+        if not self._member_id or self._coordinator is None:
+            return
+        member = LeaveGroupRequest.MemberIdentity(member_id=self._member_id, group_instance_id=None, reason=None)
+        message = LeaveGroupRequest(group_id=self._settings.group_id, member_id=self._member_id, members=[member])
+        try:
+            await self._client.request(self._coordinator, message, _LEAVE_TIMEOUT_MS, lane=_LANE)
+        except BrokerError as error:
+            log.info(
+                "the group could not be told that this member leaves: it waits for the session to end",
+                extra={"error": str(error)},
+            )

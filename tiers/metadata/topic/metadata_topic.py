@@ -1,0 +1,197 @@
+"""Creates the remote log metadata topic, and checks it.
+
+The topic must be compacted and nothing else, or records would be lost. It must have LogAppendTime, since expiry trusts
+no producer's clock (docs/design.md, safety rule 6). The number of partitions decides where the records of a user
+partition are, so it must never change. If the topic was grown, deleted, created again or given another policy, no
+process writes to it until an operator undoes that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from kafka.protocol.admin import CreateTopicsRequest, DescribeConfigsRequest
+
+from protocol.errors import ErrorCode
+from tiers.broker.client import BrokerClient
+from tiers.broker.cluster_metadata import ClusterMetadata
+from tiers.errors import BrokerError, RemoteLogMetadataError
+from tiers.metadata.state.layout import StateIdentity
+
+DEFAULT_TOPIC_NAME = "__remote_log_metadata"
+DEFAULT_PARTITION_COUNT = 50
+_REPLICAS = 3
+_TOPIC_RESOURCE = 2
+_BROKER_RESOURCE = 4
+_REQUIRED = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}
+_FIRST_PAUSE_MS = 20
+_LONGEST_PAUSE_MS = 400
+_TIERED_STORAGE_OF_KAFKA = "remote.log.storage.system.enable"
+
+
+class MetadataTopicUnfitError(RemoteLogMetadataError):
+    """The topic must not be used for metadata as it is. Only an operator can change that."""
+
+
+class MetadataTopicLostError(RemoteLogMetadataError):
+    """The topic that a saved state was read from is gone. No other topic may replace it, old or new."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataTopicSettings:
+    name: str = DEFAULT_TOPIC_NAME
+    partition_count: int = DEFAULT_PARTITION_COUNT
+    replication_factor: int | None = None
+    """None: three, or one per broker if there are fewer brokers."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataTopic:
+    cluster_id: str
+    name: str
+    topic_id: UUID
+    partition_count: int
+    delete_retention_ms: int
+
+
+async def open_metadata_topic(
+    client: BrokerClient,
+    settings: MetadataTopicSettings,
+    timeout_ms: int,
+    saved: StateIdentity | None = None,
+    refusal_to_create: Callable[[], Awaitable[str | None]] | None = None,
+) -> MetadataTopic:
+    """Creates the topic if it is missing, and checks it. Raises `MetadataTopicUnfitError` when an operator must act.
+
+    `saved` is the identity of the state that would be forgotten. Raises `MetadataTopicLostError` when the topic of that
+    state is gone. `refusal_to_create` is called before the topic is created. It returns why that must not happen, or
+    None. Raises `BrokerError`."""
+    metadata = await client.metadata_naming(settings.name, timeout_ms)
+    await _refuse_to_share(client, settings, timeout_ms)
+    if saved is not None and saved.cluster_id == metadata.cluster_id:
+        await _refuse_to_replace(client, settings, saved, timeout_ms)
+    if settings.name not in metadata.topics:
+        refusal = None if refusal_to_create is None else await refusal_to_create()
+        if refusal is not None:
+            raise MetadataTopicUnfitError(refusal)
+        await _create(client, metadata, settings, timeout_ms)
+    return await _wait_until_shown(client, settings, timeout_ms)
+
+
+async def _refuse_to_replace(
+    client: BrokerClient, settings: MetadataTopicSettings, saved: StateIdentity, timeout_ms: int
+) -> None:
+    for pause_ms in (500, 1_000, 0):  # a broker may not know a new topic yet
+        metadata = await client.metadata(0, timeout_ms)
+        topic = metadata.topics.get(settings.name)
+        if topic is not None and topic.error == ErrorCode.NONE:
+            if topic.topic_id == saved.topic_id:
+                return
+            raise MetadataTopicLostError(f"topic {settings.name} is not the one that the saved state was read from")
+        if topic is not None:
+            return  # the check that follows reports this error
+        await asyncio.sleep(pause_ms / 1000)
+    raise MetadataTopicLostError(f"there is no topic {settings.name}, and the saved state was read from one")
+
+
+async def _wait_until_shown(client: BrokerClient, settings: MetadataTopicSettings, timeout_ms: int) -> MetadataTopic:
+    """Waits until a broker shows the topic: a new topic exists before all brokers know it."""
+    clock_s = asyncio.get_running_loop().time
+    deadline_s = clock_s() + timeout_ms / 1000
+    pause_ms = _FIRST_PAUSE_MS
+    while True:
+        try:
+            return await check_metadata_topic(client, settings, timeout_ms)
+        except BrokerError as error:
+            if not error.retriable or clock_s() + pause_ms / 1000 > deadline_s:
+                raise
+        await asyncio.sleep(pause_ms / 1000)
+        pause_ms = min(2 * pause_ms, _LONGEST_PAUSE_MS)
+
+
+async def check_metadata_topic(client: BrokerClient, settings: MetadataTopicSettings, timeout_ms: int) -> MetadataTopic:
+    metadata = await client.metadata(0, timeout_ms)
+    topic = metadata.topics.get(settings.name)
+    if topic is None or topic.error != ErrorCode.NONE:
+        raise BrokerError(
+            f"the cluster does not show topic {settings.name}",
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else topic.error,
+            retriable=True,
+        )
+    if len(topic.partitions) != settings.partition_count:
+        raise MetadataTopicUnfitError(
+            f"topic {settings.name} has {len(topic.partitions)} partitions and {settings.partition_count} are"
+            " configured: the records of most user partitions would be looked for in the wrong place"
+        )
+    keys = [*_REQUIRED, "delete.retention.ms"]
+    configs = await _describe(client, None, _TOPIC_RESOURCE, settings.name, keys, timeout_ms)
+    for key, required in _REQUIRED.items():
+        if configs.get(key) != required:
+            raise MetadataTopicUnfitError(f"topic {settings.name} has {key}={configs.get(key)}; it must be {required}")
+    return MetadataTopic(
+        metadata.cluster_id,
+        settings.name,
+        topic.topic_id,
+        settings.partition_count,
+        int(configs.get("delete.retention.ms") or 0),
+    )
+
+
+async def _refuse_to_share(client: BrokerClient, settings: MetadataTopicSettings, timeout_ms: int) -> None:
+    if settings.name != DEFAULT_TOPIC_NAME:
+        return
+
+    async def described(node_id: int, left_ms: int) -> dict[str, str | None]:
+        return await _describe(client, node_id, _BROKER_RESOURCE, str(node_id), [_TIERED_STORAGE_OF_KAFKA], left_ms)
+
+    configs = await client.of_any_broker(described, timeout_ms)
+    if configs.get(_TIERED_STORAGE_OF_KAFKA) == "true":
+        raise MetadataTopicUnfitError(
+            f"the brokers keep their own tier in {settings.name} ({_TIERED_STORAGE_OF_KAFKA}=true):"
+            " configure another topic name"
+        )
+
+
+async def _create(
+    client: BrokerClient, metadata: ClusterMetadata, settings: MetadataTopicSettings, timeout_ms: int
+) -> None:
+    replicas = settings.replication_factor or min(_REPLICAS, len(metadata.brokers))
+    configs = {**_REQUIRED, "min.insync.replicas": "2" if replicas >= _REPLICAS else "1"}
+    topic = CreateTopicsRequest.CreatableTopic(
+        name=settings.name,
+        num_partitions=settings.partition_count,
+        replication_factor=replicas,
+        assignments=[],
+        configs=[
+            CreateTopicsRequest.CreatableTopic.CreatableTopicConfig(name=name, value=value)
+            for name, value in configs.items()
+        ],
+    )
+    message = CreateTopicsRequest(topics=[topic], timeout_ms=timeout_ms, validate_only=False)
+    node_id = metadata.controller_id if metadata.controller_id in metadata.brokers else None
+    response = await client.request(node_id, message, timeout_ms)
+    code = response.topics[0].error_code
+    if code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+        raise BrokerError(f"topic {settings.name} cannot be created: {response.topics[0].error_message}", code)
+
+
+async def _describe(
+    client: BrokerClient, node_id: int | None, resource_type: int, name: str, keys: list[str], timeout_ms: int
+) -> dict[str, str | None]:
+    resource: Any = DescribeConfigsRequest.DescribeConfigsResource(
+        resource_type=resource_type, resource_name=name, configuration_keys=keys
+    )
+    message = DescribeConfigsRequest(resources=[resource], include_synonyms=False, include_documentation=False)
+    response = await client.request(node_id, message, timeout_ms)
+    result = response.results[0]
+    if result.error_code != ErrorCode.NONE:
+        raise BrokerError(
+            f"the configuration of {name} cannot be read: {result.error_message}",
+            result.error_code,
+            retriable=result.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        )
+    return {config.name: config.value for config in result.configs}

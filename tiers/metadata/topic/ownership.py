@@ -1,0 +1,231 @@
+"""`MetadataPartitionOwnership` decides which metadata partitions this process may write, and writes to them.
+
+Taking over a partition and recovering from an error are the same steps. The process initializes the producer, which
+fences every older producer and ends its transaction. Then it reads to the high watermark as of a later time. Only then
+it owns the partition. After an `OwnershipLostError` a newer owner exists, so the process asks the group for a new
+assignment and does nothing else. A stale member must not fence the true owner, so a process initializes a producer only
+if the group confirmed its membership a moment ago.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tiers.broker.client import BrokerClient
+from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.metadata.records.record_types import check_writable
+from tiers.metadata.topic.clock_skew import ClockSkew
+from tiers.metadata.topic.follower import MetadataFollower
+from tiers.metadata.topic.membership import Assignment, GroupMembership, MembershipSettings
+from tiers.metadata.topic.metadata_producer import KeyAndValue, TransactionalProducer
+from tiers.metadata.topic.metadata_topic import MetadataTopic
+from tiers.metadata.topic.tier_config_writer import tier_config_transactional_id
+
+log = logging.getLogger(__name__)
+
+CONFIRMATION_MAX_AGE_MS = 2_000
+_INITIALIZE_TIMEOUT_MS = 15_000
+_READ_TIMEOUT_MS = 15_000
+_HELD_BACK_AFTER_MS = 2_000
+"""The time in which the follower reads all committed records. A longer wait means that an open transaction is ahead."""
+_TAKEOVERS_AT_ONCE = 8
+_CONFIRMED_AGAIN_MS = 20
+_BACKOFF_CAP_MS = 2_000
+
+
+@dataclass(slots=True, eq=False)
+class _OwnedPartition:
+    producer: TransactionalProducer
+    assignment: Assignment
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class MetadataPartitionOwnership:
+    def __init__(
+        self,
+        client: BrokerClient,
+        topic: MetadataTopic,
+        follower: MetadataFollower,
+        settings: MembershipSettings,
+        *,
+        transactional_id_prefix: str,
+        clock_ms: Callable[[], int],
+        jitter: Callable[[], float] = random.random,
+        clock_skew: ClockSkew | None = None,
+    ) -> None:
+        self._client = client
+        self._topic = topic
+        self._follower = follower
+        self._transactional_id_prefix = transactional_id_prefix
+        self._clock_ms = clock_ms
+        self._jitter = jitter
+        self._clock_skew = clock_skew
+        self._membership = GroupMembership(
+            client,
+            topic,
+            settings,
+            clock_ms=clock_ms,
+            on_assigned=self._on_assigned,
+            on_revoked=self._on_revoked,
+            jitter=jitter,
+        )
+        self._assignment: Assignment | None = None
+        self._owned: dict[int, _OwnedPartition] = {}
+        self._takeovers: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(_TAKEOVERS_AT_ONCE)
+        self._tasks: asyncio.TaskGroup | None = None
+        self.suspended_for: str | None = None
+        """Why this process owns nothing although partitions are assigned to it. The metadata manager sets it."""
+
+    async def run(self) -> None:
+        """Is a member of the group until cancelled."""
+        async with asyncio.TaskGroup() as self._tasks:
+            await self._membership.run()
+
+    def owns(self, metadata_partition: int) -> bool:
+        """Returns whether this process may write to the partition now.
+
+        It may not while the state is read again: forgotten records would look as if they were never written."""
+        return (
+            metadata_partition in self._owned
+            and self.suspended_for is None
+            and self._follower.fresh_at_ms(metadata_partition) is not None
+            and self._membership.is_confirmed(CONFIRMATION_MAX_AGE_MS)
+        )
+
+    def owned(self) -> frozenset[int]:
+        return frozenset(number for number in self._owned if self.owns(number))
+
+    async def write(
+        self, metadata_partition: int, records: Callable[[], Sequence[KeyAndValue]], timeout_ms: int
+    ) -> None:
+        """Commits the records that `records` returns, and waits until this process has read them.
+
+        `records` is called when no other write is in progress and all earlier writes have been replayed. Raises
+        `RemoteLogMetadataError`, also when a member of the group does not read records of these types."""
+        owned = self._owned.get(metadata_partition)
+        if owned is None:
+            raise OwnershipLostError(f"this process does not own metadata partition {metadata_partition}")
+        async with owned.lock:
+            await self._until_confirmed(metadata_partition, owned, timeout_ms)
+            if self._owned.get(metadata_partition) is not owned or not self.owns(metadata_partition):
+                raise OwnershipLostError(f"this process does not own metadata partition {metadata_partition} any more")
+            to_write = records()
+            check_writable(to_write, owned.assignment.record_types)
+            consumed_offset = self._follower.position(metadata_partition)
+            try:
+                offset = await owned.producer.commit(to_write, owned.assignment.member, consumed_offset, timeout_ms)
+                await self._follower.read_past(metadata_partition, offset, timeout_ms)
+            except OwnershipLostError as error:
+                log.warning(
+                    "this process lost the ownership of a metadata partition",
+                    extra={"metadata_partition": metadata_partition, "error": str(error)},
+                )
+                self._give_up(metadata_partition, owned)
+                if self._assignment is owned.assignment:
+                    self._membership.rejoin()
+                raise
+            except BaseException:
+                # Also after a cancellation: the end of the transaction is unknown until the producer is initialized.
+                self._give_up(metadata_partition, owned)
+                self._start_takeover(owned.assignment, metadata_partition)
+                raise
+
+    async def _until_confirmed(self, metadata_partition: int, owned: _OwnedPartition, timeout_ms: int) -> None:
+        """Waits a moment for the next heartbeat, if the last one is too old.
+
+        A heartbeat is late when this process or a broker paused. Ownership is not lost by that, and the next heartbeat
+        shows whether the generation has ended."""
+        deadline_s = time.monotonic() + min(timeout_ms, CONFIRMATION_MAX_AGE_MS) / 1000
+        while self._owned.get(metadata_partition) is owned and self.suspended_for is None:
+            if self._membership.is_confirmed(CONFIRMATION_MAX_AGE_MS) or time.monotonic() >= deadline_s:
+                return
+            await asyncio.sleep(_CONFIRMED_AGAIN_MS / 1000)
+
+    def _give_up(self, metadata_partition: int, owned: _OwnedPartition) -> None:
+        if self._owned.get(metadata_partition) is owned:
+            del self._owned[metadata_partition]
+
+    def _on_assigned(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+        log.info(
+            "metadata partitions were assigned",
+            extra={
+                "generation_id": assignment.member.generation_id,
+                "metadata_partitions": sorted(assignment.metadata_partitions),
+            },
+        )
+        for metadata_partition in sorted(assignment.metadata_partitions):
+            self._start_takeover(assignment, metadata_partition)
+
+    def _on_revoked(self) -> None:
+        self._assignment = None
+        self._owned.clear()
+        for takeover in self._takeovers:
+            takeover.cancel()
+
+    def _start_takeover(self, assignment: Assignment, metadata_partition: int) -> None:
+        if self._assignment is not assignment or self._tasks is None:
+            return
+        takeover = self._tasks.create_task(
+            self._take_over(assignment, metadata_partition), name=f"take-over-{metadata_partition}"
+        )
+        self._takeovers.add(takeover)
+        takeover.add_done_callback(self._takeovers.discard)
+
+    async def _take_over(self, assignment: Assignment, metadata_partition: int) -> None:
+        failures = 0
+        while self._assignment is assignment:
+            try:
+                async with self._slots:
+                    producer = await self._caught_up_producer(metadata_partition)
+            except OwnershipLostError:
+                self._membership.rejoin()
+                return
+            except RemoteLogMetadataError as error:
+                log.warning(
+                    "this process cannot take over a metadata partition yet",
+                    extra={"metadata_partition": metadata_partition, "error": str(error)},
+                )
+            else:
+                if self._assignment is assignment:
+                    self._owned[metadata_partition] = _OwnedPartition(producer, assignment)
+                return
+            cap_ms = min(_BACKOFF_CAP_MS, 100 << min(failures, 10))
+            await asyncio.sleep(cap_ms * (0.5 + self._jitter() / 2) / 1000)
+            failures += 1
+
+    async def _caught_up_producer(self, metadata_partition: int) -> TransactionalProducer:
+        # Checked when the takeover's turn has come, since the membership may have ended during a long wait.
+        if not self._membership.is_confirmed(CONFIRMATION_MAX_AGE_MS):
+            raise RemoteLogMetadataNotReadyError("the group has not confirmed this member's generation recently")
+        producer = self._producer(metadata_partition, f"{self._transactional_id_prefix}-{metadata_partition}")
+        await producer.initialize(_INITIALIZE_TIMEOUT_MS)
+        try:
+            await self._follower.ensure_fresh(metadata_partition, 0, _HELD_BACK_AFTER_MS)
+        except RemoteLogMetadataNotReadyError:
+            # A process that died while it wrote tier settings left an open transaction. Readers wait behind it until
+            # its timeout, and until the coordinator looks for timeouts. This fences a live writer, which tries again.
+            name = tier_config_transactional_id(self._transactional_id_prefix, metadata_partition)
+            tier_configs = self._producer(metadata_partition, name)
+            await tier_configs.initialize(_INITIALIZE_TIMEOUT_MS)
+            for one in (producer, tier_configs):
+                await one.abort_forgotten(_INITIALIZE_TIMEOUT_MS)
+            await self._follower.ensure_fresh(metadata_partition, 0, _READ_TIMEOUT_MS)
+        return producer
+
+    def _producer(self, metadata_partition: int, transactional_id: str) -> TransactionalProducer:
+        return TransactionalProducer(
+            self._client,
+            self._topic,
+            metadata_partition,
+            transactional_id,
+            clock_ms=self._clock_ms,
+            jitter=self._jitter,
+            clock_skew=self._clock_skew,
+        )

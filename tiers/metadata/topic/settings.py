@@ -1,0 +1,58 @@
+"""The settings of a `TopicBasedRemoteLogMetadataManager`, and its status for operators."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
+from tiers.metadata.topic_partitioner import TopicPartitioner, by_topic_id
+
+DEFAULT_PREFIX = "tidegate"
+
+
+def metadata_group_id(topic_name: str, prefix: str = DEFAULT_PREFIX) -> str:
+    """Returns the id of the group that owns the metadata partitions. The transactional ids begin with it too."""
+    return f"{prefix}-{topic_name}"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicBasedSettings:
+    """The manager's settings. `state_folder` belongs to one process at a time.
+
+    `prefix` is the beginning of group and transactional ids, and must be the same in the whole cluster."""
+
+    state_folder: Path
+    prefix: str = DEFAULT_PREFIX
+    topic: MetadataTopicSettings = field(default_factory=MetadataTopicSettings)
+    is_member: bool = True
+    claims: frozenset[int] | None = None
+    writer: str | None = None
+    partitioner: TopicPartitioner = by_topic_id
+    open_timeout_ms: int = 30_000
+    write_timeout_ms: int = 8_000
+    """The timeout of a write. It is below the transaction timeout, after which the coordinator would fence us."""
+    check_interval_ms: int = 30_000
+    """How often the topic is checked. A problem with it is found within a minute."""
+
+    refusal_to_create: Callable[[], Awaitable[str | None]] | None = None
+    """Called before a missing topic is created. It returns why that must not happen, for an operator, or None."""
+
+    @property
+    def group_id(self) -> str:
+        return metadata_group_id(self.topic.name, self.prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataStatus:
+    """The manager's status for operators.
+
+    `freshness_age_ms` is that of the partition that is furthest behind; None: not all partitions were read yet."""
+
+    alarm: str | None
+    freshness_age_ms: int | None
+    owned_partitions: int
+    events_read: int
+    foreign_records_read: int
+    clock_skew_ms: int | None

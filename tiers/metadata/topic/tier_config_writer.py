@@ -1,0 +1,102 @@
+"""`TierConfigWriter` makes the changes of a topic's tier settings one after the other in the whole cluster.
+
+Whether a change is valid depends on the settings before it, and two proxies may receive changes at the same time. So
+reading, checking and writing are one operation. A writer initializes the transactional.id of the metadata partition,
+which fences every writer that has not committed yet, and then reads to the end. So a successful commit proves that no
+other change came between. A fenced writer checks its change again. All settings of a topic are one record, or a
+tombstone when none is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+
+from tiers.broker.client import BrokerClient
+from tiers.errors import OwnershipLostError
+from tiers.metadata.records.serde import encode_key, encode_value, key_of
+from tiers.metadata.topic.metadata_producer import KeyAndValue, TransactionalProducer
+from tiers.metadata.topic.metadata_topic import MetadataTopic
+from tiers.model.segment_metadata import TopicTierConfigUpdate
+
+CheckTierConfig = Callable[[Mapping[str, str]], None]
+"""Called with the topic's settings before the change. If it raises an exception, the change is not made."""
+
+_BACKOFF_BASE_MS = 50
+_BACKOFF_CAP_MS = 500
+
+
+def changed_tier_config(known: TopicTierConfigUpdate, changes: Mapping[str, str | None]) -> KeyAndValue | None:
+    """Returns the new record, or None when nothing changes.
+
+    `known` has the settings before the change, and the writer and time of the new record."""
+    merged = {**known.config, **changes}
+    config = {key: value for key, value in merged.items() if value is not None}
+    if config == known.config:
+        return None
+    update = TopicTierConfigUpdate(known.topic_id_partition, known.writer, known.event_timestamp_ms, config)
+    return encode_key(key_of(update)), encode_value(update) if config else None
+
+
+def tier_config_transactional_id(prefix: str, metadata_partition: int) -> str:
+    return f"{prefix}-tier-configs-{metadata_partition}"
+
+
+class TierConfigWriter:
+    """Writes the changes of tier settings.
+
+    `prefix` must be the same in every proxy that shares the metadata topic."""
+
+    def __init__(
+        self,
+        client: BrokerClient,
+        prefix: str,
+        *,
+        clock_ms: Callable[[], int],
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._clock_ms = clock_ms
+        self._jitter = jitter
+        self._writing: dict[int, asyncio.Lock] = {}
+
+    async def write(
+        self,
+        topic: MetadataTopic,
+        metadata_partition: int,
+        read_to_end: Callable[[int], Awaitable[None]],
+        record: Callable[[], KeyAndValue | None],
+        timeout_ms: int,
+    ) -> int | None:
+        """Commits the record that `record` makes from all earlier commits, and returns its offset.
+
+        `read_to_end` is called with the milliseconds that are left. `record` may be called more than once. An
+        exception from it reaches the caller. If it returns None, nothing is written, and the result is None. Raises
+        `RemoteLogMetadataError` when the record was not written, or when that is not known."""
+        deadline_ms = self._clock_ms() + timeout_ms
+        async with self._writing.setdefault(metadata_partition, asyncio.Lock()):
+            failures = 0
+            while True:
+                producer = TransactionalProducer(
+                    self._client,
+                    topic,
+                    metadata_partition,
+                    tier_config_transactional_id(self._prefix, metadata_partition),
+                    clock_ms=self._clock_ms,
+                    jitter=self._jitter,
+                )
+                try:
+                    await producer.initialize(deadline_ms - self._clock_ms())
+                    await read_to_end(deadline_ms - self._clock_ms())
+                    made = record()
+                    if made is None:
+                        return None
+                    return await producer.commit([made], None, -1, deadline_ms - self._clock_ms())
+                except OwnershipLostError:
+                    cap_ms = min(_BACKOFF_CAP_MS, _BACKOFF_BASE_MS << min(failures, 10))
+                    failures += 1
+                    if self._clock_ms() + cap_ms >= deadline_ms:
+                        raise
+                    await asyncio.sleep(cap_ms * self._jitter() / 1000)

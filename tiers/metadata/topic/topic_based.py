@@ -1,0 +1,485 @@
+"""`TopicBasedRemoteLogMetadataManager`: KIP-405's default manager, with the metadata in a topic of the cluster itself.
+
+Reads use the materialised state, which a follower of the topic keeps. Writes are transactions of the owner of a
+metadata partition. The parts are `follower`, `ownership`, `metadata_producer`, `state` and `serde`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+from protocol.errors import ErrorCode
+from tiers.broker.client import BrokerClient, monotonic_ms
+from tiers.errors import BrokerError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.log.broker_log import BrokerLogSource
+from tiers.metadata.records.serde import (
+    MetadataRecord,
+    log_divergence_key,
+    log_gap_key,
+    nothing_key,
+    operator_acceptance_key,
+    topic_deletion_key,
+    topic_missing_key,
+)
+from tiers.metadata.remote_log_metadata_manager import MetadataPosition
+from tiers.metadata.state.layout import StateIdentity
+from tiers.metadata.state.state import RemoteLogMetadataState
+from tiers.metadata.state.state_backed_reader import StateBackedReader, in_turn
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter, saved_identity
+from tiers.metadata.topic.clock_skew import ClockSkew
+from tiers.metadata.topic.follower import MetadataFollower
+from tiers.metadata.topic.membership import MembershipSettings
+from tiers.metadata.topic.metadata_producer import KeyAndValue, MetadataProducer
+from tiers.metadata.topic.metadata_topic import (
+    MetadataTopic,
+    MetadataTopicLostError,
+    MetadataTopicUnfitError,
+    check_metadata_topic,
+    open_metadata_topic,
+)
+from tiers.metadata.topic.ownership import MetadataPartitionOwnership
+from tiers.metadata.topic.settings import MetadataStatus, TopicBasedSettings
+from tiers.metadata.topic.tier_config_writer import CheckTierConfig, TierConfigWriter, changed_tier_config
+from tiers.metadata.topic.written_records import (
+    is_log_start_known,
+    key_and_value,
+    records_of_accepted_history,
+    records_of_deletion,
+    records_of_forgotten_copies,
+    records_of_log_start,
+    records_of_new_segment,
+    records_of_plan_end,
+    records_of_update,
+    tombstone,
+)
+from tiers.model.copy_plan import CopyPlan
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
+from tiers.model.segment_metadata import (
+    LocalLogStartUpdate,
+    LogDivergenceUpdate,
+    LogGapUpdate,
+    LogStartOffsetUpdate,
+    OperatorAcceptanceUpdate,
+    QuarantineDeletionUpdate,
+    RemoteLogClampUpdate,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    RemotePartitionDeleteMetadata,
+    TopicDeletionUpdate,
+    TopicMissingUpdate,
+    TopicTierConfigUpdate,
+)
+from tiers.model.segment_state import RemoteLogSegmentState
+
+__all__ = ["MetadataStatus", "TopicBasedRemoteLogMetadataManager", "TopicBasedSettings", "wall_clock_ms"]
+
+log = logging.getLogger(__name__)
+
+_SEEN_KEPT = 100_000
+_CHECK_AGAIN_MS = 2_000
+
+
+def wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class TopicBasedRemoteLogMetadataManager(StateBackedReader):
+    """Implements `RemoteLogMetadataManager`.
+
+    The caller keeps and closes the client. It calls `open` and `close` once, in one event loop."""
+
+    def __init__(
+        self,
+        client: BrokerClient,
+        settings: TopicBasedSettings,
+        *,
+        clock_ms: Callable[[], int] = monotonic_ms,
+        wall_clock_ms: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        super().__init__()
+        self._client = client
+        self._settings = settings
+        self._clock_ms = clock_ms
+        self._wall_clock_ms = wall_clock_ms
+        self._writer = settings.writer or ""
+        self._writing_log_start: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._tier_configs = TierConfigWriter(client, settings.group_id, clock_ms=clock_ms)
+        self._seen_at_ms: dict[RemoteLogSegmentId, int] = {}
+        self._opened_at_ms = 0
+        self._topic: MetadataTopic | None = None
+        self._follower: MetadataFollower | None = None
+        self._ownership: MetadataPartitionOwnership | None = None
+        self._producer: MetadataProducer | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._running: list[asyncio.Task[None]] = []
+        self._clock_skew = ClockSkew(clock_ms, wall_clock_ms)
+        self._topic_alarm: str | None = None
+        self._ended: str | None = None
+
+    async def open(self) -> None:
+        """Creates or checks the topic, opens the state, and starts to follow the topic.
+
+        If the topic of a saved state is gone, that state is the last place that knows the segments. It is then opened
+        unchanged, final and never fresh, and `alarm` says so. Raises `MetadataTopicUnfitError` when an operator must
+        act, and `BrokerError` when the cluster cannot be reached."""
+        settings = self._settings
+        saved, lost = await asyncio.to_thread(saved_identity, settings.state_folder), None
+        try:
+            topic = await open_metadata_topic(
+                self._client, settings.topic, settings.open_timeout_ms, saved, settings.refusal_to_create
+            )
+        except MetadataTopicLostError as error:
+            assert saved is not None
+            topic = MetadataTopic(saved.cluster_id, settings.topic.name, saved.topic_id, saved.partition_count, 0)
+            lost = f"{error}: see 'The metadata topic is lost' in docs/operations.md, and remove the saved state in"
+            lost = f"{lost} {settings.state_folder} after that"
+        state = await asyncio.to_thread(
+            RemoteLogMetadataStateWriter.open,
+            settings.state_folder,
+            StateIdentity(topic.cluster_id, topic.topic_id, topic.partition_count),
+            wall_clock_ms=self._wall_clock_ms,
+            max_age_ms=topic.delete_retention_ms // 2 if lost is None else None,
+        )
+        self._topic, self._opened_state, self._opened_at_ms = topic, state, self._clock_ms()
+        self._topic_alarm = self._ended = None
+        # A record names its writer for operators. The name stays the same over restarts.
+        if not self._writer:
+            self._writer = await asyncio.to_thread(state.writer_name, socket.gethostname())
+        self._producer = MetadataProducer(self._client, topic, clock_ms=self._clock_ms, clock_skew=self._clock_skew)
+        self._follower = MetadataFollower(
+            self._client,
+            topic,
+            state,
+            clock_ms=self._clock_ms,
+            wall_clock_ms=self._wall_clock_ms,
+            on_finished=self._on_finished,
+        )
+        if lost is not None:
+            self._set_alarm(lost)
+            state.mark_final(True)
+            return
+        self._tasks = asyncio.TaskGroup()
+        await self._tasks.__aenter__()
+        self._running = [
+            self._start("follower", self._follower.run),
+            self._start("topic-check", self._check_topic),
+        ]
+        if settings.is_member:
+            self._ownership = MetadataPartitionOwnership(
+                self._client,
+                topic,
+                self._follower,
+                MembershipSettings(settings.group_id, claims=settings.claims),
+                transactional_id_prefix=settings.group_id,
+                clock_ms=self._clock_ms,
+                clock_skew=self._clock_skew,
+            )
+            self._running.append(self._start("owner", self._ownership.run))
+
+    def _start(self, what: str, work: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """Starts a task. An exception becomes an alarm, and does not end the other tasks."""
+
+        async def run() -> None:
+            try:
+                await work()
+            except Exception as error:
+                log.exception("a task of the remote log metadata failed: nothing is written until a restart")
+                self._ended = f"the {what} of the remote log metadata failed: {error!r}: restart this process"
+
+        assert self._tasks is not None
+        return self._tasks.create_task(run(), name=f"remote-log-metadata-{what}")
+
+    async def close(self) -> None:
+        """Leaves the group and closes the state. Safe to call twice, and after `open` failed."""
+        try:
+            if self._tasks is not None:
+                for task in self._running:
+                    task.cancel()
+                tasks, self._tasks = self._tasks, None
+                await tasks.__aexit__(None, None, None)
+        finally:
+            follower, self._follower = self._follower, None
+            state, self._opened_state = self._opened_state, None
+            self._ownership = self._producer = None
+            # A cancellation must not leave the state open, since the next process needs the lock of its folder.
+            await asyncio.shield(asyncio.to_thread(_close, follower, state))
+
+    @property
+    def alarm(self) -> str | None:
+        """Returns the trouble with the metadata topic or the saved state, as a text for an operator; None without any.
+
+        While there is trouble, nothing is written."""
+        follower = self._follower
+        return self._ended or self._topic_alarm or (None if follower is None else follower.trouble)
+
+    def status(self) -> MetadataStatus:
+        """Returns the status. It may be called at any time, also before `open` and after `close`."""
+        follower = self._follower
+        return MetadataStatus(
+            self.alarm,
+            None if follower is None else follower.oldest_age_ms(),
+            len(self.owned_metadata_partitions()),
+            0 if follower is None else follower.events_read,
+            0 if follower is None else follower.foreign_records_read,
+            self._clock_skew.skew_ms(),
+        )
+
+    @property
+    def topic(self) -> MetadataTopic:
+        if self._topic is None:
+            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
+        return self._topic
+
+    @property
+    def follower(self) -> MetadataFollower:
+        if self._follower is None:
+            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
+        return self._follower
+
+    def metadata_partition(self, partition: TopicIdPartition) -> int:
+        return self._settings.partitioner(partition, self.topic.partition_count)
+
+    def owned_metadata_partitions(self) -> frozenset[int]:
+        return frozenset() if self._ownership is None else self._ownership.owned()
+
+    async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
+        await self.follower.ensure_fresh(self.metadata_partition(partition), max_age_ms, timeout_ms)
+
+    def is_fresh(self, partition: TopicIdPartition, max_age_ms: int) -> bool:
+        return self.follower.is_fresh(self.metadata_partition(partition), max_age_ms)
+
+    def owns(self, partition: TopicIdPartition) -> bool:
+        if self._ownership is None or self._ended or self._topic_alarm or self.follower.trouble_of_all:
+            return False
+        return self._ownership.owns(self.metadata_partition(partition))
+
+    def seen_at_ms(self, segment_id: RemoteLogSegmentId) -> int | None:
+        metadata = self.remote_log_segment_metadata_by_id(segment_id)
+        if metadata is None or metadata.state < RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+            return None
+        return self._seen_at_ms.get(segment_id, self._opened_at_ms)
+
+    def _on_finished(self, segment_ids: list[RemoteLogSegmentId]) -> None:
+        now_ms = self._clock_ms()
+        for segment_id in segment_ids:
+            self._seen_at_ms.setdefault(segment_id, now_ms)
+        # A segment without an entry counts as seen at the opening, long before the many segments that displaced it.
+        while len(self._seen_at_ms) > _SEEN_KEPT:
+            del self._seen_at_ms[next(iter(self._seen_at_ms))]
+
+    async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
+        await self._write(metadata.topic_id_partition, lambda: records_of_new_segment(self._state, metadata))
+
+    async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
+        partition = update.segment_id.topic_id_partition
+        await self._write(partition, lambda: records_of_update(self._state, update))
+
+    async def forget_unfinished_copies(self, segments: Sequence[RemoteLogSegmentId]) -> None:
+        await self._write(segments[0].topic_id_partition, lambda: records_of_forgotten_copies(self._state, segments))
+
+    async def put_copy_plan(self, plan: CopyPlan) -> None:
+        record = replace(plan, writer=self._writer)
+        await self._write(plan.topic_id_partition, lambda: [key_and_value(record)])
+
+    async def end_copy_plan(self, plan: CopyPlan) -> None:
+        await self._write(plan.topic_id_partition, lambda: records_of_plan_end(self._state, plan))
+
+    async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
+        await self._write(metadata.topic_id_partition, lambda: records_of_deletion(self._state, metadata))
+
+    async def put_remote_log_clamp(self, clamp: RemoteLogClampUpdate) -> None:
+        record = replace(clamp, writer=self._writer)
+        await self._write(clamp.topic_id_partition, lambda: [key_and_value(record)])
+
+    async def ask_for_quarantine_deletion(self, segment_id: RemoteLogSegmentId) -> None:
+        asked = QuarantineDeletionUpdate(segment_id, self._writer, self._wall_clock_ms())
+        await self._send(segment_id.topic_id_partition, asked)
+
+    async def _write(self, partition: TopicIdPartition, records: Callable[[], Sequence[KeyAndValue]]) -> None:
+        if self._ownership is None:
+            raise RemoteLogMetadataError("this process is not a member of the group that owns metadata partitions")
+        await self._ownership.write(self.metadata_partition(partition), records, self._settings.write_timeout_ms)
+
+    async def put_local_log_start(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
+        update = LocalLogStartUpdate(partition, self._writer, self._wall_clock_ms(), start)
+        await self._write(partition, lambda: [key_and_value(update)])
+
+    async def begin_accepted_history(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
+        update = LocalLogStartUpdate(partition, self._writer, self._wall_clock_ms(), start)
+        await self._write(partition, lambda: records_of_accepted_history(self._state, update))
+
+    async def put_log_gap(self, partition: TopicIdPartition, gap: LogGap, leader_epoch: int) -> None:
+        update = LogGapUpdate(partition, self._writer, self._wall_clock_ms(), gap, leader_epoch)
+        await self._write(partition, lambda: [key_and_value(update)])
+
+    async def end_log_gap(self, partition: TopicIdPartition, gap: LogGap) -> None:
+        await self._write(partition, lambda: [tombstone(log_gap_key(partition, gap.first_offset))])
+
+    async def end_acceptance(self, partition: TopicIdPartition) -> None:
+        await self._write(partition, lambda: [tombstone(operator_acceptance_key(partition))])
+
+    async def put_log_divergence(self, partition: TopicIdPartition, *, is_diverged: bool) -> None:
+        update = LogDivergenceUpdate(partition, self._writer, self._wall_clock_ms())
+        record = key_and_value(update) if is_diverged else tombstone(log_divergence_key(partition))
+        await self._write(partition, lambda: [record])
+
+    async def put_topic_missing(self, topic_id: UUID, topic: str, *, is_missing: bool) -> None:
+        partition = TopicIdPartition(topic_id, 0, topic)
+        update = TopicMissingUpdate(partition, self._writer, self._wall_clock_ms())
+        record = key_and_value(update) if is_missing else tombstone(topic_missing_key(partition))
+        await self._write(partition, lambda: [record])
+
+    async def accept(self, partition: TopicIdPartition, witness: str) -> None:
+        await self._send(partition, OperatorAcceptanceUpdate(partition, self._writer, self._wall_clock_ms(), witness))
+
+    async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
+        partition = TopicIdPartition(topic_id, 0, topic)
+        await self._send(partition, TopicDeletionUpdate(partition, self._writer, self._wall_clock_ms()))
+
+    async def end_topic_deletion(self, topic_id: UUID) -> None:
+        partition = TopicIdPartition(topic_id, 0)
+        await self._write(partition, lambda: [tombstone(topic_deletion_key(partition))])
+
+    async def put_log_start(
+        self,
+        partition: TopicIdPartition,
+        start: LogStart,
+        timeout_ms: int | None = None,
+        denied: Collection[LogStart] = (),
+    ) -> None:
+        metadata_partition = self.metadata_partition(partition)
+        timeout_ms = self._settings.write_timeout_ms if timeout_ms is None else timeout_ms
+        deadline_ms = self._clock_ms() + timeout_ms
+        if self._producer is None:
+            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
+        async with in_turn(self._writing_log_start[metadata_partition], timeout_ms):
+            # The state must contain what this process wrote before. Otherwise it would write the same record again.
+            await self.follower.ensure_fresh(metadata_partition, 0, deadline_ms - self._clock_ms())
+            if is_log_start_known(self._state, partition, start, denied):
+                return
+            update = LogStartOffsetUpdate(partition, self._writer, self._wall_clock_ms(), start)
+            left_ms = deadline_ms - self._clock_ms()
+            records = records_of_log_start(self._state, update)
+            written = await self._producer.send(metadata_partition, records, left_ms)
+            await self.follower.read_past(metadata_partition, written, deadline_ms - self._clock_ms())
+
+    async def _send(self, partition: TopicIdPartition, record: MetadataRecord) -> None:
+        """Writes a record that needs no ownership, and waits until this process has read it."""
+        if self._producer is None:
+            raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
+        metadata_partition = self.metadata_partition(partition)
+        timeout_ms = self._settings.write_timeout_ms
+        written = await self._producer.send(metadata_partition, [key_and_value(record)], timeout_ms)
+        await self.follower.read_past(metadata_partition, written, timeout_ms)
+
+    def position(self, partition: TopicIdPartition) -> MetadataPosition:
+        return self.follower.metadata_position(self.metadata_partition(partition))
+
+    async def confirms(self, partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
+        if position.topic_id != self.topic.topic_id:
+            return False
+        if position.next_offset == 0:
+            return True
+        number = self.metadata_partition(partition)
+        own = TopicIdPartition(self.topic.topic_id, number, self.topic.name)
+        answer = await BrokerLogSource(self._client).end_offset_for_epoch(own, position.leader_epoch, timeout_ms)
+        # A replica that copied the log after a compaction may answer with a lower epoch and the same end.
+        is_known = 0 <= answer.leader_epoch <= position.leader_epoch
+        return is_known and answer.end_offset >= position.next_offset
+
+    async def change_topic_tier_config(
+        self,
+        topic_id: UUID,
+        topic: str,
+        changes: Mapping[str, str | None],
+        check: CheckTierConfig = lambda before: None,
+    ) -> None:
+        partition = TopicIdPartition(topic_id, 0, topic)
+        metadata_partition = self.metadata_partition(partition)
+        timeout_ms = self._settings.write_timeout_ms
+
+        def record() -> KeyAndValue | None:
+            before = self.topic_tier_config(topic_id)
+            check(before)
+            known = TopicTierConfigUpdate(partition, self._writer, self._wall_clock_ms(), before)
+            return changed_tier_config(known, changes)
+
+        async def read_to_end(left_ms: int) -> None:
+            await self.follower.ensure_fresh(metadata_partition, 0, left_ms)
+
+        written = await self._tier_configs.write(self.topic, metadata_partition, read_to_end, record, timeout_ms)
+        if written is not None:
+            await self.follower.read_past(metadata_partition, written, timeout_ms)
+
+    async def clock_skew_ms(self, partition: TopicIdPartition, anew: bool = False) -> int:
+        """Returns how far the brokers' clock is ahead of this machine's clock.
+
+        If there is no measurement, or with `anew`, it writes a record without meaning to measure it."""
+        skew_ms = None if anew else self._clock_skew.skew_ms()
+        if skew_ms is None:
+            if self._producer is None:
+                raise RemoteLogMetadataNotReadyError("the metadata manager is not open")
+            nothing = tombstone(nothing_key(partition))
+            await self._producer.send(self.metadata_partition(partition), [nothing], self._settings.write_timeout_ms)
+            skew_ms = self._clock_skew.skew_ms()
+        if skew_ms is None:
+            raise RemoteLogMetadataError("the brokers return no append time: the metadata topic has no LogAppendTime")
+        return skew_ms
+
+    async def _check_topic(self) -> None:
+        is_missing = False
+        while True:
+            interval_ms = self._settings.check_interval_ms
+            # An error that may pass, or that counts only when it is seen twice, is checked again soon.
+            soon = is_missing or self._topic_alarm is not None
+            await asyncio.sleep((min(interval_ms, _CHECK_AGAIN_MS) if soon else interval_ms) / 1000)
+            was_missing, is_missing = is_missing, False
+            try:
+                topic = await check_metadata_topic(self._client, self._settings.topic, self._settings.open_timeout_ms)
+                is_ours = topic.topic_id == self.topic.topic_id
+                self._mark_final(not is_ours)
+                if not is_ours:
+                    raise MetadataTopicUnfitError(
+                        f"topic {topic.name} was deleted and created again: see 'The metadata topic is lost' in"
+                        " docs/operations.md"
+                    )
+            except MetadataTopicUnfitError as error:
+                self._set_alarm(str(error))
+            except BrokerError as error:
+                log.warning("the metadata topic cannot be checked", extra={"error": str(error)})
+                is_missing = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                if is_missing and was_missing:  # a single broker may not know the topic yet
+                    self._mark_final(True)
+                    self._set_alarm(f"topic {self.topic.name} was deleted: its records are known here until a restart")
+            else:
+                self._set_alarm(None)
+
+    def _mark_final(self, is_final: bool) -> None:
+        state = self._opened_state
+        if isinstance(state, RemoteLogMetadataStateWriter) and state.is_final() != is_final:
+            state.mark_final(is_final)
+
+    def _set_alarm(self, alarm: str | None) -> None:
+        if alarm is not None and alarm != self._topic_alarm:
+            log.error("the metadata topic must not be used as it is: nothing is written", extra={"error": alarm})
+        self._topic_alarm = alarm
+        if self._ownership is not None:
+            self._ownership.suspended_for = alarm
+
+
+def _close(follower: MetadataFollower | None, state: RemoteLogMetadataState | None) -> None:
+    try:
+        if follower is not None:
+            follower.close()
+    finally:
+        if state is not None:
+            state.close()

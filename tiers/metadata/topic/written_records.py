@@ -1,0 +1,160 @@
+"""Decides which records an owner writes into the metadata topic for each operation, by the state at that time.
+
+Every update repeats the custom metadata, since compaction may remove the record before it. When a subject is gone, all
+of its keys get tombstones (docs/design.md, "Metadata"). An operation that the states do not allow raises
+`InvalidTransitionError` (docs/semantics.md 11.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from tiers.errors import InvalidTransitionError
+from tiers.metadata.records.serde import (
+    MetadataRecord,
+    RecordKey,
+    clamp_key,
+    encode_key,
+    encode_value,
+    key_of,
+    local_log_start_key,
+    log_divergence_key,
+    log_gap_key,
+    log_start_key,
+    operator_acceptance_key,
+    quarantine_deletion_key,
+    segment_keys,
+)
+from tiers.metadata.state.state import RemoteLogMetadataState
+from tiers.metadata.topic.metadata_producer import KeyAndValue
+from tiers.model.copy_plan import CopyPlan
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import LogStart, LogStartReason
+from tiers.model.segment_metadata import (
+    LocalLogStartUpdate,
+    LogStartOffsetUpdate,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    RemotePartitionDeleteMetadata,
+)
+from tiers.model.segment_state import (
+    RemoteLogSegmentState,
+    RemotePartitionDeleteState,
+    is_valid_partition_transition,
+    is_valid_transition,
+)
+
+
+def key_and_value(record: MetadataRecord) -> KeyAndValue:
+    return encode_key(key_of(record)), encode_value(record)
+
+
+def tombstone(key: RecordKey) -> KeyAndValue:
+    return encode_key(key), None
+
+
+def records_of_new_segment(state: RemoteLogMetadataState, metadata: RemoteLogSegmentMetadata) -> list[KeyAndValue]:
+    if metadata.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+        raise InvalidTransitionError(f"a new segment must be COPY_SEGMENT_STARTED, not {metadata.state.name}")
+    known = state.remote_log_segment_metadata_by_id(metadata.segment_id)
+    if known is not None and known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+        raise InvalidTransitionError(f"segment {metadata.segment_id.id} is {known.state.name} already")
+    return [key_and_value(metadata)]
+
+
+def records_of_update(state: RemoteLogMetadataState, update: RemoteLogSegmentMetadataUpdate) -> list[KeyAndValue]:
+    if update.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+        raise InvalidTransitionError("only the addition of a segment writes COPY_SEGMENT_STARTED, not an update")
+    known = state.remote_log_segment_metadata_by_id(update.segment_id)
+    if known is None or not is_valid_transition(known.state, update.state):
+        source = "an unknown segment" if known is None else known.state.name
+        raise InvalidTransitionError(f"segment {update.segment_id.id} cannot move from {source} to {update.state.name}")
+    custom_metadata = known.custom_metadata if update.custom_metadata is None else update.custom_metadata
+    written = [key_and_value(replace(update, custom_metadata=custom_metadata))]
+    if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
+        written += _tombstones_of_segment(state, update.segment_id)
+    return written
+
+
+def records_of_forgotten_copies(
+    state: RemoteLogMetadataState, segments: Sequence[RemoteLogSegmentId]
+) -> list[KeyAndValue]:
+    for segment_id in segments:
+        known = state.remote_log_segment_metadata_by_id(segment_id)
+        if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+            raise InvalidTransitionError(f"{segment_id.id} is no copy that did not end")
+    return [tombstone(key) for segment_id in segments for key in segment_keys(segment_id)]
+
+
+def records_of_deletion(state: RemoteLogMetadataState, metadata: RemotePartitionDeleteMetadata) -> list[KeyAndValue]:
+    partition = metadata.topic_id_partition
+    known = state.remote_partition_delete_state(partition)
+    if not is_valid_partition_transition(known, metadata.state):
+        source = "no deletion" if known is None else known.name
+        raise InvalidTransitionError(f"the deletion of {partition} cannot move from {source} to {metadata.state.name}")
+    written = [key_and_value(metadata)]
+    if metadata.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
+        for segment in state.list_remote_log_segments(partition):
+            written += _tombstones_of_segment(state, segment.segment_id)
+        written += [tombstone(clamp_key(partition, end)) for end in state.clamp_offsets(partition)]
+        written += [tombstone(key_of(plan)) for plan in state.copy_plans(partition)]
+        written += [tombstone(log_start_key(partition, start)) for start in state.recorded_log_starts(partition)]
+        written += [tombstone(log_gap_key(partition, gap.first_offset)) for gap in state.gaps(partition)]
+        if state.local_log_start(partition) is not None:
+            written.append(tombstone(local_log_start_key(partition)))
+        if state.acceptance(partition) is not None:
+            written.append(tombstone(operator_acceptance_key(partition)))
+        if state.is_diverged(partition):
+            written.append(tombstone(log_divergence_key(partition)))
+        written.append(tombstone(key_of(metadata)))
+    return written
+
+
+def records_of_plan_end(state: RemoteLogMetadataState, plan: CopyPlan) -> list[KeyAndValue]:
+    for segment_id in plan.segment_ids():
+        known = state.remote_log_segment_metadata_by_id(segment_id)
+        if known is not None and known.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED:
+            raise InvalidTransitionError(
+                f"plan {plan.plan_id} cannot end: the deletion of segment {segment_id.id} has not ended"
+            )
+    return [tombstone(key_of(plan))]
+
+
+def is_log_start_known(
+    state: RemoteLogMetadataState, partition: TopicIdPartition, start: LogStart, denied: Collection[LogStart]
+) -> bool:
+    """Returns whether a log start at or above `start` is recorded and not in `denied`, so that no record is needed."""
+    if not start.deletes:
+        return bool(state.recorded_log_starts(partition))
+    return any(known.offset >= start.offset and known not in denied for known in state.log_starts(partition))
+
+
+def records_of_log_start(state: RemoteLogMetadataState, update: LogStartOffsetUpdate) -> list[KeyAndValue]:
+    """Returns the record of the log start, and a tombstone for each log start that it replaces.
+
+    Of the log starts of users, the highest of each leader epoch stays: a leader may confirm it and deny those of later
+    epochs. The owner applies retention again, so its earlier log starts may go."""
+    partition, new = update.topic_id_partition, update.log_start
+    replaced = [known for known in state.recorded_log_starts(partition) if _replaces(new, known)]
+    return [key_and_value(update), *(tombstone(log_start_key(partition, known)) for known in replaced)]
+
+
+def records_of_accepted_history(state: RemoteLogMetadataState, update: LocalLogStartUpdate) -> list[KeyAndValue]:
+    partition, start = update.topic_id_partition, update.local_log_start
+    ended = [known for known in state.recorded_log_starts(partition) if known.deletes and known.offset > start.offset]
+    return [key_and_value(update), *(tombstone(log_start_key(partition, known)) for known in ended)]
+
+
+def _replaces(new: LogStart, known: LogStart) -> bool:
+    if not (new.deletes and known.deletes) or known.offset >= new.offset:
+        return False
+    if known.reason is LogStartReason.RETENTION:
+        return known.leader_epoch <= new.leader_epoch
+    return new.reason is LogStartReason.USER and known.leader_epoch == new.leader_epoch
+
+
+def _tombstones_of_segment(state: RemoteLogMetadataState, segment_id: RemoteLogSegmentId) -> list[KeyAndValue]:
+    asked = state.is_quarantine_deletion_asked(segment_id)
+    keys = [*segment_keys(segment_id), *([quarantine_deletion_key(segment_id)] if asked else [])]
+    return [tombstone(key) for key in keys]

@@ -1,0 +1,211 @@
+"""A segment as the materialised state stores it: fixed fields first, so that a look-up takes microseconds.
+
+The entry's key has the partition and the uuid, so the value does not repeat them. The layout is big-endian: `_FIXED`,
+the leader epochs as (i32, i64) each, the custom metadata, and the topic's name to the end. Only the state uses this
+layout. A change of it needs another `SCHEMA_VERSION`.
+
+A run of the cover contains the whole segment that answers for it: the first offset of the run, the segment's uuid, the
+end offset that clamps leave of the segment, and the segment. So one seek finds everything that a fetch needs.
+
+A caller that iterates over a million segments needs a few fields of each. A `StoredSegment` has these fields, and the
+bytes of the rest.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from typing import NamedTuple
+from uuid import UUID
+
+from tiers.errors import RemoteLogMetadataError
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.quick_values import quick, quick_uuid
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
+from tiers.model.segment_state import RemoteLogSegmentState
+
+_FIXED = struct.Struct(">qqiqqiB?Ii")
+_EPOCH = struct.Struct(">iq")
+_UUID_AND_VALID_END = struct.Struct(">16sq")
+_ANSWER = struct.Struct(">16sqqqiqqiB?Ii")
+"""The fields of `_UUID_AND_VALID_END` and `_FIXED`."""
+_NO_CUSTOM_METADATA = -1
+NOT_CUT = (1 << 63) - 1
+"""The valid end of a segment that no clamp cuts. It lies above every offset."""
+_STATES = tuple(RemoteLogSegmentState)
+_SEGMENT = quick(RemoteLogSegmentMetadata)
+
+
+class StoredFields(NamedTuple):
+    """The fixed fields."""
+
+    start_offset: int
+    end_offset: int
+    broker_id: int
+    max_timestamp_ms: int
+    event_timestamp_ms: int
+    segment_size_bytes: int
+    state: int
+    txn_index_empty: bool
+    epoch_count: int
+    custom_metadata_length: int
+
+
+def encode_stored_segment(metadata: RemoteLogSegmentMetadata, event_timestamp_ms: int | None = None) -> bytes:
+    """Encodes a segment. Every segment that `serde` decodes fits. `clamped_to` is not stored: the state computes it."""
+    custom = metadata.custom_metadata
+    epochs = metadata.segment_leader_epochs
+    fixed = _FIXED.pack(
+        metadata.start_offset,
+        metadata.end_offset,
+        metadata.broker_id,
+        metadata.max_timestamp_ms,
+        metadata.event_timestamp_ms if event_timestamp_ms is None else event_timestamp_ms,
+        metadata.segment_size_bytes,
+        metadata.state,
+        metadata.txn_index_empty,
+        len(epochs),
+        _NO_CUSTOM_METADATA if custom is None else len(custom),
+    )
+    parts = [fixed, *[_EPOCH.pack(entry.epoch, entry.start_offset) for entry in epochs], custom or b""]
+    return b"".join((*parts, metadata.segment_id.topic_id_partition.topic.encode()))
+
+
+def stored_fields(raw: bytes) -> StoredFields:
+    try:
+        return StoredFields(*_FIXED.unpack_from(raw))
+    except struct.error as error:
+        raise RemoteLogMetadataError(f"the saved state has an unreadable segment: {error}") from error
+
+
+def stored_leader_epochs(raw: bytes, fields: StoredFields) -> list[tuple[int, int]]:
+    """Returns the leader epochs as `(leader epoch, start offset)`."""
+    return list(_EPOCH.iter_unpack(raw[_FIXED.size : _FIXED.size + fields.epoch_count * _EPOCH.size]))
+
+
+def update_stored_segment(
+    raw: bytes, fields: StoredFields, update: RemoteLogSegmentMetadataUpdate, event_timestamp_ms: int
+) -> bytes:
+    """Does the same as `RemoteLogSegmentMetadata.with_update`, without decoding the segment."""
+    custom = update.custom_metadata
+    length = fields.custom_metadata_length if custom is None else len(custom)
+    start, end, _, max_timestamp, _, size, _, no_txn, epoch_count, _ = fields
+    fixed = _FIXED.pack(
+        *(start, end, update.broker_id, max_timestamp, event_timestamp_ms),
+        *(size, update.state, no_txn, epoch_count, length),
+    )
+    if custom is None:
+        return fixed + raw[_FIXED.size :]
+    epochs_end = _FIXED.size + epoch_count * _EPOCH.size
+    custom_end = epochs_end + max(fields.custom_metadata_length, 0)
+    return b"".join((fixed, raw[_FIXED.size : epochs_end], custom, raw[custom_end:]))
+
+
+class StoredSegment(NamedTuple):
+    """A segment in its stored form. It takes a fifth of the time and a third of the memory of the decoded value.
+
+    `metadata` decodes it. `partition_key` and `answer` contain all of it, for callers that keep or send it."""
+
+    partition_key: bytes
+    answer: bytes
+    id: bytes
+    """The segment's uuid."""
+    kept_end_offset: int
+    """The end offset that clamps leave of the segment; at or above `end_offset` if no clamp cuts it."""
+    start_offset: int
+    end_offset: int
+    broker_id: int
+    max_timestamp_ms: int
+    event_timestamp_ms: int
+    segment_size_bytes: int
+    state: int
+    txn_index_empty: bool
+    epoch_count: int
+    custom_metadata_length: int
+
+    @property
+    def valid_end_offset(self) -> int:
+        """The `valid_end_offset` of `RemoteLogSegmentMetadata`."""
+        return min(self.kept_end_offset, self.end_offset)
+
+    @property
+    def retained_bytes(self) -> int:
+        """The `retained_bytes` of `RemoteLogSegmentMetadata`."""
+        return self.segment_size_bytes if self.kept_end_offset >= self.end_offset else 0
+
+    @property
+    def is_finished(self) -> bool:
+        return self.state == RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+
+    @property
+    def metadata(self) -> RemoteLogSegmentMetadata:
+        return _decode(self.partition_key, self.answer)
+
+
+def stored_segment(partition_key: bytes, answer: bytes) -> StoredSegment:
+    try:
+        return StoredSegment._make((partition_key, answer, *_ANSWER.unpack_from(answer)))
+    except struct.error as error:
+        raise RemoteLogMetadataError(f"the saved state has an unreadable segment: {error}") from error
+
+
+def decode_stored_segment(key: bytes, raw: bytes) -> RemoteLogSegmentMetadata:
+    """Decodes a stored segment. `key` is its partition and uuid."""
+    return _decode(key[:20], encode_answer(key[20:], NOT_CUT, raw))
+
+
+def encode_answer(uuid: bytes, valid_end_offset: int, stored: bytes) -> bytes:
+    """Encodes a run of the cover without its first offset.
+
+    `valid_end_offset` is that of the segment, and may lie above the run."""
+    return _UUID_AND_VALID_END.pack(uuid, valid_end_offset) + stored
+
+
+@lru_cache(maxsize=4096)
+def decode_answer(partition_key: bytes, answer: bytes) -> RemoteLogSegmentMetadata:
+    """Decodes an answer. The result is cached, since readers of old data ask for the same few segments again."""
+    return _decode(partition_key, answer)
+
+
+def _decode(partition_key: bytes, answer: bytes) -> RemoteLogSegmentMetadata:
+    try:
+        (
+            uuid,
+            valid_end,
+            start,
+            end,
+            broker_id,
+            max_timestamp,
+            event_timestamp,
+            size,
+            state,
+            no_txn,
+            epoch_count,
+            custom_length,
+        ) = _ANSWER.unpack_from(answer)
+        epochs_end = _ANSWER.size + epoch_count * _EPOCH.size
+        custom_end = epochs_end + custom_length if custom_length > 0 else epochs_end
+        if custom_end > len(answer):
+            raise RemoteLogMetadataError("the saved state has a torn segment")
+        epochs = [LeaderEpochEntry(*entry) for entry in _EPOCH.iter_unpack(answer[_ANSWER.size : epochs_end])]
+        return _SEGMENT(
+            RemoteLogSegmentId(_partition(partition_key, answer[custom_end:]), quick_uuid(uuid)),
+            start,
+            end,
+            broker_id,
+            max_timestamp,
+            event_timestamp,
+            tuple(epochs),
+            size,
+            _STATES[state],
+            None if custom_length == _NO_CUSTOM_METADATA else answer[epochs_end:custom_end],
+            no_txn,
+            valid_end if valid_end < end else None,
+        )
+    except (struct.error, IndexError, ValueError) as error:
+        raise RemoteLogMetadataError(f"the saved state has an unreadable segment: {error}") from error
+
+
+@lru_cache(maxsize=1024)
+def _partition(key: bytes, topic: bytes) -> TopicIdPartition:
+    return TopicIdPartition(UUID(bytes=key[:16]), int.from_bytes(key[16:], "big", signed=True), topic.decode())
