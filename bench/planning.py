@@ -55,12 +55,12 @@ from pipeline.source.read_task import tasks_for
 from pipeline.source.tiered_log import LogBounds, TieredLog
 from tiers.broker.client import BrokerClient
 from tiers.config.topic_policy import TopicPolicy
-from tiers.manager.expiration_task import RLMExpirationTask
 from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.quick_values import making_many
 from tiers.open_tier import OpenTier
 from tiers.segment.segment_encryption import KeyRing
+from tiers.tasks.expiration_task import RLMExpirationTask
 
 if TYPE_CHECKING:
     from tiers.broker.cluster_metadata import ClusterMetadata

@@ -21,14 +21,14 @@ from tiers.config.remote_log_settings import RemoteLogManagerSettings
 from tiers.console import say
 from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogError, RemoteLogMetadataError
 from tiers.log.broker_log import BrokerLogSource
-from tiers.manager.failed_deletions import FailedDeletions
-from tiers.manager.metrics import RemoteLogManagerMetrics
-from tiers.manager.partition_manifest import PartitionManifestTask
-from tiers.manager.spool import Spool
-from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
 from tiers.open_tier import OpenTier
+from tiers.tasks.copy.spool import Spool
+from tiers.tasks.failed_deletions import FailedDeletions
 from tiers.tasks.failed_deletions_topic import FailedDeletionsTopic
+from tiers.tasks.metrics import RemoteLogManagerMetrics
+from tiers.tasks.partition_manifest import PartitionManifestTask
+from tiers.tasks.task_services import TaskServices
 
 P = TypeVar("P")
 R = TypeVar("R")

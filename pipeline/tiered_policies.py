@@ -7,9 +7,9 @@ from collections.abc import Collection
 from prometheus_client import CollectorRegistry
 
 from tiers.config.topic_policy import TopicPolicy, topic_rule
-from tiers.manager.metrics import RemoteLogManagerMetrics
-from tiers.manager.tiered_topics import TieredTopics
 from tiers.open_tier import OpenTier
+from tiers.tasks.metrics import RemoteLogManagerMetrics
+from tiers.tasks.tiered_topics import TieredTopics
 
 
 async def tiered_policies(tier: OpenTier) -> Collection[TopicPolicy]:

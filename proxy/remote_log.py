@@ -24,21 +24,21 @@ from tiers.config.storage_registry import create_storage
 from tiers.config.topic_policy import topic_rule
 from tiers.errors import RemoteLogError
 from tiers.log.broker_log import BrokerLogSource
-from tiers.manager.failed_deletions import FailedDeletions
-from tiers.manager.metrics import RemoteLogManagerMetrics
-from tiers.manager.remote_disable import RemoteDisableTask
-from tiers.manager.remote_log_manager import RemoteLogManager
-from tiers.manager.spool import Spool
-from tiers.manager.task_services import TaskServices
-from tiers.manager.tiered_topics import TieredTopics
-from tiers.manager.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
 from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.open_tier import RemoteTierError, open_key_ring, segments_without_metadata, storage_cluster_id
 from tiers.quota import QuotaWindow, RateQuota
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
+from tiers.tasks.copy.spool import Spool
+from tiers.tasks.failed_deletions import FailedDeletions
 from tiers.tasks.failed_deletions_topic import FailedDeletionsTopic
+from tiers.tasks.metrics import RemoteLogManagerMetrics
+from tiers.tasks.remote_disable import RemoteDisableTask
+from tiers.tasks.remote_log_manager import RemoteLogManager
+from tiers.tasks.task_services import TaskServices
+from tiers.tasks.tiered_topics import TieredTopics
+from tiers.tasks.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 
 logger = logging.getLogger(__name__)
 

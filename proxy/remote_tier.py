@@ -40,7 +40,6 @@ from proxy.topology import Topology
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.config.topic_policy import topic_rule
 from tiers.log.broker_log import BrokerLogSource
-from tiers.manager.lineage import check_before_deletion
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, wall_clock_ms
@@ -54,6 +53,7 @@ from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSetti
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager
 from tiers.tasks.failed_deletions_topic import FAILED_DELETIONS_TOPIC
+from tiers.tasks.lineage import check_before_deletion
 
 Metadata = TopicBasedRemoteLogMetadataManager | SharedRemoteLogMetadataReader
 

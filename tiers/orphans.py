@@ -17,7 +17,6 @@ from uuid import UUID
 
 from tiers.console import progress_bar
 from tiers.errors import RemoteLogMetadataError, RemoteResourceNotFoundError
-from tiers.manager.segment_verification import persistently
 from tiers.metadata.partition_manifest import decode_partition_manifest
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -35,6 +34,7 @@ from tiers.storage.object_key import (
     segment_of_key,
 )
 from tiers.storage.remote_storage_manager import StoredObject, UnfinishedUpload
+from tiers.verify.segment_verification import persistently
 
 ORPHAN, NAMED, MANIFEST, UNKNOWN, MISSING, UPLOAD = (
     "no record names it",

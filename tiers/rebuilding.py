@@ -19,9 +19,6 @@ from tiers.console import FINDINGS, progress_bar, say, show_json, show_table
 from tiers.each_of import each_of
 from tiers.errors import RemoteStorageError
 from tiers.importing import WRITER, records_read, write_all
-from tiers.manager.partition_manifest import manifest_of
-from tiers.manager.segment_verification import persistently, verify_segment
-from tiers.manager.topic_deletion import ClusterTopicExistence
 from tiers.metadata.bucket_scan import BucketScan
 from tiers.metadata.partition_manifest import PartitionManifest, encode_partition_manifest
 from tiers.metadata.rebuild import PartitionPlan, plan_partition, records_of, tier_configs_of
@@ -35,6 +32,9 @@ from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.object_key import partition_manifest_key
 from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.tasks.partition_manifest import manifest_of
+from tiers.tasks.topic_deletion import ClusterTopicExistence
+from tiers.verify.segment_verification import persistently, verify_segment
 
 PlanOfStore = Callable[[str], Awaitable["Rebuild"]]
 """Makes a plan from the objects with the given cluster id."""

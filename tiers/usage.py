@@ -14,7 +14,6 @@ from typing import NamedTuple
 from tiers.console import progress_bar
 from tiers.each_of import each_of
 from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
-from tiers.manager.segment_verification import persistently
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.stored_segment import StoredSegment
@@ -27,6 +26,7 @@ from tiers.storage.object_key import (
     partition_manifest_key,
 )
 from tiers.storage.remote_storage_manager import RemoteStorageManager, StoredObject
+from tiers.verify.segment_verification import persistently
 
 
 class StoredSizes(NamedTuple):

@@ -32,8 +32,6 @@ from pipeline.task_runner import TaskRunner
 from tiers.console import progress_count, say
 from tiers.each_of import each_of
 from tiers.errors import InvalidTransitionError, RemoteLogError, RemoteLogMetadataError, RemoteStorageError
-from tiers.manager.segment_deletion import delete_segment, write_state
-from tiers.manager.task_services import TaskServices
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.quick_values import making_many
@@ -41,6 +39,8 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.open_tier import OpenTier, open_tier
 from tiers.owned_tier import owned_tier
+from tiers.tasks.segment_deletion import delete_segment, write_state
+from tiers.tasks.task_services import TaskServices
 
 DEFAULT_GRACE_MS = 60_000
 GROUPS_PER_WAVE = 64

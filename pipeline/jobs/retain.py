@@ -30,20 +30,20 @@ from tiers.config.topic_policy import TopicPolicy
 from tiers.console import progress_count
 from tiers.each_of import each_of
 from tiers.errors import RemoteLogError
-from tiers.manager.expiration_task import RLMExpirationTask
-from tiers.manager.lineage import check_remote_lineage
-from tiers.manager.task_services import TaskServices
-from tiers.manager.topic_deletion import (
-    ClusterTopicExistence,
-    begin_partition_deletion,
-    end_partition_deletion,
-)
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.model.quick_values import making_many
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.open_tier import OpenTier, open_tier
 from tiers.owned_tier import owned_tier
+from tiers.tasks.expiration_task import RLMExpirationTask
+from tiers.tasks.lineage import check_remote_lineage
+from tiers.tasks.task_services import TaskServices
+from tiers.tasks.topic_deletion import (
+    ClusterTopicExistence,
+    begin_partition_deletion,
+    end_partition_deletion,
+)
 
 Sleep = Callable[[float], Awaitable[object]]
 _AT_ONCE = 16

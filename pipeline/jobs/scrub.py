@@ -44,7 +44,6 @@ from pipeline.worker import worker
 from tiers.console import progress_count
 from tiers.each_of import each_of
 from tiers.errors import RemoteResourceNotFoundError
-from tiers.manager.segment_verification import persistently
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.quick_values import making_many
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -52,8 +51,9 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.open_tier import OpenTier, open_tier, readable_segments
 from tiers.orphans import ORPHAN, UPLOAD, OrphanReport, delete_orphans, judge_orphans
 from tiers.resume_notes import note_segment, noted_segments
-from tiers.segment_tiling import OffsetRun, Overlap, holes, overlaps
 from tiers.storage.object_key import INDEXES_SUFFIX, parse_partition_manifest_key, parse_segment_key
+from tiers.verify.segment_tiling import OffsetRun, Overlap, holes, overlaps
+from tiers.verify.segment_verification import persistently
 
 _DEPTHS = {ScrubLevel.META: 0, ScrubLevel.BATCH: 1, ScrubLevel.DEEP: 2}
 _MIN_TASK_BYTES = {ScrubLevel.BATCH: 512 << 20, ScrubLevel.DEEP: 256 << 20}

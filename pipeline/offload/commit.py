@@ -34,19 +34,19 @@ from tiers.errors import (
     RemoteLogMetadataError,
     RemoteStorageError,
 )
-from tiers.manager.clamp_task import RLMClampTask
-from tiers.manager.copy_attempts import check_last_attempt
-from tiers.manager.lineage import check_lineage
-from tiers.manager.log_gap_task import LogGapTask
-from tiers.manager.partition_manifest import PartitionManifestTask
-from tiers.manager.segment_continuation import SegmentContinuation, continuation_at
-from tiers.manager.segment_deletion import collect_leftovers, delete_segment, write_state
-from tiers.manager.task_services import TaskServices
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.clamp_task import RLMClampTask
+from tiers.tasks.copy.copy_attempts import check_last_attempt
+from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuation_at
+from tiers.tasks.lineage import check_lineage
+from tiers.tasks.log_gap_task import LogGapTask
+from tiers.tasks.partition_manifest import PartitionManifestTask
+from tiers.tasks.segment_deletion import collect_leftovers, delete_segment, write_state
+from tiers.tasks.task_services import TaskServices
 
 ATTEMPTS = 3
 """Attempts of a task in one wave: the first, one after an executor died, and one speculative attempt."""

@@ -21,10 +21,10 @@ from tiers.config.topic_policy import TopicPolicy
 from tiers.console import say
 from tiers.each_of import each_of
 from tiers.errors import BrokerError, RemoteLogError
-from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
 from tiers.open_tier import OpenTier
 from tiers.owned_tier import CLAIM_TIMEOUT_MS
+from tiers.tasks.task_services import TaskServices
 
 _AT_ONCE = 16
 _PROBE_BYTES = 256 << 10

@@ -30,11 +30,6 @@ from protocol.errors import CorruptBatchError, ErrorCode
 from tiers.broker.client import monotonic_ms
 from tiers.errors import BrokerError, CustomMetadataTooLargeError, LogDivergedError, OffsetGapError, RemoteLogError
 from tiers.log.broker_log import BrokerLogSource
-from tiers.manager.read_back import verify_copied_segment
-from tiers.manager.segment_continuation import SegmentContinuation
-from tiers.manager.segment_copy import write_objects
-from tiers.manager.spool import Spool
-from tiers.manager.task_services import wall_clock_ms
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LogRead, LogSource
@@ -44,6 +39,11 @@ from tiers.open_tier import open_key_ring
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder, SegmentOverflowError
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.tasks.copy.segment_continuation import SegmentContinuation
+from tiers.tasks.copy.segment_copy import write_objects
+from tiers.tasks.copy.spool import Spool
+from tiers.tasks.task_services import wall_clock_ms
+from tiers.verify.read_back import verify_copied_segment
 
 FETCH_BYTES = 4 << 20
 VERIFY_BYTES = 8 << 20

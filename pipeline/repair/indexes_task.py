@@ -17,13 +17,13 @@ from pipeline.worker import worker
 from protocol.errors import CorruptBatchError
 from protocol.records.record_batch import verify_batches
 from tiers.errors import CorruptSegmentError, RemoteLogError, RemoteResourceNotFoundError
-from tiers.manager.segment_verification import persistently
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import IndexesObject, decode_indexes_object, encode_indexes_object
 from tiers.segment.indexes_of_log import LogIndexer
 from tiers.storage.locations import LocatedRemoteStorageManager, decode_location
 from tiers.storage.object_key import indexes_key
+from tiers.verify.segment_verification import persistently
 
 GET_BYTES = 8 << 20
 

@@ -22,10 +22,6 @@ from pipeline.worker import worker
 from protocol.errors import CorruptBatchError
 from tiers.broker.client import monotonic_ms
 from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteLogError
-from tiers.manager.read_back import verify_copied_segment
-from tiers.manager.segment_copy import write_objects
-from tiers.manager.segment_verification import DEFAULT_RUN_BYTES, persistently
-from tiers.manager.spool import Spool
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.open_tier import open_key_ring
 from tiers.segment.indexes.indexes_object import IndexesObject, decode_indexes_object
@@ -33,6 +29,10 @@ from tiers.segment.merged_indexes import epochs_before, why_not_continued, with_
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.tasks.copy.segment_copy import write_objects
+from tiers.tasks.copy.spool import Spool
+from tiers.verify.read_back import verify_copied_segment
+from tiers.verify.segment_verification import DEFAULT_RUN_BYTES, persistently
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from enum import StrEnum
 
 from pyspark.sql import DataFrame, SparkSession
 
-from tiers.manager.segment_verification import Damage
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.orphans import Orphan
-from tiers.segment_tiling import OffsetRun, Overlap
+from tiers.verify.segment_tiling import OffsetRun, Overlap
+from tiers.verify.segment_verification import Damage
 
 
 class ScrubLevel(StrEnum):

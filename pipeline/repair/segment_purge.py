@@ -25,12 +25,12 @@ from tiers.errors import (
     RemoteStorageError,
     RetriableRemoteStorageError,
 )
-from tiers.manager.segment_deletion import finish_deletion, write_state
-from tiers.manager.segment_verification import persistently
-from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.segment_deletion import finish_deletion, write_state
+from tiers.tasks.task_services import TaskServices
+from tiers.verify.segment_verification import persistently
 
 SEGMENTS_PER_TASK = 250
 DELETES_AT_ONCE = 16

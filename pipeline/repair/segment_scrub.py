@@ -22,18 +22,18 @@ from pipeline.source.remote_read import GETS_AT_ONCE, in_order
 from pipeline.worker import worker
 from protocol.records.record_batch import RecordBatch
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
-from tiers.manager.segment_verification import (
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.open_tier import open_key_ring
+from tiers.segment.segment_encryption import KeyRing
+from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.verify.segment_verification import (
     ChunkRun,
     Damage,
     SegmentVerification,
     missing_object,
     persistently,
 )
-from tiers.model.ids import RemoteLogSegmentId
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.open_tier import open_key_ring
-from tiers.segment.segment_encryption import KeyRing
-from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 _OFFSETS = RecordColumns(("offset",))
 _STEPS_AHEAD = 2

@@ -18,7 +18,6 @@ from uuid import UUID
 from pipeline.repair.tier_store import TierStore
 from pipeline.repair.usage_line import DAY_MS, UsageLine
 from pipeline.worker import worker
-from tiers.manager.segment_verification import persistently
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.stored_segment import StoredSegment
 from tiers.storage.object_key import (
@@ -29,6 +28,7 @@ from tiers.storage.object_key import (
     partition_prefix,
 )
 from tiers.storage.remote_storage_manager import RemoteStorageManager, StoredObject
+from tiers.verify.segment_verification import persistently
 
 _HEX = "0123456789abcdef"
 _ONE_LISTING = 10_000

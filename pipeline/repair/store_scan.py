@@ -16,7 +16,6 @@ from pipeline.repair.tier_store import TierStore
 from pipeline.task_runner import TaskRunner
 from pipeline.worker import worker
 from tiers.each_of import each_of
-from tiers.manager.segment_verification import persistently, verify_segment
 from tiers.metadata.bucket_scan import BucketScan, IndexesKey, read_indexes, read_manifest
 from tiers.metadata.partition_manifest import PartitionManifest
 from tiers.metadata.rebuild import FoundIndexes
@@ -25,6 +24,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.open_tier import open_key_ring
 from tiers.rebuilding import Rebuild, judge_scan
 from tiers.storage.remote_storage_manager import StoredObject
+from tiers.verify.segment_verification import persistently, verify_segment
 
 T = TypeVar("T")
 

@@ -15,12 +15,12 @@ from typing import NamedTuple, TypeVar
 
 from protocol.records.record_batch import crc32c
 from tiers.errors import CorruptSegmentError
-from tiers.manager.segment_verification import chunk_runs, persistently
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.reader.segment_reads import SegmentReads
 from tiers.segment.indexes.indexes_object import SegmentCiphers, decode_indexes_object
 from tiers.segment.indexes.remote_log_index import RemoteLogIndex
 from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
+from tiers.verify.segment_verification import chunk_runs, persistently
 
 T = TypeVar("T")
 

@@ -27,8 +27,6 @@ from proxy.commands.tools import parse_target, run_command
 from proxy.config import TidegateConfig, load_config
 from tiers.console import AsJson, ConfigFile, progress_count, say, show_json
 from tiers.log.broker_log import BrokerLogSource
-from tiers.manager.lineage import accepted_end
-from tiers.manager.partition_manifest import read_manifest
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.partition_manifest import witness_of
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
@@ -43,6 +41,8 @@ from tiers.open_tier import (
     storage_cluster_id,
     tiered_cluster,
 )
+from tiers.tasks.lineage import accepted_end
+from tiers.tasks.partition_manifest import read_manifest
 
 
 class ReplacedRecords(NamedTuple):

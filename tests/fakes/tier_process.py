@@ -16,14 +16,14 @@ from tests.fakes.metadata_log import FollowingMetadataManager, MetadataLog
 from tiers.config.remote_log_settings import RemoteLogManagerSettings
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import BrokerError, OwnershipLostError, RemoteLogMetadataNotReadyError, RetriableRemoteStorageError
-from tiers.manager.metrics import RemoteLogManagerMetrics
-from tiers.manager.remote_log_manager import RemoteLogManager
-from tiers.manager.spool import Spool
-from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.tasks.copy.spool import Spool
+from tiers.tasks.metrics import RemoteLogManagerMetrics
+from tiers.tasks.remote_log_manager import RemoteLogManager
+from tiers.tasks.task_services import TaskServices
 
 PARTITION = TopicIdPartition(UUID(int=1), 0, "orders")
 VISIBLE_AFTER_MS = 10_000

@@ -22,19 +22,19 @@ from tiers.broker.client import BrokerClient
 from tiers.config.remote_log_settings import RemoteLogManagerSettings
 from tiers.errors import BrokerError, RetriableRemoteStorageError
 from tiers.log.broker_log import BrokerLogSource
-from tiers.manager.copy_task import RLMCopyTask
-from tiers.manager.expiration_task import RLMExpirationTask
-from tiers.manager.log_gap_task import LogGapTask
-from tiers.manager.metrics import RemoteLogManagerMetrics
-from tiers.manager.partition_manifest import PartitionManifestTask
-from tiers.manager.segment_deletion import collect_leftovers
-from tiers.manager.spool import Spool
-from tiers.manager.task_services import TaskServices
-from tiers.manager.trim_task import TrimTask
 from tiers.metadata.log_history import ConfirmedLogStart, LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.storage.local import LocalRemoteStorageManager
+from tiers.tasks.copy.copy_task import RLMCopyTask
+from tiers.tasks.copy.spool import Spool
+from tiers.tasks.expiration_task import RLMExpirationTask
+from tiers.tasks.log_gap_task import LogGapTask
+from tiers.tasks.metrics import RemoteLogManagerMetrics
+from tiers.tasks.partition_manifest import PartitionManifestTask
+from tiers.tasks.segment_deletion import collect_leftovers
+from tiers.tasks.task_services import TaskServices
+from tiers.tasks.trim_task import TrimTask
 
 pytestmark = pytest.mark.integration
 TIMEOUT_MS = 300_000

@@ -18,13 +18,13 @@ from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.remote_log_settings import RemoteLogManagerSettings, TopicRule
 from tiers.log.broker_log import BrokerLogSource
-from tiers.manager.metrics import RemoteLogManagerMetrics
-from tiers.manager.remote_log_manager import RemoteLogManager
-from tiers.manager.spool import Spool
-from tiers.manager.task_services import TaskServices
-from tiers.manager.tiered_topics import TieredTopics
 from tiers.model.ids import TopicIdPartition
 from tiers.storage.local import LocalRemoteStorageManager
+from tiers.tasks.copy.spool import Spool
+from tiers.tasks.metrics import RemoteLogManagerMetrics
+from tiers.tasks.remote_log_manager import RemoteLogManager
+from tiers.tasks.task_services import TaskServices
+from tiers.tasks.tiered_topics import TieredTopics
 
 pytestmark = pytest.mark.integration
 TIMEOUT_MS = 60_000

@@ -17,16 +17,16 @@ from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.remote_log_settings import RemoteLogManagerSettings, TopicRule
 from tiers.log.broker_log import BrokerLogSource
-from tiers.manager.metrics import RemoteLogManagerMetrics
-from tiers.manager.remote_log_manager import RemoteLogManager
-from tiers.manager.spool import Spool
-from tiers.manager.task_services import TaskServices
-from tiers.manager.tiered_topics import TieredTopics
-from tiers.manager.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
 from tiers.storage.local import LocalRemoteStorageManager
+from tiers.tasks.copy.spool import Spool
+from tiers.tasks.metrics import RemoteLogManagerMetrics
+from tiers.tasks.remote_log_manager import RemoteLogManager
+from tiers.tasks.task_services import TaskServices
+from tiers.tasks.tiered_topics import TieredTopics
+from tiers.tasks.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 
 pytestmark = pytest.mark.integration
 TIMEOUT_MS = 300_000

@@ -36,17 +36,17 @@ from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.remote_log_settings import RemoteLogManagerSettings, TopicRule
 from tiers.log.broker_log import BrokerLogSource
-from tiers.manager.lineage import check_before_deletion
-from tiers.manager.metrics import RemoteLogManagerMetrics
-from tiers.manager.remote_log_manager import RemoteLogManager
-from tiers.manager.spool import Spool
-from tiers.manager.task_services import TaskServices
-from tiers.manager.tiered_topics import TieredTopics
-from tiers.manager.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, monotonic_ms
 from tiers.storage.local import LocalRemoteStorageManager
+from tiers.tasks.copy.spool import Spool
+from tiers.tasks.lineage import check_before_deletion
+from tiers.tasks.metrics import RemoteLogManagerMetrics
+from tiers.tasks.remote_log_manager import RemoteLogManager
+from tiers.tasks.task_services import TaskServices
+from tiers.tasks.tiered_topics import TieredTopics
+from tiers.tasks.topic_deletion import ClusterTopicExistence, TopicDeletionTask
 
 TIMEOUT_MS = 60_000
 

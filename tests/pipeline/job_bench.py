@@ -20,13 +20,6 @@ from tests.fakes.segments import metadata_of
 from tests.tiers.manager.workbench import FakeFailedDeletionLog, FakeShareGroups
 from tiers.config.remote_log_settings import RemoteLogManagerSettings
 from tiers.config.topic_policy import TopicPolicy
-from tiers.manager.expiration_task import RLMExpirationTask
-from tiers.manager.failed_deletions import FailedDeletions
-from tiers.manager.metrics import RemoteLogManagerMetrics
-from tiers.manager.partition_manifest import PartitionManifestTask
-from tiers.manager.segment_deletion import collect_leftovers, write_state
-from tiers.manager.spool import Spool
-from tiers.manager.task_services import TaskServices
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.topic.metadata_producer import KeyAndValue
 from tiers.model.ids import TopicIdPartition
@@ -37,6 +30,13 @@ from tiers.segment.segment_encryption import seal_segment
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.object_key import partition_prefix
+from tiers.tasks.copy.spool import Spool
+from tiers.tasks.expiration_task import RLMExpirationTask
+from tiers.tasks.failed_deletions import FailedDeletions
+from tiers.tasks.metrics import RemoteLogManagerMetrics
+from tiers.tasks.partition_manifest import PartitionManifestTask
+from tiers.tasks.segment_deletion import collect_leftovers, write_state
+from tiers.tasks.task_services import TaskServices
 
 P = TypeVar("P")
 R = TypeVar("R")

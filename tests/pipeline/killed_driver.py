@@ -18,11 +18,11 @@ from pipeline.jobs.offload import run_offload
 from pipeline.offload.commit import OffloadCommitter
 from pipeline.offload.driver import OffloadDriver, OffloadOptions
 from tests.pipeline.offload_rig import CLAIM_TIMEOUT_MS, in_process
-from tiers.manager.segment_deletion import write_state
-from tiers.manager.task_services import TaskServices
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.segment_deletion import write_state
+from tiers.tasks.task_services import TaskServices
 
 PLACES = ("before", "within", "behind")
 

@@ -21,13 +21,13 @@ from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import topic_id_partition
 from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
-from tiers.manager.segment_verification import verify_segment
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.open_tier import OpenTier, open_tier, readable_segments
+from tiers.verify.segment_verification import verify_segment
 
 T = TypeVar("T")
 TIMEOUT_MS = 300_000

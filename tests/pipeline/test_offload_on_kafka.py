@@ -36,13 +36,13 @@ from tests.servers.producing import (
 from tests.servers.tidegate import tidegate_over
 from tiers.broker.client import BrokerClient
 from tiers.errors import RetriableRemoteStorageError
-from tiers.manager.segment_copy import write_objects
-from tiers.manager.spool import Spool
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.open_tier import RemoteTierError
 from tiers.segment.segment_builder import BuiltSegment
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.tasks.copy.segment_copy import write_objects
+from tiers.tasks.copy.spool import Spool
 
 pytestmark = pytest.mark.integration
 OPTIONS = OffloadOptions(max_age_ms=0, failure_pause_s=0, claim_timeout_ms=CLAIM_TIMEOUT_MS)

@@ -16,13 +16,13 @@ from tests.fakes.segments import build_segment
 from tests.pipeline.job_bench import CLUSTER_ID, InlineRunner, JobBench
 from tests.tiers.manager.workbench import POLICY
 from tiers.errors import RemoteLogMetadataError
-from tiers.manager.segment_deletion import write_state
 from tiers.metadata.partition_manifest import decode_partition_manifest
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart
 from tiers.model.segment_metadata import RemoteLogClampUpdate, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
 from tiers.storage.object_key import partition_manifest_key
+from tiers.tasks.segment_deletion import write_state
 
 
 @pytest.fixture

@@ -51,10 +51,10 @@ from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
 from tiers.log.broker_log import BrokerLogSource
-from tiers.manager.lineage import check_before_deletion
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader
+from tiers.tasks.lineage import check_before_deletion
 
 ADVERTISED_HOST = "proxy.example"
 BASE_PORT = 20_000

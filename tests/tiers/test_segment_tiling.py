@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.fakes.segments import PARTITION
 from tests.fakes.stored_segments import stored
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.segment_tiling import overlaps
 from tiers.storage.object_key import SegmentObjectKey, segment_of_key
+from tiers.verify.segment_tiling import overlaps
 
 
 def segment(start: int, end: int, clamped_to: int | None = None) -> RemoteLogSegmentMetadata:

@@ -6,9 +6,9 @@ from pipeline.config import parse_pipeline_config
 from pipeline.offload.commit import OffloadCommitter, PartitionOffload
 from pipeline.offload.task import OffloadResult, OffloadTask, TileCopier
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
-from tiers.manager.segment_continuation import SegmentContinuation
 from tiers.model.copy_plan import CopyPlan
 from tiers.segment.segment_encryption import KeyRing
+from tiers.tasks.copy.segment_continuation import SegmentContinuation
 
 CONFIG = parse_pipeline_config('[upstream]\nbootstrap.servers = "localhost:9092"\n')
 

@@ -15,13 +15,13 @@ from tests.fakes.record_batches import batch_of
 from tests.pipeline.offload.one_offload import Offload
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RetriableRemoteStorageError
-from tiers.manager.segment_deletion import collect_leftovers, write_state
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_source import LogRead
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.segment_deletion import collect_leftovers, write_state
 
 
 async def test_what_continues_the_tier_counts(bench: Workbench) -> None:

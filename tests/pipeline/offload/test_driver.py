@@ -13,9 +13,9 @@ from tests.pipeline.offload.one_offload import CONFIG
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
 from tiers.broker.client import Leader
 from tiers.errors import BrokerError, OffsetGapError, RemoteLogError, RetriableRemoteStorageError
-from tiers.manager.partition_manifest import PartitionManifestTask
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogRead
+from tiers.tasks.partition_manifest import PartitionManifestTask
 
 SILENT = replace(PARTITION, partition=1)
 

@@ -15,8 +15,8 @@ from proxy.config import parse_config
 from tests.fakes.segments import PARTITION
 from tests.proxy.commands.command_bench import CLUSTER_ID, CommandBench
 from tiers.errors import RetriableRemoteStorageError
-from tiers.manager.partition_manifest import read_manifest
 from tiers.metadata.partition_manifest import witness_of
+from tiers.tasks.partition_manifest import read_manifest
 
 CONFIG = parse_config('[upstream]\nbootstrap.servers = "localhost:1"\n')
 BOUNDS = PartitionBounds(PARTITION.topic, PARTITION.partition)

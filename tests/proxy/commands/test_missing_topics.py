@@ -16,8 +16,8 @@ from proxy.commands import missing_topics as command
 from proxy.commands.missing_topics import MissingTopic, missing_of
 from tests.contract.test_remote_log_metadata_manager import copied, segment
 from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
-from tiers.manager.missing_topics import SAME_TIME_MS
 from tiers.model.ids import TopicIdPartition
+from tiers.tasks.missing_topics import SAME_TIME_MS
 
 DAY_MS = 86_400_000
 SINCE_MS = 1_700_000_000_000

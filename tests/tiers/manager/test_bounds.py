@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tiers.manager.bounds import violated_bounds
 from tiers.model.log_source import LocalLogBounds
+from tiers.tasks.bounds import violated_bounds
 
 
 @pytest.mark.parametrize(

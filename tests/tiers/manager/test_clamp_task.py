@@ -11,12 +11,12 @@ import pytest
 from tests.fakes.record_batches import batch_of, build_batch, record
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench, with_retention, workbench
 from tiers.errors import LogDivergedError, OwnershipLostError
-from tiers.manager.lineage import find_common_end
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.segment_metadata import LeaderEpochEntry
 from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.segment.indexes.producer_snapshot import decode_producer_snapshot
+from tiers.tasks.lineage import find_common_end
 
 AT_ONCE = replace(POLICY, segment_ms=0)
 

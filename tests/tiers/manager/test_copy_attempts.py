@@ -14,10 +14,10 @@ from tiers.errors import (
     RetriableRemoteStorageError,
     SomeStoresInTroubleError,
 )
-from tiers.manager.failed_deletions import FailedDeletions
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.remote_storage_manager import LogSegmentData
+from tiers.tasks.failed_deletions import FailedDeletions
 
 ROUND_MS = 30_000
 MINUTE_MS = 60_000

@@ -9,8 +9,8 @@ import pytest
 from tests.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import BrokerError
-from tiers.manager.copy_task import RLMCopyTask
 from tiers.quota import QuotaWindow, RateQuota
+from tiers.tasks.copy.copy_task import RLMCopyTask
 
 PORTION_BYTES = 500
 

@@ -16,13 +16,13 @@ from tiers.errors import (
     OwnershipLostError,
     RetriableRemoteStorageError,
 )
-from tiers.manager import copy_task
-from tiers.manager.spool import SpoolError
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import decode_indexes_object, encode_indexes_object
 from tiers.segment.segment_builder import SegmentBuilder
+from tiers.tasks.copy import copy_task
+from tiers.tasks.copy.spool import SpoolError
 
 COPY_STEPS = ["segment-built", "copy-started-written", "objects-written", "copy-verified", "copy-finished-written"]
 

@@ -14,9 +14,9 @@ from tests.tiers.manager.test_remote_log_manager import OTHER, Running, eventual
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
 from tiers.broker.client import monotonic_ms
 from tiers.errors import BrokerError, RetriableRemoteStorageError
-from tiers.manager import remote_log_manager
-from tiers.manager.remote_log_manager import RemoteLogManager
 from tiers.quota import QuotaWindow, RateQuota
+from tiers.tasks import remote_log_manager
+from tiers.tasks.remote_log_manager import RemoteLogManager
 
 ALARM_MS = 600_000
 """Longer than any machine stands still."""
@@ -70,7 +70,7 @@ async def test_a_store_that_never_answers_is_named_with_partition_since_when_and
         return await copy(*args)  # type: ignore[arg-type]  # handed through
 
     monkeypatch.setattr(running.bench.store, "copy_log_segment_data", stuck)
-    caplog.set_level("INFO", "tiers.manager.remote_log_manager")
+    caplog.set_level("INFO", "tiers.tasks.remote_log_manager")
     async with running.run():
         await eventually(lambda: begun == 2)
         clock.passed_ms = ALARM_MS

@@ -10,10 +10,10 @@ import pytest
 from tests.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import RemoteLogMetadataError, RetriableRemoteStorageError
-from tiers.manager.segment_deletion import collect_leftovers, write_state
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.failed_deletions_topic import FailedDeletion
+from tiers.tasks.segment_deletion import collect_leftovers, write_state
 
 HOUR_MS = 3_600_000
 EXPIRED = replace(POLICY, retention_ms=1000)

@@ -9,9 +9,9 @@ import pytest
 
 from tests.tiers.manager.workbench import PARTITION, Workbench
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RetriableRemoteStorageError
-from tiers.manager.segment_deletion import collect_leftovers
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
+from tiers.tasks.segment_deletion import collect_leftovers
 
 DEADLINE_S = 60
 

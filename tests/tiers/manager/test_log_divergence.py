@@ -15,7 +15,6 @@ from tests.fakes.metadata_log import MetadataLog
 from tests.fakes.record_batches import batch_of
 from tests.fakes.tier_process import PARTITION, POLICY, Clock, OneTopic, TierProcess
 from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogMetadataNotReadyError
-from tiers.manager.lineage import NOTHING_IN_COMMON, check_before_deletion, surviving_end
 from tiers.metadata.partition_manifest import decode_partition_manifest, witness_of
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
@@ -23,6 +22,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.reader.remote_log_reader import monotonic_ms
 from tiers.storage.object_key import partition_manifest_key
 from tiers.storage.remote_storage_manager import LogSegmentData
+from tiers.tasks.lineage import NOTHING_IN_COMMON, check_before_deletion, surviving_end
 
 KEEPS_LITTLE = replace(POLICY, local_retention_bytes=500, segment_ms=0)
 OLD_END = 200

@@ -12,9 +12,9 @@ from tests.fakes.in_memory_rlmm import IN_MEMORY_TOPIC_ID
 from tests.tiers.manager.topic_deletion_bench import Existence, put_segments, round_after, rounds_for
 from tests.tiers.manager.workbench import PARTITION, Workbench
 from tiers.errors import RemoteLogMetadataError
-from tiers.manager.missing_topics import SAME_TIME_MS, vanished_together
-from tiers.manager.topic_deletion import TopicDeletionTask
 from tiers.model.ids import TopicIdPartition
+from tiers.tasks.missing_topics import SAME_TIME_MS, vanished_together
+from tiers.tasks.topic_deletion import TopicDeletionTask
 
 SECOND_MS, HOUR_MS, DAY_MS = 1_000, 3_600_000, 86_400_000
 TOPIC_ID = PARTITION.topic_id
@@ -139,7 +139,7 @@ async def test_topics_that_vanish_together_want_an_operator(
 ) -> None:
     bench, (delay_ms, unproved_ms) = two_missing, delays(two_missing)
     task = TopicDeletionTask(bench.services, Existence(TOPIC_ID, OTHER.topic_id))
-    with caplog.at_level(logging.ERROR, "tiers.manager.missing_topics"):
+    with caplog.at_level(logging.ERROR, "tiers.tasks.missing_topics"):
         await until_recorded(bench, task)
         assert await rounds_for(bench, task, 4 * unproved_ms, HOUR_MS) == 0
     (told,) = caplog.records

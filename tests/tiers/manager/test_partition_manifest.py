@@ -13,9 +13,6 @@ from tests.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench, with_retention, workbench
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import MetadataLostError, OwnershipLostError, RetriableRemoteStorageError
-from tiers.manager.partition_manifest import PartitionManifestTask, bury_manifest, manifest_of
-from tiers.manager.task_services import TaskServices
-from tiers.manager.trim_task import TrimTask
 from tiers.metadata.partition_manifest import (
     PartitionManifest,
     decode_partition_manifest,
@@ -28,6 +25,9 @@ from tiers.model.segment_metadata import RemoteLogClampUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.object_key import partition_manifest_key
+from tiers.tasks.partition_manifest import PartitionManifestTask, bury_manifest, manifest_of
+from tiers.tasks.task_services import TaskServices
+from tiers.tasks.trim_task import TrimTask
 
 KEY = partition_manifest_key("cluster", PARTITION)
 

@@ -21,11 +21,11 @@ from tiers.errors import (
     RemoteLogError,
     RetriableRemoteStorageError,
 )
-from tiers.manager.remote_log_manager import RemoteLogManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import EpochEndOffset, LocalLogBounds, LogRead
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.remote_storage_manager import LogSegmentData
+from tiers.tasks.remote_log_manager import RemoteLogManager
 
 OTHER = TopicIdPartition(PARTITION.topic_id, 1, "orders")
 

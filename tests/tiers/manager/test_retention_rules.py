@@ -10,10 +10,10 @@ import pytest
 from tests.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import LogDivergedError
-from tiers.manager.segment_deletion import write_state
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.segment_deletion import write_state
 
 HOUR_MS = 3_600_000
 

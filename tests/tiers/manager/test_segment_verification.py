@@ -12,7 +12,6 @@ import pytest
 from tests.fakes.record_batches import batch_of
 from tests.fakes.segments import build_segment, metadata_of
 from tiers.errors import RetriableRemoteStorageError
-from tiers.manager.segment_verification import Damage, DamageKind, persistently, verify_segment
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import Section, decode_sections, encode_sections
 from tiers.segment.indexes.leader_epoch_checkpoint import encode_leader_epoch_checkpoint
@@ -21,6 +20,7 @@ from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
 from tiers.segment.indexes.transaction_index import encode_aborted_ranges
 from tiers.segment.segment_encryption import KeyRing, seal_segment
 from tiers.storage.local import LocalRemoteStorageManager
+from tiers.verify.segment_verification import Damage, DamageKind, persistently, verify_segment
 
 RING = KeyRing({"k": b"k" * 32}, "k")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tiers.manager.spool import Spool, SpoolError
+from tiers.tasks.copy.spool import Spool, SpoolError
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from tests.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock,
 from tests.tiers.manager.workbench import PARTITION as ON_BENCH
 from tests.tiers.manager.workbench import Workbench
 from tiers.errors import OwnershipLostError
-from tiers.manager.segment_deletion import collect_leftovers, write_state
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.segment_deletion import collect_leftovers, write_state
 
 KEEP_NOTHING = replace(POLICY, local_retention_bytes=0)
 

@@ -25,9 +25,9 @@ from tests.fakes.tier_process import PARTITION
 from tests.tiers.manager.tier_machine import Tier
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteLogError
-from tiers.manager import clamp_task, trim_task
-from tiers.manager.expiration_task import RLMExpirationTask
 from tiers.segment.transaction_tracker import TransactionTracker
+from tiers.tasks import clamp_task, trim_task
+from tiers.tasks.expiration_task import RLMExpirationTask
 
 EXAMPLES = int(os.environ.get("TIDEGATE_EXAMPLES", "40"))
 SETTINGS = settings(

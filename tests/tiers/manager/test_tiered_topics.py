@@ -15,8 +15,8 @@ from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
 from tiers.config.remote_log_settings import TopicRule
 from tiers.errors import BrokerError
-from tiers.manager.metrics import RemoteLogManagerMetrics
-from tiers.manager.tiered_topics import TieredTopics
+from tiers.tasks.metrics import RemoteLogManagerMetrics
+from tiers.tasks.tiered_topics import TieredTopics
 
 TIMEOUT_MS = 60_000
 DELETE = {"cleanup.policy": "delete", "retention.ms": "604800000", "retention.bytes": "-1"}
@@ -124,7 +124,7 @@ async def test_what_cannot_be_tiered_and_only_matches_a_pattern_is_no_error(
     cluster.add("state", 1, DELETE | {"cleanup.policy": "compact"})
     meant = cluster.add("meant", 2, DELETE | {"cleanup.policy": "compact"})
     topics = tiered(cluster, TopicRule("*"), overrides={meant: {"remote.storage.enable": "true"}})
-    with caplog.at_level(logging.INFO, "tiers.manager.tiered_topics"):
+    with caplog.at_level(logging.INFO, "tiers.tasks.tiered_topics"):
         assert await topics.refresh(TIMEOUT_MS) == {}
     assert {line.__dict__["topic"]: line.levelname for line in caplog.records} == {"state": "INFO", "meant": "ERROR"}
 

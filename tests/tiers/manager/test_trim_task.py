@@ -7,8 +7,8 @@ import pytest
 from tests.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, POLICY, ProcessEnded, Workbench
 from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError
-from tiers.manager.segment_deletion import delete_segment
 from tiers.model.log_source import EpochEndOffset
+from tiers.tasks.segment_deletion import delete_segment
 
 KEEP_NOTHING = replace(POLICY, local_retention_bytes=0)
 T_VIS_MS = 10_000

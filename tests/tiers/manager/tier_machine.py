@@ -30,13 +30,13 @@ from tests.fakes.tier_oracle import TierOracle
 from tests.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import LogDivergedError, RemoteLogError
-from tiers.manager.bounds import violated_bounds
 from tiers.metadata.partition_manifest import decode_partition_manifest
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import indexes_key, log_key, partition_manifest_key
+from tiers.tasks.bounds import violated_bounds
 
 NAMES = ("a", "b")
 FIRST_POLICY = replace(POLICY, local_retention_bytes=600, retention_bytes=4000)

@@ -8,10 +8,10 @@ from uuid import UUID
 from tests.fakes.record_batches import batch_of
 from tests.fakes.segments import build_segment, metadata_of
 from tests.tiers.manager.workbench import PARTITION, Workbench
-from tiers.manager.topic_deletion import TopicDeletionTask
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.topic_deletion import TopicDeletionTask
 
 
 class Existence:

@@ -15,17 +15,6 @@ from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tiers.config.remote_log_settings import RemoteLogManagerSettings
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteLogError, RemoteResourceNotFoundError
-from tiers.manager.clamp_task import RLMClampTask
-from tiers.manager.copy_task import RLMCopyTask
-from tiers.manager.expiration_task import RLMExpirationTask
-from tiers.manager.failed_deletions import FailedDeletions
-from tiers.manager.log_gap_task import LogGapTask
-from tiers.manager.metrics import RemoteLogManagerMetrics
-from tiers.manager.partition_manifest import PartitionManifestTask
-from tiers.manager.segment_deletion import collect_leftovers
-from tiers.manager.spool import Spool
-from tiers.manager.task_services import TaskServices
-from tiers.manager.trim_task import TrimTask
 from tiers.metadata.log_history import ConfirmedLogStart, LogStartConfirmation
 from tiers.metadata.partition_manifest import witness_of
 from tiers.model.ids import TopicIdPartition
@@ -34,7 +23,18 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.object_key import partition_manifest_key
+from tiers.tasks.clamp_task import RLMClampTask
+from tiers.tasks.copy.copy_task import RLMCopyTask
+from tiers.tasks.copy.spool import Spool
+from tiers.tasks.expiration_task import RLMExpirationTask
+from tiers.tasks.failed_deletions import FailedDeletions
 from tiers.tasks.failed_deletions_topic import FailedDeletion
+from tiers.tasks.log_gap_task import LogGapTask
+from tiers.tasks.metrics import RemoteLogManagerMetrics
+from tiers.tasks.partition_manifest import PartitionManifestTask
+from tiers.tasks.segment_deletion import collect_leftovers
+from tiers.tasks.task_services import TaskServices
+from tiers.tasks.trim_task import TrimTask
 
 PARTITION = TopicIdPartition(UUID(int=1), 0, "orders")
 POLICY = TopicPolicy(

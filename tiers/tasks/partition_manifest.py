@@ -25,8 +25,6 @@ from tiers.errors import (
     RemoteResourceNotFoundError,
     RemoteStorageError,
 )
-from tiers.manager.copy_attempts import unfinished_segments
-from tiers.manager.task_services import TaskServices
 from tiers.metadata.partition_manifest import (
     ManifestSegment,
     PartitionManifest,
@@ -41,6 +39,8 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import partition_manifest_key
 from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.tasks.copy.copy_attempts import unfinished_segments
+from tiers.tasks.task_services import TaskServices
 
 _LOG = logging.getLogger(__name__)
 _WAY_BACK = (

@@ -9,15 +9,15 @@ from typing import Protocol
 
 from tiers.broker.client import monotonic_ms
 from tiers.config.remote_log_settings import RemoteLogManagerSettings
-from tiers.manager.failed_deletions import FailedDeletions
-from tiers.manager.metrics import RemoteLogManagerMetrics
-from tiers.manager.spool import Spool
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
 from tiers.quota import RateQuota
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.tasks.copy.spool import Spool
+from tiers.tasks.failed_deletions import FailedDeletions
+from tiers.tasks.metrics import RemoteLogManagerMetrics
 
 
 def wall_clock_ms() -> int:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import logging
 
 from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogError
-from tiers.manager.lineage import check_history, clamp_end, surviving_end
-from tiers.manager.partition_manifest import PartitionManifestTask
-from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogClampUpdate
+from tiers.tasks.lineage import check_history, clamp_end, surviving_end
+from tiers.tasks.partition_manifest import PartitionManifestTask
+from tiers.tasks.task_services import TaskServices
 
 _LOG = logging.getLogger(__name__)
 

@@ -15,12 +15,12 @@ the last record of the newest attempt, which every owner sees:
 from __future__ import annotations
 
 from tiers.errors import RetriableRemoteStorageError, SomeStoresInTroubleError
-from tiers.manager.failed_deletions import StillPublishedError
-from tiers.manager.task_services import TaskServices
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.failed_deletions import StillPublishedError
+from tiers.tasks.task_services import TaskServices
 
 _UNFINISHED = (RemoteLogSegmentState.COPY_SEGMENT_STARTED, RemoteLogSegmentState.DELETE_SEGMENT_STARTED)
 _PAUSE_WHILE_IN_TROUBLE_MS = 15 * 60_000

@@ -22,7 +22,7 @@ from tiers.broker.cluster_metadata import TopicMetadata
 from tiers.config.remote_log_settings import UNLIMITED, TopicRule
 from tiers.config.topic_policy import BROKER_KEYS, Refusal, TopicPolicy, managed_rule, policy_of
 from tiers.errors import BrokerError
-from tiers.manager.metrics import RemoteLogManagerMetrics
+from tiers.tasks.metrics import RemoteLogManagerMetrics
 
 _LOG = logging.getLogger(__name__)
 _TOPIC_RESOURCE = 2

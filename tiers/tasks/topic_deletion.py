@@ -25,13 +25,13 @@ from kafka.protocol.metadata import MetadataRequest
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
 from tiers.errors import BrokerError, OwnershipLostError, RemoteLogError, RemoteLogMetadataError
-from tiers.manager.missing_topics import MissingTopics
-from tiers.manager.partition_manifest import bury_manifest, delete_manifest
-from tiers.manager.segment_deletion import delete_all
-from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemotePartitionDeleteMetadata
 from tiers.model.segment_state import RemotePartitionDeleteState
+from tiers.tasks.missing_topics import MissingTopics
+from tiers.tasks.partition_manifest import bury_manifest, delete_manifest
+from tiers.tasks.segment_deletion import delete_all
+from tiers.tasks.task_services import TaskServices
 
 _LOG = logging.getLogger(__name__)
 _METADATA_BY_TOPIC_ID = 12

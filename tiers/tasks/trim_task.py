@@ -16,9 +16,6 @@ import logging
 
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import OwnershipLostError
-from tiers.manager.lineage import check_remote_lineage
-from tiers.manager.partition_manifest import PartitionManifestTask
-from tiers.manager.task_services import TaskServices
 from tiers.metadata.log_history import confirms
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
@@ -26,6 +23,9 @@ from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.stored_segment import StoredSegment
+from tiers.tasks.lineage import check_remote_lineage
+from tiers.tasks.partition_manifest import PartitionManifestTask
+from tiers.tasks.task_services import TaskServices
 
 _LOG = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from protocol.records.record_batch import crc32c
 from tiers.errors import CorruptSegmentError
-from tiers.manager.segment_verification import chunk_runs
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import SegmentCiphers, decode_indexes_object
 from tiers.segment.indexes.segment_index import Chunk
 from tiers.segment.segment_builder import BuiltSegment
 from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.verify.segment_verification import chunk_runs
 
 
 async def verify_copied_segment(

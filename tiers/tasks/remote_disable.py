@@ -15,13 +15,13 @@ from functools import partial
 from tiers.config.remote_log_settings import TopicRule
 from tiers.config.topic_settings import DELETE_ON_DISABLE, is_enabled
 from tiers.errors import OwnershipLostError, RemoteLogError
-from tiers.manager.lineage import check_remote_lineage
-from tiers.manager.partition_manifest import bury_manifest
-from tiers.manager.segment_deletion import delete_all, end_copy_plans
-from tiers.manager.task_services import TaskServices
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
+from tiers.tasks.lineage import check_remote_lineage
+from tiers.tasks.partition_manifest import bury_manifest
+from tiers.tasks.segment_deletion import delete_all, end_copy_plans
+from tiers.tasks.task_services import TaskServices
 
 _LOG = logging.getLogger(__name__)
 

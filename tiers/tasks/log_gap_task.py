@@ -16,12 +16,12 @@ from __future__ import annotations
 import logging
 
 from tiers.errors import MetadataLostError, OwnershipLostError
-from tiers.manager.partition_manifest import PartitionManifestTask
-from tiers.manager.task_services import TaskServices
 from tiers.metadata.log_history import confirms
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
+from tiers.tasks.partition_manifest import PartitionManifestTask
+from tiers.tasks.task_services import TaskServices
 
 _LOG = logging.getLogger(__name__)
 

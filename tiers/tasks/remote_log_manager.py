@@ -28,22 +28,22 @@ from tiers.errors import (
     OwnershipLostError,
     RemoteLogError,
 )
-from tiers.manager.bounds import violated_bounds
-from tiers.manager.clamp_task import RLMClampTask
-from tiers.manager.copy_task import RLMCopyTask
-from tiers.manager.expiration_task import RLMExpirationTask
-from tiers.manager.lineage import check_remote_lineage
-from tiers.manager.log_gap_task import LogGapTask
-from tiers.manager.partition_manifest import PartitionManifestTask
-from tiers.manager.remote_disable import RemoteDisableTask
-from tiers.manager.segment_deletion import collect_leftovers
-from tiers.manager.task_services import TaskServices
-from tiers.manager.topic_deletion import TopicDeletionTask
-from tiers.manager.trim_task import TrimTask
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.bounds import violated_bounds
+from tiers.tasks.clamp_task import RLMClampTask
+from tiers.tasks.copy.copy_task import RLMCopyTask
+from tiers.tasks.expiration_task import RLMExpirationTask
+from tiers.tasks.lineage import check_remote_lineage
+from tiers.tasks.log_gap_task import LogGapTask
+from tiers.tasks.partition_manifest import PartitionManifestTask
+from tiers.tasks.remote_disable import RemoteDisableTask
+from tiers.tasks.segment_deletion import collect_leftovers
+from tiers.tasks.task_services import TaskServices
+from tiers.tasks.topic_deletion import TopicDeletionTask
+from tiers.tasks.trim_task import TrimTask
 
 _OWNERSHIP_INTERVAL_MS = 1000
 _WATCH_INTERVAL_MS = 1000

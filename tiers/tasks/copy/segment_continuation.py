@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
-from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
@@ -18,6 +17,7 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.segment.indexes.producer_snapshot import NO_OFFSET, ProducerStateEntry, decode_producer_snapshot
 from tiers.segment.transaction_tracker import OpenTransactions
+from tiers.tasks.task_services import TaskServices
 
 _LOG = logging.getLogger(__name__)
 

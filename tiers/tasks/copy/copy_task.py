@@ -23,16 +23,16 @@ from tiers.errors import (
     OffsetGapError,
     OwnershipLostError,
 )
-from tiers.manager.copy_attempts import check_last_attempt
-from tiers.manager.lineage import check_lineage, check_remote_lineage
-from tiers.manager.segment_continuation import SegmentContinuation, continuation_at
-from tiers.manager.segment_copy import copy_segment
-from tiers.manager.spool import SpoolError
-from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogRead
 from tiers.quota import Reservation
 from tiers.segment.segment_builder import SegmentBuilder, SegmentOverflowError
+from tiers.tasks.copy.copy_attempts import check_last_attempt
+from tiers.tasks.copy.segment_continuation import SegmentContinuation, continuation_at
+from tiers.tasks.copy.segment_copy import copy_segment
+from tiers.tasks.copy.spool import SpoolError
+from tiers.tasks.lineage import check_lineage, check_remote_lineage
+from tiers.tasks.task_services import TaskServices
 
 _LOG = logging.getLogger(__name__)
 

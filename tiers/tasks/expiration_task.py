@@ -21,9 +21,6 @@ from itertools import pairwise
 
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import OwnershipLostError
-from tiers.manager.segment_deletion import try_to_delete
-from tiers.manager.task_services import TaskServices
-from tiers.manager.trim_task import segment_timestamp_ms
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -31,6 +28,9 @@ from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.model.stored_segment import StoredSegment
+from tiers.tasks.segment_deletion import try_to_delete
+from tiers.tasks.task_services import TaskServices
+from tiers.tasks.trim_task import segment_timestamp_ms
 
 _LOG = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from tiers.each_of import each_of
 from tiers.errors import OwnershipLostError, RemoteLogError, RemoteStorageError, RetriableRemoteStorageError
-from tiers.manager.copy_attempts import unfinished_attempts, unfinished_segments
-from tiers.manager.failed_deletions import StillPublishedError
-from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.tasks.copy.copy_attempts import unfinished_attempts, unfinished_segments
+from tiers.tasks.failed_deletions import StillPublishedError
+from tiers.tasks.task_services import TaskServices
 
 _FAILURES_PER_ROUND = 3
 """After this many failures in a row, the store is in trouble, and is not asked again before the next round."""

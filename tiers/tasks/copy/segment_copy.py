@@ -12,16 +12,16 @@ from dataclasses import replace
 from uuid import uuid4
 
 from tiers.errors import CustomMetadataTooLargeError, RemoteStorageError
-from tiers.manager.read_back import verify_copied_segment
-from tiers.manager.segment_deletion import delete_segment, write_state
-from tiers.manager.spool import Spool
-from tiers.manager.task_services import TaskServices
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.segment_builder import BuiltSegment
 from tiers.segment.segment_encryption import KeyRing, seal_segment
 from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.tasks.copy.spool import Spool
+from tiers.tasks.segment_deletion import delete_segment, write_state
+from tiers.tasks.task_services import TaskServices
+from tiers.verify.read_back import verify_copied_segment
 
 _LOG = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from uuid import UUID
 
-from tiers.manager.task_services import TaskServices
 from tiers.model.ids import TopicIdPartition
+from tiers.tasks.task_services import TaskServices
 
 SAME_TIME_MS = 3_600_000
 """Topics that went missing within an hour of each other did so at the same time."""
