@@ -53,12 +53,12 @@ from pipeline.source.options import parse_options
 from pipeline.source.read_plan import MissingOffsets, ReadRange
 from pipeline.source.read_task import tasks_for
 from pipeline.source.tiered_log import LogBounds, TieredLog
+from tiers.access.open_tier import OpenTier
 from tiers.broker.client import BrokerClient
 from tiers.config.topic_policy import TopicPolicy
 from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.quick_values import making_many
-from tiers.open_tier import OpenTier
 from tiers.segment.segment_encryption import KeyRing
 from tiers.tasks.expiration_task import RLMExpirationTask
 

@@ -13,7 +13,7 @@ from pipeline.export.schema_error import ValueSchemaError
 from pipeline.export.target import TargetError
 from pipeline.job import JobError, spark_cause
 from pipeline.session import SparkMasterError, SparkSettingError
-from tiers.console import FAILED, MISUSED, explained
+from tiers.access.console import FAILED, MISUSED, explained
 
 _USERS_OWN: Final = ("OptionError: ", "ConfigError: ")
 _SAYS_ALL: Final = re.compile(

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.progress import job_progress
 from pipeline.task_call import TaskCall
-from tiers.console import TRY_AGAIN
+from tiers.access.console import TRY_AGAIN
 from tiers.errors import RetriableRemoteStorageError
 
 P = TypeVar("P")

@@ -16,13 +16,13 @@ from typing import Final, TypeVar
 from prometheus_client import CollectorRegistry
 
 from pipeline.task_runner import Cancellable, TaskRunner
+from tiers.access.console import say
+from tiers.access.open_tier import OpenTier
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.remote_log_settings import RemoteLogManagerSettings
-from tiers.console import say
 from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogError, RemoteLogMetadataError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.model.ids import TopicIdPartition
-from tiers.open_tier import OpenTier
 from tiers.tasks.copy.spool import Spool
 from tiers.tasks.failed_deletions import FailedDeletions
 from tiers.tasks.failed_deletions_topic import FailedDeletionsTopic

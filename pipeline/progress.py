@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import typer
 from pyspark import SparkContext
 
-from tiers.console import progress_bar, say
+from tiers.access.console import progress_bar, say
 
 POLL_MS = 200
 STALLED_POLLS = 150

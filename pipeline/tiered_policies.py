@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from prometheus_client import CollectorRegistry
 
+from tiers.access.open_tier import OpenTier
 from tiers.config.topic_policy import TopicPolicy, topic_rule
-from tiers.open_tier import OpenTier
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 from tiers.tasks.tiered_topics import TieredTopics
 

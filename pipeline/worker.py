@@ -21,11 +21,11 @@ from typing import TypeVar
 import uvloop
 
 from pipeline.config import PipelineConfig
+from tiers.access.open_tier import RemoteTierError
 from tiers.broker.client import BrokerClient
 from tiers.config.settings import StorageConfig
 from tiers.config.storage_registry import create_storage
 from tiers.config.upstream_config import UpstreamConfig, broker_client
-from tiers.open_tier import RemoteTierError
 from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 

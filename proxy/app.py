@@ -39,10 +39,10 @@ from proxy.router import Router
 from proxy.server import ProxyServer, monotonic_ms
 from proxy.tls import listener_tls
 from proxy.topology import ListenerAddresses, Topology
+from tiers.access.open_tier import RemoteTierError
 from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerError, BrokerRefusedError
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
-from tiers.open_tier import RemoteTierError
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from proxy.app import Proxy, RemoteLogProcess, serve
 from proxy.config import TidegateConfig
 from proxy.logging_setup import set_up_logging
 from proxy.supervisor import UNUSABLE
+from tiers.access.open_tier import RemoteTierError
 from tiers.broker.tls import TlsError
 from tiers.errors import BrokerRefusedError
-from tiers.open_tier import RemoteTierError
 
 logger = logging.getLogger(__name__)
 

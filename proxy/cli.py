@@ -18,8 +18,8 @@ from proxy.commands.registration import tier
 from proxy.config import load_config
 from proxy.logging_setup import set_up_logging
 from proxy.processes import serve_processes
-from tiers import console
-from tiers.console import ConfigFile, explained
+from tiers.access import console
+from tiers.access.console import ConfigFile, explained
 
 FAILED = 1
 """The exit code of a failure, except under `tidegate tier`."""

@@ -17,11 +17,11 @@ from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
 from protocol.errors import ErrorCode
 from proxy.config import TidegateConfig
+from tiers.access.open_tier import RemoteTierError
 from tiers.broker.client import BrokerClient
 from tiers.config.topic_policy import topic_rule
 from tiers.errors import BrokerError
 from tiers.metadata.topic.settings import metadata_group_id
-from tiers.open_tier import RemoteTierError
 from tiers.tasks.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 
 logger = logging.getLogger(__name__)

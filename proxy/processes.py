@@ -32,9 +32,9 @@ from proxy.config import TidegateConfig
 from proxy.remote_log import metadata_folder
 from proxy.server import bind, monotonic_ms
 from proxy.supervisor import Child, ChildCommand, Supervisor
+from tiers.access.open_tier import RemoteTierError
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.state.writer import forget_freshness
-from tiers.open_tier import RemoteTierError
 
 logger = logging.getLogger(__name__)
 

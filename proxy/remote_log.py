@@ -16,6 +16,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from proxy.config import TidegateConfig
+from tiers.access.open_tier import RemoteTierError, open_key_ring, segments_without_metadata, storage_cluster_id
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.remote_log_settings import RemoteLogManagerSettings
@@ -27,7 +28,6 @@ from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
 from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
-from tiers.open_tier import RemoteTierError, open_key_ring, segments_without_metadata, storage_cluster_id
 from tiers.quota import QuotaWindow, RateQuota
 from tiers.storage.instrumented import InstrumentedRemoteStorageManager, RemoteStorageMetrics
 from tiers.tasks.copy.spool import Spool

@@ -37,13 +37,13 @@ from proxy.remote_log import metadata_folder, open_metadata, open_storage, run_r
 from proxy.tiered_partitions import TieredPartitions
 from proxy.topic_tier_configs import TopicTierConfigs
 from proxy.topology import Topology
+from tiers.access.open_tier import open_key_ring
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.config.topic_policy import topic_rule
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, wall_clock_ms
-from tiers.open_tier import open_key_ring
 from tiers.quota import QuotaWindow, RemoteFetchQuotas
 from tiers.reader.disk_chunk_cache import DiskChunkCache, DiskChunkCacheSettings
 from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexSettings

@@ -14,7 +14,7 @@ from pipeline.export.schema_error import ValueSchemaError
 from pipeline.export.target import target_settings
 from pipeline.export.typed_values import TypedValues, read_value_schema
 from pipeline.jobs import export as job
-from tiers.console import say, show_json, show_table
+from tiers.access.console import say, show_json, show_table
 
 _MIB = 1 << 20
 

@@ -14,7 +14,7 @@ from pipeline.jobs.merge import DEFAULT_GRACE_MS, Merge, plan_merge
 from pipeline.jobs.merge import merge as merge_job
 from pipeline.repair.merge_plan import MergeGroup, MergeLimits
 from pipeline.task_runner import SparkRunner
-from tiers.console import say, show_json, show_table
+from tiers.access.console import say, show_json, show_table
 
 
 def merge(

@@ -14,7 +14,7 @@ from pipeline.jobs.offload import offload as run_offload
 from pipeline.jobs.offload import plan_offload
 from pipeline.offload.driver import OffloadOptions, OffloadReport, PlannedPartition
 from pipeline.offload.rounds import offload_rounds
-from tiers.console import say, show_json, show_table
+from tiers.access.console import say, show_json, show_table
 
 Topics = Annotated[
     str,

@@ -13,8 +13,8 @@ from pipeline.jobs.rebuild import rebuild as rebuild_job
 from pipeline.jobs.rebuild import rebuild_indexes
 from pipeline.repair.indexes_task import IndexesResult, Verdict
 from pipeline.task_runner import SparkRunner
-from tiers.console import say, show_json, show_table
-from tiers.rebuilding import RebuildOptions, show_rebuild
+from tiers.access.console import say, show_json, show_table
+from tiers.upkeep.rebuild import RebuildOptions, show_rebuild
 
 
 def rebuild(

@@ -14,7 +14,7 @@ from pipeline.config import load_pipeline_config
 from pipeline.jobs.retain import PartitionRetention, Retention, plan_retention
 from pipeline.jobs.retain import retain as retain_job
 from pipeline.task_runner import SparkRunner
-from tiers.console import say, show_json, show_table
+from tiers.access.console import say, show_json, show_table
 from tiers.model.ids import TopicIdPartition
 
 

@@ -15,7 +15,7 @@ from pipeline.jobs.scrub import ScrubOptions
 from pipeline.jobs.scrub import scrub as scrub_job
 from pipeline.repair.scrub_report import ScrubLevel, ScrubReport
 from pipeline.repair.usage_line import DAY_MS
-from tiers.console import say, show_json, show_table
+from tiers.access.console import say, show_json, show_table
 
 
 def scrub(

@@ -17,7 +17,7 @@ from pyspark.sql.types import NumericType
 from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, job_session, key_values
 from pipeline.job import one_job
 from pipeline.jobs import sql as job
-from tiers.console import say, show_table
+from tiers.access.console import say, show_table
 
 DEFAULT_ROWS = 1_000
 

@@ -13,7 +13,7 @@ from pipeline.config import load_pipeline_config
 from pipeline.jobs.usage import Prices, UsageReport, check_tiered, day_text, written_objects
 from pipeline.jobs.usage import usage as usage_job
 from pipeline.repair.usage_line import DAY_MS, UsageBy, UsageLine
-from tiers.console import say, show_json, show_table
+from tiers.access.console import say, show_json, show_table
 
 
 def usage(

@@ -29,7 +29,9 @@ from pipeline.repair.merge_plan import MergeGroup, MergeLimits, merged_segment, 
 from pipeline.repair.merge_task import MergeTask, MergeTaskResult, run_merge_task
 from pipeline.repair.segment_purge import Purge, purge
 from pipeline.task_runner import TaskRunner
-from tiers.console import progress_count, say
+from tiers.access.console import progress_count, say
+from tiers.access.open_tier import OpenTier, open_tier
+from tiers.access.owned_tier import owned_tier
 from tiers.each_of import each_of
 from tiers.errors import InvalidTransitionError, RemoteLogError, RemoteLogMetadataError, RemoteStorageError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
@@ -37,8 +39,6 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.quick_values import making_many
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.open_tier import OpenTier, open_tier
-from tiers.owned_tier import owned_tier
 from tiers.tasks.segment_deletion import delete_segment, write_state
 from tiers.tasks.task_services import TaskServices
 

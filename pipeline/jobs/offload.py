@@ -29,12 +29,8 @@ from pipeline.offload.nothing_tiered import NothingTieredYet
 from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
 from pipeline.tiered_policies import tiered_policies
 from pipeline.worker import worker
-from tiers.config.topic_policy import TopicPolicy
-from tiers.console import progress_count, say
-from tiers.errors import RemoteLogError
-from tiers.metadata.topic.settings import TopicBasedSettings
-from tiers.model.ids import TopicIdPartition
-from tiers.open_tier import (
+from tiers.access.console import progress_count, say
+from tiers.access.open_tier import (
     OpenTier,
     RemoteTierError,
     open_key_ring,
@@ -44,7 +40,11 @@ from tiers.open_tier import (
     storage_cluster_id,
     tiered_cluster,
 )
-from tiers.owned_tier import owned_tier
+from tiers.access.owned_tier import owned_tier
+from tiers.config.topic_policy import TopicPolicy
+from tiers.errors import RemoteLogError
+from tiers.metadata.topic.settings import TopicBasedSettings
+from tiers.model.ids import TopicIdPartition
 
 _NO_SPOOL = Path(tempfile.gettempdir())
 """The driver spools nothing, because the executors make the segments."""

@@ -20,11 +20,8 @@ from pipeline.job_services import run_beside
 from pipeline.repair.indexes_task import IndexesResult, IndexesTask, make_indexes
 from pipeline.repair.store_scan import parts_of, planned_rebuild, scan_store
 from pipeline.task_runner import TaskRunner
-from tiers.console import progress_count
-from tiers.metadata.partition_manifest import PartitionManifest
-from tiers.model.ids import TopicIdPartition
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.open_tier import (
+from tiers.access.console import progress_count
+from tiers.access.open_tier import (
     OpenTier,
     RemoteTierError,
     open_tier,
@@ -32,9 +29,12 @@ from tiers.open_tier import (
     storage_cluster_id,
     tiered_cluster,
 )
-from tiers.owned_tier import owned_tier
-from tiers.rebuilding import Rebuild, RebuildOptions
-from tiers.rebuilding import rebuild as rebuild_metadata
+from tiers.access.owned_tier import owned_tier
+from tiers.metadata.partition_manifest import PartitionManifest
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.upkeep.rebuild import Rebuild, RebuildOptions
+from tiers.upkeep.rebuild import rebuild as rebuild_metadata
 
 SEGMENTS_PER_TASK = 100
 

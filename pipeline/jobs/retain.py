@@ -26,16 +26,16 @@ from pipeline.job_services import job_services, written
 from pipeline.repair.segment_purge import Purge, purge
 from pipeline.task_runner import TaskRunner
 from pipeline.tiered_policies import tiered_policies
+from tiers.access.console import progress_count
+from tiers.access.open_tier import OpenTier, open_tier
+from tiers.access.owned_tier import owned_tier
 from tiers.config.topic_policy import TopicPolicy
-from tiers.console import progress_count
 from tiers.each_of import each_of
 from tiers.errors import RemoteLogError
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.model.quick_values import making_many
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.open_tier import OpenTier, open_tier
-from tiers.owned_tier import owned_tier
 from tiers.tasks.expiration_task import RLMExpirationTask
 from tiers.tasks.lineage import check_remote_lineage
 from tiers.tasks.task_services import TaskServices

@@ -5,7 +5,7 @@
   an orphan only if neither reading of the metadata knows it.
 * Gaps come from the later reading, because a moving log start or a finished copy closes them. Overlaps must be in both
   readings, because a merge publishes the merged segment before it deletes the small ones.
-* The job deletes only orphans older than the grace period, only on request, and only through `tiers.orphans`.
+* The job deletes only orphans older than the grace period, only on request, and only through `tiers.upkeep.orphans`.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from pipeline.repair.tier_store import TierStore
 from pipeline.repair.usage_line import DAY_MS
 from pipeline.task_runner import SparkRunner, TaskRunner
 from pipeline.worker import worker
-from tiers.console import progress_count
+from tiers.access.console import progress_count
+from tiers.access.open_tier import OpenTier, open_tier, readable_segments
 from tiers.each_of import each_of
 from tiers.errors import RemoteResourceNotFoundError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.quick_values import making_many
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.open_tier import OpenTier, open_tier, readable_segments
-from tiers.orphans import ORPHAN, UPLOAD, OrphanReport, delete_orphans, judge_orphans
-from tiers.resume_notes import note_segment, noted_segments
 from tiers.storage.object_key import INDEXES_SUFFIX, parse_partition_manifest_key, parse_segment_key
+from tiers.upkeep.orphans import ORPHAN, UPLOAD, OrphanReport, delete_orphans, judge_orphans
+from tiers.upkeep.resume_notes import note_segment, noted_segments
 from tiers.verify.segment_tiling import OffsetRun, Overlap, holes, overlaps
 from tiers.verify.segment_verification import persistently
 

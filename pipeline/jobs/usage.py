@@ -24,13 +24,13 @@ from pipeline.repair.tier_store import TierStore
 from pipeline.repair.usage_line import DAY_MS, UsageBy, UsageLine, grouped
 from pipeline.task_runner import SparkRunner, TaskRunner
 from pipeline.worker import worker
-from tiers.console import progress_count
+from tiers.access.console import progress_count
+from tiers.access.open_tier import OpenTier, open_tier, tiered_cluster
 from tiers.each_of import each_of
 from tiers.errors import RemoteStorageError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.stored_segment import StoredSegment, stored_segment
-from tiers.open_tier import OpenTier, open_tier, tiered_cluster
-from tiers.usage import manifest_bytes, stored_sizes
+from tiers.upkeep.usage import manifest_bytes, stored_sizes
 
 AGES_DAYS = (1, 7, 30, 90, 365)
 """Upper bounds of the histogram's buckets in days, exclusive. One more bucket has no upper bound."""

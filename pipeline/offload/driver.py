@@ -17,13 +17,13 @@ from pipeline.offload.task import OffloadResult, OffloadTask
 from pipeline.offload.topic_sizes import log_sizes
 from protocol.errors import ErrorCode
 from protocol.records.record_batch import iterate_batches
+from tiers.access.console import say
+from tiers.access.open_tier import OpenTier
+from tiers.access.owned_tier import CLAIM_TIMEOUT_MS
 from tiers.config.topic_policy import TopicPolicy
-from tiers.console import say
 from tiers.each_of import each_of
 from tiers.errors import BrokerError, RemoteLogError
 from tiers.model.ids import TopicIdPartition
-from tiers.open_tier import OpenTier
-from tiers.owned_tier import CLAIM_TIMEOUT_MS
 from tiers.tasks.task_services import TaskServices
 
 _AT_ONCE = 16

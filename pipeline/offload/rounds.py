@@ -13,9 +13,9 @@ from typing import Final, Never
 
 from pipeline.job import JobError
 from pipeline.offload.driver import OffloadReport
-from tiers.console import say
+from tiers.access.console import say
+from tiers.access.open_tier import RemoteTierError
 from tiers.errors import RemoteLogError
-from tiers.open_tier import RemoteTierError
 
 MAX_PAUSE_S: Final = 900.0
 _MAX_DOUBLINGS: Final = 16

@@ -27,6 +27,7 @@ from pipeline.offload.plan import part_of_tile
 from pipeline.scratch import scratch_folder
 from pipeline.worker import worker
 from protocol.errors import CorruptBatchError, ErrorCode
+from tiers.access.open_tier import open_key_ring
 from tiers.broker.client import monotonic_ms
 from tiers.errors import BrokerError, CustomMetadataTooLargeError, LogDivergedError, OffsetGapError, RemoteLogError
 from tiers.log.broker_log import BrokerLogSource
@@ -35,7 +36,6 @@ from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LogRead, LogSource
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.open_tier import open_key_ring
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder, SegmentOverflowError
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager

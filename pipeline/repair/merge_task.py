@@ -20,10 +20,10 @@ from pipeline.scratch import scratch_folder
 from pipeline.source.remote_read import read_remote_range
 from pipeline.worker import worker
 from protocol.errors import CorruptBatchError
+from tiers.access.open_tier import open_key_ring
 from tiers.broker.client import monotonic_ms
 from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteLogError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.open_tier import open_key_ring
 from tiers.segment.indexes.indexes_object import IndexesObject, decode_indexes_object
 from tiers.segment.merged_indexes import epochs_before, why_not_continued, with_merged_indexes
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder

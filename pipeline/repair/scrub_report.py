@@ -9,7 +9,7 @@ from enum import StrEnum
 from pyspark.sql import DataFrame, SparkSession
 
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.orphans import Orphan
+from tiers.upkeep.orphans import Orphan
 from tiers.verify.segment_tiling import OffsetRun, Overlap
 from tiers.verify.segment_verification import Damage
 

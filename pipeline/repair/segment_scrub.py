@@ -21,10 +21,10 @@ from pipeline.decode.wanted_batches import MAX_OFFSET, CorruptRecordsError
 from pipeline.source.remote_read import GETS_AT_ONCE, in_order
 from pipeline.worker import worker
 from protocol.records.record_batch import RecordBatch
+from tiers.access.open_tier import open_key_ring
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.open_tier import open_key_ring
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.verify.segment_verification import (

@@ -15,15 +15,15 @@ from pipeline.job_services import run_beside
 from pipeline.repair.tier_store import TierStore
 from pipeline.task_runner import TaskRunner
 from pipeline.worker import worker
+from tiers.access.open_tier import open_key_ring
 from tiers.each_of import each_of
-from tiers.metadata.bucket_scan import BucketScan, IndexesKey, read_indexes, read_manifest
 from tiers.metadata.partition_manifest import PartitionManifest
-from tiers.metadata.rebuild import FoundIndexes
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.open_tier import open_key_ring
-from tiers.rebuilding import Rebuild, judge_scan
 from tiers.storage.remote_storage_manager import StoredObject
+from tiers.upkeep.bucket_scan import BucketScan, IndexesKey, read_indexes, read_manifest
+from tiers.upkeep.rebuild import Rebuild, judge_scan
+from tiers.upkeep.rebuild_plan import FoundIndexes
 from tiers.verify.segment_verification import persistently, verify_segment
 
 T = TypeVar("T")

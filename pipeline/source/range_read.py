@@ -25,8 +25,8 @@ from pipeline.source.remote_read import RawBatches, read_remote_range
 from pipeline.source.tiered_log import client_config, open_log, report_data_loss
 from pipeline.task_call import settle
 from pipeline.worker import worker
+from tiers.access.open_tier import RemoteTierError, open_key_ring
 from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
-from tiers.open_tier import RemoteTierError, open_key_ring
 
 logger = logging.getLogger(__name__)
 

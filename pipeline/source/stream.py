@@ -29,10 +29,10 @@ from pipeline.source.read_task import ReadTask, tasks_for
 from pipeline.source.stream_offsets import Offsets, StreamOffsets, decode_offsets, encode_offsets
 from pipeline.source.tiered_log import LogBounds, TieredLog, open_log, report_data_loss
 from pipeline.worker import worker
+from tiers.access.open_tier import RemoteTierError
 from tiers.broker.client import monotonic_ms
 from tiers.errors import RemoteLogError
 from tiers.model.ids import TopicIdPartition
-from tiers.open_tier import RemoteTierError
 
 if TYPE_CHECKING:
     import pyarrow as pa

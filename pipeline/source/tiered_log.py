@@ -20,6 +20,7 @@ from pipeline.source.options import EARLIEST, LATEST, Access, OptionError, Posit
 from pipeline.source.read_plan import LogView, MissingOffsets, ReadRange, cover
 from pipeline.worker import worker
 from protocol.errors import ErrorCode
+from tiers.access.open_tier import OpenTier, open_tier
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.each_of import each_of
@@ -29,7 +30,6 @@ from tiers.metadata.earliest_readable import earliest_readable
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.model.stored_segment import StoredSegment
-from tiers.open_tier import OpenTier, open_tier
 from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index
 

@@ -25,15 +25,8 @@ import typer
 from proxy.commands.bounds import PartitionBounds, partition_bounds, show_bounds
 from proxy.commands.tools import parse_target, run_command
 from proxy.config import TidegateConfig, load_config
-from tiers.console import AsJson, ConfigFile, progress_count, say, show_json
-from tiers.log.broker_log import BrokerLogSource
-from tiers.metadata.log_history import LogStartConfirmation
-from tiers.metadata.partition_manifest import witness_of
-from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
-from tiers.model.ids import TopicIdPartition
-from tiers.model.log_source import LogSource
-from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.open_tier import (
+from tiers.access.console import AsJson, ConfigFile, progress_count, say, show_json
+from tiers.access.open_tier import (
     TIMEOUT_MS,
     RemoteTierError,
     metadata_to_now,
@@ -41,6 +34,13 @@ from tiers.open_tier import (
     storage_cluster_id,
     tiered_cluster,
 )
+from tiers.log.broker_log import BrokerLogSource
+from tiers.metadata.log_history import LogStartConfirmation
+from tiers.metadata.partition_manifest import witness_of
+from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import LogSource
+from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.lineage import accepted_end
 from tiers.tasks.partition_manifest import read_manifest
 

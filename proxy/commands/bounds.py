@@ -18,15 +18,15 @@ import typer
 
 from proxy.commands.tools import run_command
 from proxy.config import TidegateConfig, load_config
+from tiers.access.console import FINDINGS, AsJson, ConfigFile, progress_count, show_json, show_table
+from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, tiered_cluster
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
-from tiers.console import FINDINGS, AsJson, ConfigFile, progress_count, show_json, show_table
 from tiers.errors import RemoteLogError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
-from tiers.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, tiered_cluster
 from tiers.tasks.bounds import violated_bounds
 
 _PARTITIONS_AT_ONCE = 16

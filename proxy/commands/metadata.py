@@ -19,8 +19,8 @@ import typer
 
 from proxy.commands.tools import parse_target, partitions_of, run_command
 from proxy.config import TidegateConfig, load_config
-from tiers.console import FINDINGS, AsJson, ConfigFile, progress_count, say, show_json
-from tiers.importing import WRITER, write_all
+from tiers.access.console import FINDINGS, AsJson, ConfigFile, progress_count, say, show_json
+from tiers.access.open_tier import OpenTier, RemoteTierError, open_tier, tiered_cluster
 from tiers.metadata.records.flat_file import FlatFile, PartitionDeleteEntry, decode_flat_file, write_flat_file
 from tiers.metadata.topic.metadata_producer import KeyAndValue
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
@@ -34,7 +34,7 @@ from tiers.model.segment_metadata import (
     RemotePartitionDeleteMetadata,
 )
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
-from tiers.open_tier import OpenTier, RemoteTierError, open_tier, tiered_cluster
+from tiers.upkeep.importing import WRITER, write_all
 
 metadata = typer.Typer(
     name="metadata",

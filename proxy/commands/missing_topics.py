@@ -18,10 +18,10 @@ import typer
 
 from proxy.commands.tools import run_command
 from proxy.config import TidegateConfig, load_config
-from tiers.console import FINDINGS, AsJson, ConfigFile, progress_count, show_json, show_table, time_text
+from tiers.access.console import FINDINGS, AsJson, ConfigFile, progress_count, show_json, show_table, time_text
+from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, tiered_cluster
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
-from tiers.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, tiered_cluster
 from tiers.tasks.missing_topics import vanished_together
 from tiers.tasks.topic_deletion import ClusterTopicExistence
 

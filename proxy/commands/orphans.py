@@ -1,7 +1,7 @@
 """`tidegate tier orphans`: lists objects that the metadata does not know, and objects that the store lacks.
 
 Without `--delete --yes` the command deletes nothing. With it, the command deletes those of the listed objects that may
-be deleted (`tiers.orphans`). It also lists unfinished uploads, and aborts those that are old enough.
+be deleted (`tiers.upkeep.orphans`). It also lists unfinished uploads, and aborts those that are old enough.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from proxy.commands.tools import run_command
 from proxy.config import TidegateConfig, load_config
+from tiers.access.console import FINDINGS, AsJson, ConfigFile, progress_count, say, show_json, show_table, time_text
+from tiers.access.open_tier import open_tier
 from tiers.config.settings import DurationMs
-from tiers.console import FINDINGS, AsJson, ConfigFile, progress_count, say, show_json, show_table, time_text
-from tiers.open_tier import open_tier
-from tiers.orphans import OrphanReport, delete_orphans, find_orphans
+from tiers.upkeep.orphans import OrphanReport, delete_orphans, find_orphans
 
 
 def orphans(

@@ -17,10 +17,10 @@ import typer
 
 from proxy.commands.tools import run_command
 from proxy.config import TidegateConfig, load_config
-from tiers.console import FINDINGS, AsJson, ConfigFile, progress_count, show_json, show_table
+from tiers.access.console import FINDINGS, AsJson, ConfigFile, progress_count, show_json, show_table
+from tiers.access.open_tier import RemoteTierError, metadata_to_now, tiered_cluster
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.open_tier import RemoteTierError, metadata_to_now, tiered_cluster
 from tiers.tasks.expiration_task import is_in_quarantine
 
 _HELP = (

@@ -11,10 +11,10 @@ import typer
 
 from proxy.commands.tools import Concurrency, run_command
 from proxy.config import load_config
-from tiers.console import AsJson, ConfigFile
-from tiers.open_tier import open_key_ring, open_storage
-from tiers.rebuilding import Rebuild, RebuildOptions, plan_rebuild, show_rebuild
-from tiers.rebuilding import rebuild as rebuild_metadata
+from tiers.access.console import AsJson, ConfigFile
+from tiers.access.open_tier import open_key_ring, open_storage
+from tiers.upkeep.rebuild import Rebuild, RebuildOptions, plan_rebuild, show_rebuild
+from tiers.upkeep.rebuild import rebuild as rebuild_metadata
 
 
 def rebuild(

@@ -15,12 +15,12 @@ import typer
 
 from proxy.commands.tools import Concurrency, OptionalTarget, parse_target, partitions_of, run_command
 from proxy.config import load_config
-from tiers.console import FINDINGS, AsJson, ConfigFile, progress_bar, progress_count, say, show_json, show_table
+from tiers.access.console import FINDINGS, AsJson, ConfigFile, progress_bar, progress_count, say, show_json, show_table
+from tiers.access.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, open_tier
 from tiers.each_of import each_of
 from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, open_tier
 from tiers.segment.indexes.indexes_object import Section, decode_indexes_object, decode_sections, encode_sections
 from tiers.segment.segment_encryption import KeyRing, wrapping_key_id
 from tiers.storage.object_key import indexes_key

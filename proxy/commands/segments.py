@@ -9,11 +9,11 @@ import typer
 
 from proxy.commands.tools import Concurrency, Target, parse_target, partitions_of, run_command
 from proxy.config import load_config
-from tiers.console import AsJson, ConfigFile, progress_bar, progress_count, show_json, show_table, time_text
+from tiers.access.console import AsJson, ConfigFile, progress_bar, progress_count, show_json, show_table, time_text
+from tiers.access.open_tier import OpenTier, location_of, open_tier
 from tiers.each_of import each_of
 from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.open_tier import OpenTier, location_of, open_tier
 from tiers.segment.indexes.indexes_object import Section, decode_sections
 from tiers.segment.segment_encryption import wrapping_key_id
 from tiers.verify.segment_verification import persistently

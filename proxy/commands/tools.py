@@ -10,8 +10,8 @@ import typer
 import uvloop
 
 from proxy.logging_setup import set_up_logging
+from tiers.access.open_tier import OpenTier, RemoteTierError
 from tiers.model.ids import TopicIdPartition
-from tiers.open_tier import OpenTier, RemoteTierError
 
 T = TypeVar("T")
 

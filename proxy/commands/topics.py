@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from proxy.broker_configs import BrokerConfigs, BrokerValue
 from proxy.commands.tools import run_command
 from proxy.config import load_config
+from tiers.access.console import AsJson, ConfigFile, progress_count, show_json, show_table, time_text
+from tiers.access.open_tier import TIMEOUT_MS, OpenTier, open_tier
 from tiers.config.remote_log_settings import TopicRule
 from tiers.config.topic_policy import matching_rule, topic_rule
 from tiers.config.topic_settings import TierValue, tier_values
-from tiers.console import AsJson, ConfigFile, progress_count, show_json, show_table, time_text
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.open_tier import TIMEOUT_MS, OpenTier, open_tier
 from tiers.tasks.copy.copy_attempts import copy_failing_since_ms
 
 

@@ -1,7 +1,7 @@
 """`tidegate tier usage`: adds up the bytes of each partition in the store, with indexes, manifest and encryption.
 
 The command counts the segments that the metadata knows. With `--by-listing` it counts all objects that the store lists,
-whether the metadata knows them or not (`tiers.usage`).
+whether the metadata knows them or not (`tiers.upkeep.usage`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import typer
 
 from proxy.commands.tools import Concurrency, OptionalTarget, parse_target, partitions_of, run_command
 from proxy.config import load_config
-from tiers.console import FINDINGS, AsJson, ConfigFile, progress_count, show_json, show_table
-from tiers.open_tier import open_tier
-from tiers.usage import PartitionUsage, known_usage, listed_usage, topic_usage
+from tiers.access.console import FINDINGS, AsJson, ConfigFile, progress_count, show_json, show_table
+from tiers.access.open_tier import open_tier
+from tiers.upkeep.usage import PartitionUsage, known_usage, listed_usage, topic_usage
 
 
 def usage(

@@ -16,13 +16,13 @@ import typer
 
 from proxy.commands.tools import Concurrency, OptionalTarget, parse_target, partitions_of, run_command
 from proxy.config import load_config
-from tiers.console import FINDINGS, AsJson, ConfigFile, progress_bar, progress_count, show_json, show_table
+from tiers.access.console import FINDINGS, AsJson, ConfigFile, progress_bar, progress_count, show_json, show_table
+from tiers.access.open_tier import OpenTier, open_tier, readable_segments
 from tiers.each_of import each_of
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.open_tier import OpenTier, open_tier, readable_segments
-from tiers.resume_notes import note_segment, noted_segments
+from tiers.upkeep.resume_notes import note_segment, noted_segments
 from tiers.verify.segment_tiling import holes
 from tiers.verify.segment_verification import Damage, verify_segment
 

@@ -37,7 +37,7 @@ async def listed(config: Path, *options: str) -> str:
     """Runs the command with retries."""
     arguments = ["tier", "failed-deletes", "--config", str(config), *options]
     with (
-        patch("tiers.open_tier.TIMEOUT_MS", TIMEOUT_MS),
+        patch("tiers.access.open_tier.TIMEOUT_MS", TIMEOUT_MS),
         patch("proxy.commands.failed_deletes.TIMEOUT_MS", TIMEOUT_MS),
     ):
         done = await asyncio.to_thread(CliRunner().invoke, cli.app, arguments)

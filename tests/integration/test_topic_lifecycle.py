@@ -24,7 +24,7 @@ from tests.servers.kafka import KafkaCluster
 from tests.servers.peer import Peer, topic_id_of
 from tests.servers.producing import add_partitions, create_topic, delete_topic, produce, random_values
 from tests.servers.tidegate import TidegateProcess, tidegate_over
-from tiers.open_tier import open_tier
+from tiers.access.open_tier import open_tier
 from tiers.storage.object_key import parse_segment_key
 
 pytestmark = pytest.mark.integration

@@ -33,7 +33,7 @@ async def run(config: Path, *arguments: str) -> Answer:
         redirect_stdout(out),
         redirect_stderr(err),
         patch("proxy.commands.tools.set_up_logging"),
-        patch("tiers.open_tier.TIMEOUT_MS", int(1000 * TIMEOUT_S)),
+        patch("tiers.access.open_tier.TIMEOUT_MS", int(1000 * TIMEOUT_S)),
         patch("proxy.commands.bounds.TIMEOUT_MS", int(1000 * TIMEOUT_S)),
     ):
         code = await asyncio.to_thread(cli.run, ["tier", *arguments, "--config", str(config)])

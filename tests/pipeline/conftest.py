@@ -16,7 +16,7 @@ from tests.pipeline.offload_rig import CLAIM_TIMEOUT_MS
 from tests.pipeline.read_stage import ReadStage, read_stage
 from tests.servers.kafka import KafkaCluster
 from tests.servers.spark import QUICK_JAVA, unpacked_spark
-from tiers.owned_tier import owned_tier
+from tiers.access.owned_tier import owned_tier
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,7 +46,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def patient_tier() -> Iterator[None]:
     """A busy machine opens a tier in its own time: that an opening is given up only ends a hang."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tiers.open_tier.TIMEOUT_MS", 180_000)
+        patch.setattr("tiers.access.open_tier.TIMEOUT_MS", 180_000)
         yield
 
 

@@ -19,6 +19,7 @@ from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
 from protocol.records.record_batch import iterate_batches
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import topic_id_partition
+from tiers.access.open_tier import OpenTier, open_tier, readable_segments
 from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
@@ -26,7 +27,6 @@ from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager,
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.open_tier import OpenTier, open_tier, readable_segments
 from tiers.verify.segment_verification import verify_segment
 
 T = TypeVar("T")

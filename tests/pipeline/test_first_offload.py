@@ -14,7 +14,7 @@ from tests.integration.waiting import until
 from tests.pipeline.offload_rig import offload_rig
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import TIMEOUT_S, create_topic, produce, random_values
-from tiers.open_tier import RemoteTierError
+from tiers.access.open_tier import RemoteTierError
 
 
 def test_a_first_load_makes_the_metadata_topic_unless_the_store_has_segments(

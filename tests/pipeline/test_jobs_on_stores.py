@@ -40,10 +40,10 @@ from tests.servers.hdfs import HdfsCluster
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic, delete_topics, produce, random_values
 from tests.servers.versitygw import VersityGateway
+from tiers.access.open_tier import OpenTier, open_tier, readable_segments
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.open_tier import OpenTier, open_tier, readable_segments
-from tiers.rebuilding import RebuildOptions
 from tiers.storage.object_key import indexes_key, log_key
+from tiers.upkeep.rebuild import RebuildOptions
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("patient_claims")]
 

@@ -34,10 +34,10 @@ from tests.servers.producing import (
     topic_id_partition,
 )
 from tests.servers.tidegate import tidegate_over
+from tiers.access.open_tier import RemoteTierError
 from tiers.broker.client import BrokerClient
 from tiers.errors import RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.open_tier import RemoteTierError
 from tiers.segment.segment_builder import BuiltSegment
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager

@@ -14,7 +14,7 @@ from tests.pipeline.read_stage import rows_of
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic, delete_topic, produce
 from tests.servers.secure_kafka import USERS, allow
-from tiers.open_tier import RemoteTierError
+from tiers.access.open_tier import RemoteTierError
 
 pytestmark = pytest.mark.integration
 

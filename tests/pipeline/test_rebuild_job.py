@@ -18,8 +18,8 @@ from tests.fakes.segments import PARTITION
 from tests.pipeline.job_bench import InlineRunner
 from tests.proxy.commands.command_bench import CLUSTER_ID, CommandBench, command_bench
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.rebuilding import plan_rebuild
 from tiers.segment.segment_encryption import KeyRing
+from tiers.upkeep.rebuild import plan_rebuild
 
 
 @pytest.fixture

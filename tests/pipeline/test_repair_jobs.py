@@ -40,11 +40,11 @@ from tests.servers.kafka import KafkaCluster
 from tests.servers.peer import Peer
 from tests.servers.producing import TIMEOUT_S, create_topic, delete_topics, produce
 from tests.servers.tidegate import TidegateProcess, tidegate_over
+from tiers.access.open_tier import open_tier
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.open_tier import open_tier
-from tiers.rebuilding import RebuildOptions
 from tiers.segment.indexes.indexes_object import Section, decode_sections
+from tiers.upkeep.rebuild import RebuildOptions
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("patient_claims")]
 

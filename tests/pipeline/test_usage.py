@@ -22,7 +22,7 @@ from tests.pipeline.scrub_bench import ScrubBench, scrub_bench
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import partition_manifest_key, partition_prefix
-from tiers.usage import PartitionUsage, known_usage, listed_usage
+from tiers.upkeep.usage import PartitionUsage, known_usage, listed_usage
 
 TODAY = 20_000
 

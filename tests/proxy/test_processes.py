@@ -21,8 +21,8 @@ from proxy.processes import merge_metrics
 from proxy.remote_log import metadata_folder
 from proxy.server import bind
 from tests.servers.ports import free_ports
+from tiers.access.open_tier import RemoteTierError
 from tiers.metadata.state.layout import LOCK_FILE
-from tiers.open_tier import RemoteTierError
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 300.0

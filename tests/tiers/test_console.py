@@ -6,11 +6,11 @@ import pytest
 import typer
 from click import unstyle
 
+from tiers.access.console import FAILED, MISUSED, explained, progress_count, show_table
+from tiers.access.open_tier import RemoteTierError
 from tiers.broker.tls import TlsError
 from tiers.config.tier_config import ConfigError
-from tiers.console import FAILED, MISUSED, explained, progress_count, show_table
 from tiers.errors import BrokerError
-from tiers.open_tier import RemoteTierError
 
 
 def test_numbers_are_folded_and_not_cut(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pipeline.config import parse_pipeline_config
+from tiers.access.console import MISUSED, explained
+from tiers.access.open_tier import open_storage
 from tiers.config.tier_config import ConfigError
-from tiers.console import MISUSED, explained
-from tiers.open_tier import open_storage
 
 
 @pytest.mark.parametrize(

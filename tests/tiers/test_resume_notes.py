@@ -8,9 +8,9 @@ from uuid import uuid4
 import pytest
 
 from tests.fakes.segments import PARTITION
+from tiers.access.open_tier import RemoteTierError
 from tiers.model.ids import RemoteLogSegmentId
-from tiers.open_tier import RemoteTierError
-from tiers.resume_notes import note_segment, noted_segments
+from tiers.upkeep.resume_notes import note_segment, noted_segments
 
 
 def test_a_depth_counts_for_those_below_it(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from pipeline.job import JobError
 from pipeline.offload.driver import OffloadReport, PartitionReport
 from pipeline.offload.rounds import offload_rounds, pause_s
+from tiers.access.open_tier import RemoteTierError
 from tiers.errors import BrokerError
-from tiers.open_tier import RemoteTierError
 
 REPORT = OffloadReport((), 1, 1.0, 1.0)
 

@@ -12,10 +12,10 @@ from proxy.config import TidegateConfig, parse_config
 from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.fakes.record_batches import batch_of
 from tests.fakes.segments import PARTITION, build_segment, metadata_of
+from tiers.access.open_tier import OpenTier
 from tiers.metadata.partition_manifest import encode_partition_manifest
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.open_tier import OpenTier
 from tiers.segment.segment_encryption import KeyRing, seal_segment
 from tiers.storage.local import LocalRemoteStorageManager
 from tiers.storage.locations import LocatedRemoteStorageManager

@@ -17,6 +17,7 @@ from proxy.commands.metadata import partition_to_export, records_of_file
 from proxy.config import parse_config
 from tests.contract.test_remote_log_metadata_manager import segment
 from tests.proxy.commands.command_bench import CommandBench
+from tiers.access.open_tier import RemoteTierError
 from tiers.metadata.records.flat_file import FlatFile, PartitionDeleteEntry, encode_flat_file
 from tiers.metadata.records.serde import decode_key, decode_value
 from tiers.metadata.state.layout import StateIdentity
@@ -24,7 +25,6 @@ from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
-from tiers.open_tier import RemoteTierError
 
 PARTITION = TopicIdPartition(UUID(int=7), 2, "orders")
 

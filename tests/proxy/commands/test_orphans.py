@@ -13,11 +13,15 @@ from typer.testing import CliRunner
 from proxy.commands import orphans as command
 from tests.fakes.segments import PARTITION
 from tests.proxy.commands.command_bench import CLUSTER_ID, CommandBench
+from tiers.access.open_tier import RemoteTierError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.open_tier import RemoteTierError
-from tiers.orphans import (
+from tiers.storage.local import LocalRemoteStorageManager
+from tiers.storage.locations import LocatedRemoteStorageManager, StorageLocation
+from tiers.storage.object_key import log_key, partition_manifest_key
+from tiers.storage.remote_storage_manager import StoredObject, UnfinishedUpload
+from tiers.upkeep.orphans import (
     MANIFEST,
     MISSING,
     NAMED,
@@ -29,10 +33,6 @@ from tiers.orphans import (
     delete_orphans,
     find_orphans,
 )
-from tiers.storage.local import LocalRemoteStorageManager
-from tiers.storage.locations import LocatedRemoteStorageManager, StorageLocation
-from tiers.storage.object_key import log_key, partition_manifest_key
-from tiers.storage.remote_storage_manager import StoredObject, UnfinishedUpload
 
 DAY_MS = 86_400_000
 FUTURE_MS = 1 << 50

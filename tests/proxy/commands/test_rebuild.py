@@ -8,12 +8,12 @@ import pytest
 
 from tests.fakes.segments import PARTITION
 from tests.proxy.commands.command_bench import CLUSTER_ID, CommandBench
+from tiers.access.open_tier import RemoteTierError
 from tiers.errors import RetriableRemoteStorageError
 from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
-from tiers.open_tier import RemoteTierError
-from tiers.rebuilding import Rebuild, judge_unknown_topics, manifests_of, plan_rebuild, write_manifests
 from tiers.tasks.partition_manifest import manifest_of, read_manifest
+from tiers.upkeep.rebuild import Rebuild, judge_unknown_topics, manifests_of, plan_rebuild, write_manifests
 
 
 async def planned(bench: CommandBench) -> Rebuild:

@@ -12,9 +12,9 @@ from proxy.commands.verify import verify_tier
 from tests.fakes.log_starts import user_log_start
 from tests.fakes.segments import PARTITION
 from tests.proxy.commands.command_bench import CommandBench
-from tiers.open_tier import RemoteTierError
+from tiers.access.open_tier import RemoteTierError
 from tiers.segment.segment_encryption import KeyRing
-from tiers.usage import known_usage, listed_usage, topic_usage
+from tiers.upkeep.usage import known_usage, listed_usage, topic_usage
 
 KEYS = {"k1": b"1" * 32, "k2": b"2" * 32}
 

@@ -11,13 +11,13 @@ from tests.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench, with_retention
 from tiers.errors import LogDivergedError, MetadataLostError, OwnershipLostError, RetriableRemoteStorageError
 from tiers.metadata.partition_manifest import decode_partition_manifest, encode_partition_manifest, witness_of
-from tiers.metadata.rebuild import PartitionPlan
 from tiers.model.log_source import EpochEndOffset, LocalLogBounds
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import LeaderEpochEntry
-from tiers.rebuilding import manifests_of, write_manifests
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import partition_manifest_key
+from tiers.upkeep.rebuild import manifests_of, write_manifests
+from tiers.upkeep.rebuild_plan import PartitionPlan
 
 GAP_ALARM_MS = 30_000
 KEY = partition_manifest_key("cluster", PARTITION)

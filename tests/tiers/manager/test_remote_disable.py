@@ -12,14 +12,14 @@ from tests.tiers.manager.workbench import PARTITION, ProcessEnded, Workbench
 from tiers.config.remote_log_settings import TopicRule
 from tiers.config.topic_settings import DELETE_ON_DISABLE, REMOTE_STORAGE_ENABLE
 from tiers.errors import RemoteLogMetadataError, RetriableRemoteStorageError
-from tiers.metadata.bucket_scan import BucketScan
-from tiers.metadata.rebuild import plan_partition
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import partition_manifest_key
 from tiers.tasks.partition_manifest import PartitionManifestTask
 from tiers.tasks.remote_disable import RemoteDisableTask
+from tiers.upkeep.bucket_scan import BucketScan
+from tiers.upkeep.rebuild_plan import plan_partition
 
 DISABLED = {REMOTE_STORAGE_ENABLE: "false", DELETE_ON_DISABLE: "true"}
 

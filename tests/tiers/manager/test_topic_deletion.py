@@ -14,14 +14,14 @@ from tests.tiers.manager.workbench import PARTITION, ProcessEnded, Workbench
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError, OwnershipLostError, RemoteLogMetadataError, RetriableRemoteStorageError
-from tiers.metadata.bucket_scan import BucketScan
-from tiers.metadata.rebuild import PartitionPlan, plan_partition
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemotePartitionDeleteMetadata
 from tiers.model.segment_state import RemotePartitionDeleteState
 from tiers.tasks.partition_manifest import PartitionManifestTask
 from tiers.tasks.topic_deletion import ClusterTopicExistence, TopicDeletionTask
+from tiers.upkeep.bucket_scan import BucketScan
+from tiers.upkeep.rebuild_plan import PartitionPlan, plan_partition
 
 
 @pytest.fixture

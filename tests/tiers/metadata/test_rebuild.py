@@ -11,15 +11,6 @@ import pytest
 from tests.contract.test_remote_log_metadata_manager import segment
 from tests.fakes.log_starts import user_log_start
 from tiers.metadata.partition_manifest import ManifestSegment, PartitionManifest
-from tiers.metadata.rebuild import (
-    FoundIndexes,
-    FoundPartition,
-    FoundSegment,
-    PartitionPlan,
-    plan_partition,
-    records_of,
-    tier_configs_of,
-)
 from tiers.metadata.records.serde import decode_key, decode_value
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition
 from tiers.metadata.state.layout import StateIdentity
@@ -28,6 +19,15 @@ from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, OffsetAndEpoch
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.upkeep.rebuild_plan import (
+    FoundIndexes,
+    FoundPartition,
+    FoundSegment,
+    PartitionPlan,
+    plan_partition,
+    records_of,
+    tier_configs_of,
+)
 
 PARTITION = TopicIdPartition(UUID(int=7), 0, "orders")
 

@@ -18,10 +18,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Table
 from rich.text import Text
 
+from tiers.access.open_tier import RemoteTierError
 from tiers.broker.tls import TlsError
 from tiers.config.tier_config import ConfigError
 from tiers.errors import RemoteLogError, RetriableRemoteStorageError
-from tiers.open_tier import RemoteTierError
 
 logger = logging.getLogger(__name__)
 

@@ -15,13 +15,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from tiers.console import progress_bar
+from tiers.access.console import progress_bar
+from tiers.access.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, readable_segments
 from tiers.errors import RemoteLogMetadataError, RemoteResourceNotFoundError
 from tiers.metadata.partition_manifest import decode_partition_manifest
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, readable_segments
 from tiers.storage.object_key import (
     INDEXES_SUFFIX,
     LOG_SUFFIX,

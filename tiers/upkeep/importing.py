@@ -6,15 +6,15 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tiers.access.console import progress_bar, progress_count
+from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now
 from tiers.broker.client import BrokerClient
 from tiers.config.tier_config import TierConfig
-from tiers.console import progress_bar, progress_count
-from tiers.metadata.record_import import count_owners, write_records
 from tiers.metadata.topic.metadata_producer import KeyAndValue
 from tiers.metadata.topic.read_all import read_all
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
-from tiers.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now
+from tiers.upkeep.record_import import count_owners, write_records
 
 WRITER = "tidegate-import"
 """The writer in the log start records of an import."""

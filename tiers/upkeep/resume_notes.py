@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from tiers.access.open_tier import RemoteTierError
 from tiers.model.ids import RemoteLogSegmentId
-from tiers.open_tier import RemoteTierError
 
 
 def noted_segments(path: Path | None, depth: int = 0) -> set[str]:

@@ -16,7 +16,6 @@ from uuid import UUID
 from tiers.each_of import each_of
 from tiers.errors import CorruptSegmentError, RemoteLogMetadataError, RemoteResourceNotFoundError
 from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
-from tiers.metadata.rebuild import FoundIndexes, FoundPartition, FoundSegment, content_of
 from tiers.model.ids import TopicIdPartition
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import (
@@ -28,6 +27,7 @@ from tiers.storage.object_key import (
     segment_of_key,
 )
 from tiers.storage.remote_storage_manager import RemoteStorageManager, StoredObject
+from tiers.upkeep.rebuild_plan import FoundIndexes, FoundPartition, FoundSegment, content_of
 
 Persistently = Callable[[Callable[[], Awaitable[bytes]]], Awaitable[bytes]]
 

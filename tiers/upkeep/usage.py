@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tiers.console import progress_bar
+from tiers.access.console import progress_bar
+from tiers.access.open_tier import OpenTier
 from tiers.each_of import each_of
 from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.stored_segment import StoredSegment
-from tiers.open_tier import OpenTier
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.storage.object_key import (
     LOG_SUFFIX,

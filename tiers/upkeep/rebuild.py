@@ -14,26 +14,26 @@ from uuid import UUID
 
 import typer
 
+from tiers.access.console import FINDINGS, progress_bar, say, show_json, show_table
+from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, open_storage, storage_cluster_id, tiered_cluster
 from tiers.config.tier_config import TierConfig
-from tiers.console import FINDINGS, progress_bar, say, show_json, show_table
 from tiers.each_of import each_of
 from tiers.errors import RemoteStorageError
-from tiers.importing import WRITER, records_read, write_all
-from tiers.metadata.bucket_scan import BucketScan
 from tiers.metadata.partition_manifest import PartitionManifest, encode_partition_manifest
-from tiers.metadata.rebuild import PartitionPlan, plan_partition, records_of, tier_configs_of
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.topic.metadata_producer import KeyAndValue
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.metadata.topic.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
-from tiers.open_tier import TIMEOUT_MS, RemoteTierError, open_storage, storage_cluster_id, tiered_cluster
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.object_key import partition_manifest_key
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tasks.partition_manifest import manifest_of
 from tiers.tasks.topic_deletion import ClusterTopicExistence
+from tiers.upkeep.bucket_scan import BucketScan
+from tiers.upkeep.importing import WRITER, records_read, write_all
+from tiers.upkeep.rebuild_plan import PartitionPlan, plan_partition, records_of, tier_configs_of
 from tiers.verify.segment_verification import persistently, verify_segment
 
 PlanOfStore = Callable[[str], Awaitable["Rebuild"]]

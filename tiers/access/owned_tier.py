@@ -15,11 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from tiers.config.tier_config import TierConfig
-from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
-from tiers.metadata.topic_partitioner import by_topic_id
-from tiers.model.ids import TopicIdPartition
-from tiers.open_tier import (
+from tiers.access.open_tier import (
     OpenTier,
     RemoteTierError,
     Watch,
@@ -31,6 +27,10 @@ from tiers.open_tier import (
     tiered_cluster,
     unwatched,
 )
+from tiers.config.tier_config import TierConfig
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
+from tiers.metadata.topic_partitioner import by_topic_id
+from tiers.model.ids import TopicIdPartition
 
 CLAIM_TIMEOUT_MS = 60_000
 """How long a job waits for its claims; longer than the group waits for a dead member."""
