@@ -12,12 +12,12 @@ from importlib.metadata import PackageNotFoundError, version
 import typer
 import uvloop
 
-from proxy.app import serve as serve_forever
-from proxy.check import check as check_everything
+from proxy.commands.check import check as check_everything
 from proxy.commands.registration import tier
 from proxy.config import load_config
 from proxy.logging_setup import set_up_logging
-from proxy.processes import serve_processes
+from proxy.process.app import serve as serve_forever
+from proxy.process.processes import serve_processes
 from tiers.access import console
 from tiers.access.console import ConfigFile, explained
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from proxy.context import ConnectionLimits
+from proxy.wire.context import ConnectionLimits
 from tiers.config.settings import DurationMs, Section, SizeBytes
 
 KIB = 1024

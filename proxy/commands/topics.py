@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from proxy.broker_configs import BrokerConfigs, BrokerValue
+from proxy.cluster.broker_configs import BrokerConfigs, BrokerValue
 from proxy.commands.tools import run_command
 from proxy.config import load_config
 from tiers.access.console import AsJson, ConfigFile, progress_count, show_json, show_table, time_text

@@ -9,7 +9,7 @@ from __future__ import annotations
 from protocol.addresses import AddressOf, rewrite_addresses
 from protocol.api_keys import DECODED_APIS, ApiKey
 from protocol.errors import ProtocolError
-from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 
 ADDRESS_APIS = (
     ApiKey.METADATA,

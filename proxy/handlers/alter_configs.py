@@ -29,11 +29,11 @@ from protocol.apis.config_entries import (
 )
 from protocol.errors import ErrorCode
 from protocol.splice import Splice, splice
-from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import Spawn
 from proxy.handlers.describe_configs import tier_entries
-from proxy.topic_tier_configs import Change, Plan, Refusal, TopicTierConfigs
+from proxy.handlers.topic_tier_configs import Change, Plan, Refusal, TopicTierConfigs
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.config.topic_settings import TIER_DEFAULTS, InvalidTierConfigError, TierValue, tier_values
 from tiers.errors import RemoteLogError
 

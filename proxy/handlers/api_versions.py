@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from protocol.api_keys import DECODED_APIS, ApiKey
 from protocol.apis.api_versions import intersect_api_versions, unsupported_version_response
-from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 
 
 class ApiVersionsHandler:

@@ -11,10 +11,10 @@ from uuid import UUID
 from protocol.addresses import Address
 from protocol.apis.topic_reference import TopicReference
 from protocol.header import parse_request_header
-from proxy.configured_topics import ConfiguredTopics, NothingConfigured
-from proxy.exchange import Request
-from proxy.local_log_bounds import LocalLogBoundsCache
-from proxy.tiered_partitions import TieredPartitions
+from proxy.cluster.configured_topics import ConfiguredTopics, NothingConfigured
+from proxy.cluster.local_log_bounds import LocalLogBoundsCache
+from proxy.cluster.tiered_partitions import TieredPartitions
+from proxy.wire.exchange import Request
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader

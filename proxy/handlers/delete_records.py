@@ -47,9 +47,9 @@ from protocol.apis.named_topics import Replaced, with_refusals, without_topics
 from protocol.errors import ErrorCode
 from protocol.header import parse_request_header, response_body_position
 from proxy.error_map import delete_records_error
-from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, Topology
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.errors import LogDivergedError, RemoteLogError, RemoteLogMetadataNotReadyError
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition

@@ -24,9 +24,9 @@ from typing import Protocol
 from uuid import UUID
 
 from protocol.apis.named_topics import deleted_topics, named_topics
-from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from proxy.handlers.base import Spawn, Topology
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
 from tiers.each_of import each_of
 from tiers.errors import BrokerError, RemoteLogError
 

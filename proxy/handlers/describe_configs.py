@@ -27,9 +27,9 @@ from protocol.apis.config_entries import (
 )
 from protocol.errors import ErrorCode
 from protocol.splice import Splice, splice
-from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from proxy.handlers.addresses import check_version
-from proxy.topic_tier_configs import TopicTierConfigs
+from proxy.handlers.topic_tier_configs import TopicTierConfigs
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from tiers.config.topic_settings import TIER_DEFAULTS, TierValue, is_boolean
 
 DYNAMIC_TOPIC_CONFIG, STATIC_BROKER_CONFIG, DEFAULT_CONFIG = 1, 4, 5

@@ -29,7 +29,6 @@ from protocol.errors import ErrorCode
 from protocol.header import parse_request_header, response_body_position
 from protocol.primitives import INT32
 from proxy.delayed_remote_fetch import RemotePartitionRead
-from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, client_id_of
 from proxy.handlers.fetch_completion import FetchCompleter
@@ -39,8 +38,9 @@ from proxy.handlers.fetch_merge import reserve
 from proxy.handlers.fetch_streaming import StreamedPartitions
 from proxy.handlers.fetch_verdict import FetchJudge
 from proxy.handlers.held_fetch import HeldFetch
-from proxy.hold_budget import Grant, HoldBudget
 from proxy.purgatory import DelayedOperationPurgatory
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
+from proxy.wire.hold_budget import Grant, HoldBudget
 from tiers.model.ids import TopicIdPartition
 
 _MAX_WAIT_CAP_MS = 10_000

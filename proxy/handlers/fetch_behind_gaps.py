@@ -30,13 +30,13 @@ from protocol.header import response_body_position
 from protocol.primitives import INT64, Buffer
 from protocol.records.gap_batch import gap_batch
 from protocol.records.record_batch import iterate_batches
+from proxy.cluster.local_log_bounds import Watermarks
 from proxy.error_map import UNAVAILABLE
 from proxy.handlers.base import HandlerTools
 from proxy.handlers.fetch_local import LocalAnswers
 from proxy.handlers.fetch_merge import LocalReplacement, RemoteOutcome
 from proxy.handlers.fetch_verdict import Judgement, Verdict
 from proxy.handlers.held_fetch import HeldFetch, answer_by_ms
-from proxy.local_log_bounds import Watermarks
 from tiers.reader.remote_log_reader import RemoteRead
 
 logger = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from protocol.apis.fetch.response import UNKNOWN_OFFSET, FetchResponse, rebuild_
 from protocol.apis.topic_reference import TopicReference
 from protocol.primitives import Buffer
 from protocol.splice import Splice
+from proxy.cluster.local_log_bounds import Watermarks
 from proxy.handlers.base import HandlerTools
 from proxy.handlers.fetch_verdict import FetchJudge
-from proxy.local_log_bounds import Watermarks
 from tiers.errors import RemoteLogError
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition

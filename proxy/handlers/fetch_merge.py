@@ -25,7 +25,7 @@ from protocol.apis.fetch.response import (
 from protocol.errors import ErrorCode
 from protocol.primitives import Buffer
 from protocol.splice import Splice
-from proxy.local_log_bounds import Watermarks
+from proxy.cluster.local_log_bounds import Watermarks
 from tiers.reader.remote_log_reader import RemoteRead
 
 ZSTD_FROM = 10

@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 from protocol.apis.fetch.stream import PartitionHead, PartitionPatch
 from protocol.errors import ErrorCode
+from proxy.cluster.local_log_bounds import Watermarks
 from proxy.error_map import UNAVAILABLE
 from proxy.handlers.base import HandlerTools
 from proxy.handlers.fetch_connections import FetchConnection
 from proxy.handlers.fetch_local import LocalAnswers
 from proxy.handlers.fetch_verdict import FetchJudge
-from proxy.local_log_bounds import Watermarks
 from tiers.errors import RemoteLogError
 
 

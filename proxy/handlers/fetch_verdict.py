@@ -22,10 +22,10 @@ from uuid import UUID
 from protocol.apis.fetch.request import FetchPartition
 from protocol.apis.fetch.response import EpochEndOffset
 from protocol.apis.topic_reference import TopicReference
+from proxy.cluster.local_log_bounds import VerifiedBounds
+from proxy.cluster.tiered_partitions import NO_LEADER_EPOCH, GapExit
 from proxy.handlers.base import HandlerTools, current_partition
 from proxy.handlers.leader_epochs import end_offset_for
-from proxy.local_log_bounds import VerifiedBounds
-from proxy.tiered_partitions import NO_LEADER_EPOCH, GapExit
 from tiers.errors import RemoteLogError
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from protocol.apis.fetch.request import FetchRequest
 from protocol.apis.fetch.response import FetchResponse, out_of_range
 from proxy.delayed_remote_fetch import RemotePartitionRead
-from proxy.exchange import Exchange
 from proxy.handlers.fetch_connections import PartitionKey
-from proxy.hold_budget import Grant
+from proxy.wire.exchange import Exchange
+from proxy.wire.hold_budget import Grant
 
 _GRACE_MS = 250
 """How long a response with local data may wait for the judgements of other partitions."""

@@ -39,9 +39,9 @@ from protocol.apis.list_offsets import (
 from protocol.errors import CorruptBatchError
 from protocol.header import parse_request_header, response_body_position
 from proxy.error_map import UNAVAILABLE, list_offsets_error
-from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, current_partition
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from tiers.errors import RemoteLogError
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition

@@ -15,8 +15,8 @@ from uuid import UUID
 
 from protocol.apis.named_topics import NamedTopic, Replaced, with_refusals, without_topics
 from protocol.errors import ErrorCode
-from proxy.exchange import Buffers, Exchange, Forward, HandlerState
 from proxy.handlers.addresses import check_version
+from proxy.wire.exchange import Buffers, Exchange, Forward, HandlerState
 
 REFUSAL = "This topic is one of the remote log's own: it cannot be changed through the proxy."
 

@@ -26,10 +26,10 @@ from protocol.apis.offset_for_leader_epoch import (
     patch_offset_for_leader_epoch_response,
 )
 from protocol.header import parse_request_header, response_body_position
-from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, current_partition
 from proxy.handlers.leader_epochs import contains, end_offset_for
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from tiers.errors import RemoteLogError
 
 _TIMEOUT_MS = 5_000

@@ -11,8 +11,8 @@ from protocol.api_keys import ApiKey
 from protocol.apis.fetch.response import NODE_ENDPOINTS_FROM, parse_fetch_response
 from protocol.apis.fetch.stream import PartitionHead, StreamingFetchPatcher
 from protocol.header import response_body_position
-from proxy.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from proxy.handlers.addresses import check_version
+from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 
 HOLD_BYTES = 64 * 1024
 

@@ -9,8 +9,8 @@ from protocol.addresses import AddressOf, carries_addresses
 from protocol.api_keys import ApiKey
 from protocol.apis.produce import peek_acks
 from protocol.errors import TruncatedError
-from proxy.exchange import CutThrough, Exchange, HandlerState
 from proxy.handlers.addresses import AddressRewriter, check_version
+from proxy.wire.exchange import CutThrough, Exchange, HandlerState
 
 
 class ProduceHandler:

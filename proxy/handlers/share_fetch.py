@@ -9,8 +9,8 @@ from __future__ import annotations
 from protocol.addresses import AddressOf
 from protocol.api_keys import ApiKey
 from protocol.apis.fetch.share_stream import StreamingShareFetchPatcher
-from proxy.exchange import Answer, Exchange, Forward, HandlerState
 from proxy.handlers.addresses import AddressRewriter, check_version
+from proxy.wire.exchange import Answer, Exchange, Forward, HandlerState
 
 HOLD_BYTES = 64 * 1024
 

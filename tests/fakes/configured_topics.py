@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from proxy.configured_topics import ConfiguredTopics
+from proxy.cluster.configured_topics import ConfiguredTopics
 from tests.fakes.broker.cluster import FakeCluster
 from tests.fakes.remote_tier import RemoteTier
 from tiers.config.remote_log_settings import TopicRule

@@ -13,11 +13,11 @@ from typing import Any
 from protocol.api_keys import ApiKey
 from protocol.apis.fetch.response import FetchResponse, parse_fetch_response
 from protocol.header import response_body_position
-from proxy.exchange import Answer, Forward
+from proxy.cluster.local_log_bounds import LocalLogBoundsCache
+from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.fetch import FetchHandler
-from proxy.local_log_bounds import LocalLogBoundsCache
-from proxy.tiered_partitions import TieredPartitions
+from proxy.wire.exchange import Answer, Forward
 from tests.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.fakes.broker.exchange import FakeExchange
 from tests.fakes.broker.fetch_frames import Ask, fetch_frame, reference

@@ -309,7 +309,7 @@ def test_a_waiting_consumer_is_answered_at_a_stop_and_uses_the_next_proxy(
         proxy.keep()
         proxy.stop()
         output = proxy.output.read_text()
-        assert "proxy.app: stopped" in output
+        assert "proxy.process.app: stopped" in output
         assert "outlived the drain" not in output
     with proxy:
         produce(bootstrap, topic_name, sent[100:])

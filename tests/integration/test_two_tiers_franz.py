@@ -9,7 +9,7 @@ import pytest
 
 from protocol.apis.fetch.request import parse_fetch_request
 from protocol.header import parse_request_header
-from proxy.exchange import Answer, Exchange, Forward, HandlerState
+from proxy.wire.exchange import Answer, Exchange, Forward, HandlerState
 from tests.integration.two_tiers_rig import two_tiers
 from tests.servers.franz import binary, read_with_franz
 from tests.servers.kafka import KafkaCluster

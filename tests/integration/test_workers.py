@@ -20,8 +20,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.errors import ErrorCode
-from proxy.app import Proxy
 from proxy.config import parse_config
+from proxy.process.app import Proxy
 from tests.servers.jars import ServerUnavailable
 from tests.servers.kafka import KafkaCluster
 from tests.servers.ports import consecutive_free_ports

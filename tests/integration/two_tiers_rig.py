@@ -16,7 +16,8 @@ from uuid import UUID
 from prometheus_client import CollectorRegistry
 
 from protocol.api_keys import ApiKey
-from proxy.app import Proxy
+from proxy.cluster.local_log_bounds import LocalLogBoundsCache
+from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.config import parse_config
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler
@@ -25,8 +26,7 @@ from proxy.handlers.fetch import FetchHandler
 from proxy.handlers.list_offsets import ListOffsetsHandler
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
-from proxy.local_log_bounds import LocalLogBoundsCache
-from proxy.tiered_partitions import TieredPartitions
+from proxy.process.app import Proxy
 from tests.fakes.faulty_storage import FaultyStorage
 from tests.fakes.in_memory_rlmm import IN_MEMORY_TOPIC_ID, InMemoryRemoteLogMetadataManager
 from tests.servers.kafka import KafkaCluster

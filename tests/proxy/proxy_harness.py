@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 
 from protocol.primitives import INT32
-from proxy.context import ConnectionLimits, EarlyAnswer
-from proxy.exchange import (
+from proxy.metrics import ProxyMetrics
+from proxy.wire.context import ConnectionLimits, EarlyAnswer
+from proxy.wire.exchange import (
     Answer,
     Buffers,
     Exchange,
@@ -20,9 +21,8 @@ from proxy.exchange import (
     Prepare,
     ResponsePatcher,
 )
-from proxy.metrics import ProxyMetrics
-from proxy.router import Router
-from proxy.server import BrokerEndpoint, ProxyServer
+from proxy.wire.router import Router
+from proxy.wire.server import BrokerEndpoint, ProxyServer
 from tests.fakes.broker.fake_broker import FakeBroker
 from tiers.broker.tls import TlsContext
 

@@ -28,21 +28,21 @@ from kafka.protocol.producer import ProduceRequest, ProduceResponse
 
 from protocol.api_keys import ApiKey
 from protocol.header import build_request_header, response_body_position
-from proxy.app import pass_through_handlers
-from proxy.context import ConnectionLimits
-from proxy.early_answers import EARLY_ANSWERS
+from proxy.cluster.local_log_bounds import LocalLogBoundsCache
+from proxy.cluster.tiered_partitions import TieredPartitions
+from proxy.cluster.topology import ListenerAddresses, Topology
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler
 from proxy.handlers.fetch import FetchHandler
 from proxy.handlers.list_offsets import ListOffsetsHandler
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from proxy.handlers.produce import ProduceHandler
-from proxy.local_log_bounds import LocalLogBoundsCache
 from proxy.metrics import ProxyMetrics
-from proxy.router import Router
-from proxy.server import BrokerEndpoint, ProxyServer
-from proxy.tiered_partitions import TieredPartitions
-from proxy.topology import ListenerAddresses, Topology
+from proxy.process.app import pass_through_handlers
+from proxy.wire.context import ConnectionLimits
+from proxy.wire.early_answers import EARLY_ANSWERS
+from proxy.wire.router import Router
+from proxy.wire.server import BrokerEndpoint, ProxyServer
 from tests.fakes.broker.cluster import LocalLog
 from tests.fakes.broker.scripted_broker import ScriptedBroker
 from tests.fakes.broker.wire import Wire, connected

@@ -5,8 +5,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from protocol.api_keys import ApiKey
-from proxy.admin_http import admin_http
 from proxy.metrics import ProxyMetrics
+from proxy.process.admin_http import admin_http
 
 
 async def get(port: int, path: str) -> tuple[int, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.admission import Admission, Admissions
+from proxy.wire.admission import Admission, Admissions
 
 
 def taken(admissions: Admissions, address: str) -> Admission:

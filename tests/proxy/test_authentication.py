@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from protocol.primitives import INT16
-from proxy.exchange import Buffers, Exchange
+from proxy.wire.exchange import Buffers, Exchange
 from tests.fakes.broker.fake_broker import FakeBroker
 from tests.fakes.broker.wire import connected, request, response
 from tests.proxy.proxy_harness import ForwardingHandler, proxy_before

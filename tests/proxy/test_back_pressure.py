@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from protocol.primitives import INT32
-from proxy.exchange import Exchange
-from proxy.flow_control import READ_BUFFER_BYTES, BufferPool
+from proxy.wire.exchange import Exchange
+from proxy.wire.flow_control import READ_BUFFER_BYTES, BufferPool
 from tests.fakes.broker.fake_broker import FakeBroker
 from tests.fakes.broker.wire import Wire, connected, frame, request, response
 from tests.proxy.proxy_harness import ForwardingHandler, proxy_before

@@ -9,7 +9,7 @@ from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
 
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
-from proxy.broker_configs import BrokerConfigs
+from proxy.cluster.broker_configs import BrokerConfigs
 from tests.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient
 from tiers.config.topic_policy import BROKER_KEYS

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from proxy.budgets import share_of
 from proxy.config import TidegateConfig, parse_config
+from proxy.process.budgets import share_of
 
 BUDGETS = [
     ("limits", "max_connections"),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from proxy.commands.config_reference import reference
 from proxy.config import load_config, parse_config
-from proxy.config_reference import reference
 from tiers.config.tier_config import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from proxy.configured_topics import ConfiguredTopics
+from proxy.cluster.configured_topics import ConfiguredTopics
 from tests.fakes.broker.cluster import FakeCluster
 from tests.fakes.configured_topics import TIERABLE, FakeConfigs
 from tests.fakes.remote_tier import RemoteTier

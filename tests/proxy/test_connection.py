@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from protocol.errors import TruncatedError
-from proxy.context import ConnectionLimits
-from proxy.exchange import CutThrough, Exchange, HandlerState
+from proxy.wire.context import ConnectionLimits
+from proxy.wire.exchange import CutThrough, Exchange, HandlerState
 from tests.fakes.broker.fake_broker import FakeBroker
 from tests.fakes.broker.wire import connected, frame, request, response
 from tests.proxy import proxy_harness

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.context import ConnectionLimits
+from proxy.wire.context import ConnectionLimits
 from tests.fakes.broker.fake_broker import FakeBroker
 from tests.fakes.broker.wire import connected, request
 from tests.proxy.proxy_harness import proxy_before

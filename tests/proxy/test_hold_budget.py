@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.hold_budget import OVERSHOOT_BYTES, HoldBudget
+from proxy.wire.hold_budget import OVERSHOOT_BYTES, HoldBudget
 
 
 @given(st.lists(st.integers(-5, 1 << 26), max_size=30))

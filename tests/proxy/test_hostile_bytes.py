@@ -12,10 +12,10 @@ from collections.abc import Mapping
 import pytest
 
 from protocol.api_keys import ApiKey
-from proxy.app import pass_through_handlers
-from proxy.context import Address, ConnectionLimits
-from proxy.exchange import PrefixHandler
 from proxy.handlers.produce import ProduceHandler
+from proxy.process.app import pass_through_handlers
+from proxy.wire.context import Address, ConnectionLimits
+from proxy.wire.exchange import PrefixHandler
 from tests.fakes.broker.fake_broker import FakeBroker
 from tests.fakes.broker.wire import Wire, connected, frame, request, response
 from tests.proxy.proxy_harness import proxy_before

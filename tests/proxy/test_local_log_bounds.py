@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from proxy.local_log_bounds import LocalLogBoundsCache, Watermarks
+from proxy.cluster.local_log_bounds import LocalLogBoundsCache, Watermarks
 from tests.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.fakes.record_batches import batch_of
 from tests.fakes.remote_tier import TOPIC_ID

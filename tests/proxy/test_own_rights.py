@@ -11,8 +11,8 @@ from kafka.protocol.admin import CreateTopicsRequest
 from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode
+from proxy.cluster.own_rights import missing_rights
 from proxy.config import parse_config
-from proxy.own_rights import missing_rights
 from tiers.broker.client import BrokerClient
 
 METADATA_TOPIC = "metadata"
@@ -54,7 +54,7 @@ UNHEARD_OF = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
 async def test_a_topic_that_another_proxy_made_a_moment_ago_is_no_missing_right(
     monkeypatch: pytest.MonkeyPatch, answers: list[tuple[int, set[int] | None]], lacked: list[str]
 ) -> None:
-    monkeypatch.setattr("proxy.own_rights._HEARD_WITHIN_MS", 60_000)
+    monkeypatch.setattr("proxy.cluster.own_rights._HEARD_WITHIN_MS", 60_000)
     config = parse_config(
         f'remote.log.metadata.topic.name = "{METADATA_TOPIC}"\n[upstream]\nbootstrap.servers = "127.0.0.1:1"\n'
     )

@@ -15,11 +15,11 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy import processes
 from proxy.config import parse_config
-from proxy.processes import merge_metrics
-from proxy.remote_log import metadata_folder
-from proxy.server import bind
+from proxy.process import processes
+from proxy.process.processes import merge_metrics
+from proxy.process.remote_log import metadata_folder
+from proxy.wire.server import bind
 from tests.servers.ports import free_ports
 from tiers.access.open_tier import RemoteTierError
 from tiers.metadata.state.layout import LOCK_FILE
@@ -147,7 +147,7 @@ drain.timeout.ms = "20s"
         def begin(state_s: int, port_s: int) -> float:
             passing = TimeThatPasses({state_s: state.close, port_s: listener.close})
             monkeypatch.setattr(processes, "monotonic_ms", passing.monotonic_ms)
-            monkeypatch.setattr("proxy.processes.time.sleep", passing.sleep)
+            monkeypatch.setattr("proxy.process.processes.time.sleep", passing.sleep)
             processes._begin_alone(config)
             return passing.now_s
 

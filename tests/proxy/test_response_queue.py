@@ -6,8 +6,8 @@ import asyncio
 import inspect
 from collections.abc import Coroutine
 
-from proxy.exchange import Buffers
-from proxy.response_queue import Slot
+from proxy.wire.exchange import Buffers
+from proxy.wire.response_queue import Slot
 
 
 class Owner:

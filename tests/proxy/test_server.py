@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from proxy.context import ConnectionLimits
-from proxy.exchange import Buffers, Exchange
+from proxy.wire.context import ConnectionLimits
+from proxy.wire.exchange import Buffers, Exchange
 from tests.fakes.broker.fake_broker import FakeBroker
 from tests.fakes.broker.wire import connected, frame, request, response
 from tests.proxy.proxy_harness import ForwardingHandler, proxy_before

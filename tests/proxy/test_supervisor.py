@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.supervisor import UNUSABLE, ChildCommand, Supervisor
+from proxy.process.supervisor import UNUSABLE, ChildCommand, Supervisor
 
 TIMEOUT_S = 60
 NOTE = """
@@ -168,7 +168,7 @@ async def test_a_child_is_told_by_its_input_and_goes_on(journal: Journal) -> Non
 
 _SUPERVISE = """
 import asyncio, pickle, sys
-from proxy.supervisor import Supervisor
+from proxy.process.supervisor import Supervisor
 commands = pickle.load(sys.stdin.buffer)
 asyncio.run(Supervisor([commands], stop_timeout_ms=1000).run(asyncio.Event()))
 """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.tiered_partitions import TieredPartitions
+from proxy.cluster.tiered_partitions import TieredPartitions
 from tests.fakes.log_starts import user_log_start
 from tests.fakes.record_batches import batch_of
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier

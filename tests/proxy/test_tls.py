@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from proxy.config import ListenerTlsConfig
-from proxy.context import ConnectionLimits
-from proxy.tls import listener_tls
+from proxy.wire.context import ConnectionLimits
+from proxy.wire.tls import listener_tls
 from tests.fakes.broker.fake_broker import FakeBroker
 from tests.fakes.broker.wire import Wire, connected, request, response
 from tests.proxy.proxy_harness import proxy_before
@@ -51,7 +51,7 @@ class PlainBroker(FakeBroker):
 @pytest.fixture
 def one_attempt(monkeypatch: pytest.MonkeyPatch) -> ConnectionLimits:
     """What an attempt at a broker ends with is what is said: none is cut short, no second one is begun."""
-    monkeypatch.setattr("proxy.upstream.CONNECT_BACKOFF_BASE_MS", 600_000)
+    monkeypatch.setattr("proxy.wire.upstream.CONNECT_BACKOFF_BASE_MS", 600_000)
     return ConnectionLimits(connect_timeout_ms=60_000, connect_deadline_ms=60_000)
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from proxy.config import ListenerTlsConfig
-from proxy.context import Address
-from proxy.tls import listener_tls
+from proxy.wire.context import Address
+from proxy.wire.tls import listener_tls
 from tests.fakes.broker.fake_broker import FakeBroker
 from tests.fakes.broker.wire import connected, request
 from tests.proxy.proxy_harness import proxy_before

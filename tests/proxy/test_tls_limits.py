@@ -9,7 +9,7 @@ import ssl
 
 import pytest
 
-from proxy.context import ConnectionLimits
+from proxy.wire.context import ConnectionLimits
 from tests.fakes.broker.fake_broker import FakeBroker
 from tests.fakes.broker.wire import connected, request
 from tests.proxy.proxy_harness import Proxy, proxy_before

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Coroutine
 from pathlib import Path
 
-from proxy.admission import Admissions
-from proxy.context import ConnectionLimits
 from proxy.metrics import ProxyMetrics
-from proxy.server import bind
-from proxy.tls_listener import TlsListener
+from proxy.wire.admission import Admissions
+from proxy.wire.context import ConnectionLimits
+from proxy.wire.server import bind
+from proxy.wire.tls_listener import TlsListener
 from tests.proxy.test_tls import for_clients
 from tests.servers.certificates import Authority
 from tests.servers.ports import free_ports

@@ -9,9 +9,9 @@ from uuid import UUID
 
 import pytest
 
-from proxy.context import Address
-from proxy.server import BrokerEndpoint
-from proxy.topology import ListenerAddresses, Topology
+from proxy.cluster.topology import ListenerAddresses, Topology
+from proxy.wire.context import Address
+from proxy.wire.server import BrokerEndpoint
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import Broker, ClusterMetadata, TopicMetadata
 from tiers.errors import BrokerError, BrokerRefusedError

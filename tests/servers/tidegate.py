@@ -112,7 +112,7 @@ class TidegateProcess:
     def children(self) -> dict[str, int]:
         """Returns the process ids of the workers and of the remote log process, by name."""
         commands = {pid: _command_line(pid) for pid in _descendants(self.pid)}
-        return {command[-1]: pid for pid, command in commands.items() if "proxy.child" in command}
+        return {command[-1]: pid for pid, command in commands.items() if "proxy.process.child" in command}
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Waits until the process has ended, and returns its exit code."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from protocol.apis.fetch.request import parse_fetch_request
 from protocol.header import parse_request_header
 from protocol.primitives import Buffer
-from proxy.exchange import Request
+from proxy.wire.exchange import Request
 from tests.fakes.broker.cluster import FakeCluster
 from tiers.reader.remote_log_reader import monotonic_ms
 

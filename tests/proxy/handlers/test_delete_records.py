@@ -21,12 +21,12 @@ from protocol.header import (
     response_body_position,
 )
 from protocol.primitives import INT16, INT32, INT64, write_array_length, write_string
-from proxy.configured_topics import ConfiguredTopics, NothingConfigured
-from proxy.exchange import Prepare
+from proxy.cluster.configured_topics import ConfiguredTopics, NothingConfigured
+from proxy.cluster.local_log_bounds import LocalLogBoundsCache
+from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler, LogStartRecorder
-from proxy.local_log_bounds import LocalLogBoundsCache
-from proxy.tiered_partitions import TieredPartitions
+from proxy.wire.exchange import Prepare
 from tests.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.fakes.broker.exchange import FakeExchange
 from tests.fakes.configured_topics import configured_topics

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import ErrorCode, ProtocolError
-from proxy.exchange import Forward
 from proxy.handlers.base import FetchSettings
+from proxy.wire.exchange import Forward
 from tests.fakes.broker.cluster import LocalLog
 from tests.fakes.broker.exchange import FakeExchange
 from tests.fakes.broker.fetch_frames import fetch_frame

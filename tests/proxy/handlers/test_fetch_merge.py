@@ -14,8 +14,8 @@ from protocol.apis.fetch.request import FetchPartition
 from protocol.apis.fetch.response import AbortedTransaction, FetchResponse, find_tag, parse_fetch_response
 from protocol.header import response_body_position
 from protocol.primitives import Buffer
+from proxy.cluster.local_log_bounds import Watermarks
 from proxy.handlers.fetch_merge import LocalReplacement, RemoteOutcome, merge, reserve
-from proxy.local_log_bounds import Watermarks
 from tests.fakes.broker.cluster import LocalLog
 from tests.fakes.broker.fetch_frames import reference
 from tests.fakes.record_batches import batch_of

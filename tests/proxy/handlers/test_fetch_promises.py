@@ -11,9 +11,9 @@ import pytest
 
 from protocol.apis.fetch.response import FetchResponse
 from protocol.errors import ErrorCode
-from proxy.exchange import Forward
+from proxy.cluster.local_log_bounds import Watermarks
 from proxy.handlers.base import FetchSettings
-from proxy.local_log_bounds import Watermarks
+from proxy.wire.exchange import Forward
 from tests.fakes.broker.cluster import LocalLog
 from tests.fakes.broker.exchange import FakeExchange
 from tests.fakes.broker.fetch_frames import Ask, fetch_frame

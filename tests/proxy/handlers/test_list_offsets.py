@@ -16,11 +16,11 @@ from protocol.apis.list_offsets import ListOffsetsResponsePartition, parse_list_
 from protocol.errors import CorruptBatchError, ErrorCode
 from protocol.header import build_request_header, build_response_header, response_body_position
 from protocol.primitives import INT8, INT32, write_array_length, write_string
-from proxy.exchange import Forward
+from proxy.cluster.local_log_bounds import LocalLogBoundsCache
+from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.list_offsets import ListOffsetsHandler
-from proxy.local_log_bounds import LocalLogBoundsCache
-from proxy.tiered_partitions import TieredPartitions
+from proxy.wire.exchange import Forward
 from tests.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.fakes.broker.exchange import FakeExchange
 from tests.fakes.configured_topics import TIERABLE, FakeConfigs, configured_topics

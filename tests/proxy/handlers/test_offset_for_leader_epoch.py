@@ -17,12 +17,12 @@ from protocol.api_keys import ApiKey
 from protocol.apis.offset_for_leader_epoch import parse_offset_for_leader_epoch_response
 from protocol.header import build_request_header, build_response_header, response_body_position
 from protocol.primitives import INT16, INT32, INT64, write_array_length, write_string
-from proxy.exchange import Forward, HandlerState
+from proxy.cluster.local_log_bounds import LocalLogBoundsCache
+from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.leader_epochs import contains, end_offset_for
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
-from proxy.local_log_bounds import LocalLogBoundsCache
-from proxy.tiered_partitions import TieredPartitions
+from proxy.wire.exchange import Forward, HandlerState
 from tests.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.fakes.broker.exchange import FakeExchange
 from tests.fakes.record_batches import batch_of

@@ -10,9 +10,9 @@ from kafka.protocol.producer import ProduceRequest
 
 from protocol.api_keys import ApiKey
 from protocol.primitives import INT16, INT32
-from proxy.app import pass_through_handlers
-from proxy.context import Address
 from proxy.handlers.produce import ProduceHandler
+from proxy.process.app import pass_through_handlers
+from proxy.wire.context import Address
 from tests.fakes.broker.fake_broker import FakeBroker
 from tests.fakes.broker.wire import connected, frame, request, response
 from tests.proxy.proxy_harness import proxy_before

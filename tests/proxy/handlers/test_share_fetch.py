@@ -10,8 +10,8 @@ from protocol.addresses import Address
 from protocol.api_keys import ApiKey
 from protocol.apis.fetch.share_stream import FILLER_TAGS
 from protocol.primitives import INT32
-from proxy.app import pass_through_handlers
 from proxy.handlers.share_fetch import HOLD_BYTES
+from proxy.process.app import pass_through_handlers
 from tests.fakes.broker.fake_broker import FakeBroker
 from tests.fakes.broker.wire import connected, frame, request, response
 from tests.fakes.message_oracle import UNKNOWN_TAGS, Value, encode

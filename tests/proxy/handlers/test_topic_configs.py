@@ -116,7 +116,7 @@ async def test_who_may_not_alter_a_topic_learns_nothing_of_its_settings(bench: B
 async def test_a_topic_that_brokers_learn_of_late_is_judged_by_its_settings(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, change: tuple[str, int, str], is_tiered: bool
 ) -> None:
-    monkeypatch.setattr("proxy.topic_tier_configs._HEARD_WITHIN_MS", 60_000)
+    monkeypatch.setattr("proxy.handlers.topic_tier_configs._HEARD_WITHIN_MS", 60_000)
     if is_tiered:
         await bench.metadata.change_topic_tier_config(ORDERS, "orders", {ENABLE: "true"})
     else:

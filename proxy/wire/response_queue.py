@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Protocol
 
 from protocol.primitives import Buffer
-from proxy.exchange import Buffers, HandlerState, Request, ResponsePatcher
+from proxy.wire.exchange import Buffers, HandlerState, Request, ResponsePatcher
 
 
 class SlotOwner(Protocol):

@@ -16,10 +16,10 @@ import time
 from dataclasses import dataclass
 from functools import partial
 
-from proxy.app import Proxy, RemoteLogProcess, serve
 from proxy.config import TidegateConfig
 from proxy.logging_setup import set_up_logging
-from proxy.supervisor import UNUSABLE
+from proxy.process.app import Proxy, RemoteLogProcess, serve
+from proxy.process.supervisor import UNUSABLE
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.tls import TlsError
 from tiers.errors import BrokerRefusedError

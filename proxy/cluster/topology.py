@@ -18,8 +18,8 @@ from uuid import UUID
 from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode
-from proxy.context import Address
-from proxy.server import BrokerEndpoint
+from proxy.wire.context import Address
+from proxy.wire.server import BrokerEndpoint
 from tiers.broker.client import METADATA_WITH_TOPIC_IDS, BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import BrokerError, BrokerRefusedError

@@ -1,6 +1,6 @@
 """Generates `docs/configuration.md` from the settings models.
 
-`python -m proxy.config_reference > docs/configuration.md` writes the page.
+`python -m proxy.commands.config_reference > docs/configuration.md` writes the page.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ keys stand at the top of the file, before the first section. An unknown key is a
 
 A duration is a number of milliseconds, or a string with a unit (`"500ms"`, `"10s"`, `"5m"`, `"12h"`, `"7d"`). A size is
 a number of bytes, or a string with a unit (`"64MiB"`, `"1GB"`). `docs/tidegate.example.toml` is a complete example.
-`proxy/config_reference.py` generates this page from the code.
+`proxy/commands/config_reference.py` generates this page from the code.
 """
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from protocol.frame import MAX_INT32, MAX_REQUEST_BYTES
-from proxy.admission import Admissions
-from proxy.exchange import Buffers
-from proxy.flow_control import BufferPool
 from proxy.metrics import ProxyMetrics
-from proxy.router import Router
+from proxy.wire.admission import Admissions
+from proxy.wire.exchange import Buffers
+from proxy.wire.flow_control import BufferPool
+from proxy.wire.router import Router
 from tiers.broker.tls import TlsContext
 
 Address = tuple[str, int]

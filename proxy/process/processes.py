@@ -24,14 +24,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from proxy.admin_http import admin_pages
-from proxy.budgets import share_of
-from proxy.child import Task, end_timeout_ms
-from proxy.chunk_folders import remove_other_chunk_folders
 from proxy.config import TidegateConfig
-from proxy.remote_log import metadata_folder
-from proxy.server import bind, monotonic_ms
-from proxy.supervisor import Child, ChildCommand, Supervisor
+from proxy.process.admin_http import admin_pages
+from proxy.process.budgets import share_of
+from proxy.process.child import Task, end_timeout_ms
+from proxy.process.chunk_folders import remove_other_chunk_folders
+from proxy.process.remote_log import metadata_folder
+from proxy.process.supervisor import Child, ChildCommand, Supervisor
+from proxy.wire.server import bind, monotonic_ms
 from tiers.access.open_tier import RemoteTierError
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.state.writer import forget_freshness
@@ -132,7 +132,9 @@ def _stages(config: TidegateConfig, listeners: Mapping[str, socket.socket]) -> l
         admin_fd = fds[0] if fds else None
         is_worker = name != REMOTE_LOG
         task = Task(share if is_worker else config, name, is_worker, admin_fd)
-        return ChildCommand(name, [sys.executable, "-P", "-m", "proxy.child", name], task.to_bytes(), environment, fds)
+        return ChildCommand(
+            name, [sys.executable, "-P", "-m", "proxy.process.child", name], task.to_bytes(), environment, fds
+        )
 
     names = list(_names(config))
     return [[command(name) for name in names[: config.workers]], [command(name) for name in names[config.workers :]]]

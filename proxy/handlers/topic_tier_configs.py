@@ -26,7 +26,7 @@ from protocol.apis.config_entries import (
     ConfigResource,
 )
 from protocol.errors import ErrorCode
-from proxy.broker_configs import BrokerValue
+from proxy.cluster.broker_configs import BrokerValue
 from proxy.handlers.base import FetchSettings, Topology
 from proxy.handlers.metadata_topic_guard import REFUSAL
 from tiers.config.remote_log_settings import TopicRule

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from protocol.api_keys import ApiKey, is_flexible
 from protocol.header import build_response_header
 from protocol.primitives import EMPTY_TAGGED_SECTION, INT16, INT32, write_array_length
-from proxy.context import EarlyAnswer
-from proxy.exchange import Buffers
+from proxy.wire.context import EarlyAnswer
+from proxy.wire.exchange import Buffers
 
 _FIRST_VERSION_WITH_THROTTLE = 1
 _FIRST_VERSION_WITH_SESSION = 7

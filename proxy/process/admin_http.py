@@ -14,7 +14,7 @@ from typing import Protocol
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
-from proxy.context import Address
+from proxy.wire.context import Address
 
 NotReady = Callable[[], list[str]]
 """Returns the reasons why clients should not connect to this process, one line each. Ready: no reasons."""

@@ -21,24 +21,24 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from protocol.addresses import AddressOf
 from protocol.api_keys import ApiKey
-from proxy.admin_http import admin_http
+from proxy.cluster.own_rights import check_own_rights
+from proxy.cluster.topology import ListenerAddresses, Topology
 from proxy.config import TidegateConfig
-from proxy.context import ConnectionLimits
-from proxy.early_answers import EARLY_ANSWERS
-from proxy.exchange import Handler
 from proxy.handlers.addresses import ADDRESS_APIS, AddressHandler
 from proxy.handlers.api_versions import ApiVersionsHandler
 from proxy.handlers.pass_through_fetch import PassThroughFetchHandler
 from proxy.handlers.produce import ProduceHandler
 from proxy.handlers.share_fetch import ShareFetchHandler
 from proxy.metrics import ProxyMetrics
-from proxy.own_rights import check_own_rights
-from proxy.remote_log import RETRY_MS, open_metadata, open_storage, run_remote_log_manager
-from proxy.remote_tier import ProxyParts, RemoteTier, alarms, remote_tier
-from proxy.router import Router
-from proxy.server import ProxyServer, monotonic_ms
-from proxy.tls import listener_tls
-from proxy.topology import ListenerAddresses, Topology
+from proxy.process.admin_http import admin_http
+from proxy.process.remote_log import RETRY_MS, open_metadata, open_storage, run_remote_log_manager
+from proxy.process.remote_tier import ProxyParts, RemoteTier, alarms, remote_tier
+from proxy.wire.context import ConnectionLimits
+from proxy.wire.early_answers import EARLY_ANSWERS
+from proxy.wire.exchange import Handler
+from proxy.wire.router import Router
+from proxy.wire.server import ProxyServer, monotonic_ms
+from proxy.wire.tls import listener_tls
 from tiers.access.open_tier import RemoteTierError
 from tiers.config.upstream_config import broker_client
 from tiers.errors import BrokerError, BrokerRefusedError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from proxy.exchange import Handler, PrefixHandler
+from proxy.wire.exchange import Handler, PrefixHandler
 
 
 @dataclass(frozen=True, slots=True)

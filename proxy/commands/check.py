@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from kafka.protocol.metadata import MetadataRequest
 
-from proxy.app import listener_addresses
+from proxy.cluster.own_rights import missing_rights, principal_of
+from proxy.cluster.topology import MAX_PORT
 from proxy.config import TidegateConfig
-from proxy.context import Address
-from proxy.own_rights import missing_rights, principal_of
-from proxy.tls import listener_tls
-from proxy.topology import MAX_PORT
+from proxy.process.app import listener_addresses
+from proxy.wire.context import Address
+from proxy.wire.tls import listener_tls
 from tiers.broker.client import BrokerClient
 from tiers.broker.tls import TlsError
 from tiers.config.storage_registry import create_storage

@@ -15,11 +15,11 @@ from protocol.errors import FrameSizeError, TruncatedError
 from protocol.frame import LENGTH_BYTES, REQUEST_HEAD_BYTES, FramePart, FrameTracker, frame_length
 from protocol.header import parse_request_head, parse_request_header
 from protocol.primitives import Buffer, read_string
-from proxy.context import ConnectionContext
-from proxy.exchange import Answer, Forward, Handler, PrefixHandler, Prepare, Request
-from proxy.flow_control import owned_parts
-from proxy.response_queue import ResponseQueue, Slot, SlotOwner
-from proxy.upstream import UpstreamConnection
+from proxy.wire.context import ConnectionContext
+from proxy.wire.exchange import Answer, Forward, Handler, PrefixHandler, Prepare, Request
+from proxy.wire.flow_control import owned_parts
+from proxy.wire.response_queue import ResponseQueue, Slot, SlotOwner
+from proxy.wire.upstream import UpstreamConnection
 
 _HEAD = struct.Struct(">hhi")
 _AUTHENTICATION = frozenset((ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE))

@@ -16,10 +16,10 @@ from typing import Protocol, cast
 from protocol.errors import FrameSizeError, ProtocolError, TruncatedError
 from protocol.frame import LENGTH_BYTES, RESPONSE_HEAD_BYTES, FramePart, FrameTracker
 from protocol.primitives import INT32, Buffer
-from proxy.context import ConnectionContext, Endpoint
-from proxy.exchange import Buffers
-from proxy.flow_control import OUT_OF_TURN, Outlet, ReadGate, owned_parts
-from proxy.response_queue import ResponseQueue, Slot
+from proxy.wire.context import ConnectionContext, Endpoint
+from proxy.wire.exchange import Buffers
+from proxy.wire.flow_control import OUT_OF_TURN, Outlet, ReadGate, owned_parts
+from proxy.wire.response_queue import ResponseQueue, Slot
 from tiers.broker.tls import explain
 
 logger = logging.getLogger(__name__)

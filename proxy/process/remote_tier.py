@@ -17,11 +17,12 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from protocol.api_keys import ApiKey
-from proxy.broker_configs import BrokerConfigs
-from proxy.chunk_folders import chunk_folder, remove_other_chunk_folders
+from proxy.cluster.broker_configs import BrokerConfigs
+from proxy.cluster.configured_topics import ConfiguredTopics
+from proxy.cluster.local_log_bounds import LocalLogBoundsCache
+from proxy.cluster.tiered_partitions import TieredPartitions
+from proxy.cluster.topology import Topology
 from proxy.config import TidegateConfig
-from proxy.configured_topics import ConfiguredTopics
-from proxy.exchange import Handler
 from proxy.fetch_metrics import RemoteFetchMetrics
 from proxy.handlers.alter_configs import AlterConfigsHandler
 from proxy.handlers.base import FetchSettings, HandlerTools, Spawn
@@ -32,11 +33,10 @@ from proxy.handlers.fetch import FetchHandler
 from proxy.handlers.list_offsets import ListOffsetsHandler
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
-from proxy.local_log_bounds import LocalLogBoundsCache
-from proxy.remote_log import metadata_folder, open_metadata, open_storage, run_remote_log_manager
-from proxy.tiered_partitions import TieredPartitions
-from proxy.topic_tier_configs import TopicTierConfigs
-from proxy.topology import Topology
+from proxy.handlers.topic_tier_configs import TopicTierConfigs
+from proxy.process.chunk_folders import chunk_folder, remove_other_chunk_folders
+from proxy.process.remote_log import metadata_folder, open_metadata, open_storage, run_remote_log_manager
+from proxy.wire.exchange import Handler
 from tiers.access.open_tier import open_key_ring
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.config.topic_policy import topic_rule

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
-from proxy.admission import Admission, Admissions
-from proxy.connection import ClientConnection
-from proxy.context import Address, ConnectionContext, ConnectionLimits, ConnectionRegistry, EarlyAnswer
 from proxy.metrics import ProxyMetrics
-from proxy.router import Router
-from proxy.tls_listener import TlsListener
+from proxy.wire.admission import Admission, Admissions
+from proxy.wire.connection import ClientConnection
+from proxy.wire.context import Address, ConnectionContext, ConnectionLimits, ConnectionRegistry, EarlyAnswer
+from proxy.wire.router import Router
+from proxy.wire.tls_listener import TlsListener
 from tiers.broker.tls import TlsContext
 
 logger = logging.getLogger(__name__)

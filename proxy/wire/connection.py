@@ -21,14 +21,14 @@ from protocol.api_keys import ApiKey
 from protocol.errors import ProtocolError
 from protocol.frame import frame_length
 from protocol.primitives import Buffer
-from proxy.admission import Admission, address_of
-from proxy.connection_failure import log_failure
-from proxy.context import ConnectionContext, ConnectionRegistry, Endpoint
-from proxy.exchange import Buffers, Prepare
-from proxy.flow_control import DRAINING, NOT_CONNECTED, OUT_OF_TURN, PEER_IS_FULL, Outlet, ReadGate
-from proxy.request_reader import RequestReader
-from proxy.response_queue import ResponseQueue, Slot
-from proxy.upstream import UpstreamConnection, UpstreamUnavailableError, connect_upstream
+from proxy.wire.admission import Admission, address_of
+from proxy.wire.connection_failure import log_failure
+from proxy.wire.context import ConnectionContext, ConnectionRegistry, Endpoint
+from proxy.wire.exchange import Buffers, Prepare
+from proxy.wire.flow_control import DRAINING, NOT_CONNECTED, OUT_OF_TURN, PEER_IS_FULL, Outlet, ReadGate
+from proxy.wire.request_reader import RequestReader
+from proxy.wire.response_queue import ResponseQueue, Slot
+from proxy.wire.upstream import UpstreamConnection, UpstreamUnavailableError, connect_upstream
 
 logger = logging.getLogger(__name__)
 
