@@ -26,9 +26,9 @@ from proxy.cluster.topology import ListenerAddresses, Topology
 from proxy.config import TidegateConfig
 from proxy.handlers.addresses import ADDRESS_APIS, AddressHandler
 from proxy.handlers.api_versions import ApiVersionsHandler
-from proxy.handlers.pass_through_fetch import PassThroughFetchHandler
+from proxy.handlers.fetch.pass_through import PassThroughFetchHandler
+from proxy.handlers.fetch.share_fetch import ShareFetchHandler
 from proxy.handlers.produce import ProduceHandler
-from proxy.handlers.share_fetch import ShareFetchHandler
 from proxy.metrics import ProxyMetrics
 from proxy.process.admin_http import admin_http
 from proxy.process.remote_log import RETRY_MS, open_metadata, open_storage, run_remote_log_manager

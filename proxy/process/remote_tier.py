@@ -23,13 +23,13 @@ from proxy.cluster.local_log_bounds import LocalLogBoundsCache
 from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.cluster.topology import Topology
 from proxy.config import TidegateConfig
-from proxy.fetch_metrics import RemoteFetchMetrics
 from proxy.handlers.alter_configs import AlterConfigsHandler
 from proxy.handlers.base import FetchSettings, HandlerTools, Spawn
 from proxy.handlers.delete_records import DeleteRecordsHandler
 from proxy.handlers.delete_topics import DeleteTopicsHandler
 from proxy.handlers.describe_configs import DescribeConfigsHandler
-from proxy.handlers.fetch import FetchHandler
+from proxy.handlers.fetch.handler import FetchHandler
+from proxy.handlers.fetch.metrics import RemoteFetchMetrics
 from proxy.handlers.list_offsets import ListOffsetsHandler
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler

@@ -16,7 +16,7 @@ from protocol.header import response_body_position
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache
 from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.handlers.base import FetchSettings, HandlerTools
-from proxy.handlers.fetch import FetchHandler
+from proxy.handlers.fetch.handler import FetchHandler
 from proxy.wire.exchange import Answer, Forward
 from tests.fakes.broker.cluster import FakeCluster, LocalLog
 from tests.fakes.broker.exchange import FakeExchange

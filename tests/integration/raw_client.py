@@ -12,7 +12,7 @@ from protocol.apis.fetch.request import FetchRequest, parse_fetch_request
 from protocol.apis.fetch.response import FetchResponse, parse_fetch_response
 from protocol.header import parse_request_header, response_body_position
 from protocol.primitives import INT32
-from proxy.handlers.fetch import FetchHandler
+from proxy.handlers.fetch.handler import FetchHandler
 from proxy.wire.exchange import Answer, Exchange, Forward, HandlerState
 from tests.fakes.broker.fetch_frames import Ask, fetch_frame
 

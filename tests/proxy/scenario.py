@@ -33,7 +33,7 @@ from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.cluster.topology import ListenerAddresses, Topology
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler
-from proxy.handlers.fetch import FetchHandler
+from proxy.handlers.fetch.handler import FetchHandler
 from proxy.handlers.list_offsets import ListOffsetsHandler
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from proxy.handlers.produce import ProduceHandler

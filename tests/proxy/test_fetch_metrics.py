@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from proxy.fetch_metrics import RemoteFetchMetrics
+from proxy.handlers.fetch.metrics import RemoteFetchMetrics
 from tests.fakes.fetch_bench import ask, bench_of
 from tiers.reader.metrics import RemoteLogReaderMetrics
 

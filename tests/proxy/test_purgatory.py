@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from proxy.purgatory import Completion, DelayedOperation, DelayedOperationPurgatory
+from proxy.handlers.fetch.purgatory import Completion, DelayedOperation, DelayedOperationPurgatory
 
 
 class Gate(DelayedOperation):

@@ -15,7 +15,7 @@ from protocol.apis.fetch.response import AbortedTransaction, FetchResponse, find
 from protocol.header import response_body_position
 from protocol.primitives import Buffer
 from proxy.cluster.local_log_bounds import Watermarks
-from proxy.handlers.fetch_merge import LocalReplacement, RemoteOutcome, merge, reserve
+from proxy.handlers.fetch.merge import LocalReplacement, RemoteOutcome, merge, reserve
 from tests.fakes.broker.cluster import LocalLog
 from tests.fakes.broker.fetch_frames import reference
 from tests.fakes.record_batches import batch_of

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from protocol.apis.topic_reference import TopicReference
-from proxy.delayed_remote_fetch import RemotePartitionRead
+from proxy.handlers.fetch.delayed import RemotePartitionRead
 
 _MAX_CONNECTIONS = 20_000
 

@@ -33,10 +33,10 @@ from protocol.records.record_batch import iterate_batches
 from proxy.cluster.local_log_bounds import Watermarks
 from proxy.error_map import UNAVAILABLE
 from proxy.handlers.base import HandlerTools
-from proxy.handlers.fetch_local import LocalAnswers
-from proxy.handlers.fetch_merge import LocalReplacement, RemoteOutcome
-from proxy.handlers.fetch_verdict import Judgement, Verdict
-from proxy.handlers.held_fetch import HeldFetch, answer_by_ms
+from proxy.handlers.fetch.held import HeldFetch, answer_by_ms
+from proxy.handlers.fetch.local import LocalAnswers
+from proxy.handlers.fetch.merge import LocalReplacement, RemoteOutcome
+from proxy.handlers.fetch.verdict import Judgement, Verdict
 from tiers.reader.remote_log_reader import RemoteRead
 
 logger = logging.getLogger(__name__)

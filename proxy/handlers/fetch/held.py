@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from protocol.apis.fetch.request import FetchRequest
 from protocol.apis.fetch.response import FetchResponse, out_of_range
-from proxy.delayed_remote_fetch import RemotePartitionRead
-from proxy.handlers.fetch_connections import PartitionKey
+from proxy.handlers.fetch.connections import PartitionKey
+from proxy.handlers.fetch.delayed import RemotePartitionRead
 from proxy.wire.exchange import Exchange
 from proxy.wire.hold_budget import Grant
 

@@ -23,17 +23,17 @@ from protocol.apis.fetch.response import (
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.header import response_body_position
 from protocol.primitives import INT64, Buffer
-from proxy.delayed_remote_fetch import DelayedRemoteFetch, RemotePartitionRead
 from proxy.error_map import UNAVAILABLE, fetch_error
 from proxy.handlers.base import HandlerTools, client_id_of
-from proxy.handlers.fetch_behind_gaps import BehindGaps, is_within_gap
-from proxy.handlers.fetch_connections import FetchConnections, PartitionKey
-from proxy.handlers.fetch_judging import FetchJudging
-from proxy.handlers.fetch_local import LocalAnswers
-from proxy.handlers.fetch_merge import LocalReplacement, RemoteOutcome, merge, reserve
-from proxy.handlers.fetch_verdict import FetchJudge, Judgement, Verdict
-from proxy.handlers.held_fetch import HeldFetch
-from proxy.purgatory import Completion, DelayedOperationPurgatory
+from proxy.handlers.fetch.behind_gaps import BehindGaps, is_within_gap
+from proxy.handlers.fetch.connections import FetchConnections, PartitionKey
+from proxy.handlers.fetch.delayed import DelayedRemoteFetch, RemotePartitionRead
+from proxy.handlers.fetch.held import HeldFetch
+from proxy.handlers.fetch.judging import FetchJudging
+from proxy.handlers.fetch.local import LocalAnswers
+from proxy.handlers.fetch.merge import LocalReplacement, RemoteOutcome, merge, reserve
+from proxy.handlers.fetch.purgatory import Completion, DelayedOperationPurgatory
+from proxy.handlers.fetch.verdict import FetchJudge, Judgement, Verdict
 from tiers.errors import OffsetBelowLogStartError, OffsetGapError, RemoteLogError
 
 logger = logging.getLogger(__name__)

@@ -28,17 +28,17 @@ from protocol.apis.fetch.stream import StreamingFetchPatcher
 from protocol.errors import ErrorCode
 from protocol.header import parse_request_header, response_body_position
 from protocol.primitives import INT32
-from proxy.delayed_remote_fetch import RemotePartitionRead
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, client_id_of
-from proxy.handlers.fetch_completion import FetchCompleter
-from proxy.handlers.fetch_connections import FetchConnection, FetchConnections, PartitionKey
-from proxy.handlers.fetch_local import LocalAnswers
-from proxy.handlers.fetch_merge import reserve
-from proxy.handlers.fetch_streaming import StreamedPartitions
-from proxy.handlers.fetch_verdict import FetchJudge
-from proxy.handlers.held_fetch import HeldFetch
-from proxy.purgatory import DelayedOperationPurgatory
+from proxy.handlers.fetch.completion import FetchCompleter
+from proxy.handlers.fetch.connections import FetchConnection, FetchConnections, PartitionKey
+from proxy.handlers.fetch.delayed import RemotePartitionRead
+from proxy.handlers.fetch.held import HeldFetch
+from proxy.handlers.fetch.local import LocalAnswers
+from proxy.handlers.fetch.merge import reserve
+from proxy.handlers.fetch.purgatory import DelayedOperationPurgatory
+from proxy.handlers.fetch.streaming import StreamedPartitions
+from proxy.handlers.fetch.verdict import FetchJudge
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from proxy.wire.hold_budget import Grant, HoldBudget
 from tiers.model.ids import TopicIdPartition

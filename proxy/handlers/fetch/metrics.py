@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from proxy.handlers.fetch import FetchHandler
+from proxy.handlers.fetch.handler import FetchHandler
 
 
 class RemoteFetchMetrics(Collector):

@@ -15,9 +15,9 @@ from protocol.errors import ErrorCode
 from proxy.cluster.local_log_bounds import Watermarks
 from proxy.error_map import UNAVAILABLE
 from proxy.handlers.base import HandlerTools
-from proxy.handlers.fetch_connections import FetchConnection
-from proxy.handlers.fetch_local import LocalAnswers
-from proxy.handlers.fetch_verdict import FetchJudge
+from proxy.handlers.fetch.connections import FetchConnection
+from proxy.handlers.fetch.local import LocalAnswers
+from proxy.handlers.fetch.verdict import FetchJudge
 from tiers.errors import RemoteLogError
 
 

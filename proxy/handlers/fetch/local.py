@@ -16,7 +16,7 @@ from protocol.primitives import Buffer
 from protocol.splice import Splice
 from proxy.cluster.local_log_bounds import Watermarks
 from proxy.handlers.base import HandlerTools
-from proxy.handlers.fetch_verdict import FetchJudge
+from proxy.handlers.fetch.verdict import FetchJudge
 from tiers.errors import RemoteLogError
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition

@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from proxy.handlers.base import Spawn
-from proxy.purgatory import Completion, DelayedOperation
+from proxy.handlers.fetch.purgatory import Completion, DelayedOperation
 from tiers.errors import RemoteLogError
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead
