@@ -51,10 +51,10 @@ from bench.ending import run
 from bench.offsets import EARLIEST, LATEST, list_offsets
 from pipeline.decode.arrow_records import warm
 from pipeline.decode.record_columns import KAFKA_COLUMNS, MAX_ARROW_BYTES
-from pipeline.session import open_session
 from pipeline.source.columns import spark_schema
 from pipeline.source.options import DEFAULT_SPLIT_BYTES
-from pipeline.task_call import settle
+from pipeline.spark.session import open_session
+from pipeline.spark.task_call import settle
 from protocol.records.compression import decompress
 from protocol.records.record_batch import BATCH_HEADER_BYTES, iterate_batches
 from tests.servers import spark_kafka

@@ -32,7 +32,7 @@ from bench.ending import run
 from bench.latency import LOG_ERRORS
 from bench.offsets import LATEST, list_offsets
 from pipeline import cli
-from pipeline.session import open_session
+from pipeline.spark.session import open_session
 from tests.servers.jars import ServerUnavailable
 from tests.servers.kafka import KAFKA_VERSION, KafkaCluster
 from tests.servers.tidegate import tidegate_over

@@ -20,10 +20,10 @@ from pathlib import Path
 from bench.decode import CODECS, SHAPES, runs_of_batches
 from pipeline.config import parse_pipeline_config
 from pipeline.decode.arrow_records import warm
+from pipeline.export.job import ExportRequest, ExportTask, export_tile, read_options
 from pipeline.export.plan import PlannedTile, Tile
 from pipeline.export.target import target_settings
-from pipeline.jobs.export import ExportRequest, ExportTask, export_tile, read_options
-from pipeline.worker import worker
+from pipeline.spark.worker import worker
 from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.fakes.stored_segments import remote_range
 from tiers.model.ids import TopicIdPartition

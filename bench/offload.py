@@ -22,11 +22,11 @@ from confluent_kafka import Producer
 
 from bench.ending import run
 from pipeline.config import parse_pipeline_config
-from pipeline.job import run_tasks
-from pipeline.jobs.offload import run_offload
 from pipeline.offload.driver import OffloadOptions
+from pipeline.offload.job import run_offload
 from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
-from pipeline.session import open_session
+from pipeline.spark.job import run_tasks
+from pipeline.spark.session import open_session
 from tests.pipeline.offload_rig import offload_rig
 from tests.servers.kafka import KafkaCluster
 from tests.servers.producing import create_topic

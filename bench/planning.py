@@ -39,20 +39,20 @@ from pipeline.config import PipelineConfig, parse_pipeline_config
 from pipeline.decode.record_columns import KAFKA_COLUMNS
 from pipeline.export.plan import Exported, plan_export
 from pipeline.job_services import job_services
-from pipeline.jobs.merge import planned_merges
-from pipeline.jobs.scrub import ScrubOptions, scrub_tier
-from pipeline.jobs.usage import Measured, MeasureTask, usage_of_tier
-from pipeline.repair.merge_plan import MergeLimits
-from pipeline.repair.scrub_report import ScrubLevel
-from pipeline.repair.segment_purge import PurgeTask
-from pipeline.repair.store_listing import ListedPart
-from pipeline.repair.usage_line import UsageBy
-from pipeline.session import open_session
+from pipeline.maintenance.merge import planned_merges
+from pipeline.maintenance.merge_plan import MergeLimits
+from pipeline.maintenance.scrub import ScrubOptions, scrub_tier
+from pipeline.maintenance.scrub_report import ScrubLevel
+from pipeline.maintenance.segment_purge import PurgeTask
+from pipeline.maintenance.store_listing import ListedPart
+from pipeline.maintenance.usage import Measured, MeasureTask, usage_of_tier
+from pipeline.maintenance.usage_line import UsageBy
 from pipeline.source.columns import spark_schema
 from pipeline.source.options import parse_options
 from pipeline.source.read_plan import MissingOffsets, ReadRange
 from pipeline.source.read_task import tasks_for
 from pipeline.source.tiered_log import LogBounds, TieredLog
+from pipeline.spark.session import open_session
 from tiers.access.open_tier import OpenTier
 from tiers.broker.client import BrokerClient
 from tiers.config.topic_policy import TopicPolicy

@@ -23,10 +23,10 @@ from typing import TypeVar
 from bench.decode import SHAPES, runs_of_batches
 from pipeline.config import PipelineConfig, parse_pipeline_config
 from pipeline.decode.arrow_records import warm
-from pipeline.repair.segment_scrub import ScrubSetup, SegmentVerdict, scrub_segments
-from pipeline.session import open_session
-from pipeline.task_runner import SparkRunner
-from pipeline.worker import worker
+from pipeline.maintenance.segment_scrub import ScrubSetup, SegmentVerdict, scrub_segments
+from pipeline.spark.session import open_session
+from pipeline.spark.task_runner import SparkRunner
+from pipeline.spark.worker import worker
 from protocol.records.record_batch import CODEC_NONE, CODEC_ZSTD
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pipeline.job import JobError
+from pipeline.spark.job import JobError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 

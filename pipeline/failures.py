@@ -11,8 +11,8 @@ from pyspark.errors import AnalysisException, PySparkException, PySparkRuntimeEr
 from pipeline.chosen_partitions import NothingChosenError
 from pipeline.export.schema_error import ValueSchemaError
 from pipeline.export.target import TargetError
-from pipeline.job import JobError, spark_cause
-from pipeline.session import SparkMasterError, SparkSettingError
+from pipeline.spark.job import JobError, spark_cause
+from pipeline.spark.session import SparkMasterError, SparkSettingError
 from tiers.access.console import FAILED, MISUSED, explained
 
 _USERS_OWN: Final = ("OptionError: ", "ConfigError: ")

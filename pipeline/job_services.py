@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from pipeline.task_runner import Cancellable, TaskRunner
+from pipeline.spark.task_runner import Cancellable, TaskRunner
 from tiers.access.console import say
 from tiers.access.open_tier import OpenTier
 from tiers.broker.share_groups import ClusterShareGroups

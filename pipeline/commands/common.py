@@ -17,7 +17,7 @@ import typer
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from pipeline.session import open_session
+from pipeline.spark.session import open_session
 from tiers.access.console import FINDINGS, AsJson, ConfigFile
 
 __all__ = ["AsJson", "Conf", "ConfigFile", "Master", "findings", "job_session", "key_values", "regular_expression"]

@@ -10,10 +10,10 @@ import typer
 
 from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session, key_values
 from pipeline.config import load_pipeline_config
+from pipeline.export import job
 from pipeline.export.schema_error import ValueSchemaError
 from pipeline.export.target import target_settings
 from pipeline.export.typed_values import TypedValues, read_value_schema
-from pipeline.jobs import export as job
 from tiers.access.console import say, show_json, show_table
 
 _MIB = 1 << 20

@@ -10,10 +10,10 @@ import typer
 from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session, regular_expression
 from pipeline.commands.quantities import duration_ms, size_bytes
 from pipeline.config import load_pipeline_config
-from pipeline.jobs.merge import DEFAULT_GRACE_MS, Merge, plan_merge
-from pipeline.jobs.merge import merge as merge_job
-from pipeline.repair.merge_plan import MergeGroup, MergeLimits
-from pipeline.task_runner import SparkRunner
+from pipeline.maintenance.merge import DEFAULT_GRACE_MS, Merge, plan_merge
+from pipeline.maintenance.merge import merge as merge_job
+from pipeline.maintenance.merge_plan import MergeGroup, MergeLimits
+from pipeline.spark.task_runner import SparkRunner
 from tiers.access.console import say, show_json, show_table
 
 

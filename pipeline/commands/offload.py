@@ -10,9 +10,9 @@ import typer
 from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session, regular_expression
 from pipeline.commands.quantities import duration_ms, size_bytes
 from pipeline.config import load_pipeline_config
-from pipeline.jobs.offload import offload as run_offload
-from pipeline.jobs.offload import plan_offload
 from pipeline.offload.driver import OffloadOptions, OffloadReport, PlannedPartition
+from pipeline.offload.job import offload as run_offload
+from pipeline.offload.job import plan_offload
 from pipeline.offload.rounds import offload_rounds
 from tiers.access.console import say, show_json, show_table
 

@@ -9,10 +9,10 @@ import typer
 
 from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session, regular_expression
 from pipeline.config import load_pipeline_config
-from pipeline.jobs.rebuild import rebuild as rebuild_job
-from pipeline.jobs.rebuild import rebuild_indexes
-from pipeline.repair.indexes_task import IndexesResult, Verdict
-from pipeline.task_runner import SparkRunner
+from pipeline.maintenance.indexes_task import IndexesResult, Verdict
+from pipeline.maintenance.rebuild import rebuild as rebuild_job
+from pipeline.maintenance.rebuild import rebuild_indexes
+from pipeline.spark.task_runner import SparkRunner
 from tiers.access.console import say, show_json, show_table
 from tiers.upkeep.rebuild import RebuildOptions, show_rebuild
 

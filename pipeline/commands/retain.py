@@ -11,9 +11,9 @@ import typer
 from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session, regular_expression
 from pipeline.commands.quantities import duration_ms
 from pipeline.config import load_pipeline_config
-from pipeline.jobs.retain import PartitionRetention, Retention, plan_retention
-from pipeline.jobs.retain import retain as retain_job
-from pipeline.task_runner import SparkRunner
+from pipeline.maintenance.retain import PartitionRetention, Retention, plan_retention
+from pipeline.maintenance.retain import retain as retain_job
+from pipeline.spark.task_runner import SparkRunner
 from tiers.access.console import say, show_json, show_table
 from tiers.model.ids import TopicIdPartition
 

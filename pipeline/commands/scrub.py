@@ -11,10 +11,10 @@ import typer
 from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session, regular_expression
 from pipeline.commands.quantities import duration_ms
 from pipeline.config import load_pipeline_config
-from pipeline.jobs.scrub import ScrubOptions
-from pipeline.jobs.scrub import scrub as scrub_job
-from pipeline.repair.scrub_report import ScrubLevel, ScrubReport
-from pipeline.repair.usage_line import DAY_MS
+from pipeline.maintenance.scrub import ScrubOptions
+from pipeline.maintenance.scrub import scrub as scrub_job
+from pipeline.maintenance.scrub_report import ScrubLevel, ScrubReport
+from pipeline.maintenance.usage_line import DAY_MS
 from tiers.access.console import say, show_json, show_table
 
 

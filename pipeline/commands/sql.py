@@ -15,8 +15,8 @@ from pyspark.sql import Row
 from pyspark.sql.types import NumericType
 
 from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, job_session, key_values
-from pipeline.job import one_job
-from pipeline.jobs import sql as job
+from pipeline.source import sql as job
+from pipeline.spark.job import one_job
 from tiers.access.console import say, show_table
 
 DEFAULT_ROWS = 1_000

@@ -10,9 +10,9 @@ import typer
 
 from pipeline.commands.common import AsJson, Conf, ConfigFile, Master, findings, job_session, regular_expression
 from pipeline.config import load_pipeline_config
-from pipeline.jobs.usage import Prices, UsageReport, check_tiered, day_text, written_objects
-from pipeline.jobs.usage import usage as usage_job
-from pipeline.repair.usage_line import DAY_MS, UsageBy, UsageLine
+from pipeline.maintenance.usage import Prices, UsageReport, check_tiered, day_text, written_objects
+from pipeline.maintenance.usage import usage as usage_job
+from pipeline.maintenance.usage_line import DAY_MS, UsageBy, UsageLine
 from tiers.access.console import say, show_json, show_table
 
 

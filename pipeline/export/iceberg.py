@@ -22,7 +22,7 @@ import pyarrow as pa
 from pipeline.export.ledger import TileResult, written_tiles
 from pipeline.export.plan import Exported, Tile
 from pipeline.export.target import ExportTarget, TargetSettings
-from pipeline.job import JobError
+from pipeline.spark.job import JobError
 
 try:
     from pyiceberg.catalog import Catalog, load_catalog

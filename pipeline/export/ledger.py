@@ -27,7 +27,7 @@ from uuid import UUID
 
 from pipeline.export.plan import Exported, Tile, tile_of_name
 from pipeline.export.target import ExportTarget, StagedFile
-from pipeline.job import JobError
+from pipeline.spark.job import JobError
 from tiers.errors import RemoteStorageError
 
 logger = logging.getLogger(__name__)

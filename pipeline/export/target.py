@@ -19,8 +19,8 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from pipeline.config import PipelineConfig
-from pipeline.job import JobError
-from pipeline.worker import worker
+from pipeline.spark.job import JobError
+from pipeline.spark.worker import worker
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiers.storage.file_system import PIECE_BYTES, BlockingFileSystem
 from tiers.storage.remote_storage_manager import UnfinishedUpload

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Never
 
-from pipeline.job import JobError
 from pipeline.offload.driver import OffloadReport
+from pipeline.spark.job import JobError
 from tiers.access.console import say
 from tiers.access.open_tier import RemoteTierError
 from tiers.errors import RemoteLogError

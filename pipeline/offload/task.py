@@ -21,11 +21,11 @@ from enum import StrEnum
 from functools import partial
 
 from pipeline.config import PipelineConfig
-from pipeline.job import attempt
 from pipeline.offload.pacing import Pace
 from pipeline.offload.plan import part_of_tile
-from pipeline.scratch import scratch_folder
-from pipeline.worker import worker
+from pipeline.spark.job import attempt
+from pipeline.spark.scratch import scratch_folder
+from pipeline.spark.worker import worker
 from protocol.errors import CorruptBatchError, ErrorCode
 from tiers.access.open_tier import open_key_ring
 from tiers.broker.client import monotonic_ms

@@ -23,8 +23,8 @@ from pipeline.source.options import ReadOptions
 from pipeline.source.read_plan import LocalRange, MissingOffsets, ReadRange, RemoteRange
 from pipeline.source.remote_read import RawBatches, read_remote_range
 from pipeline.source.tiered_log import client_config, open_log, report_data_loss
-from pipeline.task_call import settle
-from pipeline.worker import worker
+from pipeline.spark.task_call import settle
+from pipeline.spark.worker import worker
 from tiers.access.open_tier import RemoteTierError, open_key_ring
 from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
 

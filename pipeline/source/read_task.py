@@ -17,7 +17,7 @@ from pipeline.source.read_plan import (
     unpacked_ranges,
 )
 from pipeline.source.tiered_log import LogBounds, TieredLog, report_data_loss
-from pipeline.task_call import Version, check_version, own_version
+from pipeline.spark.task_call import Version, check_version, own_version
 from tiers.model.ids import TopicIdPartition
 from tiers.model.quick_values import making_many
 

@@ -18,7 +18,7 @@ from pipeline.config import PipelineConfig
 from pipeline.source.broker_offsets import offsets_for_times
 from pipeline.source.options import EARLIEST, LATEST, Access, OptionError, Position, ReadOptions, Tier
 from pipeline.source.read_plan import LogView, MissingOffsets, ReadRange, cover
-from pipeline.worker import worker
+from pipeline.spark.worker import worker
 from protocol.errors import ErrorCode
 from tiers.access.open_tier import OpenTier, open_tier
 from tiers.broker.client import BrokerClient, monotonic_ms

@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline import progress
-from pipeline.session import spark_session
+from pipeline.spark import progress
+from pipeline.spark.session import spark_session
 from tests.pipeline.offload_rig import CLAIM_TIMEOUT_MS
 from tests.pipeline.read_stage import ReadStage, read_stage
 from tests.servers.kafka import KafkaCluster

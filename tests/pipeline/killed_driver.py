@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pipeline.offload.commit
 from pipeline.config import load_pipeline_config
-from pipeline.jobs.offload import run_offload
 from pipeline.offload.commit import OffloadCommitter
 from pipeline.offload.driver import OffloadDriver, OffloadOptions
+from pipeline.offload.job import run_offload
 from tests.pipeline.offload_rig import CLAIM_TIMEOUT_MS, in_process
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata

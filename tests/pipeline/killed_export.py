@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import load_pipeline_config
+from pipeline.export.job import export_by
 from pipeline.export.ledger import TileResult
 from pipeline.export.plan import PlannedTile
-from pipeline.jobs.export import export_by
 from tests.pipeline.test_export import to_files, to_table
 
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from pipeline.jobs.merge import Merge, merge_groups
-from pipeline.repair.merge_plan import MergeLimits, plan_merges
+from pipeline.maintenance.merge import Merge, merge_groups
+from pipeline.maintenance.merge_plan import MergeLimits, plan_merges
 from pipeline.source.remote_read import read_remote_range
 from tests.pipeline.job_bench import InlineRunner, JobBench
 from tests.tiers.segment.transactional_log import TransactionalLog, copied

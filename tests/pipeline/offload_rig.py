@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from pipeline.config import PipelineConfig, parse_pipeline_config
-from pipeline.jobs.offload import run_offload
 from pipeline.offload.driver import OffloadOptions, OffloadReport
+from pipeline.offload.job import run_offload
 from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
 from protocol.records.record_batch import iterate_batches
 from tests.servers.kafka import KafkaCluster

@@ -25,11 +25,11 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import pipeline
-import pipeline.jobs.offload
+import pipeline.offload.job
 from pipeline.config import load_pipeline_config
 from pipeline.offload.driver import OffloadOptions, OffloadReport
 from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
-from pipeline.session import open_session
+from pipeline.spark.session import open_session
 from protocol.message_schema import load_schema
 from tiers.config.storage_registry import remote_storage_manager_names
 

@@ -40,9 +40,11 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     for job in ("merge", "retain", "rebuild"):
         monkeypatch.setattr(f"pipeline.jobs.{job}.open_tier", tier)
         monkeypatch.setattr(f"pipeline.commands.{job}.load_pipeline_config", lambda file: made.config)
-    monkeypatch.setattr("pipeline.jobs.retain.job_services", lambda tier, folder: nullcontext(made.services))
-    monkeypatch.setattr("pipeline.jobs.retain.tiered_policies", no_topics)
-    monkeypatch.setattr("pipeline.jobs.retain.ClusterTopicExistence", lambda client: Doubtful(made.partition.topic_id))
+    monkeypatch.setattr("pipeline.maintenance.retain.job_services", lambda tier, folder: nullcontext(made.services))
+    monkeypatch.setattr("pipeline.maintenance.retain.tiered_policies", no_topics)
+    monkeypatch.setattr(
+        "pipeline.maintenance.retain.ClusterTopicExistence", lambda client: Doubtful(made.partition.topic_id)
+    )
     yield made
     await made.close()
 
@@ -105,7 +107,7 @@ async def test_a_topic_is_deleted_by_proof_alone(
     bench: JobBench, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic_id = bench.partition.topic_id
-    monkeypatch.setattr("pipeline.jobs.retain.ClusterTopicExistence", lambda client: Gone(topic_id))
+    monkeypatch.setattr("pipeline.maintenance.retain.ClusterTopicExistence", lambda client: Gone(topic_id))
     arguments = ["retain", "--config", "tidegate.toml", "--deleted-topics"]
     assert await asyncio.to_thread(cli.run, arguments) == 0
     assert f"topic orders ({topic_id}): no broker knows it, and its deletion is not proved" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pipeline import cli, commands
 from pipeline.chosen_partitions import NothingChosenError
 from pipeline.export.target import TargetError
-from pipeline.job import JobError
+from pipeline.spark.job import JobError
 from tiers.config.tier_config import ConfigError
 from tiers.errors import RetriableRemoteStorageError
 

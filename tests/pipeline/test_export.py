@@ -21,12 +21,12 @@ from pipeline import cli
 from pipeline.chosen_partitions import NothingChosenError
 from pipeline.config import PipelineConfig, load_pipeline_config
 from pipeline.export.iceberg import OFFSETS, PLAN_ID, offsets_of
+from pipeline.export.job import ExportRequest, ExportResult, IcebergTable, RunTasks, export_by
 from pipeline.export.ledger import PLANS, TileResult
 from pipeline.export.plan import PlannedTile
 from pipeline.export.target import target_settings
-from pipeline.job import JobError
-from pipeline.jobs.export import ExportRequest, ExportResult, IcebergTable, RunTasks, export_by
-from pipeline.worker import worker
+from pipeline.spark.job import JobError
+from pipeline.spark.worker import worker
 from tests.pipeline.read_stage import ReadStage, Row, without_headers
 from tests.servers.producing import create_topic, produce, topic_id_partition
 from tiers.model.ids import TopicIdPartition

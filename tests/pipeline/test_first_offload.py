@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from pipeline.jobs.offload import plan_offload
 from pipeline.offload.driver import OffloadOptions
+from pipeline.offload.job import plan_offload
 from tests.integration.waiting import until
 from tests.pipeline.offload_rig import offload_rig
 from tests.servers.kafka import KafkaCluster

@@ -9,8 +9,8 @@ from threading import Thread
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.job import JobError, attempt, run_tasks
-from pipeline.task_runner import SparkRunner
+from pipeline.spark.job import JobError, attempt, run_tasks
+from pipeline.spark.task_runner import SparkRunner
 from tests.integration.waiting import until
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.job import JobError
 from pipeline.job_services import PAUSES_S, NotWrittenError, run_beside, written
+from pipeline.spark.job import JobError
 from tests.tiers.manager.workbench import PARTITION, Workbench, workbench
 from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogMetadataError
 

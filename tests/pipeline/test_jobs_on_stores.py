@@ -16,21 +16,21 @@ import pytest
 
 from pipeline.config import PipelineConfig
 from pipeline.export.iceberg import open_catalog
+from pipeline.export.job import ExportRequest, IcebergTable, export_by
 from pipeline.export.ledger import TileResult
 from pipeline.export.plan import PlannedTile
 from pipeline.export.target import open_target, target_settings
-from pipeline.jobs.export import ExportRequest, IcebergTable, export_by
-from pipeline.jobs.merge import merge
-from pipeline.jobs.rebuild import rebuild, rebuild_indexes
-from pipeline.jobs.retain import retain
-from pipeline.jobs.scrub import ScrubOptions, scrub_tier
-from pipeline.jobs.usage import usage_of_tier
+from pipeline.maintenance.indexes_task import Verdict
+from pipeline.maintenance.merge import merge
+from pipeline.maintenance.merge_plan import MergeLimits
+from pipeline.maintenance.rebuild import rebuild, rebuild_indexes
+from pipeline.maintenance.retain import retain
+from pipeline.maintenance.scrub import ScrubOptions, scrub_tier
+from pipeline.maintenance.scrub_report import ScrubLevel, ScrubReport
+from pipeline.maintenance.usage import usage_of_tier
+from pipeline.maintenance.usage_line import UsageBy
 from pipeline.offload.task import OffloadResult, OffloadTask
-from pipeline.repair.indexes_task import Verdict
-from pipeline.repair.merge_plan import MergeLimits
-from pipeline.repair.scrub_report import ScrubLevel, ScrubReport
-from pipeline.repair.usage_line import UsageBy
-from pipeline.worker import worker
+from pipeline.spark.worker import worker
 from tests.integration.waiting import until
 from tests.pipeline.job_bench import InlineRunner
 from tests.pipeline.offload_rig import OffloadRig, in_process, offload_rig

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import parse_pipeline_config
-from pipeline.repair.merge_plan import MergeLimits, merged_segment, plan_merges
+from pipeline.maintenance.merge_plan import MergeLimits, merged_segment, plan_merges
 from tests.fakes.log_starts import user_log_start
 from tests.pipeline.job_bench import FINISHED
 from tests.pipeline.merge_bench import DATA, LIMITS, bench_of, log_bytes, merged

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.job import JobError
 from pipeline.job_services import PAUSES_S, run_beside
-from pipeline.jobs.merge import Merge, merge, merge_groups
-from pipeline.repair.merge_plan import plan_merges
-from pipeline.repair.merge_task import MergeTask, MergeTaskResult
+from pipeline.maintenance.merge import Merge, merge, merge_groups
+from pipeline.maintenance.merge_plan import plan_merges
+from pipeline.maintenance.merge_task import MergeTask, MergeTaskResult
+from pipeline.spark.job import JobError
 from tests.pipeline.job_bench import FINISHED, InlineRunner, JobBench
 from tests.pipeline.merge_bench import DATA, LIMITS, STARTED, bench_of, log_bytes, merged
 from tests.tiers.manager.workbench import POLICY
@@ -78,7 +78,7 @@ async def test_what_is_stored_after_another_owner_deleted_it_as_a_leftover_is_de
             await bench.owners_round(POLICY)
             return await run_beside(runner, what, plan, task)
 
-        monkeypatch.setattr("pipeline.jobs.merge.run_beside", owned_in_between)
+        monkeypatch.setattr("pipeline.maintenance.merge.run_beside", owned_in_between)
         [(_, error)] = (await merged(bench)).failed
         assert "from an unknown segment" in error
         assert bench.segments == before
@@ -96,7 +96,7 @@ async def test_a_full_disk_of_an_executor_ends_its_merge_and_nothing_else(
 
     async with bench_of(root, log, [3, 6, 9, len(log.batches)]) as bench:
         before = bench.finished
-        monkeypatch.setattr("pipeline.repair.merge_task.SegmentBuilder.append", full)
+        monkeypatch.setattr("pipeline.maintenance.merge_task.SegmentBuilder.append", full)
         monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
         [(_, error)] = (await merged(bench)).failed
         assert "No space left" in error
@@ -123,8 +123,8 @@ async def test_an_ownership_that_is_not_confirmed_for_a_moment_is_waited_for(
             await choose(tier)
             yield tier
 
-        monkeypatch.setattr("pipeline.jobs.merge.owned_tier", owned_tier)
-        monkeypatch.setattr("pipeline.jobs.merge.job_services", lambda tier, folder: nullcontext(services))
+        monkeypatch.setattr("pipeline.maintenance.merge.owned_tier", owned_tier)
+        monkeypatch.setattr("pipeline.maintenance.merge.job_services", lambda tier, folder: nullcontext(services))
         done = await merge(bench.config, InlineRunner(), "orders", LIMITS, grace_ms=0)
         assert len(done.merged) == 1
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import pipeline.offload.task
-from pipeline.jobs.offload import plan_offload
 from pipeline.offload.driver import OffloadDriver, OffloadOptions
+from pipeline.offload.job import plan_offload
 from pipeline.offload.task import OffloadResult, OffloadTask, Stop, Stopped
 from pipeline.offload.topic_sizes import log_sizes
 from protocol.records.record_batch import iterate_batches

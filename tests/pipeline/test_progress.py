@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pipeline import progress
-from pipeline.progress import job_progress
+from pipeline.spark import progress
+from pipeline.spark.progress import job_progress
 
 
 class Tracker:

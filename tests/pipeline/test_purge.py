@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.job_services import write_manifest
-from pipeline.jobs.retain import delete_partitions, expire_partitions
-from pipeline.repair.segment_purge import purge
+from pipeline.maintenance.retain import delete_partitions, expire_partitions
+from pipeline.maintenance.segment_purge import purge
 from tests.fakes.record_batches import batch_of
 from tests.fakes.segments import build_segment
 from tests.pipeline.job_bench import CLUSTER_ID, InlineRunner, JobBench
@@ -126,7 +126,7 @@ async def test_of_a_partition_whose_deletions_cannot_be_recorded_one_is_waited_f
         attempts.append(written)
         raise RemoteLogMetadataError("TOPIC_AUTHORIZATION_FAILED")
 
-    monkeypatch.setattr("pipeline.repair.segment_purge._WRITES_AT_ONCE", 1)
+    monkeypatch.setattr("pipeline.maintenance.segment_purge._WRITES_AT_ONCE", 1)
     monkeypatch.setattr("pipeline.job_services.PAUSES_S", (0.0, 0.0))
     monkeypatch.setattr(bench.metadata, "update_remote_log_segment_metadata", failing)
     done = await purge(bench.services, bench.config, InlineRunner(), bench.segments)

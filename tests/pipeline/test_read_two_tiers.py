@@ -14,7 +14,7 @@ from pipeline.source.options import OptionError, parse_options
 from pipeline.source.read_plan import LocalRange, RemoteRange
 from pipeline.source.stream import TieredStreamReader
 from pipeline.source.tiered_log import DataLossError
-from pipeline.worker import CLIENT_ID
+from pipeline.spark.worker import CLIENT_ID
 from tests.integration.strict_consumer import local_log_start, until_trimmed
 from tests.pipeline.read_stage import (
     ReadStage,

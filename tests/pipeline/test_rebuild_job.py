@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import PipelineConfig, parse_pipeline_config
-from pipeline.jobs.rebuild import plan_indexes
-from pipeline.repair.indexes_task import Verdict, make_indexes
-from pipeline.repair.store_scan import planned_rebuild
+from pipeline.maintenance.indexes_task import Verdict, make_indexes
+from pipeline.maintenance.rebuild import plan_indexes
+from pipeline.maintenance.store_scan import planned_rebuild
 from tests.fakes.segments import PARTITION
 from tests.pipeline.job_bench import InlineRunner
 from tests.proxy.commands.command_bench import CLUSTER_ID, CommandBench, command_bench
@@ -113,7 +113,7 @@ async def test_a_full_disk_of_an_executor_refuses_one_and_ends_no_run(
 
     segments = [await bench.tiered(start) for start in (0, 10)]
     lose(bench, segments[0])
-    monkeypatch.setattr("pipeline.repair.indexes_task.LogIndexer.append", full)
+    monkeypatch.setattr("pipeline.maintenance.indexes_task.LogIndexer.append", full)
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(spark))
     (refused, what), (whole, _) = await asyncio.to_thread(made, bench, segments)
     assert (refused, whole) == (Verdict.REFUSED, Verdict.WHOLE)

@@ -21,11 +21,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they export
 from kafka.protocol.admin import DescribeConfigsRequest
 
 from pipeline.config import PipelineConfig, load_pipeline_config
-from pipeline.jobs.merge import merge, plan_merge
-from pipeline.jobs.rebuild import rebuild, rebuild_indexes
-from pipeline.jobs.retain import plan_retention, retain
-from pipeline.repair.indexes_task import Verdict
-from pipeline.repair.merge_plan import MergeLimits
+from pipeline.maintenance.indexes_task import Verdict
+from pipeline.maintenance.merge import merge, plan_merge
+from pipeline.maintenance.merge_plan import MergeLimits
+from pipeline.maintenance.rebuild import rebuild, rebuild_indexes
+from pipeline.maintenance.retain import plan_retention, retain
 from tests.integration.strict_consumer import (
     RECORD,
     consumer_at,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.scratch import scratch_folder
+from pipeline.spark.scratch import scratch_folder
 
 
 @pytest.mark.parametrize("folders", ["{spark}", "/no/such/folder,{spark}"])

@@ -10,9 +10,9 @@ from uuid import uuid4
 
 import pytest
 
-from pipeline.job import JobError
-from pipeline.jobs.scrub import ScrubOptions, packed, scrub_tier
-from pipeline.repair.scrub_report import FindingKind, ScrubLevel, ScrubReport
+from pipeline.maintenance.scrub import ScrubOptions, packed, scrub_tier
+from pipeline.maintenance.scrub_report import FindingKind, ScrubLevel, ScrubReport
+from pipeline.spark.job import JobError
 from protocol.records.record_batch import crc32c
 from tests.fakes.log_starts import user_log_start
 from tests.fakes.record_batches import batch_of, build_batch, record
@@ -274,7 +274,7 @@ async def test_it_goes_on_where_it_ended_at_the_same_level_or_a_lesser_one(bench
 async def test_what_was_read_before_it_was_interrupted_is_noted(
     bench: ScrubBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.jobs.scrub._MAX_TASK_BYTES", 1)  # so that each segment is a task
+    monkeypatch.setattr("pipeline.maintenance.scrub._MAX_TASK_BYTES", 1)  # so that each segment is a task
     segments = [await bench.finished(start, [batch_of(start, 10)]) for start in range(0, 100, 10)]
     bench.runner.parallelism = 1
 

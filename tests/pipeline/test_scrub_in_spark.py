@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 
 from pipeline import cli as pipeline_cli
 from pipeline.config import load_pipeline_config
-from pipeline.jobs.scrub import ScrubOptions
-from pipeline.jobs.scrub import scrub as scrub_job
-from pipeline.repair.scrub_report import ScrubLevel
+from pipeline.maintenance.scrub import ScrubOptions
+from pipeline.maintenance.scrub import scrub as scrub_job
+from pipeline.maintenance.scrub_report import ScrubLevel
 from proxy import cli
 from tests.integration.waiting import until
 from tests.servers.kafka import KafkaCluster

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.session import SparkMasterError, SparkSettingError, spark_session
+from pipeline.spark.session import SparkMasterError, SparkSettingError, spark_session
 from tests.servers.ports import free_ports
 from tests.servers.spark import QUICK_JAVA
 
@@ -20,10 +20,10 @@ PROGRAM = textwrap.dedent(
     import asyncio, contextlib, os, signal, sys, threading, time
     from pathlib import Path
     from pipeline import cli, progress
-    from pipeline.job import run_tasks
+    from pipeline.spark.job import run_tasks
     from pipeline.job_services import run_beside
-    from pipeline.session import open_session, spark_session
-    from pipeline.task_runner import SparkRunner
+    from pipeline.spark.session import open_session, spark_session
+    from pipeline.spark.task_runner import SparkRunner
 
     def listening():
         "The addresses on which this program and its children listen, in /proc's own writing."

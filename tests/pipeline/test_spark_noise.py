@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.spark_noise import without_noise
+from pipeline.spark.spark_noise import without_noise
 
 DAEMON = b'  File "/python/lib/pyspark.zip/pyspark/daemon.py", line 264, in manager\n'
 WORKER = b'  File "/python/lib/pyspark.zip/pyspark/daemon.py", line 95, in worker\n'

@@ -9,10 +9,10 @@ from uuid import UUID
 import pytest
 from pyspark import cloudpickle
 
-from pipeline import task_call
 from pipeline.source.read_plan import LocalRange
 from pipeline.source.read_task import ReadTask
-from pipeline.task_call import TaskCall
+from pipeline.spark import task_call
+from pipeline.spark.task_call import TaskCall
 from tiers.model.ids import TopicIdPartition
 
 PARTITION = TopicIdPartition(UUID(int=7), 0, "orders")

@@ -11,10 +11,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipeline import cli
-from pipeline.job import JobError
-from pipeline.jobs.usage import Prices, UsageReport, day_text, usage_of_tier
-from pipeline.repair.store_listing import ExpectedPartition, ExpectedSegment, listing_plan
-from pipeline.repair.usage_line import DAY_MS, UsageBy, UsageLine
+from pipeline.maintenance.store_listing import ExpectedPartition, ExpectedSegment, listing_plan
+from pipeline.maintenance.usage import Prices, UsageReport, day_text, usage_of_tier
+from pipeline.maintenance.usage_line import DAY_MS, UsageBy, UsageLine
+from pipeline.spark.job import JobError
 from tests.fakes.broker.scripted_broker import ScriptedBroker
 from tests.fakes.record_batches import batch_of
 from tests.fakes.segments import PARTITION

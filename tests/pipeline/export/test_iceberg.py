@@ -19,8 +19,8 @@ from pipeline.export.parquet_writer import write_parquet
 from pipeline.export.plan import Tile
 from pipeline.export.target import ExportTarget, FolderTarget, TargetSettings, open_target
 from pipeline.export.typed_values import TypedValues
-from pipeline.job import JobError
-from pipeline.worker import worker
+from pipeline.spark.job import JobError
+from pipeline.spark.worker import worker
 from tests.servers.versitygw import VersityGateway
 
 TOPIC_ID = uuid.UUID("12345678-9abc-def0-1234-56789abcdef0")

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.config import parse_pipeline_config
 from pipeline.export.target import TargetError, TargetSettings, open_target, target_settings
-from pipeline.worker import worker
+from pipeline.spark.worker import worker
 from tests.servers.hdfs import HdfsCluster
 from tests.servers.versitygw import VersityGateway
 

@@ -17,13 +17,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.chosen_partitions import chosen_partitions
 from pipeline.config import PipelineConfig
-from pipeline.job import JobError
 from pipeline.job_services import run_beside
-from pipeline.repair.store_listing import expected_partition, list_part, listing_plan, time_of
-from pipeline.repair.tier_store import TierStore
-from pipeline.repair.usage_line import DAY_MS, UsageBy, UsageLine, grouped
-from pipeline.task_runner import SparkRunner, TaskRunner
-from pipeline.worker import worker
+from pipeline.maintenance.store_listing import expected_partition, list_part, listing_plan, time_of
+from pipeline.maintenance.tier_store import TierStore
+from pipeline.maintenance.usage_line import DAY_MS, UsageBy, UsageLine, grouped
+from pipeline.spark.job import JobError
+from pipeline.spark.task_runner import SparkRunner, TaskRunner
+from pipeline.spark.worker import worker
 from tiers.access.console import progress_count
 from tiers.access.open_tier import OpenTier, open_tier, tiered_cluster
 from tiers.each_of import each_of

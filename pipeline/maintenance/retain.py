@@ -23,8 +23,8 @@ from pathlib import Path
 from pipeline.chosen_partitions import NothingChosenError, chosen_partitions
 from pipeline.config import PipelineConfig
 from pipeline.job_services import job_services, written
-from pipeline.repair.segment_purge import Purge, purge
-from pipeline.task_runner import TaskRunner
+from pipeline.maintenance.segment_purge import Purge, purge
+from pipeline.spark.task_runner import TaskRunner
 from pipeline.tiered_policies import tiered_policies
 from tiers.access.console import progress_count
 from tiers.access.open_tier import OpenTier, open_tier

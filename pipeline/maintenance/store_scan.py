@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from pipeline.config import PipelineConfig
 from pipeline.job_services import run_beside
-from pipeline.repair.tier_store import TierStore
-from pipeline.task_runner import TaskRunner
-from pipeline.worker import worker
+from pipeline.maintenance.tier_store import TierStore
+from pipeline.spark.task_runner import TaskRunner
+from pipeline.spark.worker import worker
 from tiers.access.open_tier import open_key_ring
 from tiers.each_of import each_of
 from tiers.metadata.partition_manifest import PartitionManifest

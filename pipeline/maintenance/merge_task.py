@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from pipeline.config import PipelineConfig
-from pipeline.job import attempt
-from pipeline.repair.merge_plan import MergeGroup
-from pipeline.scratch import scratch_folder
+from pipeline.maintenance.merge_plan import MergeGroup
 from pipeline.source.remote_read import read_remote_range
-from pipeline.worker import worker
+from pipeline.spark.job import attempt
+from pipeline.spark.scratch import scratch_folder
+from pipeline.spark.worker import worker
 from protocol.errors import CorruptBatchError
 from tiers.access.open_tier import open_key_ring
 from tiers.broker.client import monotonic_ms

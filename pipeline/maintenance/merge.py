@@ -23,12 +23,12 @@ from uuid import uuid4
 
 from pipeline.chosen_partitions import chosen_partitions
 from pipeline.config import PipelineConfig
-from pipeline.job import LOST_GRACE_S, JobError
 from pipeline.job_services import job_services, run_beside, until_owned, write_manifest, written
-from pipeline.repair.merge_plan import MergeGroup, MergeLimits, merged_segment, plan_merges, still_stand
-from pipeline.repair.merge_task import MergeTask, MergeTaskResult, run_merge_task
-from pipeline.repair.segment_purge import Purge, purge
-from pipeline.task_runner import TaskRunner
+from pipeline.maintenance.merge_plan import MergeGroup, MergeLimits, merged_segment, plan_merges, still_stand
+from pipeline.maintenance.merge_task import MergeTask, MergeTaskResult, run_merge_task
+from pipeline.maintenance.segment_purge import Purge, purge
+from pipeline.spark.job import LOST_GRACE_S, JobError
+from pipeline.spark.task_runner import TaskRunner
 from tiers.access.console import progress_count, say
 from tiers.access.open_tier import OpenTier, open_tier
 from tiers.access.owned_tier import owned_tier

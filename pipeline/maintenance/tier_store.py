@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pipeline.config import PipelineConfig
-from pipeline.worker import worker
+from pipeline.spark.worker import worker
 from tiers.storage.locations import LocatedRemoteStorageManager
 
 

@@ -20,7 +20,7 @@ from typing import Final
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from pipeline.spark_noise import QuietJvm
+from pipeline.spark.spark_noise import QuietJvm
 
 FOR_THE_DATA_SOURCE: Final[Mapping[str, str]] = {"spark.sql.python.filterPushdown.enabled": "true"}
 DEFAULTS: Final[Mapping[str, str]] = {

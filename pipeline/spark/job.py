@@ -19,8 +19,8 @@ from pyspark import SparkContext, TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from pipeline.progress import job_progress
-from pipeline.task_call import TaskCall
+from pipeline.spark.progress import job_progress
+from pipeline.spark.task_call import TaskCall
 from tiers.access.console import TRY_AGAIN
 from tiers.errors import RetriableRemoteStorageError
 

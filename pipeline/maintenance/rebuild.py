@@ -17,9 +17,9 @@ from itertools import groupby
 from pipeline.chosen_partitions import chosen_partitions
 from pipeline.config import PipelineConfig
 from pipeline.job_services import run_beside
-from pipeline.repair.indexes_task import IndexesResult, IndexesTask, make_indexes
-from pipeline.repair.store_scan import parts_of, planned_rebuild, scan_store
-from pipeline.task_runner import TaskRunner
+from pipeline.maintenance.indexes_task import IndexesResult, IndexesTask, make_indexes
+from pipeline.maintenance.store_scan import parts_of, planned_rebuild, scan_store
+from pipeline.spark.task_runner import TaskRunner
 from tiers.access.console import progress_count
 from tiers.access.open_tier import (
     OpenTier,

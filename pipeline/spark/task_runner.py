@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from pipeline.job import new_group, run_tasks
+from pipeline.spark.job import new_group, run_tasks
 
 P = TypeVar("P")
 R = TypeVar("R")

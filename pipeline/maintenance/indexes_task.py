@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from pipeline.config import PipelineConfig
-from pipeline.scratch import scratch_folder
-from pipeline.worker import worker
+from pipeline.spark.scratch import scratch_folder
+from pipeline.spark.worker import worker
 from protocol.errors import CorruptBatchError
 from protocol.records.record_batch import verify_batches
 from tiers.errors import CorruptSegmentError, RemoteLogError, RemoteResourceNotFoundError

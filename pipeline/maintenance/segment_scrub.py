@@ -19,7 +19,7 @@ from pipeline.decode.arrow_records import decode_batches
 from pipeline.decode.record_columns import RecordColumns
 from pipeline.decode.wanted_batches import MAX_OFFSET, CorruptRecordsError
 from pipeline.source.remote_read import GETS_AT_ONCE, in_order
-from pipeline.worker import worker
+from pipeline.spark.worker import worker
 from protocol.records.record_batch import RecordBatch
 from tiers.access.open_tier import open_key_ring
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError

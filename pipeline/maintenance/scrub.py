@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from pipeline.chosen_partitions import chosen_partitions
 from pipeline.config import PipelineConfig
 from pipeline.job_services import run_beside
-from pipeline.repair.scrub_report import (
+from pipeline.maintenance.scrub_report import (
     Finding,
     FindingKind,
     InnerGap,
@@ -35,12 +35,12 @@ from pipeline.repair.scrub_report import (
     of_overlap,
     of_segment,
 )
-from pipeline.repair.segment_scrub import ScrubSetup, SegmentVerdict, scrub_segments
-from pipeline.repair.store_listing import Misfit, expected_partition, list_part, listing_plan
-from pipeline.repair.tier_store import TierStore
-from pipeline.repair.usage_line import DAY_MS
-from pipeline.task_runner import SparkRunner, TaskRunner
-from pipeline.worker import worker
+from pipeline.maintenance.segment_scrub import ScrubSetup, SegmentVerdict, scrub_segments
+from pipeline.maintenance.store_listing import Misfit, expected_partition, list_part, listing_plan
+from pipeline.maintenance.tier_store import TierStore
+from pipeline.maintenance.usage_line import DAY_MS
+from pipeline.spark.task_runner import SparkRunner, TaskRunner
+from pipeline.spark.worker import worker
 from tiers.access.console import progress_count
 from tiers.access.open_tier import OpenTier, open_tier, readable_segments
 from tiers.each_of import each_of

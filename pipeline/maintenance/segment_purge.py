@@ -15,8 +15,8 @@ from uuid import UUID
 
 from pipeline.config import PipelineConfig
 from pipeline.job_services import NotWrittenError, run_beside, until_owned, write_manifest, written
-from pipeline.task_runner import TaskRunner
-from pipeline.worker import worker
+from pipeline.spark.task_runner import TaskRunner
+from pipeline.spark.worker import worker
 from tiers.each_of import each_of
 from tiers.errors import (
     InvalidTransitionError,

@@ -29,8 +29,6 @@ from pipeline.export.parquet_writer import layout_of, write_parquet
 from pipeline.export.plan import ExportPlan, PlannedTile, plan_export
 from pipeline.export.target import ExportTarget, TargetSettings, open_target
 from pipeline.export.typed_values import TypedValues
-from pipeline.job import JobError, run_tasks
-from pipeline.scratch import scratch_folder
 from pipeline.source.local_read import TIMEOUT_MS
 from pipeline.source.options import (
     DEFAULT_SPLIT_BYTES,
@@ -45,7 +43,9 @@ from pipeline.source.options import (
 )
 from pipeline.source.range_read import RangeReader
 from pipeline.source.tiered_log import AccessDeniedError, open_log
-from pipeline.worker import worker
+from pipeline.spark.job import JobError, run_tasks
+from pipeline.spark.scratch import scratch_folder
+from pipeline.spark.worker import worker
 from protocol.errors import CorruptBatchError, ErrorCode
 from tiers.errors import BrokerError, CorruptSegmentError
 

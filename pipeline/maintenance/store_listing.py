@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
-from pipeline.repair.tier_store import TierStore
-from pipeline.repair.usage_line import DAY_MS, UsageLine
-from pipeline.worker import worker
+from pipeline.maintenance.tier_store import TierStore
+from pipeline.maintenance.usage_line import DAY_MS, UsageLine
+from pipeline.spark.worker import worker
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.stored_segment import StoredSegment
 from tiers.storage.object_key import (
