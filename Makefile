@@ -7,8 +7,8 @@ BIN := .venv/bin
 CACHE := .cache
 STORES := $(CACHE)/bin/versitygw $(CACHE)/bin/fake-gcs-server $(CACHE)/azurite/installed
 CLIENTS := $(CACHE)/bin/franz $(CACHE)/bin/kafkago $(CACHE)/kafkajs/installed
-FAKE_GCS_VERSION := $(shell sed -n 's/^FAKE_GCS_VERSION = "\(.*\)"/\1/p' tests/servers/object_stores.py)
-VERSITYGW_VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' tests/servers/versitygw.py)
+FAKE_GCS_VERSION := $(shell sed -n 's/^FAKE_GCS_VERSION = "\(.*\)"/\1/p' tests/support/servers/object_stores.py)
+VERSITYGW_VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' tests/support/servers/versitygw.py)
 
 # The caller's Python environment must not affect these targets. PYTHONDONTWRITEBYTECODE would make every process that a
 # test starts compile its modules again.
@@ -29,7 +29,7 @@ demo-spark: jars .venv/installed ## show Spark that offloads a topic, reads both
 TEST_PROCESSES ?= 2
 
 test: jars frameworks $(STORES) $(CLIENTS) check ## run check, then all tests, on real servers
-	@$(BIN)/python -m tests.servers.kafka --archive >/dev/null
+	@$(BIN)/python -m tests.support.servers.kafka --archive >/dev/null
 	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 # The newest patch of each minor version whose artifacts are all on Maven Central.
@@ -69,10 +69,10 @@ PIP_COMPILE = env -u PIP_FIND_LINKS $(BIN)/pip-compile -q $(ARGS) --no-header --
   --allow-unsafe --no-emit-index-url --no-emit-trusted-host --no-emit-find-links
 
 jars: .venv/bin/python ## download the jars of a real Kafka
-	@$(BIN)/python -m tests.servers.kafka >/dev/null
+	@$(BIN)/python -m tests.support.servers.kafka >/dev/null
 
 frameworks: .venv/bin/python ## download the jars of Kafka Streams, Connect and MirrorMaker
-	@$(BIN)/python -m tests.servers.frameworks >/dev/null
+	@$(BIN)/python -m tests.support.servers.frameworks >/dev/null
 
 clean: ## remove everything that make created
 	rm -rf .venv $(CACHE) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
@@ -95,20 +95,20 @@ $(CACHE)/bin/fake-gcs-server:
 	$(NEEDS_GO)
 	GOBIN=$(CURDIR)/$(CACHE)/bin go install github.com/fsouza/fake-gcs-server@$(FAKE_GCS_VERSION)
 
-$(CACHE)/azurite/installed: tests/servers/azurite/package.json tests/servers/azurite/package-lock.json
+$(CACHE)/azurite/installed: tests/support/servers/azurite/package.json tests/support/servers/azurite/package-lock.json
 	$(NPM_CI)
 
-$(CACHE)/kafkajs/installed: tests/clients/kafkajs/package.json tests/clients/kafkajs/package-lock.json
+$(CACHE)/kafkajs/installed: tests/support/clients/kafkajs/package.json tests/support/clients/kafkajs/package-lock.json
 	$(NPM_CI)
 
-$(CACHE)/bin/franz: $(wildcard tests/clients/franz/*)
+$(CACHE)/bin/franz: $(wildcard tests/support/clients/franz/*)
 	$(NEEDS_GO)
-	cd tests/clients/franz && go build -trimpath -o $(CURDIR)/$@ .
+	cd tests/support/clients/franz && go build -trimpath -o $(CURDIR)/$@ .
 	@touch $@
 
-$(CACHE)/bin/kafkago: $(wildcard tests/clients/kafkago/*)
+$(CACHE)/bin/kafkago: $(wildcard tests/support/clients/kafkago/*)
 	$(NEEDS_GO)
-	cd tests/clients/kafkago && go build -trimpath -o $(CURDIR)/$@ .
+	cd tests/support/clients/kafkago && go build -trimpath -o $(CURDIR)/$@ .
 	@touch $@
 
 define NPM_CI

@@ -57,11 +57,11 @@ from pipeline.spark.session import open_session
 from pipeline.spark.task_call import settle
 from protocol.records.compression import decompress
 from protocol.records.record_batch import BATCH_HEADER_BYTES, iterate_batches
-from tests.servers import spark_kafka
-from tests.servers.jars import ServerUnavailable
-from tests.servers.kafka import KAFKA_VERSION, KafkaCluster
-from tests.servers.producing import create_topic, topic_id_partition
-from tests.servers.tidegate import tidegate_over
+from tests.support.servers import spark_kafka
+from tests.support.servers.jars import ServerUnavailable
+from tests.support.servers.kafka import KAFKA_VERSION, KafkaCluster
+from tests.support.servers.producing import create_topic, topic_id_partition
+from tests.support.servers.tidegate import tidegate_over
 from tiers.broker.client import BrokerClient
 
 PARTITIONS = 2

@@ -32,7 +32,7 @@ from protocol.records.record_batch import (
     verify_crc,
 )
 from protocol.records.record_reader import Record
-from tests.fakes.record_batches import build_batch, record
+from tests.support.fakes.record_batches import build_batch, record
 
 CODECS = {"none": CODEC_NONE, "zstd": CODEC_ZSTD, "lz4": CODEC_LZ4, "snappy": CODEC_SNAPPY}
 SHAPES = {"512 B in 64 KB": (512, 64_000), "100 B in 16 KB": (100, 16_000)}

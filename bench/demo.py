@@ -29,9 +29,9 @@ from bench.demo_view import MIB, PartitionTiers, TierState, TierView, folder_byt
 from bench.ending import run
 from bench.latency import TailProbe, percentile, seek_latencies
 from bench.offsets import EARLIEST, LATEST, LATEST_TIERED, list_offsets
-from tests.servers.jars import ServerUnavailable
-from tests.servers.kafka import KAFKA_VERSION, KafkaCluster
-from tests.servers.tidegate import TidegateProcess, tidegate_over
+from tests.support.servers.jars import ServerUnavailable
+from tests.support.servers.kafka import KAFKA_VERSION, KafkaCluster
+from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 
 TAIL_TOPIC = "tail"
 SMALLEST_SEGMENT_BYTES, LARGEST_SEGMENT_BYTES = 1 * MIB, 4 * MIB

@@ -33,9 +33,9 @@ from bench.latency import LOG_ERRORS
 from bench.offsets import LATEST, list_offsets
 from pipeline import cli
 from pipeline.spark.session import open_session
-from tests.servers.jars import ServerUnavailable
-from tests.servers.kafka import KAFKA_VERSION, KafkaCluster
-from tests.servers.tidegate import tidegate_over
+from tests.support.servers.jars import ServerUnavailable
+from tests.support.servers.kafka import KAFKA_VERSION, KafkaCluster
+from tests.support.servers.tidegate import tidegate_over
 
 FINGERPRINTS = """
     select partition, count(*) as records,

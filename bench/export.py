@@ -24,8 +24,8 @@ from pipeline.export.job import ExportRequest, ExportTask, export_tile, read_opt
 from pipeline.export.plan import PlannedTile, Tile
 from pipeline.export.target import target_settings
 from pipeline.spark.worker import worker
-from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
-from tests.fakes.stored_segments import remote_range
+from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.fakes.stored_segments import remote_range
 from tiers.model.ids import TopicIdPartition
 
 TOPIC = "orders-of-today"

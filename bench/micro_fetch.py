@@ -18,7 +18,7 @@ from protocol.apis.fetch.response import parse_fetch_response, rebuild_response
 from protocol.apis.fetch.scan import plain_topics
 from protocol.apis.fetch.stream import PartitionHead, PartitionPatch, StreamingFetchPatcher
 from protocol.records.record_batch import iterate_batches, verify_batches
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.record_batches import batch_of
 
 VERSION = 17
 TOPIC = UUID("12345678-9abc-def0-1234-56789abcdef0")

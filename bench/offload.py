@@ -28,8 +28,8 @@ from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
 from pipeline.spark.job import run_tasks
 from pipeline.spark.session import open_session
 from tests.pipeline.offload_rig import offload_rig
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic
 
 PARTITIONS = 4
 TARGET_MB_PER_CORE = 250

@@ -6,7 +6,7 @@ import re
 import uuid
 from dataclasses import dataclass
 
-from tests.servers.kafka import CONSUMER_PERFORMANCE, PRODUCER_PERFORMANCE, KafkaCluster
+from tests.support.servers.kafka import CONSUMER_PERFORMANCE, PRODUCER_PERFORMANCE, KafkaCluster
 
 MIB = 1 << 20
 RECORD_BYTES = 1024

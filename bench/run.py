@@ -26,9 +26,9 @@ from bench.ending import run
 from bench.latency import TailProbe, percentile
 from bench.offsets import EARLIEST, LATEST, list_offsets
 from bench.perf_tools import MIB, Rate
-from tests.servers.jars import ServerUnavailable
-from tests.servers.kafka import KAFKA_VERSION, KafkaCluster
-from tests.servers.tidegate import TidegateProcess, tidegate_over
+from tests.support.servers.jars import ServerUnavailable
+from tests.support.servers.kafka import KAFKA_VERSION, KafkaCluster
+from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 
 PARTITIONS = 4
 LOCAL, REMOTE, WRITTEN, TAIL = "bench-local", "bench-remote", "bench-written", "bench-tail"

@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.servers.certificates import Authority
-from tests.servers.hdfs import SUPERUSER, HdfsCluster
-from tests.servers.jars import ServerUnavailable
-from tests.servers.kafka import SHORT_LIVED, SHRINKS_SOON, KafkaCluster
-from tests.servers.object_stores import Azurite, FakeGcs
-from tests.servers.own_server import OwnServer
-from tests.servers.secure_kafka import add_users, secure_kafka
-from tests.servers.speaking import said_since
-from tests.servers.versitygw import VersityGateway
+from tests.support.servers.certificates import Authority
+from tests.support.servers.hdfs import SUPERUSER, HdfsCluster
+from tests.support.servers.jars import ServerUnavailable
+from tests.support.servers.kafka import SHORT_LIVED, SHRINKS_SOON, KafkaCluster
+from tests.support.servers.object_stores import Azurite, FakeGcs
+from tests.support.servers.own_server import OwnServer
+from tests.support.servers.secure_kafka import add_users, secure_kafka
+from tests.support.servers.speaking import said_since
+from tests.support.servers.versitygw import VersityGateway
 
 # No test asserts timing, so hypothesis has no deadline and no health check for slow machines.
 settings.register_profile("tidegate", deadline=None, suppress_health_check=[HealthCheck.too_slow])

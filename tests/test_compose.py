@@ -14,9 +14,9 @@ import yaml
 
 from proxy.cli import app
 from proxy.config import load_config
-from tests.servers.jars import pom_property
-from tests.servers.kafka import POM
-from tests.servers.versitygw import VERSION as VERSITYGW_VERSION
+from tests.support.servers.jars import pom_property
+from tests.support.servers.kafka import POM
+from tests.support.servers.versitygw import VERSION as VERSITYGW_VERSION
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

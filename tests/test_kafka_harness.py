@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers.kafka import (
+from tests.support.servers.kafka import (
     CONSOLE_CONSUMER,
     CONSOLE_PRODUCER,
     TOPIC_COMMAND,
     Broker,
     KafkaCluster,
 )
-from tests.servers.running_brokers import running_brokers
-from tests.servers.speaking import said_since
+from tests.support.servers.running_brokers import running_brokers
+from tests.support.servers.speaking import said_since
 
 pytestmark = pytest.mark.integration
 

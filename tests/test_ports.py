@@ -12,12 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.servers import ports
-from tests.servers.ports import PORTS, consecutive_free_ports, free_ports
+from tests.support.servers import ports
+from tests.support.servers.ports import PORTS, consecutive_free_ports, free_ports
 
 ANOTHER_PROCESS = """
 import sys
-from tests.servers import ports
+from tests.support.servers import ports
 ports.PORTS = range(32_000, 32_700)  # nobody else's
 print(*ports.free_ports(1), flush=True)
 sys.stdin.read()

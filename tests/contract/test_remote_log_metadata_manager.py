@@ -12,9 +12,9 @@ from uuid import uuid4
 
 import pytest
 
-from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import TRANSACTION_TIMEOUT_MS
+from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import TRANSACTION_TIMEOUT_MS
 from tiers.broker.client import BrokerClient
 from tiers.errors import InvalidTransitionError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager

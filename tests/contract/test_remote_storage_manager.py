@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.record_batches import batch_of
-from tests.fakes.segments import build_segment, metadata_of
-from tests.servers.hdfs import HdfsCluster
-from tests.servers.object_stores import Azurite, FakeGcs
-from tests.servers.versitygw import VersityGateway
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.segments import build_segment, metadata_of
+from tests.support.servers.hdfs import HdfsCluster
+from tests.support.servers.object_stores import Azurite, FakeGcs
+from tests.support.servers.versitygw import VersityGateway
 from tiers.config.storage_registry import create_remote_storage_manager
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.contract.test_remote_storage_manager import opened, settings_of, until
-from tests.fakes.record_batches import batch_of
-from tests.fakes.segments import build_segment, metadata_of
-from tests.servers.breaking_relay import BreakingRelay, Fault
-from tests.servers.hdfs import HdfsCluster
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.segments import build_segment, metadata_of
+from tests.support.servers.breaking_relay import BreakingRelay, Fault
+from tests.support.servers.hdfs import HdfsCluster
 from tiers.errors import RetriableRemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata

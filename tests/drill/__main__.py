@@ -19,9 +19,9 @@ from rich.console import Console
 from tests.drill.engine import Drill, DrillError, DrillResult, DrillSettings
 from tests.drill.report import show
 from tests.drill.rig import DrillRig
-from tests.servers.jars import ServerUnavailable
-from tests.servers.kafka import SHRINKS_SOON, KafkaCluster
-from tests.servers.versitygw import VersityGateway
+from tests.support.servers.jars import ServerUnavailable
+from tests.support.servers.kafka import SHRINKS_SOON, KafkaCluster
+from tests.support.servers.versitygw import VersityGateway
 
 PHASES = [2, 5]
 """The numbers of proxies. There is one drill for each, one after the other."""

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.drill.faults import Fault, FaultKind
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic
-from tests.servers.tidegate import TidegateProcess, tidegate_over
-from tests.servers.versitygw import VersityGateway
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic
+from tests.support.servers.tidegate import TidegateProcess, tidegate_over
+from tests.support.servers.versitygw import VersityGateway
 
 VISIBLE_AFTER_MS = 3_000
 SEGMENT_BYTES = 96 * 1024

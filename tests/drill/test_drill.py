@@ -12,9 +12,9 @@ from tests.drill.engine import Drill, DrillSettings
 from tests.drill.faults import Fault, FaultKind
 from tests.drill.rig import DrillRig
 from tests.drill.violations import FENCED, READ, SEGMENT, TRIM
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import delete_topic
-from tests.servers.versitygw import VersityGateway
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import delete_topic
+from tests.support.servers.versitygw import VersityGateway
 
 pytestmark = pytest.mark.integration
 

@@ -11,9 +11,9 @@ import pytest
 from tests.contract.test_remote_log_metadata_manager import until
 from tests.drill.metadata_audit import OFFSETS_TOPIC, MetadataAudit
 from tests.drill.violations import FENCED, Violations
-from tests.fakes.broker.cluster import LocalLog
-from tests.fakes.broker.scripted_broker import ScriptedBroker
-from tests.fakes.record_batches import build_batch, control_batch, record
+from tests.support.fakes.broker.cluster import LocalLog
+from tests.support.fakes.broker.scripted_broker import ScriptedBroker
+from tests.support.fakes.record_batches import build_batch, control_batch, record
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
 from tiers.errors import BrokerError

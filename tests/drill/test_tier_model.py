@@ -9,7 +9,7 @@ import pytest
 from tests.drill.oracle import Oracle
 from tests.drill.tier_model import TierModel
 from tests.drill.violations import EXPIRY, STATES, Violations
-from tests.fakes.log_starts import user_log_start
+from tests.support.fakes.log_starts import user_log_start
 from tiers.metadata.records.serde import MetadataRecord, key_of
 from tiers.metadata.state.replay import MetadataEvent
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition

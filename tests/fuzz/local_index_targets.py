@@ -7,7 +7,7 @@ from pathlib import Path
 from struct import Struct
 from tempfile import TemporaryDirectory
 
-from tests.fakes.local_indexes import contents, decoded, expected, segment_object
+from tests.support.fakes.local_indexes import contents, decoded, expected, segment_object
 from tiers.errors import CorruptSegmentError
 from tiers.segment.indexes.local_index_files import SUFFIXES, LocalIndexFiles
 

@@ -18,12 +18,27 @@ from uuid import UUID
 from protocol.addresses import ADDRESS_FIELDS, carries_addresses
 from protocol.api_keys import ApiKey
 from protocol.message_schema import message_name
-from tests.fakes.log_starts import user_log_start
-from tests.fakes.message_oracle import UNKNOWN_TAGS, Schema, Value, encode, is_flexible, message_schema, versions_of
-from tests.fakes.record_batches import batch_of, build_batch, control_batch, legacy_message, legacy_wrapper, record
-from tests.fakes.segments import PARTITION, build_segment, metadata_of
 from tests.fuzz.local_index_targets import stored_files
 from tests.fuzz.targets import TARGETS
+from tests.support.fakes.log_starts import user_log_start
+from tests.support.fakes.message_oracle import (
+    UNKNOWN_TAGS,
+    Schema,
+    Value,
+    encode,
+    is_flexible,
+    message_schema,
+    versions_of,
+)
+from tests.support.fakes.record_batches import (
+    batch_of,
+    build_batch,
+    control_batch,
+    legacy_message,
+    legacy_wrapper,
+    record,
+)
+from tests.support.fakes.segments import PARTITION, build_segment, metadata_of
 from tiers.metadata.records.serde import encode_value
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import LogGapUpdate, LogStartOffsetUpdate, RemoteLogSegmentMetadataUpdate

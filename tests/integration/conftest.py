@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.clients.kafka_tools import KafkaTools
-from tests.integration.security_rig import assert_nothing_secret_was_said, proxy_before, sasl, section
-from tests.servers.certificates import Authority
-from tests.servers.kafka import KafkaCluster
-from tests.servers.tidegate import TidegateProcess
+from tests.support.clients.kafka_tools import KafkaTools
+from tests.support.rigs.security_rig import assert_nothing_secret_was_said, proxy_before, sasl, section
+from tests.support.servers.certificates import Authority
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.tidegate import TidegateProcess
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ import pytest
 from protocol.addresses import ADDRESS_FIELDS
 from protocol.api_keys import DECODED_APIS, HIDDEN_APIS, ApiKey, VersionRange, supported_versions
 from protocol.message_schema import FieldSchema, MessageSchema, parse_schema
-from tests.servers.kafka import KafkaCluster, kafka_libs
+from tests.support.servers.kafka import KafkaCluster, kafka_libs
 from tiers.broker.client import monotonic_ms
 from tiers.broker.connection import BrokerConnection
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.clients.all_clients import CLIENTS, GROUP_MEMBERS
-from tests.clients.client import READ_COMMITTED, READ_UNCOMMITTED, OffsetOutOfRange
-from tests.clients.kafka_tools import KafkaTools
-from tests.integration.matrix_stage import HEAD, TAIL, Stage, matrix_stage, value, written
-from tests.integration.strict_consumer import local_log_start
+from tests.support.clients.all_clients import CLIENTS, GROUP_MEMBERS
+from tests.support.clients.client import READ_COMMITTED, READ_UNCOMMITTED, OffsetOutOfRange
+from tests.support.clients.kafka_tools import KafkaTools
+from tests.support.rigs.matrix_stage import HEAD, TAIL, Stage, matrix_stage, value, written
+from tests.support.rigs.strict_consumer import local_log_start
 
 pytestmark = pytest.mark.integration
 

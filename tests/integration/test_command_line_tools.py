@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from protocol.api_keys import HIDDEN_APIS
-from tests.clients.kafka_tools import KafkaTools, ToolResult
-from tests.integration import matrix_stage
-from tests.integration.strict_consumer import local_log_start, until_trimmed
-from tests.integration.waiting import until
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, produce, produce_transaction
-from tests.servers.tidegate import TidegateProcess, tidegate_over
+from tests.support.clients.kafka_tools import KafkaTools, ToolResult
+from tests.support.rigs import matrix_stage
+from tests.support.rigs.strict_consumer import local_log_start, until_trimmed
+from tests.support.rigs.waiting import until
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, produce, produce_transaction
+from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 
 pytestmark = pytest.mark.integration
 

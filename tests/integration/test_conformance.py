@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conformance_stage import (
+from tests.support.rigs.conformance_stage import (
     BEGINNING_MS,
     EARLIEST,
     EARLIEST_LOCAL,
@@ -45,8 +45,8 @@ from tests.integration.conformance_stage import (
     move_replicas,
     produce,
 )
-from tests.servers.kafka import SHORT_LIVED, KafkaCluster
-from tests.servers.tidegate import TidegateProcess
+from tests.support.servers.kafka import SHORT_LIVED, KafkaCluster
+from tests.support.servers.tidegate import TidegateProcess
 
 pytestmark = pytest.mark.integration
 

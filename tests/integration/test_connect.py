@@ -12,14 +12,14 @@ from urllib.error import HTTPError
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from tests.integration.record_deletion import delete_records
-from tests.integration.strict_consumer import consumer_at, local_log_start, read, until_trimmed
-from tests.integration.topic_config_client import described
-from tests.integration.waiting import TIMEOUT_S, until
-from tests.servers.connect import ConnectWorker
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, produce, random_values
-from tests.servers.tidegate import TidegateProcess, tidegate_over
+from tests.support.rigs.record_deletion import delete_records
+from tests.support.rigs.strict_consumer import consumer_at, local_log_start, read, until_trimmed
+from tests.support.rigs.topic_config_client import described
+from tests.support.rigs.waiting import TIMEOUT_S, until
+from tests.support.servers.connect import ConnectWorker
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, produce, random_values
+from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 
 pytestmark = pytest.mark.integration
 

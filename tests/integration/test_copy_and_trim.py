@@ -11,10 +11,16 @@ from pathlib import Path
 import pytest
 
 from protocol.records.record_batch import verify_batches
-from tests.fakes.journaled_rlmm import JournaledRemoteLogMetadataManager
-from tests.servers.copier import CopierOptions
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, produce, produce_transaction, random_values, topic_id_partition
+from tests.support.fakes.journaled_rlmm import JournaledRemoteLogMetadataManager
+from tests.support.servers.copier import CopierOptions
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import (
+    create_topic,
+    produce,
+    produce_transaction,
+    random_values,
+    topic_id_partition,
+)
 from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager

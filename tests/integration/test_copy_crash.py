@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.integration.test_copy_and_trim import LIMIT_S, STEPS, TIMEOUT_MS, Tiers, copier, settle
-from tests.servers.copier import CopierOptions
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, produce, random_values, topic_id_partition
+from tests.support.servers.copier import CopierOptions
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, produce, random_values, topic_id_partition
 from tiers.broker.client import BrokerClient
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.metadata.state.state import RemoteLogMetadataState

@@ -10,8 +10,8 @@ import pytest
 
 from protocol.errors import ErrorCode
 from protocol.records.record_batch import verify_batches
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import (
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import (
     create_topic,
     delete_topic,
     produce,

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, produce, random_values, topic_id_partition
+from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, produce, random_values, topic_id_partition
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.remote_log_settings import RemoteLogManagerSettings, TopicRule

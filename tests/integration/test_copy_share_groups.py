@@ -10,9 +10,9 @@ from uuid import uuid4
 
 import pytest
 
-from tests.clients.share_member import ShareMember, start_at_earliest
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, delete_topic, produce, topic_id_partition
+from tests.support.clients.share_member import ShareMember, start_at_earliest
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, delete_topic, produce, topic_id_partition
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.errors import BrokerError

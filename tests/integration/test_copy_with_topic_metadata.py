@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, delete_topic, produce, random_values, topic_id_partition
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, delete_topic, produce, random_values, topic_id_partition
 from tiers.broker.client import BrokerClient
 from tiers.broker.share_groups import ClusterShareGroups
 from tiers.config.remote_log_settings import RemoteLogManagerSettings, TopicRule

@@ -13,8 +13,8 @@ from confluent_kafka import Producer, TopicPartition
 from pipeline.decode.arrow_records import decode_batches
 from pipeline.decode.record_columns import ALL_COLUMNS
 from protocol.records.record_batch import verify_batches
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, topic_id_partition, transactional_producer, until_decided
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, topic_id_partition, transactional_producer, until_decided
 from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
 from tiers.segment.indexes.segment_index import AbortedTransactionRange

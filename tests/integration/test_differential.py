@@ -14,10 +14,10 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 
-from tests.clients.all_clients import CLIENTS
-from tests.clients.client import READ_COMMITTED, READ_UNCOMMITTED, Client, OffsetOutOfRange
-from tests.integration.differential_answers import protocol_answers
-from tests.integration.differential_workload import (
+from tests.support.clients.all_clients import CLIENTS
+from tests.support.clients.client import READ_COMMITTED, READ_UNCOMMITTED, Client, OffsetOutOfRange
+from tests.support.rigs.differential_answers import protocol_answers
+from tests.support.rigs.differential_workload import (
     MAX_MESSAGE_BYTES,
     Operation,
     Topic,
@@ -26,11 +26,11 @@ from tests.integration.differential_workload import (
     operations,
     run,
 )
-from tests.integration.strict_consumer import local_log_start, until_trimmed
-from tests.integration.waiting import TIMEOUT_S
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic
-from tests.servers.tidegate import tidegate_over
+from tests.support.rigs.strict_consumer import local_log_start, until_trimmed
+from tests.support.rigs.waiting import TIMEOUT_S
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic
+from tests.support.servers.tidegate import tidegate_over
 
 pytestmark = pytest.mark.integration
 

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from proxy import cli
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, delete_topic
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, delete_topic
 from tiers.broker.client import BrokerClient
 from tiers.tasks.failed_deletions_topic import (
     FAILED_DELETIONS_TOPIC,

@@ -16,12 +16,12 @@ from confluent_kafka import Consumer, TopicPartition
 from protocol.apis.fetch.response import FetchResponse
 from protocol.errors import ErrorCode
 from protocol.records.record_batch import iterate_batches
-from tests.fakes.broker.fetch_frames import Ask
-from tests.integration import strict_consumer
-from tests.integration.raw_client import Forwarded, RawClient, raw_client
-from tests.integration.two_tiers_rig import TwoTiers, two_tiers
-from tests.servers.kafka import CONFIG_COMMAND, KafkaCluster
-from tests.servers.producing import create_topic, produce, random_values
+from tests.support.fakes.broker.fetch_frames import Ask
+from tests.support.rigs import strict_consumer
+from tests.support.rigs.raw_client import Forwarded, RawClient, raw_client
+from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
+from tests.support.servers.kafka import CONFIG_COMMAND, KafkaCluster
+from tests.support.servers.producing import create_topic, produce, random_values
 
 pytestmark = pytest.mark.integration
 

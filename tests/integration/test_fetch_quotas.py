@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.strict_consumer import consumer_at, read, until_trimmed
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, produce, random_values
-from tests.servers.tidegate import tidegate_over
+from tests.support.rigs.strict_consumer import consumer_at, read, until_trimmed
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, produce, random_values
+from tests.support.servers.tidegate import tidegate_over
 
 pytestmark = pytest.mark.integration
 RECORDS = 4000

@@ -13,11 +13,11 @@ import pytest
 
 from protocol.apis.fetch.response import FetchResponse
 from protocol.errors import ErrorCode
-from tests.fakes.broker.fetch_frames import Ask
-from tests.integration.raw_client import Forwarded, RawClient, raw_client
-from tests.integration.two_tiers_rig import TwoTiers, two_tiers
-from tests.servers.kafka import CONSOLE_CONSUMER, SHORT_LIVED, SHRINKS_SOON, KafkaCluster
-from tests.servers.producing import create_topic, delete_topic, produce, random_values
+from tests.support.fakes.broker.fetch_frames import Ask
+from tests.support.rigs.raw_client import Forwarded, RawClient, raw_client
+from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
+from tests.support.servers.kafka import CONSOLE_CONSUMER, SHORT_LIVED, SHRINKS_SOON, KafkaCluster
+from tests.support.servers.producing import create_topic, delete_topic, produce, random_values
 
 pytestmark = pytest.mark.integration
 

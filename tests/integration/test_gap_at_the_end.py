@@ -9,11 +9,11 @@ import pytest
 
 from protocol.primitives import Buffer
 from protocol.records.gap_batch import gap_batch
-from tests.clients.all_clients import POSITIONED, READERS
-from tests.clients.client import READ_COMMITTED, READ_UNCOMMITTED
-from tests.integration.gap_stage import LEADER_EPOCH, Fetched, GapStage, gap_stage
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import produce
+from tests.support.clients.all_clients import POSITIONED, READERS
+from tests.support.clients.client import READ_COMMITTED, READ_UNCOMMITTED
+from tests.support.rigs.gap_stage import LEADER_EPOCH, Fetched, GapStage, gap_stage
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import produce
 
 pytestmark = pytest.mark.integration
 

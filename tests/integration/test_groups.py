@@ -15,10 +15,10 @@ import kafka as kafka_python
 import pytest
 from kafka.errors import OffsetOutOfRangeError
 
-from tests.integration.record_deletion import delete_records
-from tests.integration.two_tiers_rig import TwoTiers, two_tiers
-from tests.servers.kafka import CONSUMER_GROUP_COMMAND, KafkaCluster
-from tests.servers.producing import create_topic, produce, random_values, transactional_producer
+from tests.support.rigs.record_deletion import delete_records
+from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
+from tests.support.servers.kafka import CONSUMER_GROUP_COMMAND, KafkaCluster
+from tests.support.servers.producing import create_topic, produce, random_values, transactional_producer
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.remote_storage_manager import LogSegmentData
 

@@ -18,10 +18,10 @@ import kafka as kafka_python
 import pytest
 
 from protocol.records.record_reader import Record
-from tests.fakes.record_batches import legacy_message, legacy_wrapper, record
-from tests.integration.two_tiers_rig import TwoTiers, two_tiers
-from tests.servers.kafka import CONSOLE_CONSUMER, KafkaCluster
-from tests.servers.producing import create_topic, produce, random_values
+from tests.support.fakes.record_batches import legacy_message, legacy_wrapper, record
+from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
+from tests.support.servers.kafka import CONSOLE_CONSUMER, KafkaCluster
+from tests.support.servers.producing import create_topic, produce, random_values
 
 pytestmark = pytest.mark.integration
 

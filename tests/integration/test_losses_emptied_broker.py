@@ -12,13 +12,13 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.cimpl import KafkaError
 
-from tests.integration.loss_rig import Site, alarms, leader_behind, lines_about, numbered, records_from
-from tests.integration.record_deletion import delete_records
-from tests.integration.strict_consumer import until_trimmed
-from tests.integration.waiting import until
-from tests.servers.kafka import SHORT_LIVED, SHRINKS_SOON, KafkaCluster
-from tests.servers.producing import create_topic, produce, random_values
-from tests.servers.tidegate import TidegateProcess
+from tests.support.rigs.loss_rig import Site, alarms, leader_behind, lines_about, numbered, records_from
+from tests.support.rigs.record_deletion import delete_records
+from tests.support.rigs.strict_consumer import until_trimmed
+from tests.support.rigs.waiting import until
+from tests.support.servers.kafka import SHORT_LIVED, SHRINKS_SOON, KafkaCluster
+from tests.support.servers.producing import create_topic, produce, random_values
+from tests.support.servers.tidegate import TidegateProcess
 
 pytestmark = pytest.mark.integration
 

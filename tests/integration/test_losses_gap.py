@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.loss_rig import (
+from tests.support.rigs.loss_rig import (
     SEGMENT_BYTES,
     Site,
     Watch,
@@ -17,13 +17,13 @@ from tests.integration.loss_rig import (
     numbered,
     records_from,
 )
-from tests.integration.record_deletion import delete_records
-from tests.integration.strict_consumer import RECORD, until_trimmed
-from tests.integration.topic_config_client import alter
-from tests.integration.waiting import until
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, produce, random_values
-from tests.servers.tidegate import TidegateProcess
+from tests.support.rigs.record_deletion import delete_records
+from tests.support.rigs.strict_consumer import RECORD, until_trimmed
+from tests.support.rigs.topic_config_client import alter
+from tests.support.rigs.waiting import until
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, produce, random_values
+from tests.support.servers.tidegate import TidegateProcess
 
 pytestmark = pytest.mark.integration
 

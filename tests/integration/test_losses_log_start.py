@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import ErrorCode
-from tests.integration.loss_rig import Site, leader_behind, numbered, records_from
-from tests.integration.record_deletion import delete_records
-from tests.integration.replicated_topic import FOLLOWER, LEADER, create_replicated_topic, until_in_sync
-from tests.integration.waiting import until
-from tests.servers.kafka import SHORT_LIVED, SHRINKS_SOON, KafkaCluster
-from tests.servers.producing import create_topic, produce, random_values
-from tests.servers.tidegate import TidegateProcess
+from tests.support.rigs.loss_rig import Site, leader_behind, numbered, records_from
+from tests.support.rigs.record_deletion import delete_records
+from tests.support.rigs.replicated_topic import FOLLOWER, LEADER, create_replicated_topic, until_in_sync
+from tests.support.rigs.waiting import until
+from tests.support.servers.kafka import SHORT_LIVED, SHRINKS_SOON, KafkaCluster
+from tests.support.servers.producing import create_topic, produce, random_values
+from tests.support.servers.tidegate import TidegateProcess
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.loss_rig import (
+from tests.support.rigs.loss_rig import (
     Site,
     Watch,
     alarms,
@@ -24,11 +24,11 @@ from tests.integration.loss_rig import (
     numbered,
     records_from,
 )
-from tests.integration.strict_consumer import until_trimmed
-from tests.integration.waiting import until
-from tests.servers.kafka import SHORT_LIVED, SHRINKS_SOON, KafkaCluster
-from tests.servers.producing import create_topic, delete_topic, produce, random_values
-from tests.servers.tidegate import TidegateProcess
+from tests.support.rigs.strict_consumer import until_trimmed
+from tests.support.rigs.waiting import until
+from tests.support.servers.kafka import SHORT_LIVED, SHRINKS_SOON, KafkaCluster
+from tests.support.servers.producing import create_topic, delete_topic, produce, random_values
+from tests.support.servers.tidegate import TidegateProcess
 from tiers.metadata.records.serde import SEGMENT_METADATA_API_KEY, SEGMENT_METADATA_UPDATE_API_KEY
 
 pytestmark = pytest.mark.integration

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import ErrorCode
-from tests.integration.loss_rig import Site, Watch, alarms, leader_behind, numbered, records_from
-from tests.integration.strict_consumer import until_trimmed
-from tests.integration.waiting import until
-from tests.servers.kafka import SHORT_LIVED, SHRINKS_SOON, KafkaCluster
-from tests.servers.producing import create_topic, produce, random_values
+from tests.support.rigs.loss_rig import Site, Watch, alarms, leader_behind, numbered, records_from
+from tests.support.rigs.strict_consumer import until_trimmed
+from tests.support.rigs.waiting import until
+from tests.support.servers.kafka import SHORT_LIVED, SHRINKS_SOON, KafkaCluster
+from tests.support.servers.producing import create_topic, produce, random_values
 
 pytestmark = pytest.mark.integration
 

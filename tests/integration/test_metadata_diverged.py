@@ -13,7 +13,7 @@ import pytest
 
 from protocol.errors import ErrorCode
 from tests.contract.test_remote_log_metadata_manager import bear_standstills, copied, segment, until
-from tests.servers.kafka import ALONE, KafkaCluster
+from tests.support.servers.kafka import ALONE, KafkaCluster
 from tiers.broker.client import BrokerClient
 from tiers.broker.fetch import FetchPosition, fetch_raw
 from tiers.errors import RemoteLogMetadataNotReadyError

@@ -9,7 +9,7 @@ import pytest
 from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode
-from tests.servers.kafka import KafkaCluster
+from tests.support.servers.kafka import KafkaCluster
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.cluster_metadata import TopicMetadata, from_response
 from tiers.broker.fetch import FetchPosition, fetch_raw

@@ -16,14 +16,14 @@ import kafka
 import pytest
 from kafka.admin import KafkaAdminClient
 
-from tests.clients.share_member import ShareMember, start_at_earliest
-from tests.integration.recording_relay import RecordingRelay, recording_relay
-from tests.integration.waiting import until
-from tests.servers.kafka import CONSOLE_CONSUMER, CONSOLE_PRODUCER, Broker, KafkaCluster
-from tests.servers.ports import consecutive_free_ports, free_ports
-from tests.servers.producing import create_topic, produce, transactional_producer
-from tests.servers.running_brokers import running_brokers
-from tests.servers.tidegate import TidegateProcess
+from tests.support.clients.share_member import ShareMember, start_at_earliest
+from tests.support.rigs.recording_relay import RecordingRelay, recording_relay
+from tests.support.rigs.waiting import until
+from tests.support.servers.kafka import CONSOLE_CONSUMER, CONSOLE_PRODUCER, Broker, KafkaCluster
+from tests.support.servers.ports import consecutive_free_ports, free_ports
+from tests.support.servers.producing import create_topic, produce, transactional_producer
+from tests.support.servers.running_brokers import running_brokers
+from tests.support.servers.tidegate import TidegateProcess
 
 pytestmark = pytest.mark.integration
 

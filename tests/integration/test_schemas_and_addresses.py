@@ -21,10 +21,10 @@ from protocol.message_schema import FieldSchema, load_schema, message_name, pars
 from protocol.primitives import write_string
 from protocol.schema import compile_message
 from tests.conftest import BROKER_HOST
-from tests.fakes.message_oracle import Value, encode, message_names
-from tests.servers.kafka import KafkaCluster, kafka_libs
-from tests.servers.ports import PORTS
-from tests.servers.producing import create_topic
+from tests.support.fakes.message_oracle import Value, encode, message_names
+from tests.support.servers.kafka import KafkaCluster, kafka_libs
+from tests.support.servers.ports import PORTS
+from tests.support.servers.producing import create_topic
 
 pytestmark = pytest.mark.integration
 

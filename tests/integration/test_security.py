@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka.admin._acl import AclOperation
 from kafka.errors import TopicAuthorizationFailedError
 
-from tests.integration.security_rig import (
+from tests.support.rigs.security_rig import (
     CHECK_S,
     READ,
     RECORDS,
@@ -24,12 +24,12 @@ from tests.integration.security_rig import (
     send,
     total,
 )
-from tests.integration.strict_consumer import local_log_start, until_trimmed
-from tests.servers.certificates import Authority
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, produce, random_values
-from tests.servers.secure_kafka import MECHANISMS, allow
-from tests.servers.tidegate import TidegateProcess
+from tests.support.rigs.strict_consumer import local_log_start, until_trimmed
+from tests.support.servers.certificates import Authority
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, produce, random_values
+from tests.support.servers.secure_kafka import MECHANISMS, allow
+from tests.support.servers.tidegate import TidegateProcess
 
 pytestmark = pytest.mark.integration
 

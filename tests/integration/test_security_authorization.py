@@ -20,7 +20,7 @@ from kafka.protocol.admin import (
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest
 
 from protocol.errors import ErrorCode
-from tests.integration.security_rig import (
+from tests.support.rigs.security_rig import (
     READ,
     RECORDS,
     STORE_READS,
@@ -35,10 +35,10 @@ from tests.integration.security_rig import (
     section,
     total,
 )
-from tests.servers.certificates import Authority
-from tests.servers.kafka import KafkaCluster
-from tests.servers.secure_kafka import PROXY, allow, allow_all, deny
-from tests.servers.tidegate import TidegateProcess
+from tests.support.servers.certificates import Authority
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.secure_kafka import PROXY, allow, allow_all, deny
+from tests.support.servers.tidegate import TidegateProcess
 from tiers.broker.client import BrokerClient
 
 pytestmark = pytest.mark.integration

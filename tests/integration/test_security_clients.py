@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.integration.security_clients import (
+from tests.support.rigs.security_clients import (
     SecuredJavaClient,
     Who,
     read_as_aiokafka,
@@ -15,11 +15,11 @@ from tests.integration.security_clients import (
     read_as_kafka_python,
     read_as_librdkafka,
 )
-from tests.integration.security_rig import READ, RECORD, RECORDS, HalfTrimmed, half_trimmed
-from tests.servers.certificates import Authority
-from tests.servers.kafka import KafkaCluster
-from tests.servers.secure_kafka import MECHANISMS, allow
-from tests.servers.tidegate import TidegateProcess
+from tests.support.rigs.security_rig import READ, RECORD, RECORDS, HalfTrimmed, half_trimmed
+from tests.support.servers.certificates import Authority
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.secure_kafka import MECHANISMS, allow
+from tests.support.servers.tidegate import TidegateProcess
 
 pytestmark = pytest.mark.integration
 

@@ -26,8 +26,8 @@ from protocol.apis.fetch.response import FetchResponse, parse_fetch_response
 from protocol.errors import ErrorCode
 from protocol.header import response_body_position
 from protocol.primitives import INT32
-from tests.fakes.broker.fetch_frames import Ask, fetch_frame
-from tests.integration.security_rig import (
+from tests.support.fakes.broker.fetch_frames import Ask, fetch_frame
+from tests.support.rigs.security_rig import (
     READ,
     RECORDS,
     STORE_READS,
@@ -38,9 +38,9 @@ from tests.integration.security_rig import (
     reads_for_clients,
     total,
 )
-from tests.servers.kafka import KafkaCluster
-from tests.servers.secure_kafka import REAUTHENTICATION_MS, USERS, allow
-from tests.servers.tidegate import TidegateProcess
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.secure_kafka import REAUTHENTICATION_MS, USERS, allow
+from tests.support.servers.tidegate import TidegateProcess
 
 pytestmark = pytest.mark.integration
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin._acl import AclOperation
 
-from tests.integration.security_rig import (
+from tests.support.rigs.security_rig import (
     READ,
     TIMEOUT_S,
     eventually,
@@ -22,11 +22,11 @@ from tests.integration.security_rig import (
     sasl,
     section,
 )
-from tests.servers.certificates import Authority
-from tests.servers.kafka import KafkaCluster
-from tests.servers.ports import free_ports
-from tests.servers.producing import create_topic, delete_topic, produce
-from tests.servers.secure_kafka import PROXY, USERS, allow, allow_all, deny
+from tests.support.servers.certificates import Authority
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.ports import free_ports
+from tests.support.servers.producing import create_topic, delete_topic, produce
+from tests.support.servers.secure_kafka import PROXY, USERS, allow, allow_all, deny
 from tiers.tasks.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 
 pytestmark = pytest.mark.integration

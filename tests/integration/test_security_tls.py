@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka.admin._acl import AclOperation
 from kafka.errors import TopicAuthorizationFailedError
 
-from tests.integration.security_rig import (
+from tests.support.rigs.security_rig import (
     RECORDS,
     TIMEOUT_S,
     HalfTrimmed,
@@ -28,10 +28,10 @@ from tests.integration.security_rig import (
     read_by_kafka_python,
     section,
 )
-from tests.servers.certificates import Authority
-from tests.servers.kafka import KafkaCluster
-from tests.servers.secure_kafka import allow, allow_all
-from tests.servers.tidegate import TidegateProcess
+from tests.support.servers.certificates import Authority
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.secure_kafka import allow, allow_all
+from tests.support.servers.tidegate import TidegateProcess
 
 pytestmark = pytest.mark.integration
 

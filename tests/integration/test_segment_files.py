@@ -14,10 +14,10 @@ import pytest
 from confluent_kafka import Producer
 
 from protocol.records.record_batch import iterate_batches
-from tests.clients.kafka_tools import KafkaTools
-from tests.fakes.segments import no_time
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import (
+from tests.support.clients.kafka_tools import KafkaTools
+from tests.support.fakes.segments import no_time
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import (
     TIMEOUT_S,
     create_topic,
     produce,

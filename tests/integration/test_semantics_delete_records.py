@@ -14,14 +14,14 @@ from kafka.protocol.admin import DeleteRecordsRequest
 from protocol.errors import ErrorCode
 from protocol.records.record_batch import verify_batches
 from protocol.records.record_reader import read_records
-from tests.integration.differential_answers import settled
-from tests.integration.strict_consumer import until_trimmed
-from tests.integration.two_tiers_rig import TwoTiers, two_tiers
-from tests.integration.waiting import until
-from tests.servers.kafka import DELETE_RECORDS_COMMAND, KafkaCluster
-from tests.servers.peer import Peer, topic_id_of
-from tests.servers.producing import create_topic, produce, random_values
-from tests.servers.tidegate import TidegateProcess, tidegate_over
+from tests.support.rigs.differential_answers import settled
+from tests.support.rigs.strict_consumer import until_trimmed
+from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
+from tests.support.rigs.waiting import until
+from tests.support.servers.kafka import DELETE_RECORDS_COMMAND, KafkaCluster
+from tests.support.servers.peer import Peer, topic_id_of
+from tests.support.servers.producing import create_topic, produce, random_values
+from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 
 pytestmark = pytest.mark.integration
 

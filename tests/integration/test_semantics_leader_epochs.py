@@ -16,11 +16,11 @@ from kafka.protocol.admin import AlterPartitionReassignmentsRequest, ElectLeader
 
 from protocol.errors import ErrorCode
 from protocol.records.record_batch import verify_batches
-from tests.integration import late_tier
-from tests.integration.two_tiers_rig import TwoTiers, two_tiers
-from tests.servers.kafka import KafkaCluster
-from tests.servers.peer import Peer, topic_id_of
-from tests.servers.producing import create_topic, produce, random_values, topic_id_partition
+from tests.support.rigs import late_tier
+from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.peer import Peer, topic_id_of
+from tests.support.servers.producing import create_topic, produce, random_values, topic_id_partition
 from tiers.broker.client import BrokerClient, Leader
 
 pytestmark = pytest.mark.integration

@@ -13,11 +13,11 @@ import pytest
 from confluent_kafka import Producer
 
 from protocol.errors import ErrorCode
-from tests.integration.late_tier import Answer, listed
-from tests.integration.two_tiers_rig import TwoTiers, two_tiers
-from tests.servers.kafka import KafkaCluster
-from tests.servers.peer import Peer
-from tests.servers.producing import create_topic, produce, random_values, transactional_producer
+from tests.support.rigs.late_tier import Answer, listed
+from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.peer import Peer
+from tests.support.servers.producing import create_topic, produce, random_values, transactional_producer
 
 pytestmark = pytest.mark.integration
 

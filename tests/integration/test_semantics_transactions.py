@@ -24,14 +24,14 @@ from confluent_kafka import Producer
 from protocol.apis.fetch.response import AbortedTransaction, FetchResponse
 from protocol.records.record_batch import RecordBatch, verify_batches
 from protocol.records.record_reader import read_records
-from tests.clients import client as clients
-from tests.clients.all_clients import CLIENTS
-from tests.clients.client import Client
-from tests.integration.late_tier import fetched
-from tests.integration.two_tiers_rig import TwoTiers, two_tiers
-from tests.servers.kafka import KafkaCluster
-from tests.servers.peer import Peer, topic_id_of
-from tests.servers.producing import TRANSACTION_TIMEOUT_MS, create_topic, until_end
+from tests.support.clients import client as clients
+from tests.support.clients.all_clients import CLIENTS
+from tests.support.clients.client import Client
+from tests.support.rigs.late_tier import fetched
+from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.peer import Peer, topic_id_of
+from tests.support.servers.producing import TRANSACTION_TIMEOUT_MS, create_topic, until_end
 from tiers.segment.control_record import end_transaction_marker
 
 pytestmark = pytest.mark.integration

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.strict_consumer import consumer_at, read, until_trimmed
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, produce, random_values
-from tests.servers.tidegate import TidegateProcess, tidegate_over
-from tests.servers.versitygw import ACCESS_KEY_ID, SECRET_ACCESS_KEY, VersityGateway
+from tests.support.rigs.strict_consumer import consumer_at, read, until_trimmed
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, produce, random_values
+from tests.support.servers.tidegate import TidegateProcess, tidegate_over
+from tests.support.servers.versitygw import ACCESS_KEY_ID, SECRET_ACCESS_KEY, VersityGateway
 
 pytestmark = pytest.mark.integration
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.kafka_tools import KafkaTools
-from tests.clients.share_member import ShareMember, start_at_earliest
-from tests.integration.two_tiers_rig import TwoTiers, two_tiers
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, produce, random_values
+from tests.support.clients.kafka_tools import KafkaTools
+from tests.support.clients.share_member import ShareMember, start_at_earliest
+from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, produce, random_values
 
 pytestmark = pytest.mark.integration
 

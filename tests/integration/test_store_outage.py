@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.record_batches import batch_of
-from tests.servers.versitygw import VersityGateway
+from tests.support.fakes.record_batches import batch_of
+from tests.support.servers.versitygw import VersityGateway
 from tests.tiers.manager.workbench import Workbench, workbench
 from tiers.errors import RetriableRemoteStorageError
 from tiers.storage.s3.storage import S3RemoteStorageManager

@@ -12,15 +12,15 @@ import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from tests.clients.java_process import JavaProcess
-from tests.clients.kafka_tools import KafkaTools
-from tests.clients.librdkafka import Librdkafka
-from tests.integration.strict_consumer import local_log_start, until_trimmed
-from tests.integration.waiting import TIMEOUT_S, until
-from tests.servers.frameworks import framework_libs
-from tests.servers.kafka import SHORT_LIVED, SHRINKS_SOON, KafkaCluster
-from tests.servers.producing import create_topic
-from tests.servers.tidegate import TidegateProcess, tidegate_over
+from tests.support.clients.java_process import JavaProcess
+from tests.support.clients.kafka_tools import KafkaTools
+from tests.support.clients.librdkafka import Librdkafka
+from tests.support.rigs.strict_consumer import local_log_start, until_trimmed
+from tests.support.rigs.waiting import TIMEOUT_S, until
+from tests.support.servers.frameworks import framework_libs
+from tests.support.servers.kafka import SHORT_LIVED, SHRINKS_SOON, KafkaCluster
+from tests.support.servers.producing import create_topic
+from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 
 pytestmark = pytest.mark.integration
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.contract.test_remote_log_metadata_manager import bear_standstills, copied, segment, until
-from tests.fakes.log_starts import user_log_start
-from tests.integration import tier_command
-from tests.integration.tier_command import Answer
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, delete_topic, produce, random_values, topic_id_partition
+from tests.support.fakes.log_starts import user_log_start
+from tests.support.rigs import tier_command
+from tests.support.rigs.tier_command import Answer
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, delete_topic, produce, random_values, topic_id_partition
 from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings

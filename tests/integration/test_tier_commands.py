@@ -14,15 +14,15 @@ from uuid import uuid4
 
 import pytest
 
-from tests.integration import tier_command
-from tests.integration.strict_consumer import consumer_at, read, until_trimmed
-from tests.integration.topic_config_client import alter
-from tests.integration.waiting import until
-from tests.servers.jars import ServerUnavailable
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, delete_topic, produce, random_values
-from tests.servers.tidegate import TidegateProcess, tidegate_over
-from tests.servers.versitygw import VersityGateway
+from tests.support.rigs import tier_command
+from tests.support.rigs.strict_consumer import consumer_at, read, until_trimmed
+from tests.support.rigs.topic_config_client import alter
+from tests.support.rigs.waiting import until
+from tests.support.servers.jars import ServerUnavailable
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, delete_topic, produce, random_values
+from tests.support.servers.tidegate import TidegateProcess, tidegate_over
+from tests.support.servers.versitygw import VersityGateway
 from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 

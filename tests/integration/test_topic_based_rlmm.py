@@ -16,8 +16,8 @@ from kafka.admin import KafkaAdminClient
 from prometheus_client import CollectorRegistry
 
 from tests.contract.test_remote_log_metadata_manager import bear_standstills, copied, segment, to, until
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.records.serde import encode_key, encode_value, key_of

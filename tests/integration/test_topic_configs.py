@@ -15,15 +15,15 @@ from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from confluent_kafka.cimpl import KafkaError, NewPartitions, NewTopic
 from kafka.protocol.admin import DescribeConfigsRequest
 
-from tests.clients.kafka_tools import KafkaTools
-from tests.integration.strict_consumer import consumer_at, local_log_start, read, until_trimmed
-from tests.integration.topic_config_client import alter, code_of, described, replace
-from tests.integration.waiting import until
-from tests.servers.kafka import SHORT_LIVED, KafkaCluster
-from tests.servers.peer import Peer
-from tests.servers.producing import create_topic, delete_topic, produce, random_values
-from tests.servers.secure_kafka import add_rights
-from tests.servers.tidegate import TidegateProcess, tidegate_over
+from tests.support.clients.kafka_tools import KafkaTools
+from tests.support.rigs.strict_consumer import consumer_at, local_log_start, read, until_trimmed
+from tests.support.rigs.topic_config_client import alter, code_of, described, replace
+from tests.support.rigs.waiting import until
+from tests.support.servers.kafka import SHORT_LIVED, KafkaCluster
+from tests.support.servers.peer import Peer
+from tests.support.servers.producing import create_topic, delete_topic, produce, random_values
+from tests.support.servers.secure_kafka import add_rights
+from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 from tiers.tasks.failed_deletions_topic import FAILED_DELETIONS_TOPIC
 
 pytestmark = pytest.mark.integration

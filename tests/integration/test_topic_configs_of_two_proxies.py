@@ -9,10 +9,10 @@ from contextlib import ExitStack
 import pytest
 from confluent_kafka.cimpl import KafkaError
 
-from tests.integration.topic_config_client import alter, described, replace
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic
-from tests.servers.tidegate import tidegate_over
+from tests.support.rigs.topic_config_client import alter, described, replace
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic
+from tests.support.servers.tidegate import tidegate_over
 
 pytestmark = pytest.mark.integration
 

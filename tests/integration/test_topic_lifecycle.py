@@ -14,16 +14,16 @@ from kafka.protocol.admin import DeleteTopicsRequest
 
 from proxy.config import load_config
 from proxy.handlers.base import FetchSettings
-from tests.clients.librdkafka import Librdkafka
-from tests.integration import tier_command
-from tests.integration.late_tier import listed
-from tests.integration.strict_consumer import consumer_at, read
-from tests.integration.two_tiers_rig import TwoTiers, two_tiers
-from tests.integration.waiting import until
-from tests.servers.kafka import KafkaCluster
-from tests.servers.peer import Peer, topic_id_of
-from tests.servers.producing import add_partitions, create_topic, delete_topic, produce, random_values
-from tests.servers.tidegate import TidegateProcess, tidegate_over
+from tests.support.clients.librdkafka import Librdkafka
+from tests.support.rigs import tier_command
+from tests.support.rigs.late_tier import listed
+from tests.support.rigs.strict_consumer import consumer_at, read
+from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
+from tests.support.rigs.waiting import until
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.peer import Peer, topic_id_of
+from tests.support.servers.producing import add_partitions, create_topic, delete_topic, produce, random_values
+from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 from tiers.access.open_tier import open_tier
 from tiers.storage.object_key import parse_segment_key
 

@@ -10,12 +10,12 @@ import confluent_kafka
 import kafka as kafka_python
 import pytest
 
-from tests.clients.all_clients import CLIENTS
-from tests.clients.client import READ_UNCOMMITTED, ClientRecord, OffsetOutOfRange
-from tests.integration.strict_consumer import consumer_at, read
-from tests.integration.two_tiers_rig import TwoTiers, two_tiers
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, produce, random_values
+from tests.support.clients.all_clients import CLIENTS
+from tests.support.clients.client import READ_UNCOMMITTED, ClientRecord, OffsetOutOfRange
+from tests.support.rigs.strict_consumer import consumer_at, read
+from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, produce, random_values
 
 pytestmark = pytest.mark.integration
 

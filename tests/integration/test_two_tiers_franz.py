@@ -10,10 +10,10 @@ import pytest
 from protocol.apis.fetch.request import parse_fetch_request
 from protocol.header import parse_request_header
 from proxy.wire.exchange import Answer, Exchange, Forward, HandlerState
-from tests.integration.two_tiers_rig import two_tiers
-from tests.servers.franz import binary, read_with_franz
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, produce
+from tests.support.rigs.two_tiers_rig import two_tiers
+from tests.support.servers.franz import binary, read_with_franz
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, produce
 
 pytestmark = pytest.mark.integration
 

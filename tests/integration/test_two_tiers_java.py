@@ -12,9 +12,9 @@ from protocol.apis.fetch.request import FetchRequest, parse_fetch_request
 from protocol.header import parse_request_header
 from proxy.handlers.base import FetchSettings
 from proxy.wire.exchange import Answer, Exchange, Forward, HandlerState
-from tests.integration.two_tiers_rig import TwoTiers, two_tiers
-from tests.servers.kafka import CONSOLE_CONSUMER, KafkaCluster
-from tests.servers.producing import create_topic, produce
+from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
+from tests.support.servers.kafka import CONSOLE_CONSUMER, KafkaCluster
+from tests.support.servers.producing import create_topic, produce
 
 pytestmark = pytest.mark.integration
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests.integration import tier_command
-from tests.integration.replicated_topic import FOLLOWER, LEADER, create_replicated_topic, until_in_sync
-from tests.integration.strict_consumer import consumer_at, read, until_trimmed
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import produce, random_values
-from tests.servers.tidegate import TidegateProcess, tidegate_over
+from tests.support.rigs import tier_command
+from tests.support.rigs.replicated_topic import FOLLOWER, LEADER, create_replicated_topic, until_in_sync
+from tests.support.rigs.strict_consumer import consumer_at, read, until_trimmed
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import produce, random_values
+from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 
 pytestmark = pytest.mark.integration
 

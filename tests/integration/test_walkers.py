@@ -24,8 +24,8 @@ from protocol.header import build_request_header, response_body_position
 from protocol.primitives import write_array_length, write_string
 from protocol.records.record_batch import CODEC_GZIP, CODEC_LZ4, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD, verify_batches
 from protocol.records.record_reader import first_record_at_or_after, read_records
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, produce, produce_transaction
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, produce, produce_transaction
 
 pytestmark = pytest.mark.integration
 

@@ -22,11 +22,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from protocol.errors import ErrorCode
 from proxy.config import parse_config
 from proxy.process.app import Proxy
-from tests.servers.jars import ServerUnavailable
-from tests.servers.kafka import KafkaCluster
-from tests.servers.ports import consecutive_free_ports
-from tests.servers.producing import create_topic, produce, random_values, topic_id_partition
-from tests.servers.tidegate import TidegateProcess, is_running, tidegate_over
+from tests.support.servers.jars import ServerUnavailable
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.ports import consecutive_free_ports
+from tests.support.servers.producing import create_topic, produce, random_values, topic_id_partition
+from tests.support.servers.tidegate import TidegateProcess, is_running, tidegate_over
 from tiers.broker.client import BrokerClient
 from tiers.broker.fetch import FetchedPartition, FetchPosition, fetch_raw
 from tiers.log.broker_log import BrokerLogSource

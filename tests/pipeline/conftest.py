@@ -14,8 +14,8 @@ from pipeline.spark import progress
 from pipeline.spark.session import spark_session
 from tests.pipeline.offload_rig import CLAIM_TIMEOUT_MS
 from tests.pipeline.read_stage import ReadStage, read_stage
-from tests.servers.kafka import KafkaCluster
-from tests.servers.spark import QUICK_JAVA, unpacked_spark
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.spark import QUICK_JAVA, unpacked_spark
 from tiers.access.owned_tier import owned_tier
 
 

@@ -14,9 +14,9 @@ from uuid import uuid4
 from prometheus_client import CollectorRegistry
 
 from pipeline.config import PipelineConfig, parse_pipeline_config
-from tests.fakes.in_memory_log import InMemoryLog
-from tests.fakes.metadata_log import FollowingMetadataManager, MetadataLog
-from tests.fakes.segments import metadata_of
+from tests.support.fakes.in_memory_log import InMemoryLog
+from tests.support.fakes.metadata_log import FollowingMetadataManager, MetadataLog
+from tests.support.fakes.segments import metadata_of
 from tests.tiers.manager.workbench import FakeFailedDeletionLog, FakeShareGroups
 from tiers.config.remote_log_settings import RemoteLogManagerSettings
 from tiers.config.topic_policy import TopicPolicy

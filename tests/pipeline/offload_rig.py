@@ -17,8 +17,8 @@ from pipeline.offload.driver import OffloadOptions, OffloadReport
 from pipeline.offload.job import run_offload
 from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
 from protocol.records.record_batch import iterate_batches
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import topic_id_partition
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import topic_id_partition
 from tiers.access.open_tier import OpenTier, open_tier, readable_segments
 from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource

@@ -20,11 +20,11 @@ from pyspark.sql.types import StructType
 
 from pipeline.source.datasource import KafkaTieredDataSource, PushingTieredReader
 from pipeline.source.read_task import ReadTask
-from tests.integration.strict_consumer import log_bytes, until_trimmed
-from tests.integration.waiting import until
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import TIMEOUT_S, TRANSACTION_TIMEOUT_MS, create_topic, until_decided
-from tests.servers.tidegate import TidegateProcess, tidegate_over
+from tests.support.rigs.strict_consumer import log_bytes, until_trimmed
+from tests.support.rigs.waiting import until
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import TIMEOUT_S, TRANSACTION_TIMEOUT_MS, create_topic, until_decided
+from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 
 SEGMENT_BYTES = 100_000
 FIRST_TIME_MS = 1_700_000_000_000

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from pipeline.config import PipelineConfig, parse_pipeline_config
-from tests.fakes.segments import build_segment, metadata_of
 from tests.proxy.commands.command_bench import CLUSTER_ID, CommandBench, command_bench
+from tests.support.fakes.segments import build_segment, metadata_of
 from tiers.access.open_tier import OpenTier
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState

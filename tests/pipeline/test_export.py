@@ -28,7 +28,7 @@ from pipeline.export.target import target_settings
 from pipeline.spark.job import JobError
 from pipeline.spark.worker import worker
 from tests.pipeline.read_stage import ReadStage, Row, without_headers
-from tests.servers.producing import create_topic, produce, topic_id_partition
+from tests.support.servers.producing import create_topic, produce, topic_id_partition
 from tiers.model.ids import TopicIdPartition
 
 pytestmark = pytest.mark.integration

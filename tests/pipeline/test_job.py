@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.spark.job import JobError, attempt, run_tasks
 from pipeline.spark.task_runner import SparkRunner
-from tests.integration.waiting import until
+from tests.support.rigs.waiting import until
 
 
 def squared(number: int) -> tuple[int, int]:

@@ -31,15 +31,15 @@ from pipeline.maintenance.usage import usage_of_tier
 from pipeline.maintenance.usage_line import UsageBy
 from pipeline.offload.task import OffloadResult, OffloadTask
 from pipeline.spark.worker import worker
-from tests.integration.waiting import until
 from tests.pipeline.job_bench import InlineRunner
 from tests.pipeline.offload_rig import OffloadRig, in_process, offload_rig
 from tests.pipeline.read_stage import CODECS, ReadStage, Row, rows_of, without_headers
-from tests.servers.breaking_relay import BreakingRelay, Fault
-from tests.servers.hdfs import HdfsCluster
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, delete_topics, produce, random_values
-from tests.servers.versitygw import VersityGateway
+from tests.support.rigs.waiting import until
+from tests.support.servers.breaking_relay import BreakingRelay, Fault
+from tests.support.servers.hdfs import HdfsCluster
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, delete_topics, produce, random_values
+from tests.support.servers.versitygw import VersityGateway
 from tiers.access.open_tier import OpenTier, open_tier, readable_segments
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import indexes_key, log_key

@@ -14,12 +14,12 @@ from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
 from pipeline.cli import app
-from tests.integration.waiting import until
 from tests.pipeline.offload_rig import OffloadRig, check_all_is_remote_once, offload_rig
 from tests.pipeline.test_offload_on_kafka import filled
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import TIMEOUT_S, create_topic, produce, produce_transaction, random_values
-from tests.servers.spark import QUICK_JAVA
+from tests.support.rigs.waiting import until
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import TIMEOUT_S, create_topic, produce, produce_transaction, random_values
+from tests.support.servers.spark import QUICK_JAVA
 from tiers.metadata.topic.settings import metadata_group_id
 
 pytestmark = pytest.mark.integration

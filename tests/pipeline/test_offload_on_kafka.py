@@ -15,7 +15,6 @@ from pipeline.offload.job import plan_offload
 from pipeline.offload.task import OffloadResult, OffloadTask, Stop, Stopped
 from pipeline.offload.topic_sizes import log_sizes
 from protocol.records.record_batch import iterate_batches
-from tests.integration.strict_consumer import consumer_at, read
 from tests.pipeline.offload_rig import (
     CLAIM_TIMEOUT_MS,
     OffloadRig,
@@ -23,8 +22,9 @@ from tests.pipeline.offload_rig import (
     in_process,
     offload_rig,
 )
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import (
+from tests.support.rigs.strict_consumer import consumer_at, read
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import (
     TIMEOUT_S,
     create_topic,
     delete_topic,
@@ -33,7 +33,7 @@ from tests.servers.producing import (
     random_values,
     topic_id_partition,
 )
-from tests.servers.tidegate import tidegate_over
+from tests.support.servers.tidegate import tidegate_over
 from tiers.access.open_tier import RemoteTierError
 from tiers.broker.client import BrokerClient
 from tiers.errors import RetriableRemoteStorageError

@@ -11,9 +11,9 @@ from confluent_kafka.admin._acl import AclOperation
 from pipeline.source.options import OptionError
 from pipeline.source.tiered_log import AccessDeniedError
 from tests.pipeline.read_stage import rows_of
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, delete_topic, produce
-from tests.servers.secure_kafka import USERS, allow
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, delete_topic, produce
+from tests.support.servers.secure_kafka import USERS, allow
 from tiers.access.open_tier import RemoteTierError
 
 pytestmark = pytest.mark.integration

@@ -14,9 +14,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, StructType
 
 import pipeline
-from tests.integration.strict_consumer import until_trimmed
 from tests.pipeline.read_stage import ReadStage, without_headers
-from tests.servers.producing import TIMEOUT_S, add_partitions, create_topic
+from tests.support.rigs.strict_consumer import until_trimmed
+from tests.support.servers.producing import TIMEOUT_S, add_partitions, create_topic
 
 pytestmark = pytest.mark.integration
 

@@ -20,7 +20,7 @@ from pipeline.source.read_task import ReadTask
 from pipeline.source.stream import TieredStreamReader, rate_limit
 from pipeline.source.stream_offsets import Offsets, StreamOffsets, decode_offsets, encode_offsets
 from pipeline.source.tiered_log import DataLossError, LogBounds
-from tests.fakes.remote_tier import TOPIC_ID
+from tests.support.fakes.remote_tier import TOPIC_ID
 from tiers.errors import RemoteLogError
 from tiers.model.ids import TopicIdPartition
 

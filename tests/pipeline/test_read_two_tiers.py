@@ -15,7 +15,6 @@ from pipeline.source.read_plan import LocalRange, RemoteRange
 from pipeline.source.stream import TieredStreamReader
 from pipeline.source.tiered_log import DataLossError
 from pipeline.spark.worker import CLIENT_ID
-from tests.integration.strict_consumer import local_log_start, until_trimmed
 from tests.pipeline.read_stage import (
     ReadStage,
     Row,
@@ -24,8 +23,9 @@ from tests.pipeline.read_stage import (
     tasks_of,
     without_headers,
 )
-from tests.servers.producing import create_topic, delete_topic, produce, random_values
-from tests.servers.request_log import request_log
+from tests.support.rigs.strict_consumer import local_log_start, until_trimmed
+from tests.support.servers.producing import create_topic, delete_topic, produce, random_values
+from tests.support.servers.request_log import request_log
 from tiers.errors import BrokerError
 
 pytestmark = pytest.mark.integration

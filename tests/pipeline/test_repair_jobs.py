@@ -26,7 +26,8 @@ from pipeline.maintenance.merge import merge, plan_merge
 from pipeline.maintenance.merge_plan import MergeLimits
 from pipeline.maintenance.rebuild import rebuild, rebuild_indexes
 from pipeline.maintenance.retain import plan_retention, retain
-from tests.integration.strict_consumer import (
+from tests.pipeline.job_bench import InlineRunner
+from tests.support.rigs.strict_consumer import (
     RECORD,
     consumer_at,
     local_log_start,
@@ -34,12 +35,11 @@ from tests.integration.strict_consumer import (
     read,
     until_trimmed,
 )
-from tests.integration.waiting import until
-from tests.pipeline.job_bench import InlineRunner
-from tests.servers.kafka import KafkaCluster
-from tests.servers.peer import Peer
-from tests.servers.producing import TIMEOUT_S, create_topic, delete_topics, produce
-from tests.servers.tidegate import TidegateProcess, tidegate_over
+from tests.support.rigs.waiting import until
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.peer import Peer
+from tests.support.servers.producing import TIMEOUT_S, create_topic, delete_topics, produce
+from tests.support.servers.tidegate import TidegateProcess, tidegate_over
 from tiers.access.open_tier import open_tier
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState

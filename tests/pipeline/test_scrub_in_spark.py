@@ -20,11 +20,11 @@ from pipeline.maintenance.scrub import ScrubOptions
 from pipeline.maintenance.scrub import scrub as scrub_job
 from pipeline.maintenance.scrub_report import ScrubLevel
 from proxy import cli
-from tests.integration.waiting import until
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, produce, random_values
-from tests.servers.tidegate import tidegate_over
-from tests.servers.versitygw import VersityGateway
+from tests.support.rigs.waiting import until
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, produce, random_values
+from tests.support.servers.tidegate import tidegate_over
+from tests.support.servers.versitygw import VersityGateway
 from tiers.metadata.partition_manifest import decode_partition_manifest
 
 pytestmark = pytest.mark.integration

@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipeline.spark.session import SparkMasterError, SparkSettingError, spark_session
-from tests.servers.ports import free_ports
-from tests.servers.spark import QUICK_JAVA
+from tests.support.servers.ports import free_ports
+from tests.support.servers.spark import QUICK_JAVA
 
 PROGRAM = textwrap.dedent(
     """

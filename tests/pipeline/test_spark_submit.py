@@ -24,9 +24,9 @@ import pytest
 from pipeline import cli
 from tests.pipeline import submitted_offload
 from tests.pipeline.offload_rig import OffloadRig, check_all_is_remote_once, offload_rig
-from tests.servers.kafka import KafkaCluster
-from tests.servers.producing import create_topic, produce, random_values
-from tests.servers.spark import QUICK_JAVA, SPARK_SUBMIT, SparkMaster, spark_workers
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import create_topic, produce, random_values
+from tests.support.servers.spark import QUICK_JAVA, SPARK_SUBMIT, SparkMaster, spark_workers
 
 PYTHON = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}")
 LIBRARIES = sysconfig.get_path("purelib")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.record_batches import batch_of
 from tiers.access.console import FINDINGS
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.config import PipelineConfig, parse_pipeline_config
 from pipeline.spark.worker import Worker
-from tests.integration.waiting import until
+from tests.support.rigs.waiting import until
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 

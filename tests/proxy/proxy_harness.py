@@ -23,7 +23,7 @@ from proxy.wire.exchange import (
 )
 from proxy.wire.router import Router
 from proxy.wire.server import BrokerEndpoint, ProxyServer
-from tests.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.fake_broker import FakeBroker
 from tiers.broker.tls import TlsContext
 
 PATIENT = ConnectionLimits(

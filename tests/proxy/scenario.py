@@ -43,11 +43,11 @@ from proxy.wire.context import ConnectionLimits
 from proxy.wire.early_answers import EARLY_ANSWERS
 from proxy.wire.router import Router
 from proxy.wire.server import BrokerEndpoint, ProxyServer
-from tests.fakes.broker.cluster import LocalLog
-from tests.fakes.broker.scripted_broker import ScriptedBroker
-from tests.fakes.broker.wire import Wire, connected
-from tests.fakes.record_batches import batch_of
-from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.fakes.broker.cluster import LocalLog
+from tests.support.fakes.broker.scripted_broker import ScriptedBroker
+from tests.support.fakes.broker.wire import Wire, connected
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
 from tiers.log.broker_log import BrokerLogSource

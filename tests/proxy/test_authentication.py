@@ -8,9 +8,9 @@ import pytest
 
 from protocol.primitives import INT16
 from proxy.wire.exchange import Buffers, Exchange
-from tests.fakes.broker.fake_broker import FakeBroker
-from tests.fakes.broker.wire import connected, request, response
 from tests.proxy.proxy_harness import ForwardingHandler, proxy_before
+from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import connected, request, response
 
 HANDLED = 1
 

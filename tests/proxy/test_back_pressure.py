@@ -11,12 +11,12 @@ import pytest
 from protocol.primitives import INT32
 from proxy.wire.exchange import Exchange
 from proxy.wire.flow_control import READ_BUFFER_BYTES, BufferPool
-from tests.fakes.broker.fake_broker import FakeBroker
-from tests.fakes.broker.wire import Wire, connected, frame, request, response
 from tests.proxy.proxy_harness import ForwardingHandler, proxy_before
 from tests.proxy.test_tls import client as tls_client
 from tests.proxy.test_tls import connected_by_tls, for_clients
-from tests.servers.certificates import Authority
+from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import Wire, connected, frame, request, response
+from tests.support.servers.certificates import Authority
 
 MIB = 1024 * 1024
 OPAQUE = 12

@@ -10,7 +10,7 @@ from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from proxy.cluster.broker_configs import BrokerConfigs
-from tests.fakes.broker.scripted_broker import ScriptedBroker
+from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient
 from tiers.config.topic_policy import BROKER_KEYS
 from tiers.errors import BrokerError

@@ -9,9 +9,9 @@ from uuid import UUID
 import pytest
 
 from proxy.cluster.configured_topics import ConfiguredTopics
-from tests.fakes.broker.cluster import FakeCluster
-from tests.fakes.configured_topics import TIERABLE, FakeConfigs
-from tests.fakes.remote_tier import RemoteTier
+from tests.support.fakes.broker.cluster import FakeCluster
+from tests.support.fakes.configured_topics import TIERABLE, FakeConfigs
+from tests.support.fakes.remote_tier import RemoteTier
 from tiers.config.remote_log_settings import TopicRule
 from tiers.errors import BrokerError, RemoteLogMetadataNotReadyError
 

@@ -10,11 +10,11 @@ import pytest
 from protocol.errors import TruncatedError
 from proxy.wire.context import ConnectionLimits
 from proxy.wire.exchange import CutThrough, Exchange, HandlerState
-from tests.fakes.broker.fake_broker import FakeBroker
-from tests.fakes.broker.wire import connected, frame, request, response
 from tests.proxy import proxy_harness
 from tests.proxy.proxy_harness import AnsweringHandler, ForwardingHandler, PreparingHandler, proxy_before, reply
-from tests.servers.ports import free_ports
+from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import connected, frame, request, response
+from tests.support.servers.ports import free_ports
 
 OPAQUE, HANDLED, OTHER = 12, 1, 3
 PATIENT = replace(proxy_harness.PATIENT, half_close_timeout_ms=60_000, close_timeout_ms=60_000)

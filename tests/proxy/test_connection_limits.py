@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from proxy.wire.context import ConnectionLimits
-from tests.fakes.broker.fake_broker import FakeBroker
-from tests.fakes.broker.wire import connected, request
 from tests.proxy.proxy_harness import proxy_before
+from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import connected, request
 
 OPAQUE = 12
 

@@ -16,9 +16,9 @@ from proxy.handlers.produce import ProduceHandler
 from proxy.process.app import pass_through_handlers
 from proxy.wire.context import Address, ConnectionLimits
 from proxy.wire.exchange import PrefixHandler
-from tests.fakes.broker.fake_broker import FakeBroker
-from tests.fakes.broker.wire import Wire, connected, frame, request, response
 from tests.proxy.proxy_harness import proxy_before
+from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import Wire, connected, frame, request, response
 
 ROUNDS = 60
 KEYS = [*ApiKey, -5, 999]

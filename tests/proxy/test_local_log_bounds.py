@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from proxy.cluster.local_log_bounds import LocalLogBoundsCache, Watermarks
-from tests.fakes.broker.cluster import FakeCluster, LocalLog
-from tests.fakes.record_batches import batch_of
-from tests.fakes.remote_tier import TOPIC_ID
+from tests.support.fakes.broker.cluster import FakeCluster, LocalLog
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.remote_tier import TOPIC_ID
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds

@@ -20,7 +20,7 @@ from proxy.process import processes
 from proxy.process.processes import merge_metrics
 from proxy.process.remote_log import metadata_folder
 from proxy.wire.server import bind
-from tests.servers.ports import free_ports
+from tests.support.servers.ports import free_ports
 from tiers.access.open_tier import RemoteTierError
 from tiers.metadata.state.layout import LOCK_FILE
 

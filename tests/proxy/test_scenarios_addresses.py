@@ -11,10 +11,10 @@ from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import ProduceRequest
 
 from protocol.api_keys import ApiKey
-from tests.fakes.broker import fetch, metadata, produce
-from tests.fakes.record_batches import batch_of
-from tests.fakes.remote_tier import TOPIC_ID
 from tests.proxy.scenario import ADVERTISED_HOST, BASE_PORT, TOPIC, Scenario, scenario
+from tests.support.fakes.broker import fetch, metadata, produce
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.remote_tier import TOPIC_ID
 
 NEW_NODE = 7
 BROKERS_OWN = ("broker-7.internal", 9_092)

@@ -10,12 +10,12 @@ import pytest
 from kafka.protocol.metadata import MetadataRequest
 
 from protocol.api_keys import ApiKey
-from tests.fakes.broker import delivery, fetch, list_offsets, produce
-from tests.fakes.broker.delivery import Deliver, Stall
-from tests.fakes.record_batches import batch_of
 from tests.proxy.scenario import ADVERTISED_HOST, TOPIC, Scenario, fetch_request, scenario
 from tests.proxy.test_scenarios_addresses import produce_request
 from tests.proxy.test_scenarios_errors import list_offsets_request
+from tests.support.fakes.broker import delivery, fetch, list_offsets, produce
+from tests.support.fakes.broker.delivery import Deliver, Stall
+from tests.support.fakes.record_batches import batch_of
 
 LARGE = 300_000
 """A Fetch answer of more than 256 KiB is not held."""

@@ -12,8 +12,8 @@ from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequ
 
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
-from tests.fakes.broker import delete_records, fetch, list_offsets, offset_for_leader_epoch
 from tests.proxy.scenario import END, P0, TOPIC, TRIMMED, Scenario, scenario
+from tests.support.fakes.broker import delete_records, fetch, list_offsets, offset_for_leader_epoch
 
 FETCH_VERSIONS = (4, 7, 11, 12, 13, 18)
 FETCH_ERRORS = (-1, 2, 3, 5, 6, 9, 29, 56, 74, 75, 76, 78, 100, 103)

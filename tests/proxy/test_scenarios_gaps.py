@@ -12,10 +12,10 @@ from kafka.protocol.metadata import MetadataRequest
 
 from protocol.api_keys import ApiKey
 from protocol.records.record_batch import iterate_batches, verify_batches
-from tests.fakes.broker import fetch
-from tests.fakes.broker.cluster import LocalLog
-from tests.fakes.broker.delivery import Stall
 from tests.proxy.scenario import CLIENT_ID, END, P0, TOPIC, Client, Scenario, fetch_request, scenario
+from tests.support.fakes.broker import fetch
+from tests.support.fakes.broker.cluster import LocalLog
+from tests.support.fakes.broker.delivery import Stall
 from tiers.model.log_start import LogGap
 
 VERSIONS = (4, 7, 11, 12, 13, 18)

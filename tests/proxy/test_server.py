@@ -6,9 +6,9 @@ import asyncio
 
 from proxy.wire.context import ConnectionLimits
 from proxy.wire.exchange import Buffers, Exchange
-from tests.fakes.broker.fake_broker import FakeBroker
-from tests.fakes.broker.wire import connected, frame, request, response
 from tests.proxy.proxy_harness import ForwardingHandler, proxy_before
+from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import connected, frame, request, response
 
 FETCH, OPAQUE = 1, 12
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from proxy.cluster.tiered_partitions import TieredPartitions
-from tests.fakes.log_starts import user_log_start
-from tests.fakes.record_batches import batch_of
-from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.fakes.log_starts import user_log_start
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch

@@ -15,10 +15,10 @@ import pytest
 from proxy.config import ListenerTlsConfig
 from proxy.wire.context import ConnectionLimits
 from proxy.wire.tls import listener_tls
-from tests.fakes.broker.fake_broker import FakeBroker
-from tests.fakes.broker.wire import Wire, connected, request, response
 from tests.proxy.proxy_harness import proxy_before
-from tests.servers.certificates import Authority
+from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import Wire, connected, request, response
+from tests.support.servers.certificates import Authority
 from tiers.broker.tls import TlsContext, TlsError, client_context
 from tiers.config.upstream_config import UpstreamConfig, UpstreamTlsConfig, upstream_tls
 

@@ -14,11 +14,11 @@ import pytest
 from proxy.config import ListenerTlsConfig
 from proxy.wire.context import Address
 from proxy.wire.tls import listener_tls
-from tests.fakes.broker.fake_broker import FakeBroker
-from tests.fakes.broker.wire import connected, request
 from tests.proxy.proxy_harness import proxy_before
 from tests.proxy.test_tls import OPAQUE, TlsBroker, broker_side, for_brokers
-from tests.servers.certificates import Authority
+from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import connected, request
+from tests.support.servers.certificates import Authority
 from tiers.broker.tls import TlsContext, TlsError, client_context, monotonic_ms
 
 

@@ -10,11 +10,11 @@ import ssl
 import pytest
 
 from proxy.wire.context import ConnectionLimits
-from tests.fakes.broker.fake_broker import FakeBroker
-from tests.fakes.broker.wire import connected, request
 from tests.proxy.proxy_harness import Proxy, proxy_before
 from tests.proxy.test_tls import OPAQUE, client, connected_by_tls, for_clients
-from tests.servers.certificates import Authority
+from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import connected, request
+from tests.support.servers.certificates import Authority
 
 
 @pytest.fixture(scope="module")

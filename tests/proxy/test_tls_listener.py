@@ -12,8 +12,8 @@ from proxy.wire.context import ConnectionLimits
 from proxy.wire.server import bind
 from proxy.wire.tls_listener import TlsListener
 from tests.proxy.test_tls import for_clients
-from tests.servers.certificates import Authority
-from tests.servers.ports import free_ports
+from tests.support.servers.certificates import Authority
+from tests.support.servers.ports import free_ports
 
 
 async def test_a_listener_may_be_closed_again(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.fakes.segments import PARTITION
+from tests.support.fakes.segments import PARTITION
 from tiers.access.open_tier import RemoteTierError
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.upkeep.resume_notes import note_segment, noted_segments

@@ -8,8 +8,8 @@ from uuid import uuid4
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fakes.segments import PARTITION
-from tests.fakes.stored_segments import stored
+from tests.support.fakes.segments import PARTITION
+from tests.support.fakes.stored_segments import stored
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.object_key import SegmentObjectKey, segment_of_key
 from tiers.verify.segment_tiling import overlaps

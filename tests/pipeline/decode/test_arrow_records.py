@@ -36,7 +36,14 @@ from protocol.records.record_batch import (
     iterate_batches,
 )
 from protocol.records.record_reader import Record
-from tests.fakes.record_batches import batch_of, build_batch, control_batch, legacy_message, legacy_wrapper, record
+from tests.support.fakes.record_batches import (
+    batch_of,
+    build_batch,
+    control_batch,
+    legacy_message,
+    legacy_wrapper,
+    record,
+)
 from tiers.segment.indexes.segment_index import AbortedTransactionRange
 
 LAST = (1 << 63) - 1

@@ -16,7 +16,7 @@ from pipeline.decode.python_decoder import PythonDecoder
 from pipeline.decode.record_columns import ALL_COLUMNS, RecordColumns
 from protocol.errors import CorruptBatchError
 from protocol.records.record_batch import RecordBatch, iterate_batches
-from tests.fakes.record_batches import build_batch, record
+from tests.support.fakes.record_batches import build_batch, record
 
 Decoder = PythonDecoder | KernelDecoder
 

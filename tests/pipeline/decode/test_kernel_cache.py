@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.decode.arrow_records import warm
 from pipeline.decode.kernel_cache import cache_folder, import_from_stable_path, load_kernels
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.record_batches import batch_of
 
 ROOT = Path(__file__).parents[3]
 DECODE = """

@@ -21,7 +21,7 @@ from pipeline.export.target import ExportTarget, FolderTarget, TargetSettings, o
 from pipeline.export.typed_values import TypedValues
 from pipeline.spark.job import JobError
 from pipeline.spark.worker import worker
-from tests.servers.versitygw import VersityGateway
+from tests.support.servers.versitygw import VersityGateway
 
 TOPIC_ID = uuid.UUID("12345678-9abc-def0-1234-56789abcdef0")
 TABLE = "db.orders"

@@ -14,8 +14,8 @@ import pytest
 from pipeline.config import parse_pipeline_config
 from pipeline.export.target import TargetError, TargetSettings, open_target, target_settings
 from pipeline.spark.worker import worker
-from tests.servers.hdfs import HdfsCluster
-from tests.servers.versitygw import VersityGateway
+from tests.support.servers.hdfs import HdfsCluster
+from tests.support.servers.versitygw import VersityGateway
 
 MINIMAL = '[upstream]\nbootstrap.servers = "localhost:9092"\n'
 BUCKET = "lake"

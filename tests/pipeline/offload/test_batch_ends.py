@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pipeline.offload.batch_ends import DamagedLogError, end_of_batch, first_damaged
 from protocol.errors import ErrorCode
 from protocol.records.record_batch import iterate_batches
-from tests.fakes.in_memory_log import InMemoryLog
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.in_memory_log import InMemoryLog
+from tests.support.fakes.record_batches import batch_of
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogRead

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeline.offload.pacing import Pace
 from pipeline.offload.plan import Backlog, Wave, last_piece, part_of_tile, tile_ends
 from protocol.records.record_batch import iterate_batches
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.record_batches import batch_of
 from tiers.model.ids import TopicIdPartition
 
 TOPIC_ID = UUID(int=3)

@@ -18,9 +18,9 @@ from pipeline.source.read_plan import LocalRange, LogView, MissingOffsets, ReadR
 from pipeline.source.remote_read import RawBatches
 from pipeline.source.tiered_log import DataLossError, LogBounds
 from pipeline.spark.worker import Worker
-from tests.fakes.record_batches import batch_of
-from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
-from tests.fakes.stored_segments import remote_range
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.fakes.stored_segments import remote_range
 from tiers.errors import CorruptSegmentError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata

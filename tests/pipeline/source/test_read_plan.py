@@ -23,8 +23,8 @@ from pipeline.source.read_plan import (
     tasks_of,
 )
 from pipeline.source.read_task import ReadTask
-from tests.fakes.segments import PARTITION
-from tests.fakes.stored_segments import remote_range, stored
+from tests.support.fakes.segments import PARTITION
+from tests.support.fakes.stored_segments import remote_range, stored
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata

@@ -16,8 +16,8 @@ from pipeline.config import parse_pipeline_config
 from pipeline.source import segments_relation
 from pipeline.source.options import OptionError
 from pipeline.source.segments_relation import SegmentsDataSource, SegmentsReader
-from tests.fakes.record_batches import batch_of
-from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.model.ids import TopicIdPartition
 
 

@@ -18,12 +18,12 @@ from pipeline.source.options import LATEST, OptionError, parse_options
 from pipeline.source.tiered_log import LogBounds, TieredLog
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
-from tests.fakes.broker import list_offsets
-from tests.fakes.broker.cluster import LocalLog
-from tests.fakes.broker.scripted_broker import ScriptedBroker
-from tests.fakes.log_starts import user_log_start
-from tests.fakes.record_batches import batch_of
-from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.fakes.broker import list_offsets
+from tests.support.fakes.broker.cluster import LocalLog
+from tests.support.fakes.broker.scripted_broker import ScriptedBroker
+from tests.support.fakes.log_starts import user_log_start
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
 from tiers.errors import BrokerError

@@ -13,7 +13,7 @@ from protocol.errors import CorruptBatchError
 from protocol.records import compression
 from protocol.records.compression import Decompressor, decompress
 from protocol.records.record_batch import CODEC_GZIP, CODEC_LZ4, CODEC_SNAPPY, CODEC_ZSTD
-from tests.fakes.record_batches import compress
+from tests.support.fakes.record_batches import compress
 
 CODECS = [CODEC_GZIP, CODEC_SNAPPY, CODEC_LZ4, CODEC_ZSTD]
 BLOCK = 64 << 10

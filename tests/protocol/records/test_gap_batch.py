@@ -7,7 +7,7 @@ from kafka.record import MemoryRecords
 
 from protocol.records.gap_batch import MAX_OFFSETS, gap_batch
 from protocol.records.record_batch import verify_batches
-from tests.fakes.record_batches import control_batch
+from tests.support.fakes.record_batches import control_batch
 
 offsets = st.integers(1, (1 << 62) - 1)
 versions = st.integers(4, 18)

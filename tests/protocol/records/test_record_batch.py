@@ -19,7 +19,14 @@ from protocol.records.record_batch import (
     verify_batches,
     verify_crc,
 )
-from tests.fakes.record_batches import batch_of, build_batch, control_batch, legacy_message, legacy_wrapper, record
+from tests.support.fakes.record_batches import (
+    batch_of,
+    build_batch,
+    control_batch,
+    legacy_message,
+    legacy_wrapper,
+    record,
+)
 
 ABORT_AT_25 = bytes.fromhex(
     "0000000000000019"  # base offset 25

@@ -11,7 +11,7 @@ from protocol.errors import CorruptBatchError
 from protocol.records.compression import decompress
 from protocol.records.record_batch import CODEC_GZIP, CODEC_LZ4, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD, iterate_batches
 from protocol.records.record_reader import Record, TimestampAndOffset, first_record_at_or_after, read_records
-from tests.fakes.record_batches import (
+from tests.support.fakes.record_batches import (
     batch_of,
     build_batch,
     compress,

@@ -12,8 +12,8 @@ import pytest
 from proxy.commands import accept
 from proxy.commands.bounds import PartitionBounds
 from proxy.config import parse_config
-from tests.fakes.segments import PARTITION
 from tests.proxy.commands.command_bench import CLUSTER_ID, CommandBench
+from tests.support.fakes.segments import PARTITION
 from tiers.errors import RetriableRemoteStorageError
 from tiers.metadata.partition_manifest import witness_of
 from tiers.tasks.partition_manifest import read_manifest

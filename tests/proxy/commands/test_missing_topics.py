@@ -15,7 +15,7 @@ from proxy import cli
 from proxy.commands import missing_topics as command
 from proxy.commands.missing_topics import MissingTopic, missing_of
 from tests.contract.test_remote_log_metadata_manager import copied, segment
-from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.missing_topics import SAME_TIME_MS
 

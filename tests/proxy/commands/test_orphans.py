@@ -11,8 +11,8 @@ import typer
 from typer.testing import CliRunner
 
 from proxy.commands import orphans as command
-from tests.fakes.segments import PARTITION
 from tests.proxy.commands.command_bench import CLUSTER_ID, CommandBench
+from tests.support.fakes.segments import PARTITION
 from tiers.access.open_tier import RemoteTierError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata

@@ -15,7 +15,7 @@ from proxy import cli
 from proxy.commands import quarantine as command
 from proxy.commands.quarantine import QuarantinedSegment, cut_segments
 from tests.contract.test_remote_log_metadata_manager import copied, segment
-from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogClampUpdate
 

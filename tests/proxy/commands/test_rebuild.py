@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from tests.fakes.segments import PARTITION
 from tests.proxy.commands.command_bench import CLUSTER_ID, CommandBench
+from tests.support.fakes.segments import PARTITION
 from tiers.access.open_tier import RemoteTierError
 from tiers.errors import RetriableRemoteStorageError
 from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest

@@ -9,8 +9,8 @@ from typing import Any, cast
 from uuid import uuid4
 
 from proxy.commands.topics import TieredTopic, tiered_topics
-from tests.fakes.segments import PARTITION
 from tests.proxy.commands.command_bench import CommandBench
+from tests.support.fakes.segments import PARTITION
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState

@@ -9,9 +9,9 @@ from proxy.commands.rewrap import rewrap_all
 from proxy.commands.segments import listed_segments
 from proxy.commands.tools import parse_target
 from proxy.commands.verify import verify_tier
-from tests.fakes.log_starts import user_log_start
-from tests.fakes.segments import PARTITION
 from tests.proxy.commands.command_bench import CommandBench
+from tests.support.fakes.log_starts import user_log_start
+from tests.support.fakes.segments import PARTITION
 from tiers.access.open_tier import RemoteTierError
 from tiers.segment.segment_encryption import KeyRing
 from tiers.upkeep.usage import known_usage, listed_usage, topic_usage

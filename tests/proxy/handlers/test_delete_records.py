@@ -27,12 +27,12 @@ from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.delete_records import DeleteRecordsHandler, LogStartRecorder
 from proxy.wire.exchange import Prepare
-from tests.fakes.broker.cluster import FakeCluster, LocalLog
-from tests.fakes.broker.exchange import FakeExchange
-from tests.fakes.configured_topics import configured_topics
-from tests.fakes.log_starts import user_log_start
-from tests.fakes.record_batches import batch_of
-from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.fakes.broker.cluster import FakeCluster, LocalLog
+from tests.support.fakes.broker.exchange import FakeExchange
+from tests.support.fakes.configured_topics import configured_topics
+from tests.support.fakes.log_starts import user_log_start
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.config.remote_log_settings import TopicRule
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.log_history import LogStartConfirmation

@@ -12,10 +12,10 @@ import pytest
 from protocol.errors import ErrorCode, ProtocolError
 from proxy.handlers.base import FetchSettings
 from proxy.wire.exchange import Forward
-from tests.fakes.broker.cluster import LocalLog
-from tests.fakes.broker.exchange import FakeExchange
-from tests.fakes.broker.fetch_frames import fetch_frame
-from tests.fakes.fetch_bench import (
+from tests.support.fakes.broker.cluster import LocalLog
+from tests.support.fakes.broker.exchange import FakeExchange
+from tests.support.fakes.broker.fetch_frames import fetch_frame
+from tests.support.fakes.fetch_bench import (
     BATCH,
     LOCAL_0,
     P0,
@@ -29,8 +29,8 @@ from tests.fakes.fetch_bench import (
     parse,
     records,
 )
-from tests.fakes.log_starts import user_log_start
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.log_starts import user_log_start
+from tests.support.fakes.record_batches import batch_of
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import monotonic_ms

@@ -13,12 +13,12 @@ from protocol.errors import ErrorCode
 from protocol.primitives import Buffer
 from protocol.records.record_batch import RecordBatch, iterate_batches, verify_batches
 from proxy.handlers.base import FetchSettings
-from tests.fakes.broker.cluster import LocalLog
-from tests.fakes.broker.exchange import FakeExchange
-from tests.fakes.broker.fetch_frames import fetch_frame
-from tests.fakes.fetch_bench import LOCAL_0, P0, P1, VERSIONS, Bench, ask, ask_local, bench_of, codes, records
-from tests.fakes.log_starts import user_log_start
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.broker.cluster import LocalLog
+from tests.support.fakes.broker.exchange import FakeExchange
+from tests.support.fakes.broker.fetch_frames import fetch_frame
+from tests.support.fakes.fetch_bench import LOCAL_0, P0, P1, VERSIONS, Bench, ask, ask_local, bench_of, codes, records
+from tests.support.fakes.log_starts import user_log_start
+from tests.support.fakes.record_batches import batch_of
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds

@@ -9,11 +9,11 @@ import pytest
 
 from protocol.errors import ErrorCode
 from proxy.handlers.base import FetchSettings
-from tests.fakes.broker.cluster import LocalLog
-from tests.fakes.configured_topics import TIERABLE, FakeConfigs
-from tests.fakes.fetch_bench import LOCAL_0, P0, P1, Bench, ask, ask_local, bench_of, codes, records
-from tests.fakes.log_starts import user_log_start
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.broker.cluster import LocalLog
+from tests.support.fakes.configured_topics import TIERABLE, FakeConfigs
+from tests.support.fakes.fetch_bench import LOCAL_0, P0, P1, Bench, ask, ask_local, bench_of, codes, records
+from tests.support.fakes.log_starts import user_log_start
+from tests.support.fakes.record_batches import batch_of
 from tiers.config.remote_log_settings import TopicRule
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition

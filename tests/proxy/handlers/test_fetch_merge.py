@@ -16,10 +16,10 @@ from protocol.header import response_body_position
 from protocol.primitives import Buffer
 from proxy.cluster.local_log_bounds import Watermarks
 from proxy.handlers.fetch.merge import LocalReplacement, RemoteOutcome, merge, reserve
-from tests.fakes.broker.cluster import LocalLog
-from tests.fakes.broker.fetch_frames import reference
-from tests.fakes.record_batches import batch_of
-from tests.fakes.remote_tier import TOPIC_ID
+from tests.support.fakes.broker.cluster import LocalLog
+from tests.support.fakes.broker.fetch_frames import reference
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.remote_tier import TOPIC_ID
 from tiers.reader.remote_log_reader import RemoteRead
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from protocol.errors import ErrorCode
 from proxy.handlers.base import FetchSettings
-from tests.fakes.fetch_bench import (
+from tests.support.fakes.fetch_bench import (
     BATCH,
     LOCAL_0,
     Bench,
@@ -20,7 +20,7 @@ from tests.fakes.fetch_bench import (
     codes,
     records,
 )
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.record_batches import batch_of
 from tiers.model.ids import TopicIdPartition
 
 

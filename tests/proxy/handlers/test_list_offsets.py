@@ -21,12 +21,12 @@ from proxy.cluster.tiered_partitions import TieredPartitions
 from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.list_offsets import ListOffsetsHandler
 from proxy.wire.exchange import Forward
-from tests.fakes.broker.cluster import FakeCluster, LocalLog
-from tests.fakes.broker.exchange import FakeExchange
-from tests.fakes.configured_topics import TIERABLE, FakeConfigs, configured_topics
-from tests.fakes.log_starts import user_log_start
-from tests.fakes.record_batches import build_batch, record
-from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.fakes.broker.cluster import FakeCluster, LocalLog
+from tests.support.fakes.broker.exchange import FakeExchange
+from tests.support.fakes.configured_topics import TIERABLE, FakeConfigs, configured_topics
+from tests.support.fakes.log_starts import user_log_start
+from tests.support.fakes.record_batches import build_batch, record
+from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.config.remote_log_settings import TopicRule
 from tiers.errors import BrokerError
 from tiers.metadata.log_history import LogStartConfirmation

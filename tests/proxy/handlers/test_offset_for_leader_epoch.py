@@ -23,10 +23,10 @@ from proxy.handlers.base import FetchSettings, HandlerTools
 from proxy.handlers.leader_epochs import contains, end_offset_for
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from proxy.wire.exchange import Forward, HandlerState
-from tests.fakes.broker.cluster import FakeCluster, LocalLog
-from tests.fakes.broker.exchange import FakeExchange
-from tests.fakes.record_batches import batch_of
-from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.fakes.broker.cluster import FakeCluster, LocalLog
+from tests.support.fakes.broker.exchange import FakeExchange
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap

@@ -13,9 +13,9 @@ from protocol.primitives import INT16, INT32
 from proxy.handlers.produce import ProduceHandler
 from proxy.process.app import pass_through_handlers
 from proxy.wire.context import Address
-from tests.fakes.broker.fake_broker import FakeBroker
-from tests.fakes.broker.wire import connected, frame, request, response
 from tests.proxy.proxy_harness import proxy_before
+from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import connected, frame, request, response
 
 ENTRY = struct.Struct(">hhh")
 

@@ -12,10 +12,10 @@ from protocol.apis.fetch.share_stream import FILLER_TAGS
 from protocol.primitives import INT32
 from proxy.handlers.fetch.share_fetch import HOLD_BYTES
 from proxy.process.app import pass_through_handlers
-from tests.fakes.broker.fake_broker import FakeBroker
-from tests.fakes.broker.wire import connected, frame, request, response
-from tests.fakes.message_oracle import UNKNOWN_TAGS, Value, encode
 from tests.proxy.proxy_harness import proxy_before
+from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import connected, frame, request, response
+from tests.support.fakes.message_oracle import UNKNOWN_TAGS, Value, encode
 
 BROKER_HOST = "broker.internal"
 NONE, NOT_LEADER_OR_FOLLOWER = 0, 6

@@ -19,9 +19,9 @@ from proxy.handlers.base import FetchSettings, Spawn
 from proxy.handlers.describe_configs import DescribeConfigsHandler
 from proxy.handlers.topic_tier_configs import TopicTierConfigs
 from proxy.wire.exchange import Forward, Prepare
-from tests.fakes.broker.cluster import FakeCluster
-from tests.fakes.broker.exchange import FakeExchange
-from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.support.fakes.broker.cluster import FakeCluster
+from tests.support.fakes.broker.exchange import FakeExchange
+from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tiers.config.remote_log_settings import TopicRule
 from tiers.config.topic_settings import BROKER_DEFAULTS
 from tiers.errors import BrokerError

@@ -11,8 +11,8 @@ from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
-from tests.fakes.broker import delivery
-from tests.fakes.broker.scripted_broker import ScriptedBroker
+from tests.support.fakes.broker import delivery
+from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
 from tiers.broker.connection import BrokerConnection

@@ -11,14 +11,14 @@ from uuid import UUID
 import pytest
 
 from protocol.api_keys import ApiKey
-from tests.fakes.broker.describe_share_group_offsets import (
+from tests.support.fakes.broker.describe_share_group_offsets import (
     GROUP_ID_NOT_FOUND,
     ShareGroup,
     with_group_error,
     with_partition_error,
 )
-from tests.fakes.broker.list_groups import failing
-from tests.fakes.broker.scripted_broker import ScriptedBroker
+from tests.support.fakes.broker.list_groups import failing
+from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
 from tiers.broker.share_groups import ClusterShareGroups, DescribeShareGroupOffsetsRequest

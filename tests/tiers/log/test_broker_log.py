@@ -21,8 +21,8 @@ from kafka.protocol.consumer import (
 )
 
 from protocol.errors import ErrorCode
-from tests.fakes.broker.scripted_broker import ScriptedBroker
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.broker.scripted_broker import ScriptedBroker
+from tests.support.fakes.record_batches import batch_of
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
 from tiers.errors import BrokerError, LogDivergedError, OffsetGapError, OwnershipLostError

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.in_memory_log import InMemoryLog
-from tests.fakes.metadata_log import MetadataLog
-from tests.fakes.record_batches import batch_of
-from tests.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
+from tests.support.fakes.in_memory_log import InMemoryLog
+from tests.support.fakes.metadata_log import MetadataLog
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
 from tiers.errors import MetadataLostError
 from tiers.metadata.partition_manifest import witness_of
 from tiers.metadata.records.serde import decode_value

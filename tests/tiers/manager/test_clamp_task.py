@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.record_batches import batch_of, build_batch, record
+from tests.support.fakes.record_batches import batch_of, build_batch, record
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench, with_retention, workbench
 from tiers.errors import LogDivergedError, OwnershipLostError
 from tiers.model.log_source import EpochEndOffset

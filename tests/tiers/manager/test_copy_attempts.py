@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import Workbench
 from tiers.errors import (
     RemoteLogMetadataError,

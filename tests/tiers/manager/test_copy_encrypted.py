@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, ProcessEnded, Workbench
 from tiers.errors import CorruptSegmentError, EncryptionKeyError
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index, monotonic_ms

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import BrokerError
 from tiers.quota import QuotaWindow, RateQuota

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, POLICY, ProcessEnded, Workbench
 from tiers.errors import (
     CorruptSegmentError,

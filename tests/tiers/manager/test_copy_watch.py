@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.record_batches import batch_of
 from tests.tiers.manager.test_remote_log_manager import OTHER, Running, eventually
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
 from tiers.broker.client import monotonic_ms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import Workbench
 from tiers.errors import CustomMetadataTooLargeError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.in_memory_log import InMemoryLog
-from tests.fakes.io_calls import Event, ProcessEnded
-from tests.fakes.metadata_log import MetadataLog
-from tests.fakes.tier_oracle import TierOracle
-from tests.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
+from tests.support.fakes.in_memory_log import InMemoryLog
+from tests.support.fakes.io_calls import Event, ProcessEnded
+from tests.support.fakes.metadata_log import MetadataLog
+from tests.support.fakes.tier_oracle import TierOracle
+from tests.support.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
 from tiers.errors import RemoteLogError
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import indexes_key, log_key

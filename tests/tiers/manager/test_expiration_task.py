@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, POLICY, ProcessEnded, Workbench
 from tiers.errors import OwnershipLostError
 from tiers.model.ids import RemoteLogSegmentId

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import RemoteLogMetadataError, RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata

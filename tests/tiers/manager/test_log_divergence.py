@@ -10,10 +10,10 @@ import pytest
 
 from protocol.records.record_batch import iterate_batches
 from proxy.commands.accept import replaced_records
-from tests.fakes.in_memory_log import InMemoryLog
-from tests.fakes.metadata_log import MetadataLog
-from tests.fakes.record_batches import batch_of
-from tests.fakes.tier_process import PARTITION, POLICY, Clock, OneTopic, TierProcess
+from tests.support.fakes.in_memory_log import InMemoryLog
+from tests.support.fakes.metadata_log import MetadataLog
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.tier_process import PARTITION, POLICY, Clock, OneTopic, TierProcess
 from tiers.errors import LogDivergedError, OwnershipLostError, RemoteLogMetadataNotReadyError
 from tiers.metadata.partition_manifest import decode_partition_manifest, witness_of
 from tiers.model.log_source import EpochEndOffset

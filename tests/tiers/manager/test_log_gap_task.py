@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench, with_retention
 from tiers.errors import LogDivergedError, MetadataLostError, OwnershipLostError, RetriableRemoteStorageError
 from tiers.metadata.partition_manifest import decode_partition_manifest, encode_partition_manifest, witness_of

@@ -15,8 +15,8 @@ import pytest
 
 from protocol.errors import ErrorCode
 from proxy.error_map import fetch_error
-from tests.fakes.lying_store import Lie, LyingStore
-from tests.fakes.tier_process import PARTITION
+from tests.support.fakes.lying_store import Lie, LyingStore
+from tests.support.fakes.tier_process import PARTITION
 from tests.tiers.manager.test_every_io_call import RETRIED_AFTER_MS, STEPS, Life
 from tiers.errors import RemoteLogError
 from tiers.model.ids import RemoteLogSegmentId

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.fakes.in_memory_rlmm import IN_MEMORY_TOPIC_ID
+from tests.support.fakes.in_memory_rlmm import IN_MEMORY_TOPIC_ID
 from tests.tiers.manager.topic_deletion_bench import Existence, put_segments, round_after, rounds_for
 from tests.tiers.manager.workbench import PARTITION, Workbench
 from tiers.errors import RemoteLogMetadataError

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.records.record_batch import iterate_batches
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, POLICY, ProcessEnded, Workbench, workbench
 from tiers.errors import LogDivergedError
 from tiers.model.segment_state import RemoteLogSegmentState

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench, with_retention, workbench
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import MetadataLostError, OwnershipLostError, RetriableRemoteStorageError

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, ProcessEnded, Workbench
 from tiers.config.remote_log_settings import TopicRule
 from tiers.config.topic_settings import DELETE_ON_DISABLE, REMOTE_STORAGE_ENABLE

@@ -9,8 +9,8 @@ from uuid import UUID
 
 import pytest
 
-from tests.fakes.in_memory_log import InMemoryLog
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.in_memory_log import InMemoryLog
+from tests.support.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
 from tiers.broker.client import monotonic_ms
 from tiers.config.topic_policy import TopicPolicy

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import LogDivergedError
 from tiers.model.ids import RemoteLogSegmentId

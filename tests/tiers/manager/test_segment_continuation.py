@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes.in_memory_log import Aborted
-from tests.fakes.record_batches import batch_of, build_batch, control_batch, record
+from tests.support.fakes.in_memory_log import Aborted
+from tests.support.fakes.record_batches import batch_of, build_batch, control_batch, record
 from tests.tiers.manager.workbench import POLICY, Workbench
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import decode_indexes_object

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.record_batches import batch_of
-from tests.fakes.segments import build_segment, metadata_of
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.segments import build_segment, metadata_of
 from tiers.errors import RetriableRemoteStorageError
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import Section, decode_sections, encode_sections

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.in_memory_log import InMemoryLog
-from tests.fakes.io_calls import Event
-from tests.fakes.metadata_log import MetadataLog
-from tests.fakes.record_batches import batch_of
-from tests.fakes.segments import build_segment, metadata_of
-from tests.fakes.tier_oracle import TierOracle
-from tests.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
+from tests.support.fakes.in_memory_log import InMemoryLog
+from tests.support.fakes.io_calls import Event
+from tests.support.fakes.metadata_log import MetadataLog
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.segments import build_segment, metadata_of
+from tests.support.fakes.tier_oracle import TierOracle
+from tests.support.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
 from tests.tiers.manager.workbench import PARTITION as ON_BENCH
 from tests.tiers.manager.workbench import Workbench
 from tiers.errors import OwnershipLostError

@@ -20,8 +20,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.fakes.metadata_log import FollowingMetadataManager
-from tests.fakes.tier_process import PARTITION
+from tests.support.fakes.metadata_log import FollowingMetadataManager
+from tests.support.fakes.tier_process import PARTITION
 from tests.tiers.manager.tier_machine import Tier
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteLogError

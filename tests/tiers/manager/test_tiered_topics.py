@@ -10,7 +10,7 @@ import pytest
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
 from prometheus_client import CollectorRegistry
 
-from tests.fakes.broker.scripted_broker import ScriptedBroker
+from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
 from tiers.config.remote_log_settings import TopicRule

@@ -8,7 +8,7 @@ import pytest
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 
 from protocol.errors import ErrorCode
-from tests.fakes.broker.scripted_broker import ScriptedBroker
+from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.tiers.manager.topic_deletion_bench import Existence, put_segments
 from tests.tiers.manager.workbench import PARTITION, ProcessEnded, Workbench
 from tiers.broker.client import BrokerClient

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes.record_batches import batch_of
+from tests.support.fakes.record_batches import batch_of
 from tests.tiers.manager.workbench import PARTITION, POLICY, ProcessEnded, Workbench
 from tiers.errors import BrokerError, LogDivergedError, OwnershipLostError
 from tiers.model.log_source import EpochEndOffset

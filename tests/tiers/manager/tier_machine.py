@@ -23,11 +23,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tests.fakes.in_memory_log import InMemoryLog
-from tests.fakes.io_calls import Event, ProcessEnded
-from tests.fakes.metadata_log import FollowingMetadataManager, MetadataLog
-from tests.fakes.tier_oracle import TierOracle
-from tests.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
+from tests.support.fakes.in_memory_log import InMemoryLog
+from tests.support.fakes.io_calls import Event, ProcessEnded
+from tests.support.fakes.metadata_log import FollowingMetadataManager, MetadataLog
+from tests.support.fakes.tier_oracle import TierOracle
+from tests.support.fakes.tier_process import PARTITION, POLICY, VISIBLE_AFTER_MS, Clock, OneTopic, TierProcess
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import LogDivergedError, RemoteLogError
 from tiers.metadata.partition_manifest import decode_partition_manifest

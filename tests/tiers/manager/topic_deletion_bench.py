@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from uuid import UUID
 
-from tests.fakes.record_batches import batch_of
-from tests.fakes.segments import build_segment, metadata_of
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.segments import build_segment, metadata_of
 from tests.tiers.manager.workbench import PARTITION, Workbench
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate

@@ -10,8 +10,8 @@ from uuid import UUID
 
 from prometheus_client import CollectorRegistry
 
-from tests.fakes.in_memory_log import InMemoryLog
-from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.support.fakes.in_memory_log import InMemoryLog
+from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tiers.config.remote_log_settings import RemoteLogManagerSettings
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import RemoteLogError, RemoteResourceNotFoundError

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from kafka.protocol.metadata import MetadataRequest
 
-from tests.fakes.broker.scripted_broker import ScriptedBroker
+from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient
 from tiers.tasks.failed_deletions_topic import FailedDeletionsTopic
 

@@ -7,7 +7,7 @@ from uuid import UUID
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import ProduceRequest
 
-from tests.fakes.broker.scripted_broker import ScriptedBroker
+from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
 from tiers.metadata.topic.metadata_producer import MetadataProducer

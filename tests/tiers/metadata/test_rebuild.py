@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from tests.contract.test_remote_log_metadata_manager import segment
-from tests.fakes.log_starts import user_log_start
+from tests.support.fakes.log_starts import user_log_start
 from tiers.metadata.partition_manifest import ManifestSegment, PartitionManifest
 from tiers.metadata.records.serde import decode_key, decode_value
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.stored_segments import stored
+from tests.support.fakes.stored_segments import stored
 from tests.tiers.metadata.test_state import (
     NEIGHBOUR,
     PARTITION,

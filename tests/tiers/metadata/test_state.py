@@ -11,7 +11,7 @@ from uuid import UUID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tiers.errors import InvalidTransitionError
 from tiers.metadata.records.serde import (
     MetadataRecord,

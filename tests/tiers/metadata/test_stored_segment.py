@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fakes.stored_segments import stored
+from tests.support.fakes.stored_segments import stored
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.state.layout import partition_key
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition

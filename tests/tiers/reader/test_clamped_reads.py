@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.records.record_batch import iterate_batches
-from tests.fakes.record_batches import batch_of
-from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.errors import OffsetGapError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogClampUpdate

@@ -13,8 +13,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from protocol.records.record_batch import iterate_batches
-from tests.fakes.record_batches import batch_of
-from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.tiers.manager.workbench import PARTITION, workbench
 from tiers.errors import CorruptSegmentError
 from tiers.model.ids import TopicIdPartition

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.log_starts import user_log_start
-from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.fakes.log_starts import user_log_start
+from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.errors import OffsetBelowLogStartError
 from tiers.model.ids import TopicIdPartition
 from tiers.quota import QuotaWindow, RemoteFetchQuotas

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
-from tests.servers.breaking_relay import BreakingRelay
-from tests.servers.versitygw import VersityGateway
+from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.servers.breaking_relay import BreakingRelay
+from tests.support.servers.versitygw import VersityGateway
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, monotonic_ms
 from tiers.storage.s3.storage import S3RemoteStorageManager

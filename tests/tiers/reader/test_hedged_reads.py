@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.segments import PARTITION
+from tests.support.fakes.segments import PARTITION
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.errors import RemoteReadTimeoutError, RemoteResourceNotFoundError
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, RemoteRead, monotonic_ms

@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from tests.fakes.local_indexes import Segment, contents, encrypted, expected, segment_object
-from tests.fakes.segments import PARTITION
+from tests.support.fakes.local_indexes import Segment, contents, encrypted, expected, segment_object
+from tests.support.fakes.segments import PARTITION
 from tiers.errors import CorruptSegmentError
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexSettings

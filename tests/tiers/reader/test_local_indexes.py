@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from protocol.records.record_batch import iterate_batches
-from tests.fakes.local_indexes import contents, expected, segment_object
-from tests.fakes.record_batches import batch_of
-from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.fakes.local_indexes import contents, expected, segment_object
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import AbortedTransaction
 from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fakes.remote_tier import TOPIC_ID
+from tests.support.fakes.remote_tier import TOPIC_ID
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.read_ahead import ReadAhead
 

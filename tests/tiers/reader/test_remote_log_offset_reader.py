@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.record_batches import build_batch, record
-from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.fakes.record_batches import build_batch, record
+from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.errors import RemoteReadTimeoutError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protocol.records.record_batch import iterate_batches
-from tests.fakes.log_starts import user_log_start
-from tests.fakes.record_batches import batch_of, build_batch, record
-from tests.fakes.remote_tier import TOPIC_ID, RemoteTier
+from tests.support.fakes.log_starts import user_log_start
+from tests.support.fakes.record_batches import batch_of, build_batch, record
+from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.errors import (
     CorruptSegmentError,
     OffsetBelowLogStartError,

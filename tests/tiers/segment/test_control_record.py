@@ -4,7 +4,7 @@ import pytest
 
 from protocol.errors import CorruptBatchError
 from protocol.records.record_batch import RecordBatch, iterate_batches
-from tests.fakes.record_batches import build_batch, control_batch, record
+from tests.support.fakes.record_batches import build_batch, control_batch, record
 from tiers.segment.control_record import EndTransactionMarker, end_transaction_marker
 
 MARKER = bytes.fromhex(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fakes.record_batches import batch_of
-from tests.fakes.segments import PARTITION, build_segment, metadata_of
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.segments import PARTITION, build_segment, metadata_of
 from tiers.errors import CorruptSegmentError
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.segments import metadata_of
+from tests.support.fakes.segments import metadata_of
 from tests.tiers.segment.transactional_log import ACTS, TransactionalLog, copied, indexes_of, log_of
 from tiers.errors import CorruptSegmentError
 from tiers.segment.indexes.indexes_object import IndexesObject

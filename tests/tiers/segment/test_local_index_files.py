@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fakes.local_indexes import contents, decoded, encrypted, expected, segment_object
+from tests.support.fakes.local_indexes import contents, decoded, encrypted, expected, segment_object
 from tiers.errors import CorruptSegmentError, EncryptionKeyError
 from tiers.segment.indexes.local_index_files import (
     LOG_INDEX,

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.records.record_batch import crc32c, verify_batches
-from tests.fakes.record_batches import build_batch, control_batch, legacy_message, legacy_wrapper, record
-from tests.fakes.segments import build_segment, metadata_of
+from tests.support.fakes.record_batches import build_batch, control_batch, legacy_message, legacy_wrapper, record
+from tests.support.fakes.segments import build_segment, metadata_of
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import IndexesObject, decode_indexes_object, encode_indexes_object

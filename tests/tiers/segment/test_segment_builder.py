@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 
 from protocol.errors import CorruptBatchError
 from protocol.records.record_batch import iterate_batches
-from tests.fakes.record_batches import batch_of, build_batch, control_batch, legacy_message, legacy_wrapper, record
-from tests.fakes.segments import build_segment, metadata_of, no_time
+from tests.support.fakes.record_batches import (
+    batch_of,
+    build_batch,
+    control_batch,
+    legacy_message,
+    legacy_wrapper,
+    record,
+)
+from tests.support.fakes.segments import build_segment, metadata_of, no_time
 from tiers.errors import LogDivergedError
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_metadata import LeaderEpochEntry

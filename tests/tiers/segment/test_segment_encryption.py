@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fakes.record_batches import batch_of
-from tests.fakes.segments import build_segment, metadata_of
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.segments import build_segment, metadata_of
 from tiers.errors import CorruptSegmentError, EncryptionKeyError
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.segment.segment_encryption import (

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from protocol.records.record_batch import iterate_batches
-from tests.fakes.record_batches import build_batch, control_batch, record
+from tests.support.fakes.record_batches import build_batch, control_batch, record
 from tiers.model.log_source import AbortedTransaction
 from tiers.segment.control_record import end_transaction_marker
 from tiers.segment.indexes.segment_index import AbortedTransactionRange

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from tests.fakes.record_batches import build_batch, control_batch, record
-from tests.fakes.segments import metadata_of
+from tests.support.fakes.record_batches import build_batch, control_batch, record
+from tests.support.fakes.segments import metadata_of
 from tiers.model.log_source import AbortedTransaction
 from tiers.segment.indexes.indexes_object import IndexesObject, decode_indexes_object, encode_indexes_object
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fakes.record_batches import batch_of
-from tests.fakes.segments import build_segment, metadata_of
-from tests.fakes.stalling_files import make
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.segments import build_segment, metadata_of
+from tests.support.fakes.stalling_files import make
 from tiers.errors import RemoteResourceNotFoundError, RetriableRemoteStorageError
 from tiers.storage.child_storage import MAX_RETIRED, ChildStorageManager
 from tiers.storage.child_wire import FrameBuffer, frame_of

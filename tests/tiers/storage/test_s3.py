@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.record_batches import batch_of
-from tests.fakes.segments import build_segment, metadata_of
-from tests.servers.breaking_relay import BreakingRelay
-from tests.servers.versitygw import VersityGateway
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.segments import build_segment, metadata_of
+from tests.support.servers.breaking_relay import BreakingRelay
+from tests.support.servers.versitygw import VersityGateway
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata

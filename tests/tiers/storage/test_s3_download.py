@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers.versitygw import VersityGateway
+from tests.support.servers.versitygw import VersityGateway
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.storage.s3.download import S3Downloader
 

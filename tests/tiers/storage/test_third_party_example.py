@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.record_batches import batch_of
-from tests.fakes.segments import build_segment, metadata_of
+from tests.support.fakes.record_batches import batch_of
+from tests.support.fakes.segments import build_segment, metadata_of
 from tiers.config.settings import StorageConfig
 from tiers.config.storage_registry import create_storage
 from tiers.errors import RemoteResourceNotFoundError

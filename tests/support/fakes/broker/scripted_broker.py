@@ -1,0 +1,130 @@
+"""A broker that answers from its `logs` and `topics`, except where a script changes its answers.
+
+Each API is a file of this package. kafka-python decodes requests and encodes responses. A script is for one API and has
+one step per request: `broker.script(ApiKey.FETCH, fetch.with_error(6), deliver=delivery.truncated(10))`.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable
+from types import ModuleType
+from typing import Any
+
+from kafka.protocol.api_header import RequestHeader
+
+from protocol.api_keys import ApiKey
+from tests.support.fakes.broker import (
+    api_versions,
+    delete_records,
+    describe_configs,
+    describe_share_group_offsets,
+    fetch,
+    list_groups,
+    list_offsets,
+    metadata,
+    offset_for_leader_epoch,
+    produce,
+)
+from tests.support.fakes.broker.cluster import LocalLog
+from tests.support.fakes.broker.delivery import Deliver, whole
+from tests.support.fakes.broker.describe_share_group_offsets import ShareGroup
+from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import Wire
+from tiers.broker.cluster_metadata import TopicMetadata
+
+APIS: dict[int, ModuleType] = {
+    api.REQUEST.API_KEY: api
+    for api in (
+        api_versions,
+        metadata,
+        produce,
+        fetch,
+        list_offsets,
+        offset_for_leader_epoch,
+        delete_records,
+        describe_configs,
+        list_groups,
+        describe_share_group_offsets,
+    )
+}
+Answer = Callable[[Any], Awaitable[Any]]
+Edit = Callable[[Any], None]
+"""Changes a response object of kafka-python."""
+
+
+class ScriptedBroker(FakeBroker):
+    """`answers` replaces the answers of an API. `requests` has every decoded request, in order."""
+
+    def __init__(self, node_id: int = 1) -> None:
+        super().__init__()
+        self.node_id = node_id
+        self.requests: list[Any] = []
+        self.transcript: list[tuple[str | None, Any]] = []
+        """The requests with their client ids."""
+        self.scripted_client: str | None = None
+        """The client id that scripts apply to. None: all clients."""
+        self.correlation_skew = 0
+        self.cluster_id = "cluster"
+        self.topics: list[TopicMetadata] = []
+        self.brokers: list[ScriptedBroker] = [self]
+        self.logs: dict[tuple[str, int], LocalLog] = {}
+        self.share_groups: list[ShareGroup] = []
+        self.versions = {key: (0, api.REQUEST.max_version) for key, api in APIS.items()}
+        self.answers: dict[int, Answer] = {}
+        for key, api in APIS.items():
+            self.answers[key] = self._answer_of(api)
+        self._scripts: defaultdict[int, deque[tuple[tuple[Edit, ...], Deliver]]] = defaultdict(deque)
+
+    def _answer_of(self, api: ModuleType) -> Answer:
+        async def answer(request: Any) -> Any:
+            return await api.answer(self, request)
+
+        return answer
+
+    @property
+    def connections(self) -> int:
+        return self.connections_made
+
+    def script(self, key: ApiKey, *edits: Edit, deliver: Deliver = whole, times: int = 1) -> None:
+        """Scripts the next `times` requests of an API that have no script yet."""
+        self._scripts[key] += [(edits, deliver)] * times
+
+    def received(self, request_class: type) -> list[Any]:
+        return [request for request in self.requests if isinstance(request, request_class)]
+
+    def sent_by(self, client_id: str, request_class: type) -> list[Any]:
+        return [one for sender, one in self.transcript if sender == client_id and isinstance(one, request_class)]
+
+    def topic_name(self, topic_id: object) -> str:
+        return next((topic.name for topic in self.topics if topic.topic_id == topic_id), "")
+
+    async def serve(self, wire: Wire) -> None:
+        try:
+            while True:
+                deliver, payload = await self._respond(await wire.receive_when_it_comes())
+                await deliver(wire, payload)
+        finally:
+            await wire.close()
+
+    async def _respond(self, frame: bytes) -> tuple[Deliver, bytes]:
+        key, version = int.from_bytes(frame[0:2], "big"), int.from_bytes(frame[2:4], "big")
+        request_class = APIS[key].REQUEST
+        data = io.BytesIO(frame)
+        header = RequestHeader.decode(data, flexible=request_class.flexible_version_q(version))
+        deliver: Deliver = whole
+        if key == ApiKey.API_VERSIONS and version > self.versions[key][1]:
+            response, version = api_versions.response_of(self, error=35), 0
+        else:
+            request = request_class.decode(frame[data.tell() :], version=version)
+            self.requests.append(request)
+            self.transcript.append((header.client_id, request))
+            response = await self.answers[key](request)
+            if self._scripts[key] and self.scripted_client in (None, header.client_id):
+                edits, deliver = self._scripts[key].popleft()
+                for edit in edits:
+                    edit(response)
+        tags = b"\x00" if key != ApiKey.API_VERSIONS and request_class.flexible_version_q(version) else b""
+        payload = (header.correlation_id + self.correlation_skew).to_bytes(4, "big") + tags
+        return deliver, payload + bytes(response.encode(version=version))

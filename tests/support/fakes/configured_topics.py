@@ -1,0 +1,36 @@
+"""`ConfiguredTopics` over a fake cluster. A test sets the topics' configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from proxy.cluster.configured_topics import ConfiguredTopics
+from tests.support.fakes.broker.cluster import FakeCluster
+from tests.support.fakes.remote_tier import RemoteTier
+from tiers.config.remote_log_settings import TopicRule
+from tiers.errors import BrokerError
+from tiers.reader.remote_log_reader import monotonic_ms
+
+TIERABLE: Mapping[str, str] = {"cleanup.policy": "delete", "retention.ms": "1000", "retention.bytes": "-1"}
+
+
+@dataclass
+class FakeConfigs:
+    """The configurations by topic. None: the proxy may not read it. A missing topic has `TIERABLE`."""
+
+    configs: dict[str, Mapping[str, str] | None] = field(default_factory=dict)
+    is_reachable: bool = True
+    asked: list[str] = field(default_factory=list)
+
+    async def of_policy(self, topic: str, timeout_ms: int) -> Mapping[str, str] | None:
+        self.asked.append(topic)
+        if not self.is_reachable:
+            raise BrokerError("no answer", retriable=True)
+        return self.configs.get(topic, TIERABLE)
+
+
+def configured_topics(
+    tier: RemoteTier, cluster: FakeCluster, *rules: TopicRule, configs: FakeConfigs | None = None
+) -> ConfiguredTopics:
+    return ConfiguredTopics(rules, tier.rlmm, cluster, configs or FakeConfigs(), monotonic_ms, 5_000)

@@ -1,0 +1,443 @@
+"""`RemoteLogMetadataManager` over plain dictionaries, for unit tests and as a model of the materialised state.
+
+It computes every answer from the list of all segments, in the obvious way. Tests set `fresh`, `owned` and
+`fail_writes`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+from tests.support.fakes.stored_segments import stored
+from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogMetadataNotReadyError
+from tiers.metadata.remote_log_metadata_manager import MetadataPosition
+from tiers.model.copy_plan import CopyPlan
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
+from tiers.model.segment_metadata import (
+    RemoteLogClampUpdate,
+    RemoteLogSegmentMetadata,
+    RemoteLogSegmentMetadataUpdate,
+    RemotePartitionDeleteMetadata,
+)
+from tiers.model.segment_state import (
+    RemoteLogSegmentState,
+    RemotePartitionDeleteState,
+    is_valid_partition_transition,
+    is_valid_transition,
+)
+from tiers.model.stored_segment import StoredSegment
+
+IN_MEMORY_TOPIC_ID = UUID(int=9)
+"""The topic id of the metadata topic, which does not exist here."""
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+@dataclass
+class InMemoryRemoteLogMetadataManager:
+    clock_ms: Callable[[], int] = _monotonic_ms
+    wall_clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    fresh: bool = True
+    final: bool = False
+    owned: bool = True
+    fail_writes: Exception | None = None
+    skew_ms: int = 0
+    true_skew_ms: int | None = None
+    """The result of a new measurement. None: the same as before."""
+    segments: dict[RemoteLogSegmentId, RemoteLogSegmentMetadata] = field(default_factory=dict)
+    finish_order: dict[RemoteLogSegmentId, int] = field(default_factory=dict)
+    epoch_bounds: dict[tuple[TopicIdPartition, int], tuple[int, int]] = field(default_factory=dict)
+    clamps: list[tuple[int, RemoteLogClampUpdate]] = field(default_factory=list)
+    deletions_asked: set[RemoteLogSegmentId] = field(default_factory=set)
+    plans: dict[UUID, CopyPlan] = field(default_factory=dict)
+    recorded_log_starts: dict[TopicIdPartition, list[LogStart]] = field(default_factory=dict)
+    local_log_starts: dict[TopicIdPartition, OffsetAndEpoch] = field(default_factory=dict)
+    recorded_gaps: dict[TopicIdPartition, dict[int, LogGap]] = field(default_factory=dict)
+    accepted: dict[TopicIdPartition, str] = field(default_factory=dict)
+    diverged: set[TopicIdPartition] = field(default_factory=set)
+    deleted_topics: set[UUID] = field(default_factory=set)
+    missing: dict[UUID, int] = field(default_factory=dict)
+    is_position_confirmed: bool = True
+    deletions: dict[TopicIdPartition, RemotePartitionDeleteState] = field(default_factory=dict)
+    seen: dict[RemoteLogSegmentId, int] = field(default_factory=dict)
+    tier_configs: dict[TopicIdPartition, Mapping[str, str]] = field(default_factory=dict)
+    written: int = 0
+
+    async def ensure_fresh(self, partition: TopicIdPartition, max_age_ms: int, timeout_ms: int) -> None:
+        if not self.fresh:
+            raise RemoteLogMetadataNotReadyError(f"metadata of {partition} is not fresh")
+
+    def is_fresh(self, partition: TopicIdPartition, max_age_ms: int) -> bool:
+        return self.fresh
+
+    def is_final(self) -> bool:
+        return self.final
+
+    def _readable(self, partition: TopicIdPartition) -> list[RemoteLogSegmentMetadata]:
+        finished = [
+            self._clamped(segment)
+            for segment in self.segments.values()
+            if segment.topic_id_partition == partition and segment.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
+        ]
+        return [segment for segment in finished if not segment.is_cut_off]
+
+    def _clamped(self, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
+        if segment.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+            return segment
+        ends = [
+            clamp.valid_end_offset
+            for order, clamp in self.clamps
+            if clamp.topic_id_partition == segment.topic_id_partition
+            and order > self.finish_order[segment.segment_id]
+            and clamp.valid_end_offset < segment.end_offset
+        ]
+        return replace(segment, clamped_to=min(ends)) if ends else segment
+
+    def remote_log_segment_metadata(
+        self, partition: TopicIdPartition, offset: int, leader_epoch: int | None = None
+    ) -> RemoteLogSegmentMetadata | None:
+        holders = [
+            segment
+            for segment in self._readable(partition)
+            if segment.start_offset <= offset <= segment.valid_end_offset
+            and (leader_epoch is None or _epoch_at(segment, offset) == leader_epoch)
+        ]
+        return max(holders, key=lambda segment: self.finish_order[segment.segment_id], default=None)
+
+    def next_segment(self, partition: TopicIdPartition, offset: int) -> RemoteLogSegmentMetadata | None:
+        later = [segment.start_offset for segment in self._readable(partition) if segment.valid_end_offset >= offset]
+        if not later:
+            return None
+        return self.remote_log_segment_metadata(partition, max(offset, min(later)))
+
+    def remote_log_segment_metadata_by_id(self, segment_id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
+        known = self.segments.get(segment_id)
+        return None if known is None else self._clamped(known)
+
+    def list_remote_log_segments(
+        self, partition: TopicIdPartition, min_offset: int = 0
+    ) -> Iterator[RemoteLogSegmentMetadata]:
+        found = [
+            self._clamped(segment)
+            for segment in self.segments.values()
+            if segment.topic_id_partition == partition and segment.end_offset >= min_offset
+        ]
+        return iter(sorted(found, key=lambda segment: (segment.start_offset, segment.segment_id.id.bytes)))
+
+    def stored_segments(self, partition: TopicIdPartition, min_offset: int = 0) -> Iterator[StoredSegment]:
+        return map(stored, self.list_remote_log_segments(partition, min_offset))
+
+    def answering_segments(self, partition: TopicIdPartition, offset: int = 0) -> Iterator[StoredSegment]:
+        while (segment := self.next_segment(partition, offset)) is not None:
+            yield stored(segment)
+            offset = segment.valid_end_offset + 1
+
+    def earliest_offset(self, partition: TopicIdPartition) -> int | None:
+        return min((segment.start_offset for segment in self._readable(partition)), default=None)
+
+    def remote_end_offset(self, partition: TopicIdPartition) -> int | None:
+        return max((segment.valid_end_offset for segment in self._readable(partition)), default=None)
+
+    def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
+        bounds = self.epoch_bounds.get((partition, leader_epoch))
+        return None if bounds is None else bounds[1]
+
+    def log_start_offset(self, partition: TopicIdPartition) -> int | None:
+        starts = self.log_starts(partition)
+        return starts[0].offset if starts else self.earliest_offset(partition)
+
+    def log_starts(self, partition: TopicIdPartition) -> list[LogStart]:
+        standing = [
+            start
+            for start in self.recorded_log_starts.get(partition, ())
+            if start.deletes
+            and all(
+                lowest >= start.offset
+                for (known, epoch), (lowest, _) in self.epoch_bounds.items()
+                if known == partition and epoch > start.leader_epoch
+            )
+        ]
+        return sorted(standing, key=lambda start: (start.position, start.reason), reverse=True)
+
+    def local_log_start(self, partition: TopicIdPartition) -> OffsetAndEpoch | None:
+        return self.local_log_starts.get(partition)
+
+    def gaps(self, partition: TopicIdPartition) -> list[LogGap]:
+        return sorted(self.recorded_gaps.get(partition, {}).values())
+
+    def gap_at(self, partition: TopicIdPartition, offset: int) -> LogGap | None:
+        return next((gap for gap in self.gaps(partition) if gap.holds(offset)), None)
+
+    def acceptance(self, partition: TopicIdPartition) -> str | None:
+        return self.accepted.get(partition)
+
+    def is_diverged(self, partition: TopicIdPartition) -> bool:
+        return partition in self.diverged
+
+    def is_topic_deleted(self, topic_id: UUID) -> bool:
+        return topic_id in self.deleted_topics
+
+    def deleted_topic_ids(self) -> set[UUID]:
+        return set(self.deleted_topics)
+
+    def missing_topics(self) -> Mapping[UUID, int]:
+        return self.missing
+
+    def is_known(self, partition: TopicIdPartition) -> bool:
+        return partition in self.partitions()
+
+    def remote_partition_delete_state(self, partition: TopicIdPartition) -> RemotePartitionDeleteState | None:
+        return self.deletions.get(partition)
+
+    def topic_tier_config(self, topic_id: UUID) -> Mapping[str, str]:
+        return self.tier_configs.get(TopicIdPartition(topic_id, 0), {})
+
+    def topics_with_tier_config(self) -> list[TopicIdPartition]:
+        return list(self.tier_configs)
+
+    def is_tiered(self, topic_id: UUID) -> bool:
+        return any(partition.topic_id == topic_id for partition in self.partitions())
+
+    def partitions(self) -> list[TopicIdPartition]:
+        known = {segment.topic_id_partition for segment in self.segments.values()}
+        known |= set(self.recorded_log_starts) | set(self.local_log_starts) | set(self.recorded_gaps)
+        known |= {
+            partition
+            for partition, state in self.deletions.items()
+            if state is not RemotePartitionDeleteState.DELETE_PARTITION_FINISHED
+        }
+        return sorted(known, key=lambda partition: (partition.topic_id.bytes, partition.partition))
+
+    async def add_remote_log_segment_metadata(self, metadata: RemoteLogSegmentMetadata) -> None:
+        if metadata.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+            raise InvalidTransitionError(f"a new segment cannot be {metadata.state.name}")
+        known = self.segments.get(metadata.segment_id)
+        if known is not None and known.state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+            raise InvalidTransitionError(f"the segment is {known.state.name} already")
+        self._write(metadata.topic_id_partition)
+        self.segments[metadata.segment_id] = replace(metadata, event_timestamp_ms=self.wall_clock_ms())
+
+    async def update_remote_log_segment_metadata(self, update: RemoteLogSegmentMetadataUpdate) -> None:
+        known = self.segments.get(update.segment_id)
+        if (
+            update.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
+            or known is None
+            or not is_valid_transition(known.state, update.state)
+        ):
+            source = None if known is None else known.state.name
+            raise InvalidTransitionError(f"from {source} to {update.state.name}")
+        self._write(update.segment_id.topic_id_partition)
+        moved = known.with_update(replace(update, event_timestamp_ms=self.wall_clock_ms()))
+        if update.state is RemoteLogSegmentState.DELETE_SEGMENT_FINISHED:
+            del self.segments[update.segment_id]
+            self.deletions_asked.discard(update.segment_id)
+            return
+        self.segments[update.segment_id] = moved
+        if update.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
+            self.finish_order[update.segment_id] = self.written
+            self.seen.setdefault(update.segment_id, self.clock_ms())
+            starts = [entry.start_offset for entry in moved.segment_leader_epochs]
+            for start_offset, (epoch, end_offset) in zip(starts, _epoch_ends(moved), strict=True):
+                key = (moved.topic_id_partition, epoch)
+                lowest, highest = self.epoch_bounds.get(key, (start_offset, end_offset))
+                self.epoch_bounds[key] = min(lowest, start_offset), max(highest, end_offset)
+
+    async def forget_unfinished_copies(self, segments: Sequence[RemoteLogSegmentId]) -> None:
+        for segment_id in segments:
+            self._write(segment_id.topic_id_partition)
+            if self.segments[segment_id].state is not RemoteLogSegmentState.COPY_SEGMENT_STARTED:
+                raise InvalidTransitionError(f"{segment_id.id} is no copy that did not end")
+            del self.segments[segment_id]
+
+    async def put_copy_plan(self, plan: CopyPlan) -> None:
+        self._write(plan.topic_id_partition)
+        self.plans.setdefault(plan.plan_id, plan)
+        for announced in plan.announced():
+            self.segments.setdefault(announced.segment_id, replace(announced, event_timestamp_ms=self.wall_clock_ms()))
+
+    async def end_copy_plan(self, plan: CopyPlan) -> None:
+        planned = [self.segments[one] for one in plan.segment_ids() if one in self.segments]
+        if any(one.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED for one in planned):
+            raise InvalidTransitionError("a deletion has not ended")
+        self._write(plan.topic_id_partition)
+        self.plans.pop(plan.plan_id, None)
+        for one in planned:
+            if one.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED and one.segment_size_bytes == 0:
+                del self.segments[one.segment_id]
+
+    def copy_plans(self, partition: TopicIdPartition) -> list[CopyPlan]:
+        return [plan for plan in self.plans.values() if plan.topic_id_partition == partition]
+
+    async def put_remote_log_clamp(self, clamp: RemoteLogClampUpdate) -> None:
+        self._write(clamp.topic_id_partition)
+        self.clamps.append((self.written, clamp))
+        end = clamp.valid_end_offset
+        self.epoch_bounds = {
+            key: (lowest, min(highest, end)) if key[0] == clamp.topic_id_partition else (lowest, highest)
+            for key, (lowest, highest) in self.epoch_bounds.items()
+            if key[0] != clamp.topic_id_partition or lowest <= end
+        }
+
+    async def ask_for_quarantine_deletion(self, segment_id: RemoteLogSegmentId) -> None:
+        if segment_id in self.segments:
+            self.deletions_asked.add(segment_id)
+
+    def is_quarantine_deletion_asked(self, segment_id: RemoteLogSegmentId) -> bool:
+        return segment_id in self.deletions_asked
+
+    async def put_remote_partition_delete_metadata(self, metadata: RemotePartitionDeleteMetadata) -> None:
+        partition = metadata.topic_id_partition
+        known = self.deletions.get(partition)
+        if not is_valid_partition_transition(known, metadata.state):
+            raise InvalidTransitionError(f"from {known} to {metadata.state.name}")
+        self._write(partition)
+        self.deletions[partition] = metadata.state
+        if metadata.state is RemotePartitionDeleteState.DELETE_PARTITION_FINISHED:
+            self.segments = {
+                key: segment for key, segment in self.segments.items() if segment.topic_id_partition != partition
+            }
+            self.epoch_bounds = {key: each for key, each in self.epoch_bounds.items() if key[0] != partition}
+            self.clamps = [each for each in self.clamps if each[1].topic_id_partition != partition]
+            self.recorded_log_starts.pop(partition, None)
+            self.local_log_starts.pop(partition, None)
+            self.recorded_gaps.pop(partition, None)
+            self.accepted.pop(partition, None)
+            self.diverged.discard(partition)
+            self.plans = {key: one for key, one in self.plans.items() if one.topic_id_partition != partition}
+
+    async def put_local_log_start(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
+        self._write(partition)
+        self.local_log_starts[partition] = start
+
+    async def begin_accepted_history(self, partition: TopicIdPartition, start: OffsetAndEpoch) -> None:
+        await self.put_local_log_start(partition, start)
+        known = self.recorded_log_starts.get(partition, [])
+        known[:] = [one for one in known if not (one.deletes and one.offset > start.offset)]
+
+    async def put_log_start(
+        self,
+        partition: TopicIdPartition,
+        start: LogStart,
+        timeout_ms: int | None = None,
+        denied: Collection[LogStart] = (),
+    ) -> None:
+        self._write_anybodys()
+        known = self.recorded_log_starts.setdefault(partition, [])
+        if start.deletes:
+            if not any(one.offset >= start.offset and one not in denied for one in self.log_starts(partition)):
+                known[:] = [one for one in known if not _replaces(start, one)]
+                known.append(start)
+        elif not known:
+            known.append(start)
+
+    async def put_log_gap(self, partition: TopicIdPartition, gap: LogGap, leader_epoch: int) -> None:
+        self._write(partition)
+        self.recorded_gaps.setdefault(partition, {})[gap.first_offset] = gap
+
+    async def end_log_gap(self, partition: TopicIdPartition, gap: LogGap) -> None:
+        self._write(partition)
+        self.recorded_gaps.get(partition, {}).pop(gap.first_offset, None)
+
+    async def accept(self, partition: TopicIdPartition, witness: str) -> None:
+        self._write_anybodys()
+        self.accepted[partition] = witness
+
+    async def end_acceptance(self, partition: TopicIdPartition) -> None:
+        self._write(partition)
+        self.accepted.pop(partition, None)
+
+    async def put_log_divergence(self, partition: TopicIdPartition, *, is_diverged: bool) -> None:
+        self._write(partition)
+        (self.diverged.add if is_diverged else self.diverged.discard)(partition)
+
+    async def put_topic_deletion(self, topic_id: UUID, topic: str) -> None:
+        self._write_anybodys()
+        self.deleted_topics.add(topic_id)
+
+    async def end_topic_deletion(self, topic_id: UUID) -> None:
+        self._write(TopicIdPartition(topic_id, 0))
+        self.deleted_topics.discard(topic_id)
+
+    async def put_topic_missing(self, topic_id: UUID, topic: str, *, is_missing: bool) -> None:
+        self._write(TopicIdPartition(topic_id, 0, topic))
+        if is_missing:
+            self.missing.setdefault(topic_id, self.wall_clock_ms())
+        else:
+            self.missing.pop(topic_id, None)
+
+    def position(self, partition: TopicIdPartition) -> MetadataPosition:
+        return MetadataPosition(IN_MEMORY_TOPIC_ID, 0, self.written)
+
+    async def confirms(self, partition: TopicIdPartition, position: MetadataPosition, timeout_ms: int) -> bool:
+        return self.is_position_confirmed and position.topic_id == self.position(partition).topic_id
+
+    async def change_topic_tier_config(
+        self,
+        topic_id: UUID,
+        topic: str,
+        changes: Mapping[str, str | None],
+        check: Callable[[Mapping[str, str]], None] = lambda before: None,
+    ) -> None:
+        if self.fail_writes is not None:
+            raise self.fail_writes
+        check(self.topic_tier_config(topic_id))
+        self.written += 1
+        partition = TopicIdPartition(topic_id, 0, topic)
+        merged = {**self.tier_configs.pop(partition, {}), **changes}
+        config = {key: value for key, value in merged.items() if value is not None}
+        if config:
+            self.tier_configs[partition] = config
+
+    def owns(self, partition: TopicIdPartition) -> bool:
+        return self.owned
+
+    def seen_at_ms(self, segment_id: RemoteLogSegmentId) -> int | None:
+        return self.seen.get(segment_id)
+
+    async def clock_skew_ms(self, partition: TopicIdPartition, anew: bool = False) -> int:
+        if anew and self.true_skew_ms is not None:
+            self.skew_ms = self.true_skew_ms
+        return self.skew_ms
+
+    async def open(self) -> None:
+        return
+
+    async def close(self) -> None:
+        return
+
+    def _write_anybodys(self) -> None:
+        if self.fail_writes is not None:
+            raise self.fail_writes
+        self.written += 1
+
+    def _write(self, partition: TopicIdPartition) -> None:
+        if self.fail_writes is not None:
+            raise self.fail_writes
+        if not self.owned:
+            raise OwnershipLostError(f"{partition} is owned by another member")
+        self.written += 1
+
+
+def _replaces(new: LogStart, known: LogStart) -> bool:
+    if not known.deletes or known.offset >= new.offset:
+        return False
+    if known.reason is LogStartReason.RETENTION:
+        return known.leader_epoch <= new.leader_epoch
+    return new.reason is LogStartReason.USER and known.leader_epoch == new.leader_epoch
+
+
+def _epoch_at(segment: RemoteLogSegmentMetadata, offset: int) -> int:
+    return max(entry.epoch for entry in segment.segment_leader_epochs if entry.start_offset <= offset)
+
+
+def _epoch_ends(segment: RemoteLogSegmentMetadata) -> Iterator[tuple[int, int]]:
+    epochs = segment.segment_leader_epochs
+    for index, entry in enumerate(epochs):
+        last = index + 1 == len(epochs)
+        yield entry.epoch, segment.end_offset if last else epochs[index + 1].start_offset - 1

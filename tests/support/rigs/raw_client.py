@@ -1,0 +1,81 @@
+"""A Fetch client that sends a test's exact requests on one connection, and returns the unchanged answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from protocol.api_keys import ApiKey
+from protocol.apis.fetch.request import FetchRequest, parse_fetch_request
+from protocol.apis.fetch.response import FetchResponse, parse_fetch_response
+from protocol.header import parse_request_header, response_body_position
+from protocol.primitives import INT32
+from proxy.handlers.fetch.handler import FetchHandler
+from proxy.wire.exchange import Answer, Exchange, Forward, HandlerState
+from tests.support.fakes.broker.fetch_frames import Ask, fetch_frame
+
+TIMEOUT_S = 300.0
+
+
+class RawClient:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, version: int, asks: Sequence[Ask], **more: Any) -> None:
+        frame = fetch_frame(version, asks, **more)
+        self._writer.write(INT32.pack(len(frame)) + frame)
+        await self._writer.drain()
+
+    async def receive(self, version: int) -> FetchResponse:
+        async with asyncio.timeout(TIMEOUT_S):
+            (size,) = INT32.unpack(await self._reader.readexactly(4))
+            payload = await self._reader.readexactly(size)
+        return parse_fetch_response(payload, response_body_position(ApiKey.FETCH, version, payload), version)
+
+    async def fetch(self, version: int, asks: Sequence[Ask] = (), **more: Any) -> FetchResponse:
+        await self.send(version, asks, **more)
+        return await self.receive(version)
+
+    async def is_closed(self) -> bool:
+        """Waits until the peer closes the connection. False: the peer sent data first."""
+        async with asyncio.timeout(TIMEOUT_S):
+            return await self._reader.read(1) == b""
+
+
+@asynccontextmanager
+async def raw_client(address: str) -> AsyncIterator[RawClient]:
+    """Yields a client. `address` is `host:port`."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        yield RawClient(reader, writer)
+    finally:
+        writer.close()
+
+
+class Forwarded:
+    """Records every Fetch as the client sent it, and as the proxy forwarded it."""
+
+    def __init__(self, handler: FetchHandler) -> None:
+        self.changed: list[tuple[FetchRequest, FetchRequest | None]] = []
+        """The requests that the proxy changed before it forwarded them, or did not forward (None)."""
+        self.untouched: list[FetchRequest] = []
+        self._on_request = handler.on_request
+        handler.on_request = self._record  # type: ignore[method-assign]  # replaced by a recorder for one test
+
+    def _record(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+        sent = exchange.request.frame
+        action, state = self._on_request(exchange)
+        if isinstance(action, Forward) and bytes(action.frame) == bytes(sent):
+            self.untouched.append(_parse(sent))
+        else:
+            self.changed.append((_parse(sent), _parse(bytes(action.frame)) if isinstance(action, Forward) else None))
+        return action, state
+
+
+def _parse(frame: bytes) -> FetchRequest:
+    header = parse_request_header(frame)
+    return parse_fetch_request(frame, header.body_position, header.api_version)
