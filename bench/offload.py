@@ -27,7 +27,7 @@ from pipeline.offload.job import run_offload
 from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
 from pipeline.spark.job import run_tasks
 from pipeline.spark.session import open_session
-from tests.pipeline.offload_rig import offload_rig
+from tests.support.pipeline.offload_rig import offload_rig
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic
 

@@ -17,7 +17,7 @@ from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, delete_topic, produce, random_values, topic_id_partition
-from tests.tiers.manager.workbench import POLICY, FakeShareGroups
+from tests.support.tiers.workbench import POLICY, FakeShareGroups
 from tiers.broker.client import BrokerClient
 from tiers.config.remote_log_settings import RemoteLogManagerSettings
 from tiers.errors import BrokerError, RetriableRemoteStorageError

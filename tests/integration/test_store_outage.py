@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.servers.versitygw import VersityGateway
-from tests.tiers.manager.workbench import Workbench, workbench
+from tests.support.tiers.workbench import Workbench, workbench
 from tiers.errors import RetriableRemoteStorageError
 from tiers.storage.s3.storage import S3RemoteStorageManager
 

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 from pipeline.spark import progress
 from pipeline.spark.session import spark_session
-from tests.pipeline.offload_rig import CLAIM_TIMEOUT_MS
-from tests.pipeline.read_stage import ReadStage, read_stage
+from tests.support.pipeline.offload_rig import CLAIM_TIMEOUT_MS
+from tests.support.pipeline.read_stage import ReadStage, read_stage
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.spark import QUICK_JAVA, unpacked_spark
 from tiers.access.owned_tier import owned_tier

@@ -14,9 +14,9 @@ import pytest
 
 from pipeline import cli
 from pipeline.chosen_partitions import NothingChosenError, chosen_partitions
-from tests.pipeline.job_bench import JobBench
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment
+from tests.support.pipeline.job_bench import JobBench
 from tiers.config.topic_policy import TopicPolicy
 
 

@@ -27,7 +27,7 @@ from pipeline.export.plan import PlannedTile
 from pipeline.export.target import target_settings
 from pipeline.spark.job import JobError
 from pipeline.spark.worker import worker
-from tests.pipeline.read_stage import ReadStage, Row, without_headers
+from tests.support.pipeline.read_stage import ReadStage, Row, without_headers
 from tests.support.servers.producing import create_topic, produce, topic_id_partition
 from tiers.model.ids import TopicIdPartition
 
@@ -131,7 +131,14 @@ def test_a_table_has_them_too_and_says_how_far_it_has_come(stage: ReadStage, tmp
 
 
 def test_killed_between_files_or_before_the_commit_it_goes_on(stage: ReadStage, tmp_path: Path) -> None:
-    script = [sys.executable, "-m", "tests.pipeline.killed_export", str(stage.proxy.config), stage.topic, str(tmp_path)]
+    script = [
+        sys.executable,
+        "-m",
+        "tests.support.pipeline.killed_export",
+        str(stage.proxy.config),
+        stage.topic,
+        str(tmp_path),
+    ]
     ended = subprocess.run(script, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr
 

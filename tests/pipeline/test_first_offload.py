@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient
 
 from pipeline.offload.driver import OffloadOptions
 from pipeline.offload.job import plan_offload
-from tests.pipeline.offload_rig import offload_rig
+from tests.support.pipeline.offload_rig import offload_rig
 from tests.support.rigs.waiting import until
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import TIMEOUT_S, create_topic, produce, random_values

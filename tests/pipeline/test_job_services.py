@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.job_services import PAUSES_S, NotWrittenError, run_beside, written
 from pipeline.spark.job import JobError
-from tests.tiers.manager.workbench import PARTITION, Workbench, workbench
+from tests.support.tiers.workbench import PARTITION, Workbench, workbench
 from tiers.errors import InvalidTransitionError, OwnershipLostError, RemoteLogMetadataError
 
 

@@ -31,9 +31,9 @@ from pipeline.maintenance.usage import usage_of_tier
 from pipeline.maintenance.usage_line import UsageBy
 from pipeline.offload.task import OffloadResult, OffloadTask
 from pipeline.spark.worker import worker
-from tests.pipeline.job_bench import InlineRunner
-from tests.pipeline.offload_rig import OffloadRig, in_process, offload_rig
-from tests.pipeline.read_stage import CODECS, ReadStage, Row, rows_of, without_headers
+from tests.support.pipeline.job_bench import InlineRunner
+from tests.support.pipeline.offload_rig import OffloadRig, in_process, offload_rig
+from tests.support.pipeline.read_stage import CODECS, ReadStage, Row, rows_of, without_headers
 from tests.support.rigs.waiting import until
 from tests.support.servers.breaking_relay import BreakingRelay, Fault
 from tests.support.servers.hdfs import HdfsCluster

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from pipeline.config import parse_pipeline_config
 from pipeline.maintenance.merge_plan import MergeLimits, merged_segment, plan_merges
-from tests.pipeline.job_bench import FINISHED
-from tests.pipeline.merge_bench import DATA, LIMITS, bench_of, log_bytes, merged
 from tests.support.fakes.log_starts import user_log_start
-from tests.tiers.manager.workbench import POLICY
-from tests.tiers.segment.transactional_log import ACTS, TransactionalLog, copied, log_of
+from tests.support.pipeline.job_bench import FINISHED
+from tests.support.pipeline.merge_bench import DATA, LIMITS, bench_of, log_bytes, merged
+from tests.support.tiers.transactional_log import ACTS, TransactionalLog, copied, log_of
+from tests.support.tiers.workbench import POLICY
 from tiers.model.segment_metadata import (
     LeaderEpochEntry,
     RemoteLogClampUpdate,

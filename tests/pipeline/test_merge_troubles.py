@@ -18,10 +18,10 @@ from pipeline.maintenance.merge import Merge, merge, merge_groups
 from pipeline.maintenance.merge_plan import plan_merges
 from pipeline.maintenance.merge_task import MergeTask, MergeTaskResult
 from pipeline.spark.job import JobError
-from tests.pipeline.job_bench import FINISHED, InlineRunner, JobBench
-from tests.pipeline.merge_bench import DATA, LIMITS, STARTED, bench_of, log_bytes, merged
-from tests.tiers.manager.workbench import POLICY
-from tests.tiers.segment.transactional_log import TransactionalLog, copied, log_of
+from tests.support.pipeline.job_bench import FINISHED, InlineRunner, JobBench
+from tests.support.pipeline.merge_bench import DATA, LIMITS, STARTED, bench_of, log_bytes, merged
+from tests.support.tiers.transactional_log import TransactionalLog, copied, log_of
+from tests.support.tiers.workbench import POLICY
 from tiers.errors import RemoteLogMetadataError, RemoteStorageError
 from tiers.metadata.records.serde import decode_value
 from tiers.metadata.topic.metadata_producer import KeyAndValue

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline import killed_driver
-from tests.pipeline.killed_driver import PLACES
-from tests.pipeline.offload_rig import OffloadRig, check_all_is_remote_once, offload_rig
+from tests.support.pipeline import killed_driver
+from tests.support.pipeline.killed_driver import PLACES
+from tests.support.pipeline.offload_rig import OffloadRig, check_all_is_remote_once, offload_rig
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, produce, random_values
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata

@@ -15,7 +15,7 @@ from pipeline.offload.job import plan_offload
 from pipeline.offload.task import OffloadResult, OffloadTask, Stop, Stopped
 from pipeline.offload.topic_sizes import log_sizes
 from protocol.records.record_batch import iterate_batches
-from tests.pipeline.offload_rig import (
+from tests.support.pipeline.offload_rig import (
     CLAIM_TIMEOUT_MS,
     OffloadRig,
     check_all_is_remote_once,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.offload_rig import check_all_is_remote_once, offload_rig
+from tests.support.pipeline.offload_rig import check_all_is_remote_once, offload_rig
 from tests.support.servers.faulty_s3 import Answer, FaultyS3
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, produce, random_values

@@ -11,10 +11,10 @@ import pytest
 from pipeline.job_services import write_manifest
 from pipeline.maintenance.retain import delete_partitions, expire_partitions
 from pipeline.maintenance.segment_purge import purge
-from tests.pipeline.job_bench import CLUSTER_ID, InlineRunner, JobBench
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment
-from tests.tiers.manager.workbench import POLICY
+from tests.support.pipeline.job_bench import CLUSTER_ID, InlineRunner, JobBench
+from tests.support.tiers.workbench import POLICY
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.partition_manifest import decode_partition_manifest
 from tiers.model.ids import TopicIdPartition

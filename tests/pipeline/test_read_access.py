@@ -10,7 +10,7 @@ from confluent_kafka.admin._acl import AclOperation
 
 from pipeline.source.options import OptionError
 from pipeline.source.tiered_log import AccessDeniedError
-from tests.pipeline.read_stage import rows_of
+from tests.support.pipeline.read_stage import rows_of
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, delete_topic, produce
 from tests.support.servers.secure_kafka import USERS, allow

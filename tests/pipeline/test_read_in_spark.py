@@ -14,7 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import ArrayType, BinaryType, StringType, StructField, StructType
 
 import pipeline
-from tests.pipeline.read_stage import ReadStage, without_headers
+from tests.support.pipeline.read_stage import ReadStage, without_headers
 from tests.support.rigs.strict_consumer import until_trimmed
 from tests.support.servers.producing import TIMEOUT_S, add_partitions, create_topic
 

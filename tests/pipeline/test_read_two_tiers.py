@@ -15,7 +15,7 @@ from pipeline.source.read_plan import LocalRange, RemoteRange
 from pipeline.source.stream import TieredStreamReader
 from pipeline.source.tiered_log import DataLossError
 from pipeline.spark.worker import CLIENT_ID
-from tests.pipeline.read_stage import (
+from tests.support.pipeline.read_stage import (
     ReadStage,
     Row,
     reader_of,

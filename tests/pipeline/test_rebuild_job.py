@@ -14,9 +14,9 @@ from pipeline.config import PipelineConfig, parse_pipeline_config
 from pipeline.maintenance.indexes_task import Verdict, make_indexes
 from pipeline.maintenance.rebuild import plan_indexes
 from pipeline.maintenance.store_scan import planned_rebuild
-from tests.pipeline.job_bench import InlineRunner
-from tests.proxy.commands.command_bench import CLUSTER_ID, CommandBench, command_bench
 from tests.support.fakes.segments import PARTITION
+from tests.support.pipeline.job_bench import InlineRunner
+from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench, command_bench
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.segment_encryption import KeyRing
 from tiers.upkeep.rebuild import plan_rebuild

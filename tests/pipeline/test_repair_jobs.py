@@ -26,7 +26,7 @@ from pipeline.maintenance.merge import merge, plan_merge
 from pipeline.maintenance.merge_plan import MergeLimits
 from pipeline.maintenance.rebuild import rebuild, rebuild_indexes
 from pipeline.maintenance.retain import plan_retention, retain
-from tests.pipeline.job_bench import InlineRunner
+from tests.support.pipeline.job_bench import InlineRunner
 from tests.support.rigs.strict_consumer import (
     RECORD,
     consumer_at,

@@ -14,10 +14,10 @@ from pipeline.maintenance.scrub import ScrubOptions, packed, scrub_tier
 from pipeline.maintenance.scrub_report import FindingKind, ScrubLevel, ScrubReport
 from pipeline.spark.job import JobError
 from protocol.records.record_batch import crc32c
-from tests.pipeline.scrub_bench import ScrubBench, scrub_bench
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of, build_batch, record
 from tests.support.fakes.segments import PARTITION
+from tests.support.pipeline.scrub_bench import ScrubBench, scrub_bench
 from tiers.errors import RetriableRemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState

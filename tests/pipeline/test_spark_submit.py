@@ -22,8 +22,8 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
-from tests.pipeline import submitted_offload
-from tests.pipeline.offload_rig import OffloadRig, check_all_is_remote_once, offload_rig
+from tests.support.pipeline import submitted_offload
+from tests.support.pipeline.offload_rig import OffloadRig, check_all_is_remote_once, offload_rig
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, produce, random_values
 from tests.support.servers.spark import QUICK_JAVA, SPARK_SUBMIT, SparkMaster, spark_workers

@@ -13,7 +13,7 @@ from pyspark.sql import Row, SparkSession
 
 from pipeline import cli
 from pipeline.commands.sql import plain
-from tests.pipeline.read_stage import ReadStage
+from tests.support.pipeline.read_stage import ReadStage
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ from pipeline.maintenance.store_listing import ExpectedPartition, ExpectedSegmen
 from pipeline.maintenance.usage import Prices, UsageReport, day_text, usage_of_tier
 from pipeline.maintenance.usage_line import DAY_MS, UsageBy, UsageLine
 from pipeline.spark.job import JobError
-from tests.pipeline.scrub_bench import ScrubBench, scrub_bench
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import PARTITION
+from tests.support.pipeline.scrub_bench import ScrubBench, scrub_bench
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import partition_manifest_key, partition_prefix

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.fakes.record_batches import batch_of
-from tests.tiers.manager.workbench import Workbench, workbench
+from tests.support.tiers.workbench import Workbench, workbench
 
 
 @pytest.fixture

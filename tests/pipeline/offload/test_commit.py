@@ -10,10 +10,10 @@ import pytest
 from pipeline.job_services import PAUSES_S
 from pipeline.offload.commit import ATTEMPTS, OffloadCommitter
 from pipeline.offload.task import OffloadResult, Stop, Stopped
-from tests.pipeline.offload.one_offload import Offload
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.fakes.record_batches import batch_of
-from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
+from tests.support.pipeline.one_offload import Offload
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RetriableRemoteStorageError
 from tiers.model.copy_plan import CopyPlan
 from tiers.model.ids import RemoteLogSegmentId

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from pipeline.offload.driver import OffloadDriver, OffloadOptions
-from tests.pipeline.offload.one_offload import CONFIG
-from tests.tiers.manager.workbench import PARTITION, POLICY, Workbench
+from tests.support.pipeline.one_offload import CONFIG
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
 from tiers.broker.client import Leader
 from tiers.errors import BrokerError, OffsetGapError, RemoteLogError, RetriableRemoteStorageError
 from tiers.model.ids import TopicIdPartition

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.offload.task import Stop, StopError
-from tests.pipeline.offload.one_offload import Offload
 from tests.pipeline.offload.test_batch_ends import DamagedLog
 from tests.support.fakes.in_memory_log import Aborted
 from tests.support.fakes.record_batches import build_batch, control_batch, record
-from tests.tiers.manager.workbench import Workbench
+from tests.support.pipeline.one_offload import Offload
+from tests.support.tiers.workbench import Workbench
 from tiers.model.log_source import AbortedTransaction
 from tiers.segment.indexes.indexes_object import decode_indexes_object
 from tiers.segment.segment_builder import SegmentBuilder

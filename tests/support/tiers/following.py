@@ -1,0 +1,190 @@
+"""A `MetadataFollower` over scripted answers of one cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from kafka.protocol.consumer import OffsetForLeaderEpochRequest
+from kafka.protocol.metadata import MetadataRequest
+
+from protocol.errors import ErrorCode
+from tests.unit.tiers.metadata.test_committed_records import batch
+from tests.unit.tiers.metadata.test_state import IDENTITY, NOW_MS, Record, segment, to
+from tiers.broker.client import Leader
+from tiers.broker.cluster_metadata import Broker, ClusterMetadata
+from tiers.broker.fetch import FetchedPartition
+from tiers.metadata.records.serde import encode_key, encode_value, key_of
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
+from tiers.metadata.topic.follower import MetadataFollower
+from tiers.metadata.topic.metadata_producer import KeyAndValue
+from tiers.metadata.topic.metadata_topic import MetadataTopic
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.log_source import EpochEndOffset
+from tiers.model.segment_state import RemoteLogSegmentState as State
+
+TOPIC = MetadataTopic("cluster", "__remote_log_metadata", IDENTITY.topic_id, 2, 86_400_000)
+NODE = 1
+FINISHED = State.COPY_SEGMENT_FINISHED
+
+
+class Cluster:
+    """One broker leads both metadata partitions. `logs` holds their records, or their keys and values; as a
+    `BrokerClient` and a Fetch."""
+
+    def __init__(self) -> None:
+        self.logs: dict[int, list[Record | KeyAndValue]] = {0: [], 1: []}
+        self.epoch_starts: dict[int, dict[int, int]] = {0: {0: 0}, 1: {0: 0}}
+        """Per leader epoch of a log, its first offset."""
+        self.log_start = 0
+        self.leaders = {NODE: Leader(NODE, 0)}
+        """Who leads, by the broker that says so."""
+        self.isr = [NODE]
+        self.error_of_latest = ErrorCode.NONE
+        self.high_watermark: int | None = None
+        """Of every answer to a Fetch; None: the log's end."""
+        self.epochs_fetched: list[int] = []
+        self.hanging: dict[int, asyncio.Event] = {}
+
+    async def metadata(self, max_age_ms: int, timeout_ms: int) -> ClusterMetadata:
+        return self.cached_metadata
+
+    @property
+    def cached_metadata(self) -> ClusterMetadata:
+        brokers = {node_id: Broker(node_id, "broker", 9092) for node_id in self.leaders}
+        return ClusterMetadata("cluster", NODE, brokers, {}, 0)
+
+    async def request(self, node_id: int, message: Any, timeout_ms: int, *, min_version: int) -> Any:
+        if node_id in self.hanging:
+            await self.hanging[node_id].wait()
+        if isinstance(message, MetadataRequest):
+            return self._named(node_id)
+        if isinstance(message, OffsetForLeaderEpochRequest):
+            return self._epoch_ends(message)
+        return self._listed(message)
+
+    def _named(self, witness: int) -> Any:
+        leader = self.leaders[witness]
+        partitions = [
+            SimpleNamespace(
+                partition_index=number,
+                leader_id=leader.node_id,
+                leader_epoch=leader.leader_epoch,
+                replica_nodes=self.isr,
+                isr_nodes=self.isr,
+                error_code=0,
+            )
+            for number in self.logs
+        ]
+        topic = SimpleNamespace(
+            name=TOPIC.name, topic_id=TOPIC.topic_id, partitions=partitions, is_internal=False, error_code=0
+        )
+        return SimpleNamespace(cluster_id="cluster", controller_id=NODE, brokers=[], topics=[topic])
+
+    def _listed(self, message: Any) -> Any:
+        partitions = [
+            SimpleNamespace(
+                partition_index=asked.partition_index,
+                error_code=ErrorCode.NONE if asked.timestamp == -2 else self.error_of_latest,
+                offset=self.log_start if asked.timestamp == -2 else len(self.logs[asked.partition_index]),
+            )
+            for asked in message.topics[0].partitions
+        ]
+        return SimpleNamespace(topics=[SimpleNamespace(partitions=partitions)])
+
+    def _epoch_ends(self, message: Any) -> Any:
+        partitions = []
+        for asked in message.topics[0].partitions:
+            end = self.epoch_end(asked.partition, asked.leader_epoch)
+            partitions.append(
+                SimpleNamespace(
+                    partition=asked.partition, error_code=0, leader_epoch=end.leader_epoch, end_offset=end.end_offset
+                )
+            )
+        return SimpleNamespace(topics=[SimpleNamespace(partitions=partitions)])
+
+    def epoch_end(self, number: int, leader_epoch: int) -> EpochEndOffset:
+        """As Kafka's LeaderEpochFileCache answers (docs/semantics.md 6.1)."""
+        starts = self.epoch_starts[number]
+        higher = [epoch for epoch in starts if epoch > leader_epoch]
+        if starts and leader_epoch == max(starts):
+            return EpochEndOffset(leader_epoch, len(self.logs[number]))
+        if leader_epoch < 0 or not higher:
+            return EpochEndOffset(-1, -1)
+        floor = max((epoch for epoch in starts if epoch <= leader_epoch), default=leader_epoch)
+        return EpochEndOffset(floor, starts[min(higher)])
+
+    def cut(self, number: int, end: int) -> None:
+        """The log loses its tail, and its leader comes back in the next leader epoch."""
+        del self.logs[number][end:]
+        self.lead(max(leader.leader_epoch for leader in self.leaders.values()) + 1)
+
+    def lead(self, leader_epoch: int) -> None:
+        self.leaders = {NODE: Leader(NODE, leader_epoch)}
+        for number, log in self.logs.items():
+            starts = {epoch: start for epoch, start in self.epoch_starts[number].items() if start < len(log)}
+            self.epoch_starts[number] = starts | {leader_epoch: len(log)}
+
+    async def fetch(self, client: object, node_id: int, positions: list[Any], **options: object) -> Any:
+        await asyncio.sleep(0.001)
+        self.epochs_fetched += [each.leader_epoch for each in positions]
+        return [self._fetched(each.partition, each.offset, each.last_fetched_epoch) for each in positions]
+
+    def _fetched(self, number: int, offset: int, last_fetched_epoch: int = -1) -> FetchedPartition:
+        end = len(self.logs[number])
+        is_held, diverging = self.log_start <= offset <= end, None
+        if last_fetched_epoch >= 0 and offset >= self.log_start:
+            answer = self.epoch_end(number, last_fetched_epoch)
+            is_held = answer.leader_epoch >= 0
+            if is_held and (answer.leader_epoch < last_fetched_epoch or answer.end_offset < offset):
+                diverging = answer
+        error = ErrorCode.NONE if is_held else ErrorCode.OFFSET_OUT_OF_RANGE
+        raw = b"" if diverging or not is_held else b"".join(map(self._batch, [number] * end, range(offset, end)))
+        end = end if self.high_watermark is None else self.high_watermark
+        return FetchedPartition(TOPIC.topic_id, number, error, end, end, 0, (), memoryview(raw), diverging)
+
+    def _batch(self, number: int, offset: int) -> bytes:
+        record = self.logs[number][offset]
+        pair = record if isinstance(record, tuple) else (encode_key(key_of(record)), encode_value(record))
+        raw = bytearray(batch(offset, [pair]))
+        starts = self.epoch_starts[number]
+        struct.pack_into(">i", raw, 12, max(epoch for epoch, start in starts.items() if start <= offset))
+        return bytes(raw)
+
+
+class Following:
+    def __init__(self, cluster: Cluster, state: RemoteLogMetadataStateWriter) -> None:
+        self.state = state
+        self.now_ms = 1_000
+        self.seen: list[RemoteLogSegmentId] = []
+        self.follower = MetadataFollower(
+            cluster,  # type: ignore[arg-type]  # a client as far as the follower uses it
+            TOPIC,
+            state,
+            clock_ms=self._tick,
+            wall_clock_ms=lambda: NOW_MS,
+            on_finished=self.seen.extend,
+            jitter=lambda: 0.01,
+        )
+
+    def _tick(self) -> int:
+        self.now_ms += 1
+        return self.now_ms
+
+    async def poll(self) -> bool:
+        await self.follower._leadership.confirm(1_000)
+        return await self.follower._poll(NODE, [each for each in (0, 1) if self.follower._stopped(each) is None])
+
+
+def finished(number: int, start: int) -> list[Record | KeyAndValue]:
+    made = segment(number, start, start + 9)
+    return [made, to(made, FINISHED)]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110  # no event says so
+            await asyncio.sleep(0.002)

@@ -1,0 +1,78 @@
+"""What an acceptance is bound to: the partition manifest that the store has at that moment."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from proxy.commands import accept
+from proxy.commands.bounds import PartitionBounds
+from proxy.config import parse_config
+from tests.support.fakes.segments import PARTITION
+from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench
+from tiers.errors import RetriableRemoteStorageError
+from tiers.metadata.partition_manifest import witness_of
+from tiers.tasks.partition_manifest import read_manifest
+
+CONFIG = parse_config('[upstream]\nbootstrap.servers = "localhost:1"\n')
+BOUNDS = PartitionBounds(PARTITION.topic, PARTITION.partition)
+
+
+@pytest.fixture(autouse=True)
+def opened(bench: CommandBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = SimpleNamespace(topic_id=PARTITION.topic_id, partitions={PARTITION.partition: None})
+    cluster = SimpleNamespace(topics={PARTITION.topic: known}, cluster_id=CLUSTER_ID)
+
+    def giving(value: Any) -> Any:
+        @asynccontextmanager
+        async def opening(*args: Any, **options: Any) -> AsyncIterator[Any]:
+            yield value
+
+        return opening
+
+    async def partition_bounds(*args: Any) -> PartitionBounds:
+        return BOUNDS
+
+    async def replaced_records(*args: Any) -> None: ...
+
+    monkeypatch.setattr(accept, "tiered_cluster", giving((None, cluster)))
+    monkeypatch.setattr(accept, "open_storage", giving(bench.storage))
+    monkeypatch.setattr(accept, "metadata_to_now", giving(bench.rlmm))
+    monkeypatch.setattr(accept, "partition_bounds", partition_bounds)
+    monkeypatch.setattr(accept, "replaced_records", replaced_records)
+    monkeypatch.setattr(accept, "BrokerLogSource", lambda client: None)
+
+
+async def accepted(write: bool = True) -> str:
+    found, witness, replaced = await accept.accept_partition(CONFIG, PARTITION.topic, PARTITION.partition, write)
+    assert (found, replaced) == (BOUNDS, None)
+    return witness
+
+
+async def test_an_acceptance_names_the_manifest_that_the_store_has(bench: CommandBench) -> None:
+    assert await accepted() == bench.rlmm.acceptance(PARTITION) == "none"
+    await bench.tiered(0)
+    await bench.put_manifest()
+    stored = await read_manifest(bench.storage, CLUSTER_ID, PARTITION)
+    assert await accepted() == bench.rlmm.acceptance(PARTITION) == witness_of(stored) != "none"
+
+
+async def test_without_yes_nothing_is_written(bench: CommandBench) -> None:
+    assert await accepted(write=False) == "none"
+    assert bench.rlmm.acceptance(PARTITION) is None
+
+
+async def test_a_store_that_does_not_answer_is_nothing_to_accept(
+    bench: CommandBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def get_object(key: str) -> bytes:
+        raise RetriableRemoteStorageError("503")
+
+    monkeypatch.setattr(bench.storage, "get_object", get_object)
+    with pytest.raises(RetriableRemoteStorageError):
+        await accepted()
+    assert bench.rlmm.acceptance(PARTITION) is None

@@ -1,0 +1,87 @@
+"""What `import` makes of a file, once it is replayed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from proxy.commands import metadata
+from proxy.commands.metadata import partition_to_export, records_of_file
+from proxy.config import parse_config
+from tests.contract.test_remote_log_metadata_manager import segment
+from tests.support.proxy.command_bench import CommandBench
+from tiers.access.open_tier import RemoteTierError
+from tiers.metadata.records.flat_file import FlatFile, PartitionDeleteEntry, encode_flat_file
+from tiers.metadata.records.serde import decode_key, decode_value
+from tiers.metadata.state.layout import StateIdentity
+from tiers.metadata.state.replay import MetadataEvent, PartitionRead
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_state import RemoteLogSegmentState, RemotePartitionDeleteState
+
+PARTITION = TopicIdPartition(UUID(int=7), 2, "orders")
+
+
+def test_every_state_is_what_it_was(tmp_path: Path) -> None:
+    made = [segment(PARTITION, 10 * number, 10 * number + 9) for number in range(3)]
+    states = RemoteLogSegmentState
+    wanted = [
+        replace(made[0], state=states.DELETE_SEGMENT_STARTED, custom_metadata=b"there"),
+        replace(made[1], state=states.COPY_SEGMENT_FINISHED, custom_metadata=b"here"),
+        replace(made[2], state=states.COPY_SEGMENT_STARTED),
+    ]
+    deletion = PartitionDeleteEntry(-1, 0, RemotePartitionDeleteState.DELETE_PARTITION_STARTED)
+    records = records_of_file(FlatFile(PARTITION.topic_id, 5, tuple(wanted), deletion), PARTITION, 12, 1)
+    events = []
+    for offset, (key, value) in enumerate(records):
+        assert value is not None
+        events.append(MetadataEvent(offset, 1, decode_key(key), decode_value(value)))
+    state = RemoteLogMetadataStateWriter.open(
+        tmp_path, StateIdentity("c", UUID(int=1), 1), wall_clock_ms=lambda: 0, map_size_bytes=1 << 20
+    )
+    try:
+        state.apply([PartitionRead(0, events, len(events))])
+        found = {each.start_offset: each for each in state.list_remote_log_segments(PARTITION)}
+        assert {start: (each.state, each.custom_metadata) for start, each in found.items()} == {
+            each.start_offset: (each.state, each.custom_metadata) for each in wanted
+        }
+        assert (state.earliest_offset(PARTITION), state.log_start_offset(PARTITION)) == (10, 12)
+        assert state.remote_partition_delete_state(PARTITION) is deletion.state
+    finally:
+        state.close()
+
+
+async def test_of_a_topic_that_was_made_again_the_one_that_is_there_is_exported(bench: CommandBench) -> None:
+    before = replace(PARTITION, topic_id=UUID(int=6))
+    for partition in (before, PARTITION):
+        await bench.rlmm.add_remote_log_segment_metadata(segment(partition, 0, 9))
+
+    def among(*topic_ids: UUID) -> TopicIdPartition:
+        cluster = SimpleNamespace(topics_by_id=dict.fromkeys(topic_ids))
+        return partition_to_export(replace(bench.tier(), cluster=cast(Any, cluster)), "orders:2")
+
+    assert among(PARTITION.topic_id) == PARTITION
+    with pytest.raises(RemoteTierError, match="orders:2 is ambiguous: 2 deleted topics had this name"):
+        among()
+
+
+async def test_a_partition_that_the_topic_has_not_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = SimpleNamespace(topic_id=PARTITION.topic_id, partitions={0: None, 1: None})
+
+    @asynccontextmanager
+    async def cluster(config: object, *, is_new: bool) -> AsyncIterator[tuple[None, SimpleNamespace]]:
+        yield None, SimpleNamespace(topics={"orders": topic})
+
+    monkeypatch.setattr(metadata, "tiered_cluster", cluster)
+    data = encode_flat_file(FlatFile(PARTITION.topic_id, 5, (segment(PARTITION, 0, 9),)))
+    config = parse_config('[upstream]\nbootstrap.servers = "localhost:1"\n')
+    assert len((await metadata.import_into(config, "orders", 1, data, None, write=False)).segments) == 1
+    with pytest.raises(RemoteTierError, match="topic orders has no partition 2"):
+        await metadata.import_into(config, "orders", 2, data, None, write=False)

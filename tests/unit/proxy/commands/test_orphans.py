@@ -1,0 +1,207 @@
+"""What is an orphan, and what is never deleted although it looks like one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from proxy.commands import orphans as command
+from tests.support.fakes.segments import PARTITION
+from tests.support.proxy.command_bench import CLUSTER_ID, CommandBench
+from tiers.access.open_tier import RemoteTierError
+from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.storage.local import LocalRemoteStorageManager
+from tiers.storage.locations import LocatedRemoteStorageManager, StorageLocation
+from tiers.storage.object_key import log_key, partition_manifest_key
+from tiers.storage.remote_storage_manager import StoredObject, UnfinishedUpload
+from tiers.upkeep.orphans import (
+    MANIFEST,
+    MISSING,
+    NAMED,
+    ORPHAN,
+    UNKNOWN,
+    UPLOAD,
+    Orphan,
+    OrphanReport,
+    delete_orphans,
+    find_orphans,
+)
+
+DAY_MS = 86_400_000
+FUTURE_MS = 1 << 50
+
+
+async def found(bench: CommandBench, older_than_ms: int = FUTURE_MS, grace_ms: int = DAY_MS) -> OrphanReport:
+    return await find_orphans(bench.tier(), older_than_ms, grace_ms)
+
+
+def what(report: OrphanReport) -> list[tuple[str, bool]]:
+    return [(each.what, each.deletable) for each in report.orphans]
+
+
+async def test_a_tier_in_order_has_none(bench: CommandBench) -> None:
+    await bench.tiered(0)
+    await bench.put_manifest()
+    assert what(await found(bench)) == []
+
+
+async def test_objects_without_a_record_are_deleted_when_they_are_old_and_shown(bench: CommandBench) -> None:
+    kept, orphan = await bench.tiered(0), await bench.stored(10)
+    assert what(await found(bench, older_than_ms=0)) == [(ORPHAN, False)] * 2
+    report = await found(bench)
+    assert what(report) == [(ORPHAN, True)] * 2
+    assert {each.segment for each in report.orphans} == {str(orphan.segment_id.id)}
+    before = len(bench.files())
+    await delete_orphans(bench.tier(), report)
+    assert (report.deleted, len(bench.files())) == (1, before - 2)
+    assert await bench.storage.fetch_indexes(kept)
+    assert what(await found(bench)) == []
+
+
+async def test_what_a_store_tells_no_time_of_counts_as_new(
+    bench: CommandBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.tiered(0)
+    await bench.stored(10)
+    listed = bench.storage.list_objects
+
+    async def timeless(prefix: str) -> AsyncIterator[StoredObject]:
+        async for stored in listed(prefix):
+            yield replace(stored, modified_ms=None)
+
+    monkeypatch.setattr(bench.storage, "list_objects", timeless)
+    assert what(await found(bench)) == [(ORPHAN, False)] * 2
+    assert what(await found(bench, grace_ms=0)) == [(ORPHAN, True)] * 2
+
+
+async def test_a_copy_under_way_is_none(bench: CommandBench) -> None:
+    await bench.tiered(0)
+    await bench.rlmm.add_remote_log_segment_metadata(await bench.stored(10))
+    assert what(await found(bench)) == []
+
+
+async def test_what_has_a_record_by_then_is_not_deleted(bench: CommandBench) -> None:
+    await bench.tiered(0)
+    late = await bench.stored(10)
+    report = await found(bench)
+    await bench.rlmm.add_remote_log_segment_metadata(late)
+    await delete_orphans(bench.tier(), report)
+    assert report.deleted == 0
+    assert await bench.storage.fetch_indexes(late)
+
+
+async def forget(bench: CommandBench, segment: RemoteLogSegmentMetadata) -> None:
+    del bench.rlmm.segments[segment.segment_id]
+
+
+async def test_what_a_manifest_accepts_is_never_deleted(bench: CommandBench) -> None:
+    await bench.tiered(0)
+    lost = await bench.tiered(10)
+    await bench.put_manifest()
+    await forget(bench, lost)
+    assert what(await found(bench, grace_ms=0)) == [(NAMED, False)] * 2
+
+
+async def test_a_manifest_that_cannot_be_read_protects_its_partition(bench: CommandBench) -> None:
+    await bench.tiered(0)
+    await bench.stored(10)
+    await bench.storage.put_object(partition_manifest_key(CLUSTER_ID, PARTITION), b"torn")
+    assert what(await found(bench)) == [(ORPHAN, False)] * 2
+
+
+async def test_metadata_that_knows_nothing_deletes_nothing(bench: CommandBench) -> None:
+    await bench.stored(0)
+    report = await found(bench)
+    assert what(report) == [(ORPHAN, True)] * 2
+    with pytest.raises(RemoteTierError, match="it was lost"):
+        await delete_orphans(bench.tier(), report)
+    assert len(bench.files()) == 2
+
+
+async def test_strange_objects_are_shown_and_those_of_other_clusters_counted(bench: CommandBench) -> None:
+    await bench.tiered(0)
+    await bench.storage.put_object("notes.txt", b"mine")
+    other = TopicIdPartition(PARTITION.topic_id, 9)
+    await bench.storage.put_object(partition_manifest_key(CLUSTER_ID, other), b"{}")
+    await bench.storage.put_object(partition_manifest_key("another", other), b"{}")
+    report = await found(bench)
+    assert sorted(what(report)) == [(UNKNOWN, False), (MANIFEST, False)]
+    assert report.other_clusters == 1
+
+
+async def test_a_record_without_its_objects_is_named(bench: CommandBench) -> None:
+    lost = await bench.tiered(0)
+    for path in bench.files():
+        if path.suffix == ".log":
+            path.unlink()
+    report = await found(bench)
+    assert what(report) == [(MISSING, False)]
+    assert report.orphans[0].segment == str(lost.segment_id.id)
+    assert report.orphans[0].key.endswith(".log")
+
+
+class Uploads(LocalRemoteStorageManager):
+    """A store that keeps parts of objects."""
+
+    def __init__(self, bench: CommandBench) -> None:
+        super().__init__({"path": str(bench.root), "cluster.id": CLUSTER_ID})
+        self.pending: list[UnfinishedUpload] = []
+
+    def begin(self, key: str) -> None:
+        self.pending.append(UnfinishedUpload(key, str(len(self.pending)), started_ms=1000))
+
+    async def list_uploads(self) -> AsyncIterator[UnfinishedUpload]:
+        for upload in self.pending:
+            yield upload
+
+    async def abort_upload(self, upload: UnfinishedUpload) -> None:
+        self.pending.remove(replace(upload, location=""))
+
+
+async def test_uploads_that_nothing_else_ends_are_aborted(bench: CommandBench) -> None:
+    finished = await bench.tiered(0)
+    started = RemoteLogSegmentState.COPY_SEGMENT_STARTED
+    under_way = replace(finished, segment_id=RemoteLogSegmentId(PARTITION, uuid4()), state=started)
+    await bench.rlmm.add_remote_log_segment_metadata(under_way)
+    nobodys = replace(finished, segment_id=RemoteLogSegmentId(PARTITION, uuid4()))
+    uploads = Uploads(bench)
+    bench.storage = LocatedRemoteStorageManager(bench.storage, [StorageLocation("east", uploads)])
+    for key in (log_key(CLUSTER_ID, each) for each in (finished, under_way, nobodys)):
+        uploads.begin(key)
+    uploads.begin(log_key("another", nobodys))
+    uploads.begin("notes.txt")
+
+    report = await found(bench, older_than_ms=999)
+    assert what(report) == [(UPLOAD, False)] * 3
+    report = await found(bench, older_than_ms=1000)
+    assert what(report) == [(UPLOAD, True), (UPLOAD, True), (UPLOAD, False)]
+    assert report.other_clusters == 1
+    await delete_orphans(bench.tier(), report)
+    assert (report.deleted, report.aborted) == (0, 2)
+    assert [each.key for each in uploads.pending] == [
+        log_key(CLUSTER_ID, under_way),
+        log_key("another", nobodys),
+        "notes.txt",
+    ]
+    assert await bench.storage.fetch_indexes(finished)
+
+
+@pytest.mark.parametrize(("deleted", "exit_code"), [(1, 0), (0, 1)])
+def test_what_the_store_did_not_confirm_is_still_a_finding(
+    deleted: int, exit_code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = OrphanReport([Orphan("a.log", 10, 0, ORPHAN, "a", deletable=True)], deleted=deleted)
+    monkeypatch.setattr(command, "load_config", lambda path: None)
+    monkeypatch.setattr(command, "run_command", lambda work: report)
+    app = typer.Typer()
+    app.command()(command.orphans)
+    answered = CliRunner().invoke(app, ["--config", "tidegate.toml", "--delete", "--yes"])
+    assert answered.exit_code == exit_code
+    assert f"{deleted} segments were deleted" in answered.stderr

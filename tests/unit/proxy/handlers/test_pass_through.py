@@ -1,0 +1,112 @@
+"""The handlers of a proxy without a remote tier, on a connection between a client and a broker."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from kafka.protocol.metadata import MetadataResponse
+from kafka.protocol.producer import ProduceRequest
+
+from protocol.api_keys import ApiKey
+from protocol.primitives import INT16, INT32
+from proxy.handlers.produce import ProduceHandler
+from proxy.process.app import pass_through_handlers
+from proxy.wire.context import Address
+from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import connected, frame, request, response
+from tests.support.proxy.proxy_harness import proxy_before
+
+ENTRY = struct.Struct(">hhh")
+
+
+def advertised(node_id: int) -> Address:
+    return "proxy.example", 9100 + node_id
+
+
+def produce(version: int, correlation_id: int, acks: int, records: bytes) -> bytes:
+    tail = b"\x00" if version >= 9 else b""
+    transactional_id = b"\x00" if version >= 9 else b"\xff\xff"
+    return request(ApiKey.PRODUCE, version, correlation_id, tail[:0] + transactional_id + INT16.pack(acks) + records)
+
+
+async def test_metadata_names_the_proxy_for_every_broker() -> None:
+    broker_host, version = "broker.internal", 1
+    body = INT32.pack(1) + INT32.pack(3) + INT16.pack(len(broker_host)) + broker_host.encode() + INT32.pack(9092)
+    body += INT16.pack(-1) + INT32.pack(3) + INT32.pack(0)
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers=pass_through_handlers(advertised)) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(ApiKey.METADATA, version, 5, INT32.pack(0)))
+        upstream = await broker.accepted()
+        assert await upstream.receive() == request(ApiKey.METADATA, version, 5, INT32.pack(0))
+        await upstream.send(response(5, body))
+        answer = await client.receive()
+        assert broker_host.encode() not in answer
+        decoded = MetadataResponse.decode(answer[4:], version=version)
+        assert [(b.node_id, b.host, b.port) for b in decoded.brokers] == [(3, "proxy.example", 9103)]
+
+
+async def test_api_versions_are_cut_to_what_is_decoded() -> None:
+    entries = [(ApiKey.PRODUCE, 0, 99), (ApiKey.FETCH, 4, 99), (ApiKey.VOTE, 0, 2), (ApiKey.HEARTBEAT, 0, 4)]
+    body = INT16.pack(0) + INT32.pack(len(entries)) + b"".join(ENTRY.pack(*entry) for entry in entries)
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers=pass_through_handlers(advertised)) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(ApiKey.API_VERSIONS, 0, 1))
+        await (await broker.accepted()).send(response(1, body))
+        answer = await client.receive()
+        seen = dict[int, tuple[int, int]]()
+        for api_key, low, high in ENTRY.iter_unpack(answer[10:]):
+            seen[api_key] = (low, high)
+        assert seen == {ApiKey.PRODUCE: (0, 13), ApiKey.FETCH: (4, 18), ApiKey.HEARTBEAT: (0, 4)}
+
+
+async def test_an_api_versions_version_from_the_future_is_answered_as_a_broker_does() -> None:
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers=pass_through_handlers(advertised)) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(ApiKey.API_VERSIONS, 99, 1, b"whatever follows"))
+        assert await client.receive() == response(1, INT16.pack(35) + INT32.pack(1) + ENTRY.pack(18, 0, 4))
+
+
+@pytest.mark.parametrize("version", [3, 8, 9, 12])
+async def test_produce_with_acks_0_has_no_response_and_others_have(version: int) -> None:
+    silent = produce(version, 1, 0, b"records" * 100_000)
+    answered = produce(version, 2, -1, b"records")
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, prefix_handlers={ApiKey.PRODUCE: ProduceHandler(advertised)}) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(silent, answered)
+        upstream = await broker.accepted()
+        assert await upstream.receive() == silent
+        assert await upstream.receive() == answered
+        empty = {3: 0, 8: 0, 9: 1, 12: 1}[version]
+        body = (b"\x00" if empty else b"") + (b"\x01" if empty else INT32.pack(0)) + INT32.pack(0)
+        body += b"\x00" if empty else b""
+        await upstream.send(response(2, body))
+        assert await client.receive() == response(2, body)
+
+
+async def test_a_version_that_was_never_advertised_ends_the_connection() -> None:
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers=pass_through_handlers(advertised)) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send_raw(frame(request(ApiKey.METADATA, 99, 1)))
+        assert await client.ended() == b""
+
+
+def test_the_produce_request_above_is_what_clients_send() -> None:
+    """The hand-made prefix is a real one: kafka-python's encoder puts acks at the same place."""
+    encoded = ProduceRequest(transactional_id=None, acks=0, timeout_ms=1, topic_data=[], version=9).encode(version=9)
+    assert encoded[:3] == b"\x00" + INT16.pack(0)

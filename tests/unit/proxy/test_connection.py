@@ -1,0 +1,388 @@
+"""Order, silence, ends and limits of one connection, as transcripts between a client and a broker."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from protocol.errors import TruncatedError
+from proxy.wire.context import ConnectionLimits
+from proxy.wire.exchange import CutThrough, Exchange, HandlerState
+from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import connected, frame, request, response
+from tests.support.proxy import proxy_harness
+from tests.support.proxy.proxy_harness import AnsweringHandler, ForwardingHandler, PreparingHandler, proxy_before, reply
+from tests.support.servers.ports import free_ports
+
+OPAQUE, HANDLED, OTHER = 12, 1, 3
+PATIENT = replace(proxy_harness.PATIENT, half_close_timeout_ms=60_000, close_timeout_ms=60_000)
+
+
+async def test_opaque_frames_pass_byte_for_byte_both_ways() -> None:
+    async with FakeBroker() as broker, proxy_before(broker) as proxy, connected(proxy.port) as client:
+        await client.send(request(OPAQUE, 4, 7, b"body"))
+        upstream = await broker.accepted()
+        assert await upstream.receive() == request(OPAQUE, 4, 7, b"body")
+        await upstream.send(response(7, b"answer"))
+        assert await client.receive() == response(7, b"answer")
+
+
+async def test_frames_in_any_split_arrive_whole() -> None:
+    async with FakeBroker() as broker, proxy_before(broker) as proxy, connected(proxy.port) as client:
+        stream = b"".join(frame(request(OPAQUE, 4, n, b"x" * n)) for n in range(20))
+        for start in range(0, len(stream), 7):
+            await client.send_raw(stream[start : start + 7])
+            await asyncio.sleep(0)
+        upstream = await broker.accepted()
+        for n in range(20):
+            assert await upstream.receive() == request(OPAQUE, 4, n, b"x" * n)
+        answers = b"".join(frame(response(n, b"y" * n)) for n in range(20))
+        for start in range(0, len(answers), 5):
+            await upstream.send_raw(answers[start : start + 5])
+            await asyncio.sleep(0)
+        for n in range(20):
+            assert await client.receive() == response(n, b"y" * n)
+
+
+async def test_an_answer_that_waits_holds_back_later_responses_but_not_later_requests() -> None:
+    gate = asyncio.Event()
+
+    async def late(exchange: Exchange, held: memoryview) -> tuple[bytes, bytes]:
+        await gate.wait()
+        return bytes(held[:4]), b"late"
+
+    handler = ForwardingHandler(late)
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={HANDLED: handler}) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(HANDLED, 4, 1), request(OPAQUE, 4, 2), request(HANDLED, 4, 3))
+        upstream = await broker.accepted()
+        for correlation_id in (1, 2, 3):
+            assert (await upstream.receive())[4:8] == correlation_id.to_bytes(4)
+        await upstream.send(response(1, b"held"), response(2, b"second"), response(3, b"held"))
+        await client.send(request(OPAQUE, 4, 4))
+        assert (await upstream.receive())[4:8] == (4).to_bytes(4)
+        await upstream.send(response(4, b"fourth"))
+        gate.set()
+        assert await client.receive() == response(1, b"late")
+        assert await client.receive() == response(2, b"second")
+        assert await client.receive() == response(3, b"late")
+        assert await client.receive() == response(4, b"fourth")
+
+
+async def test_an_answer_without_the_broker_waits_for_its_turn() -> None:
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={HANDLED: AnsweringHandler(b"ours")}) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(OPAQUE, 4, 1), request(HANDLED, 4, 2), request(OPAQUE, 4, 3))
+        upstream = await broker.accepted()
+        assert await upstream.receive() == request(OPAQUE, 4, 1)
+        assert await upstream.receive() == request(OPAQUE, 4, 3)
+        await upstream.send(response(1, b"a"), response(3, b"b"))
+        assert [await client.receive() for _ in range(3)] == [
+            response(1, b"a"),
+            response(2, b"ours"),
+            response(3, b"b"),
+        ]
+
+
+async def test_responses_above_hold_bytes_stream_through_the_patcher() -> None:
+    class Upper:
+        def feed(self, data: memoryview) -> tuple[bytes]:
+            return (bytes(data).upper(),)
+
+    handler = ForwardingHandler(lambda exchange, held: reply(exchange, b"held"), hold_bytes=16, patcher=Upper)
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={HANDLED: handler}) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(HANDLED, 4, 1), request(HANDLED, 4, 2))
+        upstream = await broker.accepted()
+        await upstream.send(response(1, b"small"), response(2, b"large" * 1000))
+        assert await client.receive() == response(1, b"held")
+        assert await client.receive() == response(2, b"LARGE" * 1000)
+
+
+async def test_a_handler_may_ask_the_broker_more_until_a_later_request_was_sent() -> None:
+    refused: list[bool] = []
+
+    async def ask_again(exchange: Exchange, held: memoryview) -> tuple[bytes, bytes]:
+        more = exchange.try_forward(request(OTHER, 4, 99))
+        if more is None:
+            refused.append(True)
+            return bytes(held[:4]), b"alone"
+        return bytes(held[:4]), bytes((await more)[4:])
+
+    handler = ForwardingHandler(ask_again)
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={HANDLED: handler}) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(HANDLED, 4, 1))
+        upstream = await broker.accepted()
+        await upstream.receive()
+        await upstream.send(response(1))
+        assert await upstream.receive() == request(OTHER, 4, 99)
+        await client.send(request(OPAQUE, 4, 2))
+        await upstream.receive()
+        await upstream.send(response(99, b"more"), response(2, b"next"))
+        assert await client.receive() == response(1, b"more")
+        assert await client.receive() == response(2, b"next")
+
+        await client.send(request(HANDLED, 4, 3), request(OPAQUE, 4, 4))
+        await upstream.receive()
+        await upstream.receive()
+        await upstream.send(response(3), response(4))
+        assert await client.receive() == response(3, b"alone")
+        assert refused == [True]
+
+
+class SilentProduce:
+    """acks=0 when the byte after ten others says so: a prefix that may come in pieces."""
+
+    def on_prefix(self, exchange: Exchange, prefix: memoryview) -> tuple[CutThrough, HandlerState | None]:
+        if len(prefix) < 24:
+            raise TruncatedError("more")
+        return CutThrough(no_response=prefix[23] == 0), None
+
+
+async def test_a_request_that_is_prepared_goes_before_the_later_ones() -> None:
+    prepared = request(HANDLED, 4, 2, b"changed")
+    handler = PreparingHandler(prepared)
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={HANDLED: handler}) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(OPAQUE, 4, 1), request(HANDLED, 4, 2), request(OPAQUE, 4, 3))
+        upstream = await broker.accepted()
+        assert await upstream.receive() == request(OPAQUE, 4, 1)
+        await handler.asked.wait()
+        await client.send(request(OPAQUE, 4, 4))
+        await upstream.send(response(1))
+        assert await client.receive() == response(1)
+        handler.gate.set()
+        assert await upstream.receive() == prepared
+        assert await upstream.receive() == request(OPAQUE, 4, 3)
+        assert await upstream.receive() == request(OPAQUE, 4, 4)
+        await upstream.send(response(2), response(3), response(4))
+        for correlation_id in (2, 3, 4):
+            assert await client.receive() == response(correlation_id)
+
+
+async def test_a_client_that_leaves_ends_the_preparation() -> None:
+    handler = PreparingHandler(b"")
+    async with FakeBroker() as broker, proxy_before(broker, handlers={HANDLED: handler}) as proxy:
+        async with connected(proxy.port) as client:
+            await client.send(request(HANDLED, 4, 2))
+            await handler.asked.wait()
+            client.reset()
+        async with asyncio.timeout(60):
+            await handler.states[0].abandoned.wait()
+
+
+async def test_a_request_without_a_response_takes_no_turn() -> None:
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, prefix_handlers={0: SilentProduce()}) as proxy,
+        connected(proxy.port) as client,
+    ):
+        silent = request(0, 3, 1, b"123456789" + b"\x00" + b"records" * 50_000)
+        answered = request(0, 3, 2, b"123456789" + b"\x01" + b"records")
+        for start, end in ((0, 6), (6, 20)):
+            await client.send_raw(frame(silent)[start:end])
+            async with asyncio.timeout(60):
+                while proxy.metrics.bytes_from_clients < end:  # noqa: ASYNC110 - a counter has no event
+                    await asyncio.sleep(0.001)
+        await client.send_raw(frame(silent)[20:] + frame(answered))
+        upstream = await broker.accepted()
+        assert await upstream.receive() == silent
+        assert await upstream.receive() == answered
+        await upstream.send(response(2, b"ok"))
+        assert await client.receive() == response(2, b"ok")
+
+
+async def test_requests_sent_right_before_a_close_still_reach_the_broker() -> None:
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, prefix_handlers={0: SilentProduce()}, limits=PATIENT) as proxy,
+    ):
+        sent = request(0, 3, 1, b"123456789" + b"\x00" + b"records" * 100_000)
+        async with connected(proxy.port) as client:
+            await client.send(sent)
+        upstream = await broker.accepted()
+        assert await upstream.receive() == sent
+        assert await upstream.ended() == b""
+
+
+async def test_a_half_closed_client_gets_its_answers_and_then_the_end() -> None:
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, limits=PATIENT) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(OPAQUE, 4, 1), request(OPAQUE, 4, 2))
+        client.half_close()
+        upstream = await broker.accepted()
+        await upstream.receive()
+        await upstream.receive()
+        await upstream.send(response(1, b"a"), response(2, b"b"))
+        assert await client.ended() == frame(response(1, b"a")) + frame(response(2, b"b"))
+        assert await upstream.ended() == b""
+
+
+async def test_a_half_closed_client_that_is_never_answered_is_closed_in_time() -> None:
+    limits = ConnectionLimits(half_close_timeout_ms=20)
+    async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
+        await client.send(request(OPAQUE, 4, 1))
+        client.half_close()
+        assert await client.ended() == b""
+        assert proxy.metrics.closed == {"half_closed": 1}
+
+
+async def test_a_broker_that_leaves_ends_the_client_after_what_is_answered() -> None:
+    gate = asyncio.Event()
+
+    async def late(exchange: Exchange, held: memoryview) -> tuple[bytes, bytes]:
+        await gate.wait()
+        return bytes(held[:4]), b"late"
+
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={HANDLED: ForwardingHandler(late)}) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(HANDLED, 4, 1), request(OPAQUE, 4, 2), request(OPAQUE, 4, 3))
+        upstream = await broker.accepted()
+        for _ in range(3):
+            await upstream.receive()
+        await upstream.send(response(1), response(2, b"second"))
+        upstream.half_close()
+        gate.set()
+        assert await client.ended() == frame(response(1, b"late")) + frame(response(2, b"second"))
+
+
+async def test_a_client_that_leaves_abandons_what_waits_for_it() -> None:
+    started = asyncio.Event()
+    cancelled = asyncio.Event()
+
+    async def never(exchange: Exchange, held: memoryview) -> tuple[bytes]:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return (b"",)
+
+    handler = ForwardingHandler(never)
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={HANDLED: handler}) as proxy,
+        connected(proxy.port) as client,
+    ):
+        await client.send(request(HANDLED, 4, 1), request(HANDLED, 4, 2))
+        upstream = await broker.accepted()
+        await upstream.receive()
+        await upstream.receive()
+        await upstream.send(response(1))
+        await started.wait()
+        client.reset()
+        assert await upstream.ended() == b""
+        await cancelled.wait()
+        assert [state.times_abandoned for state in handler.states] == [1, 1]
+
+
+async def test_a_handler_that_fails_closes_its_connection_alone(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(exchange: Exchange, held: memoryview) -> tuple[bytes]:
+        raise RuntimeError("broken handler")
+
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={HANDLED: ForwardingHandler(fail)}) as proxy,
+        connected(proxy.port) as victim,
+        connected(proxy.port) as other,
+    ):
+        await victim.send(request(HANDLED, 4, 1))
+        upstream = await broker.accepted()
+        await upstream.send(response(1))
+        assert await victim.ended() == b""
+        await other.send(request(OPAQUE, 4, 1))
+        await (await broker.accepted()).send(response(1, b"fine"))
+        assert await other.receive() == response(1, b"fine")
+    assert [record.message for record in caplog.records] == ["closing the connection: a request handler failed"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "a client speaks TLS on this plain-text port"),
+        (b"\xff\xff\xff\xff12345678", "the frame length -1 is negative"),
+        (b"\x7f\x00\x00\x0012345678", "a frame of 2130706432 bytes exceeds the limit of 104857600 bytes"),
+        (b"\x00\x00\x00\x041234", "a request of 4 bytes"),
+    ],
+)
+async def test_bytes_that_are_no_kafka_close_with_one_line_and_never_reach_a_broker(
+    sent: bytes, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeBroker() as broker, proxy_before(broker) as proxy, connected(proxy.port) as client:
+        await client.send_raw(sent)
+        assert await client.ended() == b""
+        assert len(caplog.records) == 1
+        assert said in caplog.records[0].message
+
+
+@pytest.mark.parametrize("sent", [frame(response(8, b"x")), b"\xff\xff\xff\xff1234"])
+async def test_a_broker_that_breaks_the_order_or_the_frames_is_cut_off(
+    sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeBroker() as broker, proxy_before(broker) as proxy, connected(proxy.port) as client:
+        await client.send(request(OPAQUE, 4, 7))
+        upstream = await broker.accepted()
+        await upstream.receive()
+        await upstream.send_raw(sent)
+        assert await client.ended() == b""
+        assert "the broker sent" in caplog.records[0].message
+
+
+async def test_pipelining_beyond_the_limit_waits_in_the_client_s_socket() -> None:
+    limits = ConnectionLimits(max_in_flight=3)
+    async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
+        await client.send(*(request(OPAQUE, 4, n) for n in range(50)))
+        upstream = await broker.accepted()
+        for n in range(50):
+            assert (await upstream.receive())[4:8] == n.to_bytes(4)
+            await upstream.send(response(n))
+            assert await client.receive() == response(n)
+
+
+async def test_a_broker_that_comes_late_gets_the_bytes_that_waited() -> None:
+    broker = FakeBroker()
+    (broker.port,) = free_ports(1)
+    async with proxy_before(broker) as proxy, connected(proxy.port) as client:
+        await client.send(request(OPAQUE, 4, 1, b"x" * 1_000_000))
+        async with asyncio.timeout(60):
+            while not proxy.metrics.upstream_connect_failures:  # noqa: ASYNC110 - a counter has no event
+                await asyncio.sleep(0.001)
+        async with broker:
+            upstream = await broker.accepted()
+            assert await upstream.receive() == request(OPAQUE, 4, 1, b"x" * 1_000_000)
+
+
+async def test_a_broker_that_never_comes_closes_the_client(caplog: pytest.LogCaptureFixture) -> None:
+    broker = FakeBroker()
+    (broker.port,) = free_ports(1)
+    limits = ConnectionLimits(connect_deadline_ms=100)
+    async with proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
+        await client.send(request(OPAQUE, 4, 1))
+        assert await client.ended() == b""
+    assert "broker unreachable" in caplog.records[0].message
+    assert len(caplog.records) == 1

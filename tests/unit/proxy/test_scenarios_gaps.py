@@ -1,0 +1,138 @@
+"""A consumer at a gap between the remote tier and the broker's log: who sends what on its connection, and when."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka.protocol.consumer import FetchRequest
+from kafka.protocol.metadata import MetadataRequest
+
+from protocol.api_keys import ApiKey
+from protocol.records.record_batch import iterate_batches, verify_batches
+from tests.support.fakes.broker import fetch
+from tests.support.fakes.broker.cluster import LocalLog
+from tests.support.fakes.broker.delivery import Stall
+from tests.support.proxy.scenario import CLIENT_ID, END, P0, TOPIC, Client, Scenario, fetch_request, scenario
+from tiers.model.log_start import LogGap
+
+VERSIONS = (4, 7, 11, 12, 13, 18)
+REMOTE_END = 120
+BEHIND = 150
+
+
+@pytest.fixture
+async def cast(tmp_path: Path) -> AsyncIterator[Scenario]:
+    """Offsets 120 to 149 of partition 0 are lost."""
+    async with scenario(tmp_path) as made:
+        made.broker.logs[TOPIC, 0].log_start_offset = BEHIND
+        await made.tier.rlmm.put_log_gap(P0, LogGap(REMOTE_END, BEHIND), 5)
+        yield made
+
+
+def asked(cast: Scenario) -> list[tuple[list[tuple[int, int]], int, int | None]]:
+    """What the broker was asked on the client's connection: partitions and offsets, max wait, session epoch."""
+    return [
+        (
+            [(one.partition, one.fetch_offset) for topic in request.topics for one in topic.partitions],
+            request.max_wait_ms,
+            request.session_epoch,
+        )
+        for request in cast.broker.sent_by(CLIENT_ID, FetchRequest)
+    ]
+
+
+async def correlation_id_of_answer(client: Client) -> int:
+    return int.from_bytes((await client.wire.receive())[:4], "big")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_the_broker_is_asked_twice_and_the_client_answered_once(cast: Scenario, version: int) -> None:
+    async with cast.client() as client:
+        answers = await client.fetch(version, 130, 10, max_wait_ms=60_000)
+    assert (answers[0].error_code, bytes(answers[0].records)) == (0, cast.records_from(BEHIND))
+    assert (answers[0].high_watermark, answers[1].error_code) == (END, 0)
+    first, again = asked(cast)
+    assert first[0] == [(0, 130), (1, 10)]
+    assert again == ([(0, BEHIND)], 0, -1)
+    request = cast.broker.sent_by(CLIENT_ID, FetchRequest)[1]
+    assert request.session_id == 0
+    assert request.topics[0].partitions[0].last_fetched_epoch == -1
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_consumer_reads_from_one_end_to_the_other(cast: Scenario, version: int) -> None:
+    async with cast.client() as client:
+        offset, log = 0, b""
+        while offset < END:
+            answer = (await client.fetch(version, offset, 10, max_wait_ms=60_000))[0]
+            assert answer.error_code == 0
+            data = bytes(answer.records)
+            if data:
+                batches = list(iterate_batches(data))
+                assert len({batch.base_offset < BEHIND for batch in batches}) == 1
+                log, offset = log + data, batches[-1].next_offset
+    assert log == b"".join(cast.batches[: REMOTE_END // 10]) + cast.records_from(BEHIND)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_position_reaches_the_end_of_a_log_that_lost_all_that_was_not_copied(
+    cast: Scenario, version: int
+) -> None:
+    cast.broker.logs[TOPIC, 0] = LocalLog([], BEHIND)
+    async with cast.client() as client:
+        answer = (await client.fetch(version, REMOTE_END, max_wait_ms=60_000))[0]
+        (batch,) = verify_batches(bytes(answer.records))
+        assert (batch.next_offset, batch.is_control) == (BEHIND, True)
+        assert answer.high_watermark == BEHIND
+        answer = (await client.fetch(version, BEHIND, max_wait_ms=1))[0]
+        assert (answer.error_code, bytes(answer.records), answer.high_watermark) == (0, b"", BEHIND)
+
+
+async def test_what_the_client_sends_meanwhile_is_answered_after_it(cast: Scenario) -> None:
+    stall = Stall()
+    cast.broker.script(ApiKey.FETCH)
+    cast.broker.script(ApiKey.FETCH, deliver=stall.deliver)
+    async with cast.client() as client:
+        await client.send(fetch_request(13, 130, max_wait_ms=60_000), 13)
+        await stall.begun.wait()
+        await client.send(MetadataRequest(topics=[]), 9)
+        await client.send(fetch_request(13, 160, max_wait_ms=60_000), 13)
+        stall.end.set()
+        assert [await correlation_id_of_answer(client) for _ in range(3)] == [101, 102, 103]
+    assert [partitions for partitions, _, _ in asked(cast)] == [[(0, 130)], [(0, BEHIND)], [(0, 160)]]
+
+
+async def test_behind_what_the_client_sent_already_nothing_is_asked_out_of_turn(cast: Scenario) -> None:
+    stall = Stall()
+    cast.broker.script(ApiKey.FETCH, deliver=stall.deliver)
+    async with cast.client() as client:
+        await client.send(fetch_request(13, 130, max_wait_ms=1), 13)
+        await stall.begun.wait()
+        await client.send(MetadataRequest(topics=[]), 9)
+        stall.end.set()
+        assert [await correlation_id_of_answer(client) for _ in range(2)] == [101, 102]
+        assert [partitions for partitions, _, _ in asked(cast)] == [[(0, 130)]]
+        answers = await client.fetch(13, 130, max_wait_ms=60_000)
+    assert bytes(answers[0].records) == cast.records_from(BEHIND)
+
+
+async def test_a_broker_that_throttles_the_second_request_costs_one_empty_answer(cast: Scenario) -> None:
+    cast.broker.script(ApiKey.FETCH)
+    cast.broker.script(ApiKey.FETCH, fetch.throttled)
+    async with cast.client() as client:
+        answers = await client.fetch(13, 130, max_wait_ms=1)
+        assert (answers[0].error_code, bytes(answers[0].records)) == (0, b"")
+        answers = await client.fetch(13, 130, max_wait_ms=60_000)
+    assert bytes(answers[0].records) == cast.records_from(BEHIND)
+
+
+@pytest.mark.parametrize("error_code", [-1, 3, 5, 6, 9, 29, 56, 74, 75, 76, 100, 103])
+async def test_errors_behind_the_gap_are_the_brokers(cast: Scenario, error_code: int) -> None:
+    cast.broker.script(ApiKey.FETCH)
+    cast.broker.script(ApiKey.FETCH, fetch.with_error(error_code))
+    async with cast.client() as client:
+        answers: dict[int, Any] = await client.fetch(13, 130, 10, max_wait_ms=60_000)
+    assert [answers[n].error_code for n in (0, 1)] == [error_code, 0]

@@ -1,0 +1,114 @@
+"""Draining: what is under way is answered, a waiting Fetch at once and empty, then the connections close."""
+
+from __future__ import annotations
+
+import asyncio
+
+from proxy.wire.context import ConnectionLimits
+from proxy.wire.exchange import Buffers, Exchange
+from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import connected, frame, request, response
+from tests.support.proxy.proxy_harness import ForwardingHandler, proxy_before
+
+FETCH, OPAQUE = 1, 12
+
+
+def empty_fetch(api_version: int, correlation_id: int) -> Buffers:
+    return (response(correlation_id, b"empty"),)
+
+
+async def test_an_idle_connection_closes_at_once() -> None:
+    async with FakeBroker() as broker, proxy_before(broker) as proxy, connected(proxy.port) as client:
+        await client.send(request(OPAQUE, 4, 1))
+        await (await broker.accepted()).send(response(1))
+        await client.receive()
+        assert await proxy.server.drain()
+        assert await client.ended() == b""
+        assert proxy.metrics.closed == {"drained": 1}
+
+
+async def test_what_is_under_way_is_answered_and_nothing_new_is_taken() -> None:
+    async with FakeBroker() as broker, proxy_before(broker) as proxy, connected(proxy.port) as client:
+        await client.send(request(OPAQUE, 4, 1))
+        upstream = await broker.accepted()
+        await upstream.receive()
+        async with asyncio.TaskGroup() as tasks:
+            drained = tasks.create_task(proxy.server.drain())
+            await asyncio.sleep(0)
+            await client.send(request(OPAQUE, 4, 2))
+            await upstream.send(response(1, b"answered"))
+            assert await client.receive() == response(1, b"answered")
+            assert await drained
+        assert await upstream.ended() == b""
+
+
+async def test_a_request_that_has_left_in_part_is_completed() -> None:
+    async with FakeBroker() as broker, proxy_before(broker) as proxy, connected(proxy.port) as client:
+        whole = request(OPAQUE, 4, 1, b"x" * 100_000)
+        await client.send_raw(frame(whole)[:50_000])
+        upstream = await broker.accepted()
+        assert await upstream.receive_raw(10_000)
+        async with asyncio.TaskGroup() as tasks:
+            drained = tasks.create_task(proxy.server.drain())
+            await asyncio.sleep(0)
+            await client.send_raw(frame(whole)[50_000:])
+            assert await upstream.receive_raw(len(whole) + 4 - 10_000)
+            await upstream.send(response(1))
+            assert await client.receive() == response(1)
+            assert await drained
+
+
+async def test_a_waiting_fetch_is_answered_empty_whoever_it_waits_for() -> None:
+    started = asyncio.Event()
+
+    async def never(exchange: Exchange, held: memoryview) -> Buffers:
+        started.set()
+        await asyncio.Event().wait()
+        return ()
+
+    handler = ForwardingHandler(never)
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, handlers={FETCH: handler}, early_answers={FETCH: empty_fetch}) as proxy,
+        connected(proxy.port) as remote,
+        connected(proxy.port) as local,
+    ):
+        await remote.send(request(FETCH, 4, 1))
+        remote_upstream = await broker.accepted()
+        await remote_upstream.receive()
+        await remote_upstream.send(response(1))
+        await started.wait()
+        await local.send(request(FETCH, 4, 2), request(OPAQUE, 4, 3))
+        local_upstream = await broker.accepted()
+        await local_upstream.receive()
+        await local_upstream.receive()
+        async with asyncio.TaskGroup() as tasks:
+            drained = tasks.create_task(proxy.server.drain())
+            assert await remote.ended() == frame(response(1, b"empty"))
+            assert await local.receive() == response(2, b"empty")
+            await local_upstream.send(response(2, b"long poll is over"), response(3, b"answered"))
+            assert await local.ended() == frame(response(3, b"answered"))
+            assert await drained
+        assert [state.times_abandoned for state in handler.states] == [1, 1]
+
+
+async def test_a_connection_that_outlives_the_drain_is_cut() -> None:
+    limits = ConnectionLimits(drain_timeout_ms=20)
+    async with FakeBroker() as broker, proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
+        await client.send(request(OPAQUE, 4, 1))
+        await (await broker.accepted()).receive()
+        assert not await proxy.server.drain()
+    assert proxy.metrics.closed == {"stopped": 1}
+
+
+async def test_a_drained_server_accepts_nobody() -> None:
+    async with FakeBroker() as broker, proxy_before(broker) as proxy:
+        assert await proxy.server.drain()
+        await asyncio.sleep(0)
+        refused = False
+        try:
+            async with connected(proxy.port) as late:
+                refused = await late.ended() == b""
+        except ConnectionRefusedError:
+            refused = True
+        assert refused

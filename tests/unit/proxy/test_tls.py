@@ -1,0 +1,307 @@
+"""TLS on either side: bytes cut through, certificates change under way, and every mistake is one line."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from proxy.config import ListenerTlsConfig
+from proxy.wire.context import ConnectionLimits
+from proxy.wire.tls import listener_tls
+from tests.support.fakes.broker.fake_broker import FakeBroker
+from tests.support.fakes.broker.wire import Wire, connected, request, response
+from tests.support.proxy.proxy_harness import proxy_before
+from tests.support.servers.certificates import Authority
+from tiers.broker.tls import TlsContext, TlsError, client_context
+from tiers.config.upstream_config import UpstreamConfig, UpstreamTlsConfig, upstream_tls
+
+OPAQUE = 12
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"))
+
+
+class TlsBroker(FakeBroker):
+    def __init__(self, tls: ssl.SSLContext) -> None:
+        super().__init__()
+        self._tls = tls
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", self.port, ssl=self._tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+
+class PlainBroker(FakeBroker):
+    """Says to everybody what is no TLS."""
+
+    async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await super()._on_connection(reader, writer)
+        writer.write(b"\x00\x00\x00\x04no, not")
+
+
+@pytest.fixture
+def one_attempt(monkeypatch: pytest.MonkeyPatch) -> ConnectionLimits:
+    """What an attempt at a broker ends with is what is said: none is cut short, no second one is begun."""
+    monkeypatch.setattr("proxy.wire.upstream.CONNECT_BACKOFF_BASE_MS", 600_000)
+    return ConnectionLimits(connect_timeout_ms=60_000, connect_deadline_ms=60_000)
+
+
+@contextlib.asynccontextmanager
+async def connected_by_tls(port: int, tls: ssl.SSLContext) -> AsyncIterator[Wire]:
+    streams = await asyncio.open_connection("127.0.0.1", port, limit=16 * 1024, ssl=tls, server_hostname="localhost")
+    wire = Wire(*streams)
+    try:
+        yield wire
+    finally:
+        await wire.close()
+
+
+def for_clients(authority: Authority, **more: object) -> TlsContext:
+    tls = listener_tls(ListenerTlsConfig.model_validate({"certificate": authority.identity("proxy"), **more}))
+    assert tls is not None
+    return tls
+
+
+def for_brokers(**settings: object) -> TlsContext:
+    tls = UpstreamTlsConfig.model_validate(settings)
+    made = upstream_tls(UpstreamConfig.model_validate({"bootstrap.servers": "a:1"}).model_copy(update={"tls": tls}))
+    assert made is not None
+    return made
+
+
+def client(authority: Authority, identity: Path | None = None) -> ssl.SSLContext:
+    return client_context(authority.ca, identity, None, None, verifies_host_name=True)
+
+
+def broker_side(authority: Authority) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority.identity("broker"))
+    return context
+
+
+async def test_frames_of_every_size_pass_between_tls_and_tls(authority: Authority) -> None:
+    async with (
+        TlsBroker(broker_side(authority)) as broker,
+        proxy_before(broker, tls=for_clients(authority), upstream_tls=for_brokers(ca=authority.ca)) as proxy,
+        connected_by_tls(proxy.port, client(authority)) as wire,
+    ):
+        for number, size in enumerate((0, 1, 70_000, 3_000_000)):
+            body = os.urandom(size)
+            sending = asyncio.create_task(wire.send(request(OPAQUE, 4, number, body)))
+            if not number:
+                upstream = await broker.accepted()
+            assert await upstream.receive() == request(OPAQUE, 4, number, body)
+            await sending
+            answering = asyncio.create_task(upstream.send(response(number, body[::-1])))
+            assert await wire.receive() == response(number, body[::-1])
+            await answering
+
+
+async def test_either_side_alone(authority: Authority) -> None:
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, tls=for_clients(authority)) as proxy,
+        connected_by_tls(proxy.port, client(authority)) as wire,
+    ):
+        await wire.send(request(OPAQUE, 4, 1))
+        assert await (await broker.accepted()).receive() == request(OPAQUE, 4, 1)
+    async with (
+        TlsBroker(broker_side(authority)) as broker,
+        proxy_before(broker, upstream_tls=for_brokers(ca=authority.ca)) as proxy,
+        connected(proxy.port) as wire,
+    ):
+        await wire.send(request(OPAQUE, 4, 1))
+        assert await (await broker.accepted()).receive() == request(OPAQUE, 4, 1)
+
+
+async def test_a_client_that_takes_nothing_stops_the_broker_under_tls_too(authority: Authority) -> None:
+    size = 64 * 1024 * 1024
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, tls=for_clients(authority)) as proxy,
+        connected_by_tls(proxy.port, client(authority)) as wire,
+    ):
+        await wire.send(request(OPAQUE, 4, 1))
+        upstream = await broker.accepted()
+        sending = asyncio.create_task(upstream.send(response(1, bytes(size))))
+        before = -1
+        while before != proxy.metrics.bytes_from_brokers:
+            before = proxy.metrics.bytes_from_brokers
+            await asyncio.sleep(0.2)
+        assert before < size / 2
+        assert await wire.receive() == response(1, bytes(size))
+        await sending
+
+
+async def test_a_client_must_show_a_certificate_where_one_is_required(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    tls = for_clients(authority, **{"client.ca": authority.ca, "client.auth": "required"})
+    async with FakeBroker() as broker, proxy_before(broker, tls=tls) as proxy:
+        async with connected_by_tls(proxy.port, client(authority, authority.identity("client"))) as wire:
+            await wire.send(request(OPAQUE, 4, 1))
+            assert await (await broker.accepted()).receive() == request(OPAQUE, 4, 1)
+        async with connected_by_tls(proxy.port, client(authority)) as wire:
+            with pytest.raises((ssl.SSLError, ConnectionError, EOFError)):
+                await wire.receive_raw(1)
+        assert broker.connections_made == 1
+    assert [record.message for record in caplog.records] == [
+        "a client failed the TLS handshake: "
+        "the client sent no certificate, and client.auth of [listener.tls] requires one"
+    ]
+
+
+async def test_plain_text_on_a_tls_port_is_one_line_and_never_reaches_a_broker(
+    authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with FakeBroker() as broker, proxy_before(broker, tls=for_clients(authority)) as proxy:
+        async with connected(proxy.port) as wire:
+            await wire.send(request(18, 0, 1))
+            await wire.ended()
+        async with connected(proxy.port):
+            pass  # a port check says nothing, and nothing is said of it
+        assert broker.connections_made == 0
+    assert len(caplog.records) == 1
+    assert "a client speaks plain text on this TLS port" in caplog.records[0].message
+
+
+async def test_a_handshake_counts_as_a_connection(authority: Authority) -> None:
+    limits = ConnectionLimits(handshake_timeout_ms=300_000, max_connections_per_address=1)
+    async with FakeBroker() as broker, proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy:
+        async with connected(proxy.port):
+            async with connected(proxy.port) as refused:
+                assert await refused.ended() == b""
+            assert proxy.metrics.rejected_connections == 1
+        async with asyncio.timeout(60):
+            while not proxy.metrics.closed["tls_handshake"]:  # noqa: ASYNC110 - a counter has no event
+                await asyncio.sleep(0.001)
+        async with connected_by_tls(proxy.port, client(authority)) as wire:
+            await wire.send(request(OPAQUE, 4, 1))
+            await broker.accepted()
+        assert proxy.metrics.rejected_connections == 1
+
+
+async def test_a_handshake_has_a_deadline_and_then_gives_its_place_back(authority: Authority) -> None:
+    limits = ConnectionLimits(handshake_timeout_ms=50, max_connections_per_address=1)
+    async with FakeBroker() as broker, proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy:
+        for _ in range(2):
+            async with connected(proxy.port) as silent:
+                assert await silent.ended() == b""
+        assert proxy.metrics.closed == {"tls_handshake": 2}
+        assert proxy.metrics.rejected_connections == 0
+
+
+async def test_a_stop_does_not_wait_for_handshakes(authority: Authority) -> None:
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, tls=for_clients(authority)) as proxy,
+        connected(proxy.port) as silent,
+    ):
+        await silent.send_raw(b"\x16\x03\x01")
+        assert await proxy.server.drain()
+        assert await silent.ended() == b""
+
+
+async def test_a_broker_without_tls_or_of_a_stranger_is_named(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture, one_attempt: ConnectionLimits
+) -> None:
+    stranger = TlsBroker(broker_side(Authority(tmp_path)))
+    for each, said in (
+        (PlainBroker(), "it does not speak TLS"),
+        (stranger, "its certificate is not accepted: unable to get local issuer certificate"),
+    ):
+        caplog.clear()
+        async with (
+            each as broker,
+            proxy_before(broker, upstream_tls=for_brokers(ca=authority.ca), limits=one_attempt) as proxy,
+            connected(proxy.port) as wire,
+        ):
+            await wire.send(request(OPAQUE, 4, 1))
+            assert await wire.ended() == b""
+        assert said in caplog.records[0].message
+
+
+async def test_a_broker_is_known_by_its_host_name_unless_that_is_not_asked_for(
+    authority: Authority, caplog: pytest.LogCaptureFixture, one_attempt: ConnectionLimits
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority.identity("elsewhere", "elsewhere.example.org"))
+    async with TlsBroker(context) as broker:
+        async with (
+            proxy_before(broker, upstream_tls=for_brokers(ca=authority.ca), limits=one_attempt) as proxy,
+            connected(proxy.port) as wire,
+        ):
+            await wire.send(request(OPAQUE, 4, 1))
+            assert await wire.ended() == b""
+        assert "its certificate is not accepted: IP address mismatch" in caplog.records[0].message
+        tls = for_brokers(ca=authority.ca, **{"verify.host.name": False})
+        async with proxy_before(broker, upstream_tls=tls) as proxy, connected(proxy.port) as wire:
+            await wire.send(request(OPAQUE, 4, 1))
+            assert await (await broker.accepted()).receive() == request(OPAQUE, 4, 1)
+
+
+def served_by(port: int, trusted: Authority) -> bool:
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=60) as plain,
+            client(trusted).wrap_socket(plain, server_hostname="localhost"),
+        ):
+            return True
+    except ssl.SSLCertVerificationError:
+        return False
+
+
+async def test_a_changed_certificate_is_taken_and_a_broken_one_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    now_ms = 0
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    file = old.identity("proxy")
+    config = ListenerTlsConfig.model_validate({"certificate": file})
+    made = listener_tls(config)
+    assert made is not None
+    tls = TlsContext("the listener", made._build, [file], lambda: now_ms)
+    async with (
+        FakeBroker() as broker,
+        proxy_before(broker, tls=tls) as proxy,
+        connected_by_tls(proxy.port, client(old)) as wire,
+    ):
+        file.write_text("half of a cert")
+        now_ms += 5_000
+        for _ in range(3):
+            assert await asyncio.to_thread(served_by, proxy.port, old)
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+        assert "changed certificates cannot be used, the old ones stay" in caplog.records[0].message
+
+        file.write_bytes(new.identity("proxy").read_bytes())
+        now_ms += 5_000
+        assert await asyncio.to_thread(served_by, proxy.port, new)
+        assert not await asyncio.to_thread(served_by, proxy.port, old)
+
+        await wire.send(request(OPAQUE, 4, 1))
+        assert await (await broker.accepted()).receive() == request(OPAQUE, 4, 1)
+
+
+def test_files_that_cannot_be_used_are_named(authority: Authority, tmp_path: Path) -> None:
+    mine, other = authority.identity("a"), authority.identity("b")
+    text = tmp_path / "text"
+    text.write_text("hello")
+    for settings, said in (
+        ({"certificate": tmp_path / "none"}, "none: No such file or directory"),
+        ({"certificate": text}, "hold no certificate and key in PEM form"),
+        ({"certificate": mine, "key": other}, "the key does not match the certificate"),
+        ({"certificate": mine, "client.ca": text, "client.auth": "required"}, "text: holds no certificate in PEM form"),
+    ):
+        with pytest.raises(TlsError) as raised:
+            listener_tls(ListenerTlsConfig.model_validate(settings))
+        assert said in str(raised.value)
+        assert "\n" not in str(raised.value)

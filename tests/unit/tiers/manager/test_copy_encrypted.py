@@ -1,0 +1,99 @@
+"""A key ring in the copier and in the reader: the store holds nothing readable, clients get the same bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
+from tiers.errors import CorruptSegmentError, EncryptionKeyError
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index, monotonic_ms
+from tiers.segment.segment_encryption import KeyRing
+
+RING = KeyRing({"k1": b"1" * 32, "k2": b"2" * 32}, current="k1")
+SETTINGS = RemoteLogReaderSettings(min_get_bytes=300, max_get_bytes=600, chunk_cache_bytes=1 << 20)
+
+
+def encrypt_with(bench: Workbench, ring: KeyRing) -> None:
+    bench.services = replace(bench.services, key_ring=ring)
+    bench.restart()
+
+
+async def read(bench: Workbench, offset: int, ring: KeyRing) -> bytes:
+    decode = partial(decode_index, ciphers=ring)
+    async with RemoteLogReader(bench.metadata, bench.store, SETTINGS, decode_indexes=decode) as reader:
+        found = await reader.read(
+            PARTITION,
+            offset,
+            100_000,
+            min_one_message=True,
+            isolation_level=0,
+            deadline_ms=monotonic_ms() + 20_000,
+            connection_id=1,
+        )
+        return b"".join(found.records)
+
+
+async def test_the_store_holds_nothing_readable_and_a_reader_gets_the_brokers_bytes(bench: Workbench) -> None:
+    encrypt_with(bench, RING)
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
+    await bench.copy_all()
+    assert bench.finished == [(0, 29), (30, 59), (60, 89)]
+    stored = await bench.remote_bytes()
+    assert bench.log.bytes_of(0, 9)[61:] not in stored
+    assert [path.suffix for path in bench.spooled()] == [".spool"]  # the open segment; no sealed file is left
+    for first, _ in bench.finished:
+        found = await read(bench, first, RING)
+        assert found
+        assert bench.log.bytes_of(first, 89).startswith(found)
+
+
+async def test_segments_of_both_kinds_and_both_keys_stand_side_by_side(bench: Workbench) -> None:
+    for number, ring in enumerate((KeyRing(), RING, replace(RING, current="k2"))):
+        encrypt_with(bench, ring)
+        bench.log.append(*[batch_of(30 * number + 10 * n, 10, value_bytes=15) for n in range(4 if number == 2 else 3)])
+        await bench.copy_all()
+    assert bench.finished == [(0, 29), (30, 59), (60, 89)]
+    for first, _ in bench.finished:
+        found = await read(bench, first, RING)
+        assert found
+        assert bench.log.bytes_of(first, 89).startswith(found)
+
+
+async def test_a_reader_without_the_key_says_which(bench: Workbench) -> None:
+    encrypt_with(bench, RING)
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(4)])
+    await bench.copy_all()
+    with pytest.raises(EncryptionKeyError, match="'k1'"):
+        await read(bench, 0, KeyRing({"k2": b"2" * 32}))
+
+
+async def test_what_the_store_changed_is_never_served(bench: Workbench) -> None:
+    encrypt_with(bench, RING)
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(4)])
+    await bench.copy_all()
+    [log] = (bench.folder / "remote").rglob("*.log")
+    whole = bytearray(log.read_bytes())
+    whole[100] ^= 1
+    log.chmod(0o600)
+    log.write_bytes(whole)
+    with pytest.raises(CorruptSegmentError):
+        await read(bench, 0, RING)
+
+
+@pytest.mark.parametrize("step", ["copy-started-written", "objects-written", "copy-verified"])
+async def test_a_copy_that_ends_anywhere_leaves_no_sealed_file_behind(bench: Workbench, step: str) -> None:
+    encrypt_with(bench, RING)
+    bench.log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(4)])
+    bench.end_after = step
+    with pytest.raises(ProcessEnded):
+        await bench.copy_all()
+    bench.end_after = ""
+    bench.restart()
+    assert bench.spooled() == []
+    await bench.copy_all()
+    assert bench.finished == [(0, 29)]
+    assert bench.services.spool.used_bytes == bench.copy_task.local_only_bytes

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench
+from tiers.errors import (
+    CorruptSegmentError,
+    LogDivergedError,
+    OwnershipLostError,
+    RetriableRemoteStorageError,
+)
+from tiers.model.log_source import EpochEndOffset
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.segment.indexes.indexes_object import decode_indexes_object, encode_indexes_object
+from tiers.segment.segment_builder import SegmentBuilder
+from tiers.tasks.copy import copy_task
+from tiers.tasks.copy.spool import SpoolError
+
+COPY_STEPS = ["segment-built", "copy-started-written", "objects-written", "copy-verified", "copy-finished-written"]
+
+
+def batches(first: int, count: int, leader_epoch: int = 0) -> list[bytes]:
+    """Batches of ten records and about 300 bytes: three fill a segment of the test policy."""
+    return [batch_of(first + 10 * n, 10, value_bytes=15, leader_epoch=leader_epoch) for n in range(count)]
+
+
+async def test_the_log_is_cut_into_segments_and_copied_byte_for_byte(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 10))
+    await bench.copy_all()
+    assert bench.finished == [(0, 29), (30, 59), (60, 89)]
+    assert await bench.remote_bytes() == bench.log.bytes_of(0, 89)
+    assert [path.suffix for path in bench.spooled()] == [".spool"]
+
+
+async def test_the_newest_data_stays_local_until_it_fills_a_segment_or_is_old(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 2))
+    assert await bench.copy() is False
+    assert bench.finished == []
+    bench.now_ms += POLICY.segment_ms
+    assert await bench.copy() is False
+    assert bench.finished == [(0, 19)]
+    assert bench.spooled() == []
+
+
+async def test_an_open_segment_goes_on_where_it_stood(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 2))
+    await bench.copy()
+    bench.log.reads.clear()
+    bench.log.append(*batches(20, 2))
+    await bench.copy()
+    assert bench.log.reads[0] == 20
+    assert bench.finished == [(0, 29)]
+
+
+async def test_nothing_at_or_above_the_last_stable_offset_is_copied(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 10))
+    bench.log.last_stable_offset = 40
+    await bench.copy_all(replace(POLICY, segment_ms=0))
+    assert bench.finished[-1][1] == 39
+
+
+async def test_the_first_copy_begins_where_the_local_log_starts(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 10))
+    bench.log.log_start_offset = 20
+    await bench.copy_all()
+    assert bench.metadata.log_starts(PARTITION) == []
+    assert bench.metadata.log_start_offset(PARTITION) == 20
+    assert bench.finished[0][0] == 20
+    assert bench.metadata.gaps(PARTITION) == []
+
+
+async def test_records_that_are_deleted_while_they_are_read_leave_what_was_read(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 5))
+    await bench.copy_all()
+    bounds = await bench.log.bounds(PARTITION, 1000)
+    bench.log.append(*batches(50, 10))
+    bench.log.log_start_offset = 80
+    assert await bench.copy_task.run(POLICY, bounds, 30) is False
+    assert bench.finished == [(0, 29), (30, 49)]
+    assert bench.spooled() == []
+
+
+async def test_records_that_are_deleted_before_the_first_copy_are_not_copied(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 2))
+    await bench.copy()
+    bounds = await bench.log.bounds(PARTITION, 1000)
+    bench.log.append(*batches(20, 10))
+    bench.log.log_start_offset = 50
+    assert await bench.copy_task.run(POLICY, bounds, 0) is False
+    await bench.copy_all()
+    assert bench.finished[0] == (50, 79)
+
+
+async def test_an_open_segment_is_copied_before_the_broker_removes_more(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 5))
+    await bench.copy_all()
+    assert bench.copy_task.local_only_bytes > 0
+    bench.log.append(*batches(50, 2))
+    bench.log.log_start_offset = 40
+    await bench.copy()
+    assert bench.finished == [(0, 29), (30, 49)]
+    assert bench.metadata.gaps(PARTITION) == []
+
+
+async def test_every_copy_is_announced_before_its_objects_and_finished_after_the_read_back(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 4))
+    await bench.copy()
+    assert bench.steps == COPY_STEPS
+
+
+@pytest.mark.parametrize("step", COPY_STEPS)
+async def test_a_process_that_ends_after_any_step_loses_nothing(bench: Workbench, step: str) -> None:
+    bench.log.append(*batches(0, 10))
+    bench.end_after = step
+    with pytest.raises(ProcessEnded):
+        await bench.copy_all()
+    ids_before = {one.segment_id for one in bench.segments if one.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED}
+    bench.end_after = ""
+    bench.restart()
+    await bench.copy_all()
+    assert bench.finished == [(0, 29), (30, 59), (60, 89)]
+    assert await bench.remote_bytes() == bench.log.bytes_of(0, 89)
+    assert not ids_before & {one.segment_id for one in bench.segments}
+    assert len(await bench.objects()) == 2 * len(bench.segments)
+
+
+async def test_a_store_that_fails_leaves_the_attempt_to_be_collected(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def down(*_: object) -> None:
+        raise RetriableRemoteStorageError("down")
+
+    bench.log.append(*batches(0, 4))
+    with monkeypatch.context() as patched:
+        patched.setattr(bench.store, "copy_log_segment_data", down)
+        with pytest.raises(RetriableRemoteStorageError):
+            await bench.copy()
+    failed = bench.segments[0]
+    assert failed.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
+    assert bench.spooled() == []
+    await bench.copy()
+    assert bench.finished == [(0, 29)]
+    assert bench.segments[0].segment_id != failed.segment_id
+
+
+async def test_a_copy_that_reads_back_differently_is_never_finished(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = bench.store.fetch_log_segment
+
+    async def corrupt(*args: object) -> memoryview:
+        data = bytearray(await fetch(*args))  # type: ignore[arg-type]  # handed through
+        data[-1] ^= 1
+        return memoryview(data)
+
+    bench.log.append(*batches(0, 4))
+    monkeypatch.setattr(bench.store, "fetch_log_segment", corrupt)
+    with pytest.raises(CorruptSegmentError):
+        await bench.copy()
+    assert bench.finished == []
+
+
+async def test_indexes_that_read_back_whole_but_are_not_those_that_were_made_are_refused(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch = bench.store.fetch_indexes
+
+    async def another(metadata: RemoteLogSegmentMetadata) -> bytes:
+        stored = decode_indexes_object(await fetch(metadata))
+        return encode_indexes_object(stored.metadata, replace(stored.indexes, leader_epochs=()))
+
+    bench.log.append(*batches(0, 4))
+    monkeypatch.setattr(bench.store, "fetch_indexes", another)
+    with pytest.raises(CorruptSegmentError):
+        await bench.copy()
+    assert bench.finished == []
+
+
+@pytest.mark.parametrize("step", ["made", "appended"])
+async def test_a_copy_that_is_cancelled_while_a_file_is_written_leaves_nothing(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+
+    class Slow(SegmentBuilder):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            if step == "made":
+                reached.set()
+                go_on.wait(60)
+
+        def append(self, *args: Any) -> None:
+            super().append(*args)
+            reached.set()
+            go_on.wait(60)
+
+    monkeypatch.setattr(copy_task, "SegmentBuilder", Slow)
+    bench.log.append(*batches(0, 2))
+    copying = asyncio.create_task(bench.copy())
+    await asyncio.to_thread(reached.wait, 20)
+    copying.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await copying
+    bench.copy_task.discard()
+    assert bench.spooled() == []
+    assert bench.services.spool.used_bytes == 0
+
+
+async def test_a_full_disk_costs_a_segment_its_beginning_again_and_nothing_else(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FullOnce(SegmentBuilder):
+        is_full = True
+
+        def append(self, *args: Any) -> None:
+            if FullOnce.is_full and self.size_bytes:
+                FullOnce.is_full = False
+                self._file.write(b"half of what came")
+                raise OSError(errno.ENOSPC, "No space left on device")
+            super().append(*args)
+
+    monkeypatch.setattr(copy_task, "SegmentBuilder", FullOnce)
+    bench.log.append(*batches(0, 4))
+    with pytest.raises(SpoolError, match="No space left"):
+        await bench.copy()
+    assert bench.spooled() == []
+    assert bench.services.spool.used_bytes == 0
+    await bench.copy()
+    assert bench.finished == [(0, 29)]
+    assert await bench.remote_bytes() == bench.log.bytes_of(0, 29)
+
+
+@pytest.mark.parametrize("answer", [EpochEndOffset(0, 0), EpochEndOffset(0, 29), EpochEndOffset(-1, -1)])
+async def test_a_log_that_does_not_continue_the_copy_stops_it_and_deletes_nothing(
+    bench: Workbench, answer: EpochEndOffset
+) -> None:
+    bench.log.append(*batches(0, 4))
+    await bench.copy_all()
+    objects = await bench.objects()
+    bench.log.epoch_answer = answer
+    bench.log.append(*batches(40, 10))
+    with pytest.raises(LogDivergedError):
+        await bench.copy()
+    assert bench.finished == [(0, 29)]
+    assert await bench.objects() == objects
+
+
+async def test_an_open_segment_that_the_leader_lost_is_not_copied(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 2, leader_epoch=1))
+    await bench.copy()
+    bench.log.records = b""
+    bench.log.append(*batches(0, 1, leader_epoch=1), *batches(10, 5, leader_epoch=3))
+    bench.log.leader_epoch = 3
+    with pytest.raises(LogDivergedError):
+        await bench.copy()
+    assert bench.segments == []
+    await bench.copy_all()
+    assert await bench.remote_bytes() == bench.log.bytes_of(0, 29)
+
+
+async def test_nothing_is_read_or_written_for_another_owner(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 4))
+    bench.metadata.owned = False
+    with pytest.raises(OwnershipLostError):
+        await bench.copy()
+    assert bench.segments == []
+    assert bench.log.reads == []
+
+
+async def test_a_full_spool_rolls_what_it_has(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 1))
+    bench.services.spool.grow(bench.services.settings.spool_max_bytes)
+    await bench.copy()
+    assert bench.finished == [(0, 9)]
+
+
+async def test_copy_lag_is_what_is_not_remote_yet(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 4))
+    await bench.copy()
+    lag = bench.metric("remote_copy_lag_bytes", topic="orders", partition="0")
+    assert lag == len(bench.log.bytes_of(30, 39))
+    bench.now_ms += POLICY.segment_ms
+    await bench.copy()
+    await bench.copy()
+    assert bench.metric("remote_copy_lag_bytes", topic="orders", partition="0") == 0

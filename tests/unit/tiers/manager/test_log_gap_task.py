@@ -1,0 +1,365 @@
+"""Records that the broker removed before they were copied: a gap is recorded, and costs nothing but itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench, with_retention
+from tiers.errors import LogDivergedError, MetadataLostError, OwnershipLostError, RetriableRemoteStorageError
+from tiers.metadata.partition_manifest import decode_partition_manifest, encode_partition_manifest, witness_of
+from tiers.model.log_source import EpochEndOffset, LocalLogBounds
+from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
+from tiers.model.segment_metadata import LeaderEpochEntry
+from tiers.segment.indexes.indexes_object import decode_indexes_object
+from tiers.storage.object_key import partition_manifest_key
+from tiers.upkeep.rebuild import manifests_of, write_manifests
+from tiers.upkeep.rebuild_plan import PartitionPlan
+
+GAP_ALARM_MS = 30_000
+KEY = partition_manifest_key("cluster", PARTITION)
+
+
+def batches(first: int, count: int, leader_epoch: int = 0) -> list[bytes]:
+    """Batches of ten records and about 300 bytes: three fill a segment of the test policy."""
+    return [batch_of(first + 10 * n, 10, value_bytes=15, leader_epoch=leader_epoch) for n in range(count)]
+
+
+async def copy_to_the_end(bench: Workbench) -> None:
+    await bench.copy_all()
+    bench.now_ms += POLICY.segment_ms
+    await bench.copy_all()
+
+
+async def with_removed_records(bench: Workbench, local_log_start: int = 120) -> None:
+    """Offsets 0 to 89 are remote. The broker has 120 to 199, and removed the rest."""
+    bench.log.append(*batches(0, 9))
+    await copy_to_the_end(bench)
+    assert bench.finished == [(0, 29), (30, 59), (60, 89)]
+    await bench.write_manifest()
+    bench.log.append(*batches(90, 11))
+    bench.log.log_start_offset = local_log_start
+
+
+async def with_removed_records_after(bench: Workbench, first: int) -> None:
+    """Three segments more from `first` on, then a gap of 30 records."""
+    bench.log.append(*batches(first, 9))
+    await copy_to_the_end(bench)
+    await bench.write_manifest()
+    bench.log.append(*batches(first + 90, 9))
+    bench.log.log_start_offset = first + 120
+
+
+async def copy_start(bench: Workbench) -> int | None:
+    return await bench.gap_task.copy_start(await bench.log.bounds(PARTITION, 1000), (await bench.log_start()).offset)
+
+
+async def until_recorded(bench: Workbench) -> int | None:
+    assert await copy_start(bench) is None
+    bench.now_ms += GAP_ALARM_MS
+    return await copy_start(bench)
+
+
+def alarms(bench: Workbench) -> float:
+    return bench.metric("remote_log_alarms_total", topic="orders", reason="gap")
+
+
+async def test_a_gap_is_recorded_and_copying_goes_on_behind_it(bench: Workbench) -> None:
+    await with_removed_records(bench)
+    await bench.copy_all()
+    bench.now_ms += GAP_ALARM_MS - 1
+    await bench.copy_all()
+    assert bench.metadata.gaps(PARTITION) == []
+    bench.now_ms += 1
+    await bench.copy_all()
+    assert bench.metadata.gaps(PARTITION) == [LogGap(90, 120)]
+    assert bench.finished[3:] == [(120, 149), (150, 179)]
+    assert alarms(bench) == 1
+
+
+async def test_a_gap_moves_no_log_start_and_deletes_nothing(bench: Workbench) -> None:
+    await with_removed_records(bench)
+    await until_recorded(bench)
+    await bench.copy_all()
+    assert await bench.expire(POLICY) == 0
+    assert bench.metadata.log_starts(PARTITION) == []
+    assert bench.metadata.log_start_offset(PARTITION) == 0
+    assert bench.finished[0] == (0, 29)
+    assert bench.log.trims == []
+
+
+async def test_what_lies_behind_a_gap_is_trimmed_as_ever(bench: Workbench) -> None:
+    await with_removed_records(bench)
+    await until_recorded(bench)
+    await bench.copy_all()
+    bench.now_ms += 60_000
+    assert await bench.trim(with_retention(local_retention_bytes=0)) == 150
+
+
+async def test_retention_passes_the_gap_and_the_gap_ends(bench: Workbench) -> None:
+    await with_removed_records(bench)
+    await until_recorded(bench)
+    await bench.copy_all()
+    sizes = [each.segment_size_bytes for each in bench.segments]
+    await bench.expire(with_retention(retention_bytes=sum(sizes[3:]) + bench.copy_task.local_only_bytes))
+    assert bench.metadata.log_start_offset(PARTITION) == 90
+    await copy_start(bench)
+    assert bench.metadata.gaps(PARTITION) == [LogGap(90, 120)]
+    await bench.expire(with_retention(retention_bytes=sizes[4] + bench.copy_task.local_only_bytes))
+    assert bench.metadata.log_start_offset(PARTITION) == 150
+    await copy_start(bench)
+    assert bench.metadata.gaps(PARTITION) == []
+    assert alarms(bench) == 1
+
+
+async def test_a_deletion_that_is_recorded_a_while_after_the_broker_did_it_is_no_gap(bench: Workbench) -> None:
+    await with_removed_records(bench)
+    for _ in range(2):
+        assert await copy_start(bench) is None
+        bench.now_ms += GAP_ALARM_MS // 2
+    await bench.record_log_start(120)
+    assert await copy_start(bench) == 120
+    assert bench.metadata.gaps(PARTITION) == []
+    assert alarms(bench) == 0
+
+
+async def test_what_the_broker_removed_before_the_first_copy_is_no_gap(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 9))
+    bench.log.log_start_offset = 30
+    assert await copy_start(bench) == 30
+    assert bench.metadata.gaps(PARTITION) == []
+    assert [start.reason for start in bench.metadata.recorded_log_starts[PARTITION]] == [LogStartReason.SEEN]
+
+
+async def test_a_partition_that_is_not_copied_is_recorded_as_seen_too(bench: Workbench) -> None:
+    """Without a record, proxies cannot know whether metadata was lost, and clients wait."""
+    bench.log.append(*batches(0, 9))
+    bench.log.log_start_offset = 30
+    for _ in range(2):
+        await bench.gap_task.end_passed(await bench.log.bounds(PARTITION, 1000), None)
+        recorded = bench.metadata.recorded_log_starts[PARTITION]
+        assert recorded == [LogStart(30, 0, LogStartReason.SEEN)]
+
+
+async def test_a_gap_grows_with_the_brokers_retention_without_a_second_alarm(bench: Workbench) -> None:
+    await with_removed_records(bench)
+    assert await until_recorded(bench) == 120
+    bench.log.log_start_offset = 160
+    assert await copy_start(bench) == 160
+    assert bench.metadata.gaps(PARTITION) == [LogGap(90, 160)]
+    assert alarms(bench) == 1
+
+
+async def test_a_gap_shrinks_when_a_new_leader_has_more(bench: Workbench) -> None:
+    await with_removed_records(bench)
+    assert await until_recorded(bench) == 120
+    bench.log.leader_epoch, bench.log.log_start_offset = 1, 110
+    assert await copy_start(bench) == 110
+    assert bench.metadata.gaps(PARTITION) == [LogGap(90, 110)]
+    bench.log.leader_epoch, bench.log.log_start_offset = 2, 60
+    assert await copy_start(bench) == 90
+    assert bench.metadata.gaps(PARTITION) == []
+
+
+async def test_leader_epochs_are_handed_on_over_a_gap(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 3), *batches(30, 6, leader_epoch=3))
+    bench.log.leader_epoch = 3
+    await copy_to_the_end(bench)
+    await bench.write_manifest()
+    bench.log.append(*batches(90, 3, leader_epoch=5), *batches(120, 6, leader_epoch=7))
+    bench.log.leader_epoch, bench.log.log_start_offset = 7, 120
+    await until_recorded(bench)
+    await bench.copy_all()
+    newest = bench.segments[-1]
+    stored = decode_indexes_object(await bench.store.fetch_indexes(newest), newest)
+    expected = LeaderEpochEntry(0, 0), LeaderEpochEntry(3, 30), LeaderEpochEntry(7, 120)
+    assert stored.indexes.leader_epochs == expected
+
+
+async def test_no_gap_is_recorded_without_a_manifest(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 9))
+    await copy_to_the_end(bench)
+    bench.log.append(*batches(90, 11))
+    bench.log.log_start_offset = 120
+    for _ in range(2):
+        with pytest.raises(MetadataLostError, match="no manifest"):
+            await copy_start(bench)
+        bench.now_ms += GAP_ALARM_MS
+        await bench.write_manifest()
+    assert bench.metadata.gaps(PARTITION) == []
+    assert not bench.manifest_task.is_written
+
+
+async def test_no_gap_is_recorded_when_the_metadata_topic_lost_records(bench: Workbench) -> None:
+    await with_removed_records(bench)
+    bench.metadata.is_position_confirmed = False
+    with pytest.raises(MetadataLostError, match="metadata topic"):
+        await copy_start(bench)
+    assert bench.metadata.gaps(PARTITION) == []
+
+
+async def test_a_gap_of_the_first_round_after_a_rebuild_is_recorded(bench: Workbench) -> None:
+    """The manifest named the old metadata topic until `rebuild` had written it again."""
+    await with_removed_records(bench)
+    manifest = decode_partition_manifest(await bench.store.get_object(KEY))
+    old = replace(manifest, position=manifest.position._replace(topic_id=UUID(int=8)))
+    await bench.store.put_object(KEY, encode_partition_manifest(old))
+    bench.restart()
+    await bench.manifest_task.check(120)
+    with pytest.raises(MetadataLostError, match="is another one"):
+        await copy_start(bench)
+    plan = PartitionPlan(PARTITION, has_manifest=True)
+    await write_manifests(bench.store, manifests_of([plan], bench.metadata, "cluster"))
+    bench.restart()
+    await bench.manifest_task.check(120)
+    assert await until_recorded(bench) == 120
+
+
+async def test_no_gap_is_recorded_when_the_manifest_accepts_more(bench: Workbench) -> None:
+    await with_removed_records(bench)
+    del bench.metadata.segments[bench.segments[-1].segment_id]
+    with pytest.raises(MetadataLostError, match="1 accepted segments"):
+        await copy_start(bench)
+    assert bench.metadata.gaps(PARTITION) == []
+
+
+async def test_no_gap_is_recorded_over_what_was_trimmed(bench: Workbench) -> None:
+    await with_removed_records(bench)
+    await bench.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(120, 0))
+    with pytest.raises(MetadataLostError, match="trimmed to 120"):
+        await copy_start(bench)
+
+
+async def test_the_trim_of_another_history_says_nothing(bench: Workbench) -> None:
+    """The broker was emptied: its log begins anew in a later leader epoch, and nothing is remote any more."""
+    await bench.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(500, 0))
+    bench.log.leader_epoch = 2
+    bench.log.append(*batches(0, 9, leader_epoch=2))
+    bench.log.log_start_offset = 30
+    assert await copy_start(bench) == 30
+
+
+async def test_a_trim_of_what_a_user_deleted_since_is_no_lost_metadata(bench: Workbench) -> None:
+    """The user deleted in a history that an unclean election cut off: the leader denies the log start."""
+    await bench.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(60, 0))
+    await bench.record_log_start(150)
+    bench.log.append(*batches(0, 9))
+    bench.log.elect_unclean(80)
+    bench.log.log_start_offset = 60
+    assert await copy_start(bench) == 60
+
+
+async def test_the_trim_of_another_history_than_the_remote_one_is_refused(bench: Workbench) -> None:
+    """Behind the gap both histories are one. Before it the leader has other records than the remote tier."""
+    await with_removed_records(bench)
+    await until_recorded(bench)
+    await bench.copy_all()
+    bench.now_ms += 60_000
+    bench.log.log_start_offset = 40
+    bench.log.epoch_answer = EpochEndOffset(0, 50)
+    with pytest.raises(LogDivergedError):
+        await bench.trim(with_retention(local_retention_bytes=0))
+    assert bench.log.trims == []
+
+
+async def test_an_operator_accepts_a_gap_that_no_witness_knows(bench: Workbench) -> None:
+    await with_removed_records(bench)
+    bench.metadata.is_position_confirmed = False
+    await bench.metadata.put_local_log_start(PARTITION, OffsetAndEpoch(120, 0))
+    with pytest.raises(MetadataLostError):
+        await copy_start(bench)
+    await bench.accept()
+    await bench.manifest_task.check(120)
+    assert await copy_start(bench) == 120
+    assert bench.metadata.gaps(PARTITION) == [LogGap(90, 120)]
+    assert bench.metadata.local_log_start(PARTITION) == (90, 0)
+
+
+async def test_an_acceptance_of_another_manifest_accepts_no_gap(bench: Workbench) -> None:
+    """The metadata topic lost the end of an old acceptance."""
+    await with_removed_records(bench)
+    bench.metadata.is_position_confirmed = False
+    await bench.metadata.accept(PARTITION, witness_of(b"an earlier manifest"))
+    for _ in range(2):
+        await bench.manifest_task.check(120)
+        with pytest.raises(MetadataLostError):
+            await copy_start(bench)
+    assert bench.metadata.gaps(PARTITION) == []
+    assert bench.metadata.acceptance(PARTITION) is None
+
+
+async def test_a_gap_is_judged_by_the_manifest_that_the_store_has(bench: Workbench) -> None:
+    """Its writer knew a segment that this process does not know."""
+    await with_removed_records(bench)
+    more = await bench.store.get_object(KEY)
+    lost = bench.segments[-1]
+    del bench.metadata.segments[lost.segment_id]
+    bench.restart()
+    await bench.store.delete_object(KEY)
+    bench.log.log_start_offset = 0
+    await bench.write_manifest()
+    bench.log.log_start_offset = 120
+    await bench.store.put_object(KEY, more)
+    with pytest.raises(MetadataLostError, match="1 accepted segments"):
+        await copy_start(bench)
+    assert await bench.store.get_object(KEY) == more
+    assert bench.metadata.gaps(PARTITION) == []
+
+
+async def test_before_a_gap_is_recorded_an_old_manifest_is_replaced(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 3))
+    await copy_to_the_end(bench)
+    await bench.write_manifest()
+    old = await bench.store.get_object(KEY)
+    await with_removed_records_after(bench, 30)
+    known = await bench.store.get_object(KEY)
+    await bench.store.put_object(KEY, old)
+    assert await until_recorded(bench) == 150
+    assert await bench.store.get_object(KEY) == known
+
+
+async def test_no_gap_is_recorded_while_the_store_does_not_answer(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await with_removed_records(bench)
+
+    async def get_object(key: str) -> bytes:
+        raise RetriableRemoteStorageError("503")
+
+    monkeypatch.setattr(bench.store, "get_object", get_object)
+    for _ in range(2):
+        with pytest.raises(RetriableRemoteStorageError):
+            await copy_start(bench)
+        bench.now_ms += GAP_ALARM_MS
+    assert bench.metadata.gaps(PARTITION) == []
+
+
+async def test_only_the_owner_records_a_gap(bench: Workbench) -> None:
+    await with_removed_records(bench)
+    assert await copy_start(bench) is None
+    bench.now_ms += GAP_ALARM_MS
+    bench.metadata.owned = False
+    with pytest.raises(OwnershipLostError):
+        await copy_start(bench)
+    assert bench.metadata.gaps(PARTITION) == []
+
+
+async def test_an_unclean_election_ends_the_gap_of_the_history_that_it_cut_off(bench: Workbench) -> None:
+    await with_removed_records(bench)
+    await until_recorded(bench)
+    bench.log.log_start_offset = 0
+    bench.log.elect_unclean(50)
+    bench.log.append(*batches(50, 9, leader_epoch=1))
+    await copy_to_the_end(bench)
+    assert bench.metadata.gaps(PARTITION) == []
+    assert bench.metadata.remote_end_offset(PARTITION) == 139
+
+
+async def test_the_bounds_that_a_gap_is_judged_by_are_the_leaders(bench: Workbench) -> None:
+    await with_removed_records(bench)
+    earlier = LocalLogBounds(0, 200, 200, 0)
+    assert await bench.gap_task.copy_start(earlier, None) == 90
+    assert bench.metadata.gaps(PARTITION) == []

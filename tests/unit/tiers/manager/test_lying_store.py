@@ -1,0 +1,150 @@
+"""A store that refuses, stalls, truncates or does not show what it has, under the RLM tasks and under readers.
+
+Copying, trimming and expiry wait and go on by themselves; nothing is deleted that has no DELETE record, nothing is
+believed that was not read back, no listing is asked for; readers are told to try again, and get their bytes later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import ErrorCode
+from proxy.error_map import fetch_error
+from tests.support.fakes.lying_store import Lie, LyingStore
+from tests.support.fakes.tier_process import PARTITION
+from tests.unit.tiers.manager.test_every_io_call import RETRIED_AFTER_MS, STEPS, Life
+from tiers.errors import RemoteLogError
+from tiers.model.ids import RemoteLogSegmentId
+from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
+from tiers.storage.remote_storage_manager import RemoteStorageManager
+
+COPYING, TRIMMING, EXPIRING = range(3)
+"""Places in `STEPS`."""
+STRANGERS = ("x/cluster/topic/0/unknown.log", "stray.indexes")
+
+
+class LyingLife(Life):
+    def __init__(self, folder: Path) -> None:
+        self.stores: list[LyingStore] = []
+        super().__init__(folder)
+        for name in STRANGERS:
+            path = folder / "remote" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"somebody's")
+
+    def wrap_store(self, store: RemoteStorageManager) -> RemoteStorageManager:
+        self.stores.append(LyingStore(store))
+        self.stores[-1].is_named = self.is_named
+        return self.stores[-1]
+
+    def is_named(self, segment_id: RemoteLogSegmentId) -> bool:
+        known = self.process.metadata.remote_log_segment_metadata_by_id(segment_id)
+        return known is not None and known.state is RemoteLogSegmentState.DELETE_SEGMENT_STARTED
+
+    @property
+    def store(self) -> LyingStore:
+        return self.stores[-1]
+
+    async def live_until(self, step: int) -> None:
+        """All of the life before that step."""
+        for policy in STEPS[:step]:
+            self.topics.policy = policy
+            while await self.process.manager.round():
+                pass
+            self.clock.advance(RETRIED_AFTER_MS)
+
+    async def some_rounds(self, step: int) -> None:
+        self.topics.policy = STEPS[step]
+        for _ in range(4):
+            with contextlib.suppress(RemoteLogError):
+                await self.process.manager.round()
+            self.clock.advance(RETRIED_AFTER_MS)
+
+
+@asynccontextmanager
+async def lived(folder: Path, step: int) -> AsyncIterator[LyingLife]:
+    life = LyingLife(folder)
+    await life.process.open()
+    try:
+        await life.live_until(step)
+        yield life
+    finally:
+        await life.process.end()
+
+
+@pytest.mark.parametrize("step", [COPYING, EXPIRING], ids=["copying", "expiring"])
+@pytest.mark.parametrize("lie", Lie, ids=lambda each: each.value)
+async def test_the_tasks_wait_and_go_on(lie: Lie, step: int, tmp_path: Path) -> None:
+    async with lived(tmp_path, step) as life:
+        start_before = life.log.log_start_offset
+        life.store.lie = lie
+        await life.some_rounds(step)
+        assert life.store.lies_told > 0 or (lie, step) == (Lie.FORGETS, EXPIRING)
+        if step == COPYING:
+            assert life.process.metadata.remote_end_offset(PARTITION) is None
+            assert life.log.log_start_offset == start_before == 0
+        life.store.lie = None
+        await life.check_what_is_readable()
+        life.clock.advance(RETRIED_AFTER_MS)
+        await life.live()
+        await life.live()
+        for store in life.stores:
+            assert all(deletion.was_named for deletion in store.deletions)
+            assert store.listings == 0
+        await life.check_the_end(strangers=set(STRANGERS))
+
+
+@pytest.mark.parametrize("lie", Lie, ids=lambda each: each.value)
+async def test_readers_try_again_and_are_served_later(lie: Lie, tmp_path: Path) -> None:
+    async with lived(tmp_path, EXPIRING) as life, life.process.reader() as reader:
+        assert life.log.log_start_offset > 0
+        life.store.lie = lie
+        for _ in range(3):
+            # Never OFFSET_OUT_OF_RANGE: it would make consumers jump.
+            assert await refusal(reader) is ErrorCode.REPLICA_NOT_AVAILABLE
+        assert life.store.lies_told > 0
+        life.store.lie = None
+        await life.model.read_all(reader, 0, life.log.log_start_offset)
+
+
+async def test_what_is_cut_short_in_the_middle_of_a_read_is_never_served(tmp_path: Path) -> None:
+    async with lived(tmp_path, EXPIRING) as life, life.process.reader() as reader:
+        segment = life.process.metadata.remote_log_segment_metadata(PARTITION, 0)
+        assert segment is not None
+        await reader.index(segment, deadline_ms=monotonic_ms() + 20_000, connection_id=1)
+        life.store.lie = Lie.TRUNCATES
+        with pytest.raises(RemoteLogError) as raised:
+            await read(reader, timeout_ms=20_000)
+        assert fetch_error(raised.value) is ErrorCode.REPLICA_NOT_AVAILABLE
+        life.store.lie = None
+        await life.model.read_all(reader, 0, segment.end_offset + 1)
+
+
+async def refusal(reader: RemoteLogReader) -> ErrorCode:
+    """What a client is told. It is told nothing where the time is over before the store's first answer, which is a busy
+    machine's doing: then it waits longer."""
+    for timeout_ms in (200, 2_000, 20_000):
+        with pytest.raises(RemoteLogError) as raised:
+            await read(reader, timeout_ms)
+        code = fetch_error(raised.value)
+        if code is not ErrorCode.NONE:
+            break
+    return code
+
+
+async def read(reader: RemoteLogReader, timeout_ms: int) -> None:
+    await reader.read(
+        PARTITION,
+        0,
+        100_000,
+        min_one_message=True,
+        isolation_level=1,
+        deadline_ms=monotonic_ms() + timeout_ms,
+        connection_id=1,
+    )

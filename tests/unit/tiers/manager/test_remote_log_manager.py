@@ -1,0 +1,377 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from tests.support.fakes.in_memory_log import InMemoryLog
+from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
+from tiers.broker.client import monotonic_ms
+from tiers.config.topic_policy import TopicPolicy
+from tiers.errors import (
+    BrokerError,
+    LogDivergedError,
+    MetadataLostError,
+    RemoteLogError,
+    RetriableRemoteStorageError,
+)
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import EpochEndOffset, LocalLogBounds, LogRead
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.storage.remote_storage_manager import LogSegmentData
+from tiers.tasks.remote_log_manager import RemoteLogManager
+
+OTHER = TopicIdPartition(PARTITION.topic_id, 1, "orders")
+
+
+class Topics:
+    def __init__(self, policy: TopicPolicy) -> None:
+        self.policies = {policy.topic_id: policy}
+        self.refreshes = 0
+
+    async def refresh(self, timeout_ms: int) -> None:
+        self.refreshes += 1
+
+
+class Logs:
+    """A log for each of two partitions."""
+
+    def __init__(self) -> None:
+        self.of = {PARTITION: InMemoryLog(), OTHER: InMemoryLog()}
+
+    async def bounds(self, partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
+        return await self.of[partition].bounds(partition, timeout_ms)
+
+    async def read(self, partition: TopicIdPartition, offset: int, max_bytes: int, timeout_ms: int) -> LogRead:
+        return await self.of[partition].read(partition, offset, max_bytes, timeout_ms)
+
+    async def end_offset_for_epoch(
+        self, partition: TopicIdPartition, leader_epoch: int, timeout_ms: int
+    ) -> EpochEndOffset:
+        return await self.of[partition].end_offset_for_epoch(partition, leader_epoch, timeout_ms)
+
+    async def delete_records(
+        self,
+        partition: TopicIdPartition,
+        offset: int,
+        leader_epoch: int,
+        timeout_ms: int,
+        check_ownership: Callable[[], None],
+    ) -> int:
+        return await self.of[partition].delete_records(partition, offset, leader_epoch, timeout_ms, check_ownership)
+
+
+class Running:
+    def __init__(self, bench: Workbench, policy: TopicPolicy) -> None:
+        self.bench = bench
+        self.logs = Logs()
+        self.topics = Topics(replace(policy, partition_count=2))
+        settings = replace(
+            bench.services.settings,
+            process_interval_ms=20,
+            retry_interval_ms=1,
+            topics_interval_ms=10,
+            visible_after_ms=0,
+            segments_per_run=1,
+        )
+        bench.services = replace(bench.services, source=self.logs, settings=settings, clock_ms=monotonic_ms)
+        bench.metadata.clock_ms = monotonic_ms
+        self.manager = RemoteLogManager(bench.services, self.topics)
+
+    def remote_end(self, partition: TopicIdPartition) -> int | None:
+        return self.bench.metadata.remote_end_offset(partition)
+
+    def is_stopped(self, partition: TopicIdPartition) -> bool:
+        return self.bench.metric("remote_copy_stopped", topic="orders", partition=str(partition.partition)) == 1
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.manager.run())
+            try:
+                yield
+            finally:
+                self.manager.stop()
+
+
+@pytest.fixture
+def running(bench: Workbench) -> Running:
+    running = Running(bench, replace(POLICY, local_retention_bytes=0))
+    for log in running.logs.of.values():
+        log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10)])
+    return running
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(300):
+        while not condition():  # noqa: ASYNC110  # conditions over fakes that know no events
+            await asyncio.sleep(0.005)
+
+
+async def test_every_owned_partition_is_copied_and_trimmed(running: Running) -> None:
+    async with running.run():
+        await eventually(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])
+        await eventually(lambda: all(log.log_start_offset == 60 for log in running.logs.of.values()))
+        assert sorted(running.manager.partitions, key=lambda each: each.partition) == [PARTITION, OTHER]
+    assert running.bench.metric("bounds_violations_total", topic="orders", bound="Ly>Ry") == 0
+
+
+async def test_retention_that_was_raised_during_a_copy_counts_after_it(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running.topics.policies = {PARTITION.topic_id: replace(POLICY, retention_bytes=0)}
+    copy, copying, go_on = running.bench.store.copy_log_segment_data, asyncio.Event(), asyncio.Event()
+
+    async def slowly(metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+        copying.set()
+        await go_on.wait()
+        return await copy(metadata, data)
+
+    monkeypatch.setattr(running.bench.store, "copy_log_segment_data", slowly)
+    async with running.run():
+        await asyncio.wait_for(copying.wait(), 60)
+        running.topics.policies = {PARTITION.topic_id: POLICY}
+        seen = running.topics.refreshes
+        await eventually(lambda: running.topics.refreshes > seen + 1)
+        go_on.set()
+        await eventually(lambda: running.remote_end(PARTITION) == 89)
+    assert running.bench.metadata.log_starts(PARTITION) == []
+
+
+async def test_one_partition_that_fails_leaves_the_other_alone_and_is_tried_again(running: Running) -> None:
+    failing = running.logs.of[PARTITION]
+    failing.failure = BrokerError("no leader", retriable=True)
+    async with running.run():
+        await eventually(lambda: running.remote_end(OTHER) == 89)
+        assert running.remote_end(PARTITION) is None
+        failing.failure = None
+        await eventually(lambda: running.remote_end(PARTITION) == 89)
+
+
+async def test_a_bug_in_one_partition_is_logged_and_not_spread(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    running.logs.of[PARTITION].failure = ZeroDivisionError("bug")
+    async with running.run():
+        await eventually(lambda: running.remote_end(OTHER) == 89)
+    assert "a partition could not be processed" in [line.getMessage() for line in caplog.records if line.exc_info]
+
+
+async def test_a_diverged_partition_raises_an_alarm_and_moves_nothing(running: Running) -> None:
+    async with running.run():
+        await eventually(lambda: running.remote_end(PARTITION) == 89)
+        log = running.logs.of[PARTITION]
+        await eventually(lambda: log.log_start_offset == 60)
+        log.epoch_answer = EpochEndOffset(0, 0)
+        log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10, 20)])
+        await eventually(lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="diverged") > 0)
+    assert running.remote_end(PARTITION) == 89
+    assert log.log_start_offset == 60
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(MetadataLostError("it was lost"), "metadata-lost"), (LogDivergedError("it diverged"), "diverged")],
+)
+async def test_a_partition_that_stops_is_one_alarm_until_it_goes_on(
+    running: Running, caplog: pytest.LogCaptureFixture, error: RemoteLogError, reason: str
+) -> None:
+    log = running.logs.of[PARTITION]
+
+    def stopped() -> tuple[float, int]:
+        lines = [line for line in caplog.records if line.levelname == "ERROR" and reason[:8] in line.getMessage()]
+        return running.bench.metric("remote_log_alarms_total", topic="orders", reason=reason), len(lines)
+
+    async with running.run():
+        await eventually(lambda: running.remote_end(PARTITION) == 89)
+        managed = running.manager._managed[PARTITION]
+        for episode in (1, 2):
+            log.failure = error
+            await eventually(lambda: managed.failures > 2)
+            log.failure = BrokerError("no leader", retriable=True)  # which ends no episode
+            await eventually(lambda: managed.last_error == "no leader")
+            log.failure = error
+            await eventually(lambda: managed.last_error == str(error))
+            assert stopped() == (episode, episode)
+            log.failure = None
+            await eventually(lambda: managed.failures == 0)
+
+
+async def test_an_unclean_election_is_clamped_and_the_new_leader_copied_in_the_same_round(running: Running) -> None:
+    async with running.run():
+        await eventually(lambda: running.remote_end(PARTITION) == 89)
+        log = running.logs.of[PARTITION]
+        await eventually(lambda: log.log_start_offset == 60)
+        log.elect_unclean(80)
+        log.append(*[batch_of(10 * n, 10, value_bytes=15, leader_epoch=1) for n in range(8, 15)])
+        await eventually(lambda: running.remote_end(PARTITION) == 139)
+        assert running.bench.metric("remote_log_clamps_total", topic="orders") == 1
+        assert running.bench.metric("remote_log_alarms_total", topic="orders", reason="diverged") == 0
+    successor = running.bench.metadata.remote_log_segment_metadata(PARTITION, 80)
+    assert successor is not None
+    assert (successor.start_offset, successor.segment_leader_epochs[0].epoch) == (80, 1)
+
+
+async def test_partitions_of_another_owner_are_given_up(running: Running) -> None:
+    async with running.run():
+        await eventually(lambda: running.remote_end(PARTITION) == 89)
+        running.bench.metadata.owned = False
+        await eventually(lambda: running.manager.partitions == [])
+        await eventually(lambda: running.bench.spooled() == [])
+        assert running.bench.metric("owned_partitions") == 0
+
+
+async def test_a_step_that_is_cancelled_before_it_began_leaves_no_open_segment(running: Running) -> None:
+    async with running.run():
+        await eventually(lambda: running.remote_end(PARTITION) == 89)
+        managed = running.manager._managed[PARTITION]
+        await eventually(lambda: managed.step is None and managed.copy.local_only_bytes > 0)
+        step = managed.step = asyncio.create_task(running.manager._step(managed))
+        running.manager._give_up(PARTITION)
+        await asyncio.wait([step])
+        assert managed.copy.local_only_bytes == 0
+
+
+async def test_deletions_that_failed_are_counted_by_whoever_owns_the_partition(running: Running) -> None:
+    bench, failed = running.bench, running.bench.services.failed_deletions
+    async with running.run():
+        await eventually(lambda: running.remote_end(PARTITION) == 89)
+        await failed.failed(bench.segments[0], RetriableRemoteStorageError("AccessDenied"), 0, 0)
+        await eventually(lambda: bench.metric("remote_failed_deletions") == 1)
+        rounds = running.topics.refreshes
+        await eventually(lambda: running.topics.refreshes > rounds + 1)
+        assert failed.count == 1
+        bench.metadata.owned = False
+        await eventually(lambda: bench.metric("remote_failed_deletions") == 0)
+        assert failed.count == 0
+
+
+async def test_a_topic_that_is_no_longer_tiered_is_given_up(running: Running) -> None:
+    async with running.run():
+        await eventually(lambda: len(running.manager.partitions) == 2)
+        running.topics.policies = {UUID(int=99): replace(POLICY, topic_id=UUID(int=99), partition_count=0)}
+        await eventually(lambda: running.manager.partitions == [])
+
+
+async def test_a_copy_under_way_is_finished_before_the_manager_ends(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copying, go_on = asyncio.Event(), asyncio.Event()
+    copy = running.bench.store.copy_log_segment_data
+
+    async def slow(*args: object) -> bytes | None:
+        copying.set()
+        await go_on.wait()
+        return await copy(*args)  # type: ignore[arg-type]  # handed through
+
+    monkeypatch.setattr(running.bench.store, "copy_log_segment_data", slow)
+    async with running.run():
+        await copying.wait()
+        running.manager.stop()
+        go_on.set()
+    assert 29 in (running.remote_end(PARTITION), running.remote_end(OTHER))
+    assert running.bench.spooled() == []
+
+
+async def test_a_copy_that_does_not_end_is_cancelled_at_the_deadline(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copying = asyncio.Event()
+
+    async def never(*args: object) -> bytes | None:
+        copying.set()
+        await asyncio.Event().wait()
+        raise RetriableRemoteStorageError("unreachable")
+
+    monkeypatch.setattr(running.bench.store, "copy_log_segment_data", never)
+    services = running.bench.services
+    services = replace(services, settings=replace(services.settings, stop_timeout_ms=20))
+    running.manager = RemoteLogManager(services, running.topics)
+    async with running.run():
+        await copying.wait()
+    assert running.bench.finished == []
+    assert running.bench.spooled() == []
+
+
+async def test_a_spool_file_of_an_earlier_process_is_removed(running: Running, tmp_path: Path) -> None:
+    leftover = tmp_path / "spool" / "x.spool"
+    leftover.write_bytes(b"torn")
+    async with running.run():
+        await eventually(lambda: running.topics.refreshes > 0)
+    assert not leftover.exists()
+
+
+async def test_too_much_custom_metadata_stops_copying_for_good(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = 0
+
+    async def talkative(*args: object) -> bytes | None:
+        nonlocal attempts
+        attempts += 1
+        return b"x" * 1000
+
+    monkeypatch.setattr(running.bench.store, "copy_log_segment_data", talkative)
+    async with running.run():
+        await eventually(lambda: all(running.is_stopped(each) for each in (PARTITION, OTHER)))
+        rounds = running.topics.refreshes + 5
+        await eventually(lambda: running.topics.refreshes >= rounds)
+    assert attempts == 2
+
+
+async def test_a_transaction_that_hangs_is_an_alarm_once(running: Running) -> None:
+    log = running.logs.of[PARTITION]
+    log.last_stable_offset = 40
+    services = running.bench.services
+    services = replace(services, settings=replace(services.settings, stuck_lso_alarm_ms=30))
+    running.manager = RemoteLogManager(services, running.topics)
+    async with running.run():
+        await eventually(
+            lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="stuck-lso") == 1
+        )
+        reads = len(log.reads)
+        await eventually(lambda: len(log.reads) > reads + 3)
+    assert running.bench.metric("remote_log_alarms_total", topic="orders", reason="stuck-lso") == 1
+
+
+async def test_copying_that_falls_behind_the_retention_is_an_alarm(running: Running) -> None:
+    policy = replace(POLICY, partition_count=1, retention_ms=40, segment_bytes=1 << 20)
+    running.topics.policies = {policy.topic_id: policy}
+    async with running.run():
+        await eventually(
+            lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="copy-lag") == 1
+        )
+
+
+async def test_a_partition_that_comes_back_waits_for_the_step_that_is_being_cancelled(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, copying, may_end = running.bench, asyncio.Event(), asyncio.Event()
+    copy, cancelled = bench.store.copy_log_segment_data, asyncio.Event()
+
+    async def slow_to_cancel(metadata: RemoteLogSegmentMetadata, data: LogSegmentData) -> bytes | None:
+        if metadata.topic_id_partition == PARTITION and not cancelled.is_set():
+            copying.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+                await may_end.wait()
+        return await copy(metadata, data)
+
+    monkeypatch.setattr(bench.store, "copy_log_segment_data", slow_to_cancel)
+    async with running.run():
+        await copying.wait()
+        bench.metadata.owned = False
+        await cancelled.wait()
+        bench.metadata.owned = True
+        running.manager._assign()
+        assert PARTITION not in running.manager.partitions
+        may_end.set()
+        await eventually(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])

@@ -1,0 +1,127 @@
+"""What a segment takes over from the one before it, also after a restart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.fakes.in_memory_log import Aborted
+from tests.support.fakes.record_batches import batch_of, build_batch, control_batch, record
+from tests.support.tiers.workbench import POLICY, Workbench
+from tiers.model.segment_metadata import RemoteLogSegmentMetadata
+from tiers.segment.indexes.indexes_object import decode_indexes_object
+from tiers.segment.indexes.producer_snapshot import decode_producer_snapshot
+from tiers.segment.indexes.segment_index import AbortedTransactionRange
+from tiers.segment.indexes.transaction_index import AbortedTxn, decode_transaction_index
+
+
+def batches(first: int, count: int, leader_epoch: int = 0) -> list[bytes]:
+    """Batches of ten records and about 300 bytes: three fill a segment of the test policy."""
+    return [batch_of(first + 10 * n, 10, value_bytes=15, leader_epoch=leader_epoch) for n in range(count)]
+
+
+async def test_leader_epochs_are_carried_over_segments_and_restarts(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 2, leader_epoch=1), *batches(20, 5, leader_epoch=4), *batches(70, 4, leader_epoch=7))
+    assert await bench.copy(replace(POLICY, segment_bytes=700))
+    bench.restart()
+    await bench.copy_all()
+    epochs = [[(one.epoch, one.start_offset) for one in segment.segment_leader_epochs] for segment in bench.segments]
+    assert epochs[0] == [(1, 0)]
+    assert epochs[-1][-1] == (7, 70)
+    last = bench.segments[-1]
+    cumulative = decode_indexes_object(await bench.store.fetch_indexes(last)).indexes.leader_epochs
+    assert [(one.epoch, one.start_offset) for one in cumulative] == [(1, 0), (4, 20), (7, 70)]
+
+
+async def test_the_state_of_producers_is_carried_over_segments_and_restarts(bench: Workbench) -> None:
+    def data(offset: int, producer_id: int, *, transactional: bool = False) -> bytes:
+        value = b"x" * 350
+        return build_batch(
+            offset,
+            [record(offset, value=value)],
+            producer_id=producer_id,
+            producer_epoch=0,
+            transactional=transactional,
+        )
+
+    async def known(segment: RemoteLogSegmentMetadata) -> list[tuple[int, int, int]]:
+        indexes = decode_indexes_object(await bench.store.fetch_indexes(segment)).indexes
+        return [
+            (one.producer_id, one.last_offset, one.current_txn_first_offset)
+            for one in decode_producer_snapshot(indexes.producer_snapshot)
+        ]
+
+    bench.log.append(data(0, 8), data(1, 9, transactional=True), data(2, 7), data(3, 7), data(4, 7))
+    await bench.copy_all(replace(POLICY, segment_bytes=900))
+    assert await known(bench.segments[-1]) == [(7, 3, -1), (8, 0, -1), (9, 1, 1)]
+    bench.restart()
+    bench.log.append(*(data(offset, 7) for offset in range(5, 9)))
+    await bench.copy_all(replace(POLICY, segment_bytes=900))
+    assert await known(bench.segments[-1]) == [(7, bench.segments[-1].end_offset, -1), (8, 0, -1), (9, 1, 1)]
+    assert len(bench.segments) > 3
+
+
+async def test_lost_indexes_of_the_newest_segment_do_not_hold_up_the_copying(bench: Workbench) -> None:
+    bench.log.append(*batches(0, 3, leader_epoch=1), *batches(30, 4, leader_epoch=4))
+    await bench.copy_all()
+    bench.restart()
+    lost = next(path for path in (bench.folder / "remote").rglob("*.indexes") if "59-" in path.name)
+    lost.unlink()
+    bench.log.append(*batches(70, 4, leader_epoch=7))
+    await bench.copy_all()
+    newest = bench.segments[-1]
+    cumulative = decode_indexes_object(await bench.store.fetch_indexes(newest)).indexes.leader_epochs
+    assert [(one.epoch, one.start_offset) for one in cumulative] == [(1, 0), (4, 30), (7, 70)]
+
+
+async def test_an_aborted_transaction_is_known_to_every_segment_that_it_overlaps_and_to_no_later_one(
+    bench: Workbench,
+) -> None:
+    def data(offset: int) -> bytes:
+        return build_batch(
+            offset, [record(offset, value=b"x" * 350)], producer_id=9, producer_epoch=0, transactional=True
+        )
+
+    def marker(offset: int, kind: int) -> bytes:
+        key, value = b"\x00\x00\x00" + bytes([kind]), b"\x00" * 6
+        control = [record(offset, key=key, value=value)]
+        return build_batch(offset, control, producer_id=9, producer_epoch=0, transactional=True, control=True)
+
+    bench.log.append(*map(data, range(5)), marker(5, 0), *map(data, range(6, 14)), marker(14, 1))
+    bench.log.aborted = [Aborted(9, 0, 5)]
+    await bench.copy_all()
+    bench.now_ms += POLICY.segment_ms
+    await bench.copy_all()
+    known = []
+    for segment in bench.segments:
+        indexes = decode_indexes_object(await bench.store.fetch_indexes(segment)).indexes
+        known.append((segment.start_offset, segment.end_offset, indexes.aborted_transactions))
+    open_end = 2**63 - 1
+    assert known[0] == (0, 1, (AbortedTransactionRange(9, 0, open_end),))
+    assert [entry[2] for entry in known if entry[0] <= 5 <= entry[1]] == [(AbortedTransactionRange(9, 0, 5),)]
+    assert all(entry[2] == () for entry in known if entry[0] > 5)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_kafkas_transaction_index_knows_what_is_open_whether_or_not_the_copier_went_on(
+    bench: Workbench, restarts: bool
+) -> None:
+    """The last stable offset of an abort is the start of the oldest transaction that is open then."""
+
+    def data(offset: int, producer_id: int) -> bytes:
+        records = [record(offset, value=b"x" * 350)]
+        return build_batch(offset, records, producer_id=producer_id, producer_epoch=0, transactional=True)
+
+    policy = replace(POLICY, segment_bytes=900)
+    bench.log.append(data(0, 8), data(1, 9), data(2, 9))
+    await bench.copy_all(policy)
+    assert bench.finished == [(0, 1)]
+    if restarts:
+        bench.restart()
+    bench.log.append(control_batch(3, commit=False, producer_id=9), data(4, 8), data(5, 8))
+    bench.log.aborted = [Aborted(9, 1, 3)]
+    await bench.copy_all(policy)
+    indexes = decode_indexes_object(await bench.store.fetch_indexes(bench.segments[1])).indexes
+    assert decode_transaction_index(indexes.transaction_index) == [AbortedTxn(9, 1, 3, 0)]
+    assert indexes.history_from == 0

@@ -1,0 +1,37 @@
+"""An empty state, and a follower of a scripted cluster, for the tests that take one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.tiers.following import Cluster, Following
+from tests.unit.tiers.metadata.test_state import open_state
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
+from tiers.metadata.topic import follower as follower_module
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    cluster = Cluster()
+    monkeypatch.setattr(follower_module, "fetch_raw", cluster.fetch)
+    return cluster
+
+
+@pytest.fixture
+def following(cluster: Cluster, tmp_path: Path) -> Any:
+    state = open_state(tmp_path)
+    following = Following(cluster, state)
+    yield following
+    following.follower.close()
+    state.close()
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[RemoteLogMetadataStateWriter]:
+    writer = open_state(tmp_path)
+    yield writer
+    writer.close()

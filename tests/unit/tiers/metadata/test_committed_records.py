@@ -1,0 +1,270 @@
+"""read_committed, as the follower reads it: what aborted transactions wrote is left out, everything else is not."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from uuid import UUID
+
+import google_crc32c
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.record.default_records import DefaultRecordBatchBuilder
+
+from protocol.errors import CorruptBatchError, ErrorCode
+from tests.unit.tiers.metadata.test_state import NOW_MS, log_start, segment, to, user
+from tiers.broker.fetch import FetchedPartition
+from tiers.errors import BrokerError
+from tiers.metadata.records.serde import (
+    RecordKey,
+    encode_key,
+    encode_value,
+    key_of,
+    nothing_key,
+    segment_keys,
+)
+from tiers.metadata.topic.committed_records import read_committed
+from tiers.model.log_source import AbortedTransaction
+from tiers.model.segment_state import RemoteLogSegmentState as State
+
+TRANSACTIONAL = 0x10
+CONTROL = 0x20
+LOG_APPEND_TIME = 0x08
+GZIP = 0x01
+OWNER = 7
+
+
+def batch(
+    base_offset: int,
+    records: Sequence[tuple[bytes | None, bytes | None]],
+    producer_id: int = OWNER,
+    attributes: int = TRANSACTIONAL,
+) -> bytes:
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=0,
+        is_transactional=False,
+        producer_id=producer_id,
+        producer_epoch=0,
+        base_sequence=0,
+        batch_size=1 << 20,
+    )
+    for index, (key, value) in enumerate(records):
+        builder.append(index, NOW_MS - 5, key, value, [])
+    raw = bytearray(builder.build())
+    struct.pack_into(">q", raw, 0, base_offset)
+    struct.pack_into(">h", raw, 21, attributes | LOG_APPEND_TIME)
+    struct.pack_into(">q", raw, 35, NOW_MS)
+    return with_crc(raw)
+
+
+def with_crc(raw: bytearray) -> bytes:
+    struct.pack_into(">I", raw, 17, google_crc32c.value(bytes(raw[21:])))
+    return bytes(raw)
+
+
+def data(base_offset: int, count: int, producer_id: int = OWNER) -> bytes:
+    metadata = [segment(base_offset + index + 1, 0, 9) for index in range(count)]
+    records = [(encode_key(key_of(each)), encode_value(each)) for each in metadata]
+    return batch(base_offset, records, producer_id)
+
+
+def marker(offset: int, producer_id: int, *, commit: bool) -> bytes:
+    key = struct.pack(">hh", 0, 1 if commit else 0)
+    return batch(offset, [(key, struct.pack(">hi", 0, 0))], producer_id, TRANSACTIONAL | CONTROL)
+
+
+def fetched(
+    records: bytes, aborted: tuple[AbortedTransaction, ...] = (), error: int = ErrorCode.NONE
+) -> FetchedPartition:
+    return FetchedPartition(UUID(int=1), 0, error, 100, 100, 0, aborted, memoryview(records))
+
+
+def offsets(records: bytes, aborted: tuple[AbortedTransaction, ...] = (), position: int = 0) -> list[int]:
+    return [event.offset for event in read_committed(fetched(records, aborted), position).events]
+
+
+def test_times_are_the_brokers() -> None:
+    [event] = read_committed(fetched(data(0, 1)), 0).events
+    assert event.timestamp_ms == NOW_MS
+
+
+def test_an_aborted_transaction_is_left_out_and_the_next_one_is_not() -> None:
+    log = data(0, 2, producer_id=7) + marker(2, 7, commit=False) + data(3, 1, producer_id=7) + marker(4, 7, commit=True)
+    read = read_committed(fetched(log, (AbortedTransaction(7, 0),)), 0)
+    assert [event.offset for event in read.events] == [3]
+    assert read.next_offset == 5
+
+
+def test_another_producers_records_between_are_kept() -> None:
+    log = data(0, 1, producer_id=7) + data(1, 1, producer_id=9) + data(2, 1, producer_id=8) + marker(3, 7, commit=False)
+    assert offsets(log, (AbortedTransaction(7, 0),)) == [1, 2]
+
+
+def test_a_transaction_that_began_before_the_position_is_left_out() -> None:
+    log = data(5, 1, producer_id=7) + marker(6, 7, commit=False)
+    assert offsets(log, (AbortedTransaction(7, 1),), position=5) == []
+
+
+outcomes = st.lists(st.tuples(st.sampled_from([7, 8, 9]), st.integers(1, 3), st.booleans()), max_size=8)
+
+
+@given(outcomes)
+def test_exactly_the_committed_records_are_read(transactions: list[tuple[int, int, bool]]) -> None:
+    log, expected, aborted, offset = b"", [], [], 0
+    for producer_id, count, is_committed in transactions:
+        log += data(offset, count, producer_id) + marker(offset + count, producer_id, commit=is_committed)
+        if is_committed:
+            expected += list(range(offset, offset + count))
+        else:
+            aborted.append(AbortedTransaction(producer_id, offset))
+        offset += count + 1
+    assert offsets(log, tuple(reversed(aborted))) == expected
+
+
+def test_a_marker_that_compaction_emptied_is_read_past() -> None:
+    emptied = bytearray(marker(1, 7, commit=False)[:61])
+    struct.pack_into(">i", emptied, 8, len(emptied) - 12)
+    struct.pack_into(">i", emptied, 57, 0)
+    read = read_committed(fetched(data(0, 1) + with_crc(emptied) + data(2, 1)), 0)
+    assert ([event.offset for event in read.events], read.next_offset) == ([0, 2], 3)
+
+
+def test_reading_goes_on_inside_a_batch() -> None:
+    assert offsets(data(0, 4), position=2) == [2, 3]
+
+
+def test_a_batch_cut_short_waits_for_the_next_read() -> None:
+    log = data(0, 2) + data(2, 2)
+    read = read_committed(fetched(log[:-1]), 0)
+    assert ([event.offset for event in read.events], read.next_offset) == ([0, 1], 2)
+
+
+def test_a_tombstone_names_what_is_gone() -> None:
+    first = segment(1, 0, 9)
+    key = segment_keys(first.segment_id)[1]
+    [event] = read_committed(fetched(batch(0, [(encode_key(key), None)])), 0).events
+    assert (event.key, event.record) == (key, None)
+
+
+def test_records_of_others_are_left_out_and_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    mine = to(segment(1, 0, 9), State.COPY_SEGMENT_FINISHED)
+    log = batch(
+        0,
+        [
+            (b"?", b"not a record of ours"),
+            (b"?", None),
+            (None, None),
+            (b"?", bytes.fromhex("01b71700")),
+            (b"?", bytes.fromhex("010500")),
+            (b"?", bytes.fromhex("010001")),
+        ],
+        -1,
+        0,
+    ) + batch(6, [(b"?", None), (b"?", b"\x01\x00\x00torn"), (None, encode_value(mine))])
+    read = read_committed(fetched(log), 0)
+    assert [event.record for event in read.events] == [mine]
+    assert (read.next_offset, read.foreign_records, read.unknown) == (9, 7, None)
+    assert [(vars(record)["offset"], vars(record)["records"]) for record in caplog.records] == [(0, 7)]
+
+
+UNKNOWN_KEY = encode_key(RecordKey(1999, segment(1, 0, 9).topic_id_partition))
+KNOWN_KEY = encode_key(key_of(segment(1, 0, 9)))
+UNKNOWN = {
+    "a later type of ours": (UNKNOWN_KEY, bytes.fromhex("01cf0f00")),
+    "a later version of ours": (KNOWN_KEY, bytes.fromhex("01e80702")),
+    "its tombstone": (UNKNOWN_KEY, None),
+}
+UNKNOWN_IN_TRANSACTIONS = {
+    "another frame": (KNOWN_KEY, bytes.fromhex("020000")),
+    "a later type of Kafka's": (KNOWN_KEY, bytes.fromhex("010500")),
+    "a later version of Kafka's": (KNOWN_KEY, bytes.fromhex("010001")),
+    "a tombstone of a later type of Kafka's": (encode_key(RecordKey(5, segment(1, 0, 9).topic_id_partition)), None),
+}
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+@pytest.mark.parametrize("what", [*UNKNOWN, *UNKNOWN_IN_TRANSACTIONS])
+def test_a_record_of_a_later_release_ends_the_read_in_front_of_it(what: str, in_transaction: bool) -> None:
+    unknown = (UNKNOWN | UNKNOWN_IN_TRANSACTIONS)[what]
+    added = segment(1, 0, 9)
+    raised = log_start("anybody", user(5))
+    pairs = [(encode_key(key_of(each)), encode_value(each)) for each in (raised, raised)]
+    middle = [pairs[0], unknown, pairs[1]]
+    producer, attributes = (OWNER, TRANSACTIONAL) if in_transaction else (-1, 0)
+    log = data(0, 1) + batch(1, middle, producer, attributes) + data(4, 1)
+    read = read_committed(fetched(log), 0)
+    if what in UNKNOWN_IN_TRANSACTIONS and not in_transaction:
+        assert ([event.offset for event in read.events], read.unknown) == ([0, 1, 3, 4], None)
+        assert read.foreign_records == 1
+        return
+    assert read.unknown is not None
+    assert read.unknown.offset == 2
+    assert "later release" in read.unknown.what
+    assert ([event.offset for event in read.events], read.next_offset) == ([0, 1], 2)
+    assert added in [event.record for event in read.events]
+    again = read_committed(fetched(log), 2)
+    assert (again.events, again.next_offset, again.unknown) == ([], 2, read.unknown)
+
+
+def test_an_aborted_record_of_a_later_release_is_none() -> None:
+    unknown = batch(0, [UNKNOWN["a later type of ours"]], producer_id=7) + marker(1, 7, commit=False)
+    read = read_committed(fetched(unknown + data(2, 1, producer_id=8), (AbortedTransaction(7, 0),)), 0)
+    assert ([event.offset for event in read.events], read.unknown) == ([2], None)
+
+
+@pytest.mark.parametrize(("at", "position", "leader_epoch"), [(0, 50, 3), (1, 61, 4)])
+def test_a_position_in_front_of_an_unknown_record_has_a_leader_epoch_that_reached_it(
+    at: int, position: int, leader_epoch: int
+) -> None:
+    """Leader epoch 3 ended at 50. What epoch 4 wrote first was compacted away."""
+    pairs = [(KNOWN_KEY, encode_value(segment(1, 0, 9)))] * 2
+    pairs[at] = (UNKNOWN_KEY, bytes.fromhex("01cf0f00"))
+    before, after = bytearray(data(49, 1)), bytearray(batch(60, pairs))
+    struct.pack_into(">i", before, 12, 3)
+    struct.pack_into(">i", after, 12, 4)
+    read = read_committed(fetched(bytes(before + after)), 40)
+    assert read.unknown is not None
+    assert read.unknown.offset == 60 + at
+    assert (read.next_offset, read.leader_epoch) == (position, leader_epoch)
+    again = read_committed(fetched(bytes(after)), position)
+    assert (again.next_offset, again.leader_epoch, again.unknown) == (position, -1, read.unknown)
+
+
+def test_what_owners_write_counts_in_a_transaction_alone() -> None:
+    added = segment(1, 0, 9)
+    raised = log_start("anybody", user(5))
+    records = [
+        (None, encode_value(added)),
+        (encode_key(segment_keys(added.segment_id)[0]), None),
+        (encode_key(key_of(raised)), encode_value(raised)),
+        (encode_key(key_of(raised)), None),
+        (encode_key(nothing_key(added.topic_id_partition)), None),
+    ]
+    read = read_committed(fetched(batch(0, records, -1, 0)), 0)
+    assert [(event.offset, event.record) for event in read.events] == [(2, raised), (3, None), (4, None)]
+    assert read.foreign_records == 2
+    assert len(read_committed(fetched(batch(0, records)), 0).events) == 5
+
+
+def test_a_batch_that_nobody_can_read_is_a_strangers_unless_a_transaction_brought_it() -> None:
+    records = [(None, b"not compressed, whatever the batch says")]
+    stranger = batch(0, records, -1, GZIP)
+    read = read_committed(fetched(stranger + data(1, 1)), 0)
+    assert [event.offset for event in read.events] == [1]
+    assert read.foreign_records == 1
+    with pytest.raises(CorruptBatchError):
+        read_committed(fetched(batch(0, records, OWNER, TRANSACTIONAL | GZIP)), 0)
+
+
+def test_damaged_bytes_are_never_replayed() -> None:
+    log = bytearray(data(0, 1))
+    log[-1] ^= 1
+    with pytest.raises(CorruptBatchError):
+        read_committed(fetched(bytes(log)), 0)
+
+
+def test_an_error_of_the_partition_is_raised() -> None:
+    with pytest.raises(BrokerError):
+        read_committed(fetched(b"", error=ErrorCode.NOT_LEADER_OR_FOLLOWER), 0)

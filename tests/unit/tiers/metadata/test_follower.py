@@ -1,0 +1,289 @@
+"""`MetadataFollower` over scripted answers: what may be believed while the state is emptied, full, or just written."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka.protocol.consumer import ListOffsetsRequest
+
+from protocol.errors import ErrorCode
+from tests.support.tiers.following import NODE, Cluster, Following, finished, until
+from tests.unit.tiers.metadata.test_state import open_state, segment, to
+from tiers.broker.client import Leader
+from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.metadata.topic import follower as follower_module
+from tiers.model.log_start import OffsetAndEpoch
+from tiers.model.segment_state import RemoteLogSegmentState as State
+
+
+async def test_after_a_loss_of_records_the_state_is_kept_and_is_not_fresh(
+    cluster: Cluster, following: Following
+) -> None:
+    cluster.logs = {0: finished(1, 0), 1: finished(2, 100)}
+    assert await following.poll()
+    lost, records = segment(2, 100, 109).topic_id_partition, cluster.logs[1]
+    for left in ([], records[:1]):
+        # Partition 1 lost records; partition 0 goes on.
+        cluster.logs[0] += finished(3, 10)
+        cluster.logs[1] = left
+        assert not await following.poll()
+        with pytest.raises(RemoteLogMetadataNotReadyError):
+            await following.follower.ensure_fresh(1, 60_000, 50)
+        assert not following.follower.is_fresh(1, 60_000)
+        assert f"metadata partition 1 ends at {len(left)} and was read to 2" in str(following.follower.trouble)
+        assert following.follower.is_fresh(0, 60_000)
+        assert following.follower.position(0) == len(cluster.logs[0])
+        assert following.state.remote_end_offset(lost) == 109
+    cluster.logs[1] = records
+    assert await following.poll()
+    assert following.follower.trouble is None
+    assert following.follower.is_fresh(1, 60_000)
+
+
+async def test_a_loss_of_records_is_seen_by_a_look_at_the_end_alone(cluster: Cluster, following: Following) -> None:
+    cluster.logs[0] = finished(1, 0)
+    assert await following.poll()
+    cluster.logs[0] = []
+    looking = asyncio.create_task(following.follower.ensure_fresh(0, 0, 60_000))
+    await until(lambda: following.follower.trouble is not None)
+    assert "was read to 2" in str(following.follower.trouble)
+    assert not looking.done()
+    looking.cancel()
+    await asyncio.wait([looking])
+
+
+async def test_what_is_read_while_the_end_is_asked_for_is_no_loss_of_records(
+    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.logs[0] = finished(1, 0)
+    assert await following.poll()
+    answered = cluster.request
+
+    async def overtaken(node_id: int, message: Any, timeout_ms: int, *, min_version: int) -> Any:
+        answer = await answered(node_id, message, timeout_ms, min_version=min_version)
+        if isinstance(message, ListOffsetsRequest):
+            cluster.logs[0] += finished(2, 100)
+            await following.poll()
+        return answer
+
+    monkeypatch.setattr(cluster, "request", overtaken)
+    await following.follower.ensure_fresh(0, 0, 60_000)
+    assert following.follower.trouble is None
+
+
+async def test_a_new_leaders_first_answers_are_no_loss_of_records(cluster: Cluster, following: Following) -> None:
+    """Its high watermark may lie below what was committed before it."""
+    cluster.logs[0] = finished(1, 0)
+    assert await following.poll()
+    cluster.leaders[NODE] = Leader(NODE, 5)
+    cluster.error_of_latest = ErrorCode.OFFSET_NOT_AVAILABLE
+    cluster.high_watermark = 1
+    assert not await following.poll()
+    assert following.follower.trouble is None
+
+
+async def test_how_far_a_topic_was_read_outlives_the_state_that_read_it(cluster: Cluster, tmp_path: Path) -> None:
+    """It was too old, say, and what it held is to be read again; from a topic that was emptied meanwhile."""
+    state = open_state(tmp_path)
+    cluster.logs[0] = finished(1, 0)
+    before = Following(cluster, state)
+    assert await before.poll()
+    before.follower.close()
+    state.start_over("it is old")
+    state.start_over("it is old again")
+    assert state.next_offset(0) == 0
+    cluster.logs[0] = []
+    again = Following(cluster, state)
+    assert not await again.poll()
+    assert not again.follower.is_fresh(0, 60_000)
+    assert "ends at 0 and was read to 2" in str(again.follower.trouble)
+    cluster.logs[0] = finished(1, 0)
+    assert await again.poll()
+    assert again.follower.is_fresh(0, 60_000)
+    again.follower.close()
+    state.start_over("another topic", is_same_topic=False)
+    assert state.reached(0) == OffsetAndEpoch(0, -1)
+    state.close()
+
+
+async def test_records_that_were_deleted_unread_are_never_taken_for_read(
+    cluster: Cluster, following: Following
+) -> None:
+    cluster.logs = {0: finished(1, 0) + finished(2, 10), 1: []}
+    cluster.log_start = 2
+    assert not await following.poll()
+    assert not await following.poll()
+    assert following.follower.position(0) == 0
+    assert "records 0 to 1 of metadata partition 0 were deleted unread" in str(following.follower.trouble)
+    assert not following.follower.is_fresh(0, 60_000)
+    assert following.state.fresh_at_ms(0) is None
+    with pytest.raises(RemoteLogMetadataNotReadyError):
+        await following.follower.ensure_fresh(0, 60_000, 50)
+    cluster.log_start = 0
+    assert await following.poll()
+    assert following.follower.trouble is None
+    assert following.follower.is_fresh(0, 60_000)
+
+
+async def test_nothing_is_fresh_while_the_state_is_emptied(
+    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.logs[0] = finished(1, 0)
+    assert await following.poll()
+    assert following.state.fresh_at_ms(0) is not None
+    go_on, started, start_over = threading.Event(), threading.Event(), following.state.start_over
+    at_the_start: list[int | None] = []
+
+    def slowly(reason: str) -> None:
+        started.set()
+        go_on.wait(60)
+        start_over(reason)
+
+    def contradicts_itself(reads: Any) -> Any:
+        raise RemoteLogMetadataError("a segment that is not there")
+
+    clear = following.state._clear
+
+    def observed(is_same_topic: bool) -> None:
+        at_the_start.append(following.state.fresh_at_ms(0))
+        clear(is_same_topic)
+
+    monkeypatch.setattr(following.state, "start_over", slowly)
+    monkeypatch.setattr(following.state, "_clear", observed)
+    cluster.logs[0] += finished(2, 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(following.state, "apply", contradicts_itself)
+        with pytest.raises(RemoteLogMetadataError):
+            await following.poll()
+    poll = asyncio.create_task(following.poll())
+    await asyncio.to_thread(started.wait, 20)
+    assert not following.follower.is_fresh(0, 60_000)
+    with pytest.raises(RemoteLogMetadataNotReadyError):
+        await following.follower.ensure_fresh(0, 60_000, 100)
+    go_on.set()
+    await poll
+    # Who shares the state knew before it was empty.
+    assert at_the_start == [None]
+
+
+async def test_a_leader_that_is_cut_off_makes_nothing_fresh(cluster: Cluster, following: Following) -> None:
+    """It answers as ever, and lacks what its successor commits; the others know of that one, or of nothing at all."""
+    cluster.isr = [NODE, 2, 3]
+    cluster.leaders = dict.fromkeys((NODE, 2, 3), Leader(NODE, 4))
+    assert await following.poll()
+    assert cluster.epochs_fetched == [4, 4]
+    known_ms = following.follower.fresh_at_ms(0)
+    assert known_ms is not None
+    del cluster.leaders[2], cluster.leaders[3]
+    for _ in range(2):
+        await following.poll()
+    assert following.follower.fresh_at_ms(0) == known_ms, "nobody but itself says that it leads"
+    with pytest.raises(RemoteLogMetadataNotReadyError):
+        await following.follower.ensure_fresh(0, 0, 50)
+    cluster.leaders[3] = Leader(3, 5)
+    await following.follower._leadership.confirm(1_000)
+    assert following.follower._leadership.led_by(NODE) == []
+    assert following.follower.fresh_at_ms(0) == known_ms
+    cluster.leaders = {NODE: Leader(3, 5)}
+    assert await following.poll()
+    fresh_ms = following.follower.fresh_at_ms(0)
+    assert fresh_ms is not None
+    assert fresh_ms > known_ms
+
+
+async def test_a_broker_that_hangs_holds_up_no_proof_that_another_one_leads(
+    cluster: Cluster, following: Following
+) -> None:
+    cluster.isr = [NODE, 2, 3]
+    cluster.leaders = dict.fromkeys((NODE, 2, 3), Leader(NODE, 4))
+    cluster.hanging[3] = asyncio.Event()
+    leadership = following.follower._leadership
+    before_ms = following.now_ms
+    async with asyncio.timeout(60):
+        await leadership.confirm(600_000, 0)
+    as_of_ms = leadership.holds_as_of(0, Leader(NODE, 4), 1 << 40)
+    assert as_of_ms is not None
+    assert as_of_ms > before_ms
+
+
+async def test_one_that_answers_a_moment_later_is_heard(
+    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tiers.metadata.topic.leadership._NEWER_WITHIN_MS", 60_000)
+    cluster.isr = [NODE, 2, 3]
+    cluster.leaders = {NODE: Leader(NODE, 4), 2: Leader(NODE, 4), 3: Leader(3, 5)}
+    cluster.hanging[3] = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.01, cluster.hanging[3].set)
+    await following.follower._leadership.confirm(1_000, 0)
+    assert following.follower._leadership.led_by(3) == [0, 1]
+
+
+async def test_a_leader_that_nobody_else_has_named_yet_is_waited_for(cluster: Cluster, following: Following) -> None:
+    cluster.isr = [NODE, 2]
+    cluster.leaders = dict.fromkeys((NODE, 2), Leader(NODE, 4))
+    cluster.hanging[2] = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.01, cluster.hanging[2].set)
+    await following.follower._leadership.confirm(1_000, 0)
+    assert following.follower._leadership.holds_as_of(0, Leader(NODE, 4), 1) == 1
+
+
+async def test_an_answer_counts_no_more_once_another_leader_is_known(cluster: Cluster, following: Following) -> None:
+    cluster.leaders = dict.fromkeys((NODE, 2), Leader(NODE, 4))
+    cluster.isr = [NODE, 2]
+    fetch = cluster.fetch
+
+    async def overtaken(*arguments: Any, **options: Any) -> Any:
+        cluster.leaders = dict.fromkeys((NODE, 2), Leader(2, 5))
+        await following.follower._leadership.confirm(1_000)
+        return await fetch(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(follower_module, "fetch_raw", overtaken)
+        await following.poll()
+    assert following.follower.fresh_at_ms(0) is None
+
+
+async def test_a_new_leader_whose_high_watermark_lags_makes_nothing_fresh(
+    cluster: Cluster, following: Following
+) -> None:
+    """It has all that was committed before it, and may not show it yet."""
+    cluster.error_of_latest = ErrorCode.OFFSET_NOT_AVAILABLE
+    assert not await following.poll()
+    assert following.follower.fresh_at_ms(0) is None
+    cluster.error_of_latest = ErrorCode.NONE
+    assert await following.poll()
+    assert following.follower.fresh_at_ms(0) is not None
+
+
+async def test_an_answer_that_was_overtaken_is_not_replayed(cluster: Cluster, following: Following) -> None:
+    cluster.logs[0] = finished(1, 0)
+    late = [cluster._fetched(0, 0)]
+    cluster.logs[0] += [
+        to(segment(1, 0, 9), State.DELETE_SEGMENT_STARTED),
+        to(segment(1, 0, 9), State.DELETE_SEGMENT_FINISHED),
+    ]
+    reads = [await following.follower._read(each, OffsetAndEpoch(0, -1), True) for each in late]
+    assert await following.poll()
+    await following.follower._replay([each for each in reads if each is not None], {0: 0}, {0: 1_000_000})
+    assert following.follower.position(0) == 4
+    assert list(following.state.list_remote_log_segments(segment(1, 0, 9).topic_id_partition)) == []
+    assert following.follower.is_fresh(0, 60_000)
+
+
+async def test_a_segment_is_seen_before_anybody_can_look_it_up(
+    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.logs[0] = finished(1, 0)
+    apply, seen_at_commit = following.state.apply, []
+
+    def then(reads: Any) -> Any:
+        seen_at_commit.append(list(following.seen))
+        return apply(reads)
+
+    monkeypatch.setattr(following.state, "apply", then)
+    assert await following.poll()
+    assert seen_at_commit == [[segment(1, 0, 9).segment_id]]

@@ -1,0 +1,95 @@
+"""`MetadataFollower` where the disk or a bug is the trouble: it is told, and nothing is taken for fresh."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+
+from tests.support.tiers.following import Cluster, Following, finished, until
+from tests.unit.tiers.metadata.test_state import NOW_MS, open_state, segment
+from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.metadata.records.serde import key_of
+from tiers.metadata.state.layout import Databases
+from tiers.metadata.state.replay import MetadataEvent, PartitionRead
+
+
+async def test_a_full_state_is_trouble_and_not_fresh_until_there_is_room(
+    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.logs[0] = finished(1, 0)
+    apply = following.state.apply
+
+    def full(reads: Any) -> Any:
+        raise lmdb.MapFullError("mdb_put: MDB_MAP_FULL")
+
+    monkeypatch.setattr(following.state, "apply", full)
+    reading = asyncio.create_task(following.follower.run())
+    try:
+        await until(lambda: following.follower.trouble is not None)
+        assert "MDB_MAP_FULL" in str(following.follower.trouble)
+        assert following.follower.oldest_age_ms() is None
+        with pytest.raises(RemoteLogMetadataNotReadyError):
+            await following.follower.ensure_fresh(0, 60_000, 50)
+        assert [each.message for each in caplog.records].count("the remote log metadata is not followed") == 1
+        monkeypatch.setattr(following.state, "apply", apply)
+        await following.follower.ensure_fresh(0, 60_000, 20_000)
+        await until(lambda: following.follower.trouble is None)
+        assert following.follower.events_read == 2
+    finally:
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
+async def test_an_error_that_nobody_thought_of_is_trouble_and_ends_nothing(
+    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poll, broken = following.follower._poll, True
+
+    async def breaks(node_id: int, numbers: list[int]) -> bool:
+        if broken:
+            raise ZeroDivisionError
+        return await poll(node_id, numbers)
+
+    monkeypatch.setattr(following.follower, "_poll", breaks)
+    reading = asyncio.create_task(following.follower.run())
+    try:
+        await until(lambda: following.follower.trouble is not None)
+        broken = False
+        await until(lambda: following.follower.trouble is None)
+    finally:
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
+async def test_a_full_disk_does_not_hinder_the_closing(
+    following: Following, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await following.poll()
+
+    def full(wall_clock_ms: int) -> None:
+        raise lmdb.DiskError("No space left on device")
+
+    monkeypatch.setattr(following.state, "mark_read_to_end", full)
+    following.follower.close()
+
+
+def test_a_state_without_room_is_kept_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_one = open_state(tmp_path)
+    made = segment(1, 0, 9)
+    with_one.apply([PartitionRead(0, [MetadataEvent(0, NOW_MS, key_of(made), made)], 1)])
+    with_one.close()
+
+    def full(env: lmdb.Environment) -> None:
+        raise lmdb.DiskError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Databases, "open", full)
+        with pytest.raises(RemoteLogMetadataError, match="No space left"):
+            open_state(tmp_path)
+    again = open_state(tmp_path)
+    assert again.next_offset(0) == 1
+    again.close()

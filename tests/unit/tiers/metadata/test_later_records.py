@@ -1,0 +1,167 @@
+"""Records of a later release: who does not know them is not fresh, says so, and goes on there after its upgrade."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiers.following import Cluster, Following, finished
+from tests.unit.tiers.metadata.test_state import NOW_MS, PARTITION, Topic, gap, log_start, open_state, segment, user
+from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.metadata.records import serde
+from tiers.metadata.records.record_types import FIRST_RECORD_TYPES, check_writable, known_by_all
+from tiers.metadata.records.serde import (
+    LOG_GAP_API_KEY,
+    RecordType,
+    encode_key,
+    encode_value,
+    key_of,
+    known_record_types,
+    log_gap_key,
+    nothing_key,
+    read_record_type,
+)
+from tiers.metadata.topic.written_records import key_and_value, tombstone
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogGap
+from tiers.model.segment_metadata import TopicDeletionUpdate
+
+LATER = "metadata partition 0 has records of a later release from offset 2 on: upgrade this process"
+A_DAY_MS = 86_400_000
+
+
+@contextmanager
+def an_earlier_release(api_key: int = LOG_GAP_API_KEY) -> Iterator[None]:
+    """That does not know these records."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serde, "_READERS", {known: read for known, read in serde._READERS.items() if known != api_key})
+        assert RecordType(api_key, 0) not in known_record_types()
+        yield
+
+
+@contextmanager
+def opened(cluster: Cluster, folder: Path, max_age_ms: int | None = A_DAY_MS) -> Iterator[Following]:
+    state = open_state(folder, max_age_ms=max_age_ms)
+    following = Following(cluster, state)
+    try:
+        yield following
+    finally:
+        following.follower.close()
+        state.mark_read_to_end(NOW_MS)
+        state.close()
+
+
+async def is_stopped(following: Following) -> None:
+    for _ in range(2):
+        await following.poll()
+        assert LATER in str(following.follower.trouble)
+        assert following.follower.trouble_of_all is None
+        assert following.follower.fresh_at_ms(0) is None, "and so it owns nothing there"
+        with pytest.raises(RemoteLogMetadataNotReadyError, match="upgrade this process"):
+            await following.follower.ensure_fresh(0, 60_000, 50)
+    assert following.follower.position(0) == 2
+    assert following.state.next_offset(0) == 2
+    assert [each.start_offset for each in following.state.list_remote_log_segments(PARTITION)] == [0]
+    assert following.follower.oldest_age_ms() is None
+
+
+@pytest.mark.parametrize("max_age_ms", [None, A_DAY_MS])
+async def test_an_upgraded_process_sees_what_it_had_not_understood(
+    cluster: Cluster, tmp_path: Path, max_age_ms: int | None
+) -> None:
+    cluster.logs = {0: [*finished(1, 0), gap(10, 20), *finished(2, 20)], 1: [log_start("a", user(5))]}
+    with an_earlier_release():
+        for _ in range(2):
+            with opened(cluster, tmp_path) as before:
+                await is_stopped(before)
+                assert before.follower.is_fresh(1, 60_000)
+                assert before.state.gaps(PARTITION) == []
+    with opened(cluster, tmp_path, max_age_ms) as after:
+        # A state that a release kept which reads other records is read anew; as it is, it goes on in front of them.
+        assert after.state.next_offset(0) == (2 if max_age_ms is None else 0)
+        assert await after.poll()
+        assert after.follower.trouble is None
+        assert after.follower.is_fresh(0, 60_000)
+        assert after.state.gaps(PARTITION) == [LogGap(10, 20)]
+        assert [each.start_offset for each in after.state.list_remote_log_segments(PARTITION)] == [0, 20]
+
+
+async def test_what_stood_there_before_is_not_fresh_from_then_on(cluster: Cluster, following: Following) -> None:
+    cluster.logs = {0: finished(1, 0), 1: []}
+    assert await following.poll()
+    assert following.follower.is_fresh(0, 60_000)
+    with an_earlier_release():
+        cluster.logs[0] += [gap(10, 20)]
+        await is_stopped(following)
+    cluster.logs[0] += finished(2, 20)
+    await is_stopped(following)
+
+
+async def test_a_tombstone_of_what_is_not_known_counts_too(cluster: Cluster, following: Following) -> None:
+    cluster.logs[0] = [*finished(1, 0), tombstone(log_gap_key(PARTITION, 10)), *finished(2, 20)]
+    with an_earlier_release():
+        await is_stopped(following)
+
+
+async def test_when_compaction_has_removed_it_there_is_nothing_to_understand(cluster: Cluster, tmp_path: Path) -> None:
+    with an_earlier_release():
+        cluster.logs[0] = [*finished(1, 0), gap(10, 20), *finished(2, 20)]
+        with opened(cluster, tmp_path) as before:
+            await is_stopped(before)
+        cluster.logs[0][2] = tombstone(nothing_key(PARTITION))
+        with opened(cluster, tmp_path) as again:
+            assert await again.poll()
+            assert again.follower.trouble is None
+            assert again.follower.is_fresh(0, 60_000)
+
+
+async def test_what_may_be_ignored_stops_nobody_and_is_read_after_the_upgrade(cluster: Cluster, tmp_path: Path) -> None:
+    deletion = TopicDeletionUpdate(TopicIdPartition(PARTITION.topic_id, 0, "orders"), "a", NOW_MS)
+    cluster.logs[0] = [*finished(1, 0), deletion, *finished(2, 20)]
+    with an_earlier_release(serde.TOPIC_DELETION_API_KEY), opened(cluster, tmp_path) as before:
+        assert await before.poll()
+        assert before.follower.is_fresh(0, 60_000)
+        assert before.follower.position(0) == 5
+    with opened(cluster, tmp_path) as after:
+        assert await after.poll()
+        assert after.state.is_topic_deleted(PARTITION.topic_id)
+
+
+def test_a_state_that_a_later_release_kept_is_read_anew(tmp_path: Path) -> None:
+    """It has passed what this one must stop at."""
+    state = open_state(tmp_path)
+    Topic(state).put(segment(1, 0, 9), gap(10, 20))
+    state.mark_read_to_end(NOW_MS)
+    state.close()
+    state = open_state(tmp_path, max_age_ms=A_DAY_MS)
+    assert state.next_offset(0) == 2
+    state.close()
+    with an_earlier_release():
+        state = open_state(tmp_path, max_age_ms=A_DAY_MS)
+        assert (state.next_offset(0), state.reached(0).offset) == (0, 2)
+        state.close()
+
+
+def test_what_not_all_members_read_is_not_written() -> None:
+    written = key_and_value(gap(10, 20))
+    deleted = key_and_value(TopicDeletionUpdate(PARTITION, "a", 0))
+    raised = key_and_value(log_start("a", user(5)))
+    check_writable([written, raised, deleted, tombstone(log_gap_key(PARTITION, 10))], known_record_types())
+    check_writable([deleted, tombstone(key_of(log_start("a", user(5))))], FIRST_RECORD_TYPES)
+    for refused, what in (
+        (written, "api key 1006, version 0 yet: upgrade all proxies"),
+        (raised, "api key 1000, version 1 yet"),
+        (tombstone(log_gap_key(PARTITION, 10)), "api key 1006 yet"),
+    ):
+        with pytest.raises(RemoteLogMetadataError, match=what):
+            check_writable([deleted, refused], known_by_all([known_record_types(), FIRST_RECORD_TYPES]))
+
+
+def test_the_type_of_a_record_is_in_its_bytes() -> None:
+    for record in (gap(1, 2), log_start("a", user(5)), *finished(1, 0)):
+        assert not isinstance(record, tuple)
+        assert read_record_type(encode_value(record)) in known_record_types()
+        assert encode_key(key_of(record))

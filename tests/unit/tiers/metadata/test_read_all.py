@@ -1,0 +1,39 @@
+"""Everything that a topic says, by one who begins with nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.tiers.following import TOPIC, Cluster, Following, finished
+from tests.unit.tiers.metadata.test_state import segment
+from tiers.errors import RemoteLogMetadataNotReadyError
+from tiers.metadata.topic.read_all import read_all
+
+
+async def test_a_topic_is_read_to_its_end_for_as_long_as_more_of_it_comes(
+    cluster: Cluster, following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than anybody waits for a record: a metadata topic of a million segments is minutes of reading."""
+    whole = cluster.logs[0] = finished(1, 0) + finished(2, 10) + finished(3, 20)
+    ensure_fresh = following.follower.ensure_fresh
+    waits: list[int] = []
+
+    async def two_records_a_wait(metadata_partition: int, max_age_ms: int, timeout_ms: int) -> None:
+        reached = following.follower.position(0)
+        try:
+            await ensure_fresh(metadata_partition, max_age_ms, 1 if reached < len(cluster.logs[0]) else timeout_ms)
+        except RemoteLogMetadataNotReadyError:
+            waits.append(reached)
+            cluster.logs[0], all_of_it = whole[: reached + 2], cluster.logs[0]
+            await following.poll()
+            cluster.logs[0] = all_of_it
+            raise
+
+    monkeypatch.setattr(following.follower, "ensure_fresh", two_records_a_wait)
+    await read_all(following.follower, TOPIC, 0, 30_000)
+    assert waits == [0, 2, 4]
+    assert following.state.remote_end_offset(segment(3, 20, 29).topic_id_partition) == 29
+    cluster.logs[0] = whole + finished(4, 30)
+    with pytest.raises(RemoteLogMetadataNotReadyError, match="metadata partition 0 was not read to its end"):
+        await read_all(following.follower, TOPIC, 0, 30_000)
+    assert waits == [0, 2, 4, 6], "nothing more came"

@@ -1,0 +1,139 @@
+"""Going through segments in pieces gives what look-ups of one after the other give, whatever the state holds."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.fakes.stored_segments import stored
+from tests.unit.tiers.metadata.test_state import (
+    NEIGHBOUR,
+    PARTITION,
+    Topic,
+    clamp,
+    log_start,
+    open_state,
+    segment,
+    to,
+    user,
+)
+from tiers.errors import RemoteLogMetadataError
+from tiers.metadata.state import segment_cursors
+from tiers.metadata.state.state import RemoteLogMetadataState
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
+from tiers.model.ids import TopicIdPartition
+from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.segment_state import RemoteLogSegmentState as State
+from tiers.model.stored_segment import stored_segment
+
+LAST = 45
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("add"),
+            st.tuples(st.integers(0, 30), st.integers(0, 12), st.sampled_from([PARTITION, NEIGHBOUR])),
+            st.integers(0, 2),
+        ),
+        st.tuples(st.just("move"), st.integers(0, 30), st.sampled_from(list(State)[1:])),
+        st.tuples(st.just("start"), st.integers(0, 30), st.none()),
+        st.tuples(st.just("clamp"), st.integers(0, 40), st.none()),
+    ),
+    max_size=30,
+)
+
+
+def one_by_one(
+    state: RemoteLogMetadataState, partition: TopicIdPartition, offset: int
+) -> Iterator[RemoteLogSegmentMetadata]:
+    while (found := state.next_segment(partition, offset)) is not None:
+        yield found
+        offset = found.valid_end_offset + 1
+
+
+def replay(topic: Topic, taken: list[tuple[str, object, object]]) -> list[RemoteLogSegmentMetadata]:
+    added: list[RemoteLogSegmentMetadata] = []
+    for step in taken:
+        match step:
+            case ("add", (int(start), int(length), TopicIdPartition() as where), int(epoch)):
+                one = segment(len(added) + 1, start, start + length, epoch, where)
+                epochs = (*one.segment_leader_epochs, LeaderEpochEntry(epoch + 1, start + length))
+                added.append(replace(one, segment_leader_epochs=epochs[: 1 + epoch % 2]))
+                topic.put(added[-1])
+                if len(added) % 2:
+                    topic.put(replace(to(added[-1], State.COPY_SEGMENT_FINISHED), custom_metadata=b"where"))
+            case ("move", int(index), State() as target) if index < len(added):
+                topic.put(to(added[index], target))
+            case ("clamp", int(end), None):
+                topic.put(clamp(end))
+            case ("start", int(offset), None):
+                topic.put(log_start("a", user(offset)))
+    return added
+
+
+@settings(max_examples=60, deadline=None)
+@given(taken=steps, piece=st.integers(1, 4))
+def test_they_are_what_single_look_ups_find(taken: list[tuple[str, object, object]], piece: int) -> None:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        closing(open_state(Path(folder))) as state,
+        mock.patch.object(segment_cursors, "_PIECE", piece),
+    ):
+        added = replay(Topic(state), taken)
+        for partition in (PARTITION, NEIGHBOUR):
+            for offset in range(-1, LAST, 2):
+                found = [each.metadata for each in state.answering_segments(partition, offset)]
+                assert found == list(one_by_one(state, partition, offset))
+            known = [state.remote_log_segment_metadata_by_id(each.segment_id) for each in added]
+            mine = [each for each in known if each is not None and each.topic_id_partition == partition]
+            mine.sort(key=lambda each: (each.start_offset, each.segment_id.id.bytes))
+            for offset in range(0, LAST, 5):
+                listed = [each.metadata for each in state.stored_segments(partition, offset)]
+                assert listed == [each for each in mine if each.end_offset >= offset]
+
+
+@settings(max_examples=25, deadline=None)
+@given(taken=steps)
+def test_the_fields_are_those_of_the_value(taken: list[tuple[str, object, object]]) -> None:
+    with tempfile.TemporaryDirectory() as folder, closing(open_state(Path(folder))) as state:
+        replay(Topic(state), taken)
+        for one in [*state.stored_segments(PARTITION), *state.answering_segments(PARTITION)]:
+            value = one.metadata
+            for name in (
+                *("start_offset", "end_offset", "valid_end_offset", "broker_id", "max_timestamp_ms"),
+                *("event_timestamp_ms", "segment_size_bytes", "state", "txn_index_empty", "retained_bytes"),
+            ):
+                assert getattr(one, name) == getattr(value, name)
+            assert one.id == value.segment_id.id.bytes
+            assert one.is_finished == (value.state is State.COPY_SEGMENT_FINISHED)
+            assert stored_segment(one.partition_key, one.answer) == one
+            assert stored(value).metadata == value
+
+
+def test_what_changes_on_the_way_is_seen_from_the_next_piece_on(state: RemoteLogMetadataStateWriter) -> None:
+    topic = Topic(state)
+    small = [segment(number + 1, number * 10, number * 10 + 9) for number in range(600)]
+    for each in small:
+        topic.put(each, to(each, State.COPY_SEGMENT_FINISHED))
+    found = state.answering_segments(PARTITION, 25)
+    assert next(found).start_offset == 20
+    merged = segment(1000, 2000, 5999)
+    topic.put(merged, to(merged, State.COPY_SEGMENT_FINISHED))
+    rest = [(each.start_offset, each.end_offset) for each in found]
+    assert rest[0] == (30, 39)
+    assert rest[-1] == (2000, 5999)
+    assert all(later[0] <= earlier[1] + 1 for earlier, later in pairwise(rest))
+
+
+def test_bytes_that_are_no_segment_are_refused() -> None:
+    with pytest.raises(RemoteLogMetadataError, match="unreadable segment"):
+        stored_segment(b"\0" * 20, b"short")

@@ -1,0 +1,155 @@
+"""The state as other processes see it: each transaction as it ends, and never more than is there."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from tests.unit.tiers.metadata.test_state import IDENTITY, NOW_MS, Topic, open_state, segment, to, user
+from tests.unit.tiers.metadata.test_state_files import fill
+from tiers.broker.client import BrokerClient
+from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
+from tiers.metadata.state.layout import STATE_FILE, StateIdentity
+from tiers.metadata.state.state import RemoteLogMetadataState
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter, forget_freshness, saved_identity
+from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
+from tiers.model.segment_state import RemoteLogSegmentState as State
+
+
+def test_a_reader_waits_for_the_first_writer(tmp_path: Path) -> None:
+    with pytest.raises(RemoteLogMetadataNotReadyError):
+        RemoteLogMetadataState.open_shared(tmp_path)
+
+
+_DYING_READER = """
+import os, signal, sys
+from pathlib import Path
+from tiers.metadata.state.state import RemoteLogMetadataState
+
+state = RemoteLogMetadataState.open_shared(Path(sys.argv[1]))
+transaction = state._env.begin()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_reader_that_died_is_forgotten(tmp_path: Path) -> None:
+    fill(tmp_path)
+    state = open_state(tmp_path)
+    before = state._env.readers()
+    died = subprocess.run([sys.executable, "-c", _DYING_READER, str(tmp_path)], check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert state._env.readers() != before
+    state.mark_read_to_end(0)
+    assert state._env.readers() == before
+    state.close()
+
+
+def test_what_is_left_of_freshness_is_forgotten_before_anybody_reads(tmp_path: Path) -> None:
+    fill(tmp_path)
+    state = open_state(tmp_path)
+    state.mark_fresh({0: 4711})
+    with pytest.raises(RemoteLogMetadataError, match="another process"):
+        forget_freshness(tmp_path)
+    state.close()
+    shared = RemoteLogMetadataState.open_shared(tmp_path)
+    assert shared.fresh_at_ms(0) == 4711
+    shared.close()
+    forget_freshness(tmp_path)
+    with pytest.raises(RemoteLogMetadataNotReadyError):
+        RemoteLogMetadataState.open_shared(tmp_path)
+
+
+def test_a_saved_state_says_whose_it_is_while_segments_would_be_forgotten_with_it(tmp_path: Path) -> None:
+    assert saved_identity(tmp_path) is None
+    open_state(tmp_path).close()
+    assert saved_identity(tmp_path) is None, "it names no segment"
+    fill(tmp_path)
+    assert saved_identity(tmp_path) == IDENTITY
+    path = tmp_path / STATE_FILE
+    path.write_bytes(path.read_bytes()[:8192])
+    assert saved_identity(tmp_path) is None, "it is torn"
+    path.write_bytes(b"nothing of the kind")
+    assert saved_identity(tmp_path) is None
+
+
+def test_freshness_goes_before_a_foreign_state_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever shares the state would else take an empty one for all there is."""
+    fill(tmp_path)
+    state = open_state(tmp_path)
+    state.mark_fresh({0: 4711})
+    state.close()
+    seen: list[int | None] = []
+    start_over = RemoteLogMetadataStateWriter.start_over
+
+    def look_and_start_over(writer: RemoteLogMetadataStateWriter, reason: str, *, is_same_topic: bool) -> None:
+        seen.append(writer.fresh_at_ms(0))
+        start_over(writer, reason, is_same_topic=is_same_topic)
+
+    monkeypatch.setattr(RemoteLogMetadataStateWriter, "start_over", look_and_start_over)
+    other = StateIdentity("another cluster", UUID(int=9), 1)
+    RemoteLogMetadataStateWriter.open(tmp_path, other, wall_clock_ms=lambda: 0).close()
+    assert seen == [None]
+
+
+_READER = """
+import sys
+from pathlib import Path
+from uuid import UUID
+from tiers.metadata.state.state import RemoteLogMetadataState
+from tiers.model.ids import TopicIdPartition
+
+state = RemoteLogMetadataState.open_shared(Path(sys.argv[1]))
+partition = TopicIdPartition(UUID(int=7), 3)
+for _ in sys.stdin:
+    print(state.remote_end_offset(partition), state.fresh_at_ms(0), flush=True)
+"""
+
+
+def test_other_processes_see_each_transaction(tmp_path: Path) -> None:
+    fill(tmp_path)
+    state = open_state(tmp_path)
+    topic = Topic(state)
+    topic.next_offset = state.next_offset(0)
+    command = [sys.executable, "-c", _READER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+
+        def ask() -> str:
+            assert reader.stdin is not None
+            assert reader.stdout is not None
+            print(file=reader.stdin, flush=True)
+            return reader.stdout.readline().strip()
+
+        assert ask() == "99 None"
+        second = segment(2, 100, 199)
+        topic.put(second, to(second, State.COPY_SEGMENT_FINISHED))
+        assert ask() == "199 None"
+        state.mark_fresh({0: 4711})
+        assert ask() == "199 4711"
+    state.close()
+
+
+@pytest.mark.parametrize(
+    ("timeout_ms", "waited"), [(None, r"7\d{3}|8000"), (500, r"[45]\d{2}"), (30_000, r"2\d{4}|30000")]
+)
+async def test_a_log_start_is_waited_for_as_long_as_its_caller_would(
+    tmp_path: Path, timeout_ms: int | None, waited: str
+) -> None:
+    """Nobody keeps this state fresh. Every look at the clock takes a while."""
+    fill(tmp_path)
+    open_state(tmp_path).close()
+    ticks = itertools.count(0, 100)
+    client = BrokerClient([("broker", 9092)], client_id="test")
+    worker = SharedRemoteLogMetadataReader(
+        client, tmp_path, "worker-1", clock_ms=lambda: next(ticks), wall_clock_ms=lambda: NOW_MS
+    )
+    await worker.open()
+    with pytest.raises(RemoteLogMetadataNotReadyError, match=f"did not read it in ({waited}) ms"):
+        await worker.put_log_start(segment(1, 0, 9).topic_id_partition, user(5), timeout_ms)
+    await worker.close()
+    await client.close()

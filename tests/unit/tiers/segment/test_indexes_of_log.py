@@ -1,0 +1,79 @@
+"""What was lost is made again: the same bytes where the neighbours are there, never more than is known where not."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.fakes.segments import metadata_of
+from tests.support.tiers.transactional_log import ACTS, TransactionalLog, copied, indexes_of, log_of
+from tiers.errors import CorruptSegmentError
+from tiers.segment.indexes.indexes_object import IndexesObject
+from tiers.segment.indexes_of_log import LogIndexer
+from tiers.segment.segment_builder import BuiltSegment
+
+
+def made_again(
+    folder: Path, lost: BuiltSegment, before: BuiltSegment | None, after: BuiltSegment | None
+) -> BuiltSegment:
+    def stored(built: BuiltSegment | None) -> IndexesObject | None:
+        return None if built is None else indexes_of(built)
+
+    indexer = LogIndexer(folder / "again", metadata_of(lost), stored(before), stored(after))
+    try:
+        indexer.append(lost.log_segment.read_bytes())
+        return indexer.finish()
+    finally:
+        indexer.discard()
+
+
+@settings(max_examples=25)
+@given(ACTS, st.data())
+def test_between_its_neighbours_a_segments_indexes_are_those_that_were_lost(
+    acts: list[tuple[int, str]], data: st.DataObject
+) -> None:
+    log = log_of(acts)
+    count = len(log.batches)
+    ends = sorted({*data.draw(st.sets(st.integers(1, max(count, 1)))), count})
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "copied").mkdir()
+        segments = copied(Path(name) / "copied", log, ends, chunk_bytes=1 << 20)
+        for number, lost in enumerate(segments[:-1]):
+            found = made_again(Path(name), lost, segments[number - 1] if number else None, segments[number + 1])
+            assert found.indexes == lost.indexes
+
+
+OPEN_AT_THE_END = [(1, "data"), (1, "plain"), (1, "plain"), (1, "abort")]
+
+
+def two(tmp_path: Path, log: TransactionalLog) -> list[BuiltSegment]:
+    (tmp_path / "copied").mkdir()
+    return copied(tmp_path / "copied", log, [2, 4])
+
+
+def test_whether_an_open_transaction_aborted_is_not_guessed(tmp_path: Path) -> None:
+    first, second = two(tmp_path, log_of(OPEN_AT_THE_END))
+    with pytest.raises(CorruptSegmentError, match="is open at its end"):
+        made_again(tmp_path, first, None, None)
+    assert made_again(tmp_path, second, first, None).indexes.aborted_transactions[0].last_offset == 6
+
+
+def test_without_the_segment_before_no_more_is_claimed_than_the_log_tells(tmp_path: Path) -> None:
+    _, second = two(tmp_path, log_of(OPEN_AT_THE_END))
+    found = made_again(tmp_path, second, None, None)
+    assert found.indexes.history_from == 4
+    assert found.indexes.offset_index == second.indexes.offset_index
+    assert found.indexes.aborted_transactions == ()
+
+
+def test_the_log_of_another_segment_is_refused(tmp_path: Path) -> None:
+    first, second = two(tmp_path, log_of(OPEN_AT_THE_END))
+    indexer = LogIndexer(tmp_path / "again", metadata_of(first), None, indexes_of(second))
+    indexer.append(first.log_segment.read_bytes()[: len(log_of(OPEN_AT_THE_END).batches[0][1])])
+    with pytest.raises(CorruptSegmentError, match="the log is not the segment's"):
+        indexer.finish()
+    indexer.discard()

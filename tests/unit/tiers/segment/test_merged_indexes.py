@@ -1,0 +1,81 @@
+"""The indexes of a merged segment are those of a copier that got all of it at once."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.tiers.transactional_log import ACTS, copied, indexes_of, log_of
+from tiers.errors import CorruptSegmentError
+from tiers.model.segment_metadata import LeaderEpochEntry
+from tiers.segment.merged_indexes import epochs_before, why_not_continued, with_merged_indexes
+from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
+
+
+def merged(folder: Path, parts: list[BuiltSegment]) -> BuiltSegment:
+    stored = [indexes_of(each) for each in parts]
+    for earlier, later in pairwise(stored):
+        assert why_not_continued(earlier, later) is None
+    path = folder / f"merged-{len(list(folder.iterdir()))}"
+    builder = SegmentBuilder(path, parts[0].start_offset, lambda: 0, epochs_before(stored[0]), chunk_bytes=200)
+    for part in parts:
+        builder.append(part.log_segment.read_bytes(), ())
+    return with_merged_indexes(builder.finish(), stored)
+
+
+@settings(max_examples=25)
+@given(ACTS, st.data())
+def test_the_merged_segment_is_what_a_copier_makes_that_gets_all_of_it_at_once(
+    acts: list[tuple[int, str]], data: st.DataObject
+) -> None:
+    log = log_of(acts)
+    count = len(log.batches)
+    ends = sorted({*data.draw(st.sets(st.integers(1, max(count, 1)))), count})
+    base = data.draw(st.sampled_from((0, min(2, count))))
+    with tempfile.TemporaryDirectory() as name:
+        parts = copied(Path(name), log, ends, base)
+        if not parts:
+            return
+        first = data.draw(st.integers(0, len(parts) - 1))
+        last = data.draw(st.integers(first, len(parts) - 1))
+        numbers = [each.start_offset for each in parts]
+        starts = [offset for offset, _ in log.batches]
+        cuts = [starts.index(each) for each in numbers[1:]] + [count]
+        whole = copied(Path(name), log, [*cuts[:first], *cuts[last:]], base)[first]
+        found = merged(Path(name), parts[first : last + 1])
+        assert found.log_segment.read_bytes() == whole.log_segment.read_bytes()
+        assert found.indexes == whole.indexes
+        assert (found.txn_index_empty, found.leader_epochs, found.segment_leader_epochs, found.max_timestamp_ms) == (
+            whole.txn_index_empty,
+            whole.leader_epochs,
+            whole.segment_leader_epochs,
+            whole.max_timestamp_ms,
+        )
+
+
+ACTS_OF_TWO = [(1, "data"), (1, "plain"), (1, "elected"), (1, "plain"), (1, "abort"), (1, "plain")]
+
+
+def test_what_knows_less_than_the_segment_before_it_is_not_merged_with_it(tmp_path: Path) -> None:
+    earlier, later = map(indexes_of, copied(tmp_path, log_of(ACTS_OF_TWO), [2, 5]))
+    assert why_not_continued(earlier, later) is None
+    assert why_not_continued(later, earlier) == "offsets from 9 on are missing or occur twice"
+    forgot = replace(later, indexes=replace(later.indexes, history_from=4))
+    assert why_not_continued(earlier, forgot) == "the segment at 4 does not know the transactions before it"
+    epochs = replace(later, indexes=replace(later.indexes, leader_epochs=(LeaderEpochEntry(1, 4),)))
+    assert why_not_continued(earlier, epochs) == "the segment at 4 does not know the leader epochs before it"
+
+
+def test_a_log_that_is_not_the_parts_is_refused(tmp_path: Path) -> None:
+    parts = copied(tmp_path, log_of(ACTS_OF_TWO), [2, 5])
+    with pytest.raises(CorruptSegmentError, match="the segments have offsets 0 to 8"):
+        with_merged_indexes(parts[0], [indexes_of(each) for each in parts])
+    strange = replace(parts[0], leader_epochs=(LeaderEpochEntry(7, 0),))
+    with pytest.raises(CorruptSegmentError, match="leader epochs"):
+        with_merged_indexes(strange, [indexes_of(parts[0])])
