@@ -38,7 +38,7 @@ KAFKA_VERSIONS ?= 3.9.2 4.1.2 4.3.1
 matrix: .venv/installed $(CACHE)/bin/franz ## test every client against Kafka 3.9, 4.1 and 4.3 (KAFKA_VERSIONS="..." for others)
 	@failed=; for version in $(KAFKA_VERSIONS); do \
 	  echo "Kafka $$version"; \
-	  KAFKA_VERSION=$$version $(BIN)/pytest -v tests/integration/test_client_matrix.py tests/integration/test_api_audit.py $(ARGS) || failed="$$failed $$version"; \
+	  KAFKA_VERSION=$$version $(BIN)/pytest -v tests/integration/test_client_matrix.py tests/system/test_api_audit.py $(ARGS) || failed="$$failed $$version"; \
 	done; test -z "$$failed" || { echo "failed on Kafka:$$failed"; exit 1; }
 
 check: .venv/installed ## check style, types and layers

@@ -13,8 +13,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from tests.contract.test_remote_log_metadata_manager import bear_standstills, copied, segment, until
-from tests.integration.test_topic_based_rlmm import TIMEOUT_MS, Cluster, user_partition
 from tests.support.servers.kafka import KafkaCluster
+from tests.system.test_topic_based_rlmm import TIMEOUT_MS, Cluster, user_partition
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.records.serde import encode_key, encode_value, key_of
