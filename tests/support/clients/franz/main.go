@@ -1,6 +1,6 @@
 // franz-go as a client of the tests. Values to produce are lines of standard input. `topics` prints "topic partition
-// offset value" per record of whole topics; the other commands work on partition 0 and print lines of offset,
-// timestamp, key, value, headers, bytes in hex. Nothing resets: an offset out of range is exit code 3.
+// offset value" per record of whole topics. The other commands work on partition 0 and print lines of offset,
+// timestamp, key, value, headers, with bytes in hex. The client never resets: an offset out of range is exit code 3.
 package main
 
 import (
@@ -68,7 +68,7 @@ func connect(bootstrap string, options ...kgo.Opt) (*kgo.Client, error) {
 	return kgo.NewClient(append(options, secured...)...)
 }
 
-// Who the client is, and whom it trusts, as the environment says.
+// The user and the certificate authority, from the environment.
 func security() ([]kgo.Opt, error) {
 	var options []kgo.Opt
 	if file := os.Getenv("FRANZ_CA"); file != "" {
@@ -209,7 +209,7 @@ func read(ctx context.Context, out *bufio.Writer, bootstrap, topic, at, counted,
 	return err
 }
 
-// The first so many records; returns the last.
+// Reads the first `counted` records. Returns the last one.
 func take(ctx context.Context, client *kgo.Client, counted string, each func(*kgo.Record)) (*kgo.Record, error) {
 	count, err := strconv.Atoi(counted)
 	if err != nil {

@@ -24,8 +24,8 @@ import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
 /**
- * The Java client, on partition 0, command by command: a line of words on standard input, answered by a line per record
- * (offset, timestamp, key, value, headers) and a last line, OK, OFFSET_OUT_OF_RANGE or ERROR. Bytes are in hex.
+ * The Java client, on partition 0. A command is a line of words on standard input. The answer is a line per record
+ * (offset, timestamp, key, value, headers) and a last line: OK, OFFSET_OUT_OF_RANGE or ERROR. Bytes are in hex.
  */
 public final class MatrixClient {
     private static final Duration TIMEOUT = Duration.ofSeconds(240);
@@ -97,7 +97,7 @@ public final class MatrixClient {
         settings.put("default.api.timeout.ms", String.valueOf(TIMEOUT.toMillis()));
         settings.put("isolation.level", isolation);
         settings.putAll(more);
-        // Who the client is: another one for every call, if the test says so.
+        // The user and the security settings. A test may change the file before each call.
         String file = System.getProperty("client.settings");
         if (file != null) {
             try (var reader = new FileReader(file, StandardCharsets.UTF_8)) {
@@ -153,7 +153,7 @@ public final class MatrixClient {
         }
     }
 
-    /** Prints so many records; returns the offset behind the last. */
+    /** Prints `count` records. Returns the offset behind the last one. */
     private static long take(KafkaConsumer<byte[], byte[]> consumer, int count) {
         long deadline = System.nanoTime() + TIMEOUT.toNanos();
         long next = -1;

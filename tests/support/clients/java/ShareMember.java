@@ -14,8 +14,8 @@ import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 
 /**
- * A member of a share group, command by command: a line of words on standard input, answered by a line per record
- * (partition, offset, delivery count, value in hex) and a last line, OK or ERROR.
+ * A member of a share group. A command is a line of words on standard input. The answer is a line per record
+ * (partition, offset, delivery count, value in hex) and a last line: OK or ERROR.
  */
 public final class ShareMember {
     private static final PrintStream OUT = new PrintStream(System.out, false, StandardCharsets.UTF_8);
@@ -58,7 +58,7 @@ public final class ShareMember {
         acquired.clear();
     }
 
-    /** Some records; those of the call before are accepted by it where the mode is implicit. */
+    /** Polls for some records. In implicit mode, this accepts the records of the call before. */
     private static void acquire() {
         acquired.clear();
         for (long began = System.nanoTime(); acquired.isEmpty(); ) {

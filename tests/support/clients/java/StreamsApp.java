@@ -23,11 +23,11 @@ import org.apache.kafka.streams.state.ReadOnlyKeyValueStore;
 import org.apache.kafka.streams.state.Stores;
 
 /**
- * A Kafka Streams application, command by command: a line of words on standard input, answered by lines and a last one,
- * OK or ERROR. Its stores are in memory, so that every start restores them.
+ * A Kafka Streams application. A command is a line of words on standard input. The answer is any number of lines and a
+ * last one: OK or ERROR. The stores are in memory, so every start restores them.
  *
- * <p>The store "table" is the topic given as its source, which is its changelog too; "everywhere" is a GlobalKTable;
- * "counts" counts the values of the input behind a repartition topic, and has a changelog of its own.
+ * <p>The store "table" has the topic given as its source, which is also its changelog. "everywhere" is a GlobalKTable.
+ * "counts" counts the values of the input behind a repartition topic, and has its own changelog.
  */
 public final class StreamsApp {
     private static final Duration TIMEOUT = Duration.ofSeconds(240);
@@ -57,7 +57,7 @@ public final class StreamsApp {
         }
     }
 
-    /** Returns when it runs, all that it restores from restored. */
+    /** Starts the application. Returns when it runs and all its stores are restored. */
     private static void start(
             String application, String bootstrap, String folder, String protocol, String source, String global,
             String input) throws InterruptedException {
@@ -106,7 +106,7 @@ public final class StreamsApp {
         }
     }
 
-    /** Leaves the group at once, and forgets what is on its disk. */
+    /** Leaves the group at once, and deletes the state on disk. */
     private static void stop(KafkaStreams streams) {
         var leave = CloseOptions.groupMembershipOperation(CloseOptions.GroupMembershipOperation.LEAVE_GROUP);
         if (!streams.close(leave.withTimeout(TIMEOUT))) {

@@ -16,11 +16,11 @@ import org.apache.kafka.common.utils.Exit;
 
 /**
  * Runs Kafka's command-line tools one after the other in one process. A line on standard input is a tool's class, its
- * standard input in base64 and its arguments, all separated by tabs. The answer is its exit code, and what it wrote to
- * standard output and to standard error, each in base64; then OK.
+ * standard input in base64 and its arguments, all separated by tabs. The answer is the tool's exit code, its standard
+ * output and its standard error, each in base64, and then OK.
  */
 public final class ToolRunner {
-    /** Where a tool writes; scala.Console keeps the first stream that it meets, so that one never changes. */
+    /** The stream that a tool writes to. scala.Console keeps the first stream that it sees, so it never changes. */
     private static final class Captured extends OutputStream {
         private ByteArrayOutputStream bytes = new ByteArrayOutputStream();
 

@@ -1,5 +1,5 @@
-// kafka-go as a client of the tests: partition 0, lines of offset, timestamp, key, value, headers, bytes in hex.
-// Nothing resets: an offset out of range is exit code 3.
+// kafka-go as a client of the tests. It reads partition 0 and prints lines of offset, timestamp, key, value, headers,
+// with bytes in hex. The client never resets: an offset out of range is exit code 3.
 package main
 
 import (
@@ -50,7 +50,7 @@ func isolation(level string) kafka.IsolationLevel {
 	return kafka.ReadUncommitted
 }
 
-// By a Reader, which fetches ahead by itself.
+// Reads with a Reader, which fetches ahead.
 func read(ctx context.Context, out *bufio.Writer, bootstrap, topic, at, counted, level, most string) error {
 	offset, count, err := twoNumbers(at, counted)
 	if err != nil {
@@ -83,7 +83,7 @@ func read(ctx context.Context, out *bufio.Writer, bootstrap, topic, at, counted,
 	return nil
 }
 
-// By a Conn, which alone tells where it stands.
+// Reads with a Conn. A Reader does not tell its position, a Conn does.
 func readTo(ctx context.Context, out *bufio.Writer, bootstrap, topic, at, until, level string) error {
 	offset, end, err := twoNumbers(at, until)
 	if err != nil {

@@ -1,5 +1,5 @@
-// kafkajs as a client of the tests: partition 0, lines of offset, timestamp, key, value, headers, bytes in hex.
-// It reads in groups alone: each call is a fresh one. Nothing resets: an offset out of range is exit code 3.
+// kafkajs as a client of the tests. It reads partition 0 and prints lines of offset, timestamp, key, value, headers,
+// with bytes in hex. It reads only in groups, so each call uses a new group. An offset out of range is exit code 3.
 'use strict'
 
 const { randomUUID } = require('node:crypto')
@@ -26,7 +26,7 @@ async function main([command, bootstrap, topic, offset, limit, isolation, maxByt
       if (command === 'read' && lines.length === Number(limit)) resolve(lines.length)
     }
     if (command === 'read-to') {
-      // What it tells of where it stands, batches without a message to show included.
+      // The event tells the position, also for batches without visible messages.
       consumer.on(consumer.events.END_BATCH_PROCESS, ({ payload }) => {
         if (BigInt(payload.lastOffset) + 1n >= BigInt(limit)) resolve(lines.length)
       })
@@ -51,7 +51,7 @@ function hex(bytes) {
   return bytes === null ? 'null' : `x${Buffer.from(bytes).toString('hex')}`
 }
 
-// It would go on from the earliest or the latest.
+// Ends the process at an offset out of range. By default the client resets to the earliest or latest offset.
 function log({ log: entry }) {
   process.stderr.write(`${entry.message}\n`)
   if (entry.message.startsWith('Offset out of range')) process.exit(OUT_OF_RANGE)
