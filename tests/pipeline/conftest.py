@@ -54,7 +54,7 @@ def patient_tier() -> Iterator[None]:
 def patient_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has a job's metadata partitions may be slow to give them to it."""
     for job in ("merge", "rebuild", "retain"):
-        monkeypatch.setattr(f"pipeline.jobs.{job}.owned_tier", partial(owned_tier, timeout_ms=CLAIM_TIMEOUT_MS))
+        monkeypatch.setattr(f"pipeline.maintenance.{job}.owned_tier", partial(owned_tier, timeout_ms=CLAIM_TIMEOUT_MS))
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,7 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         yield SimpleNamespace(metadata=made.metadata, config=made.config, client=None, refresh=no_time)
 
     for job in ("merge", "retain", "rebuild"):
-        monkeypatch.setattr(f"pipeline.jobs.{job}.open_tier", tier)
+        monkeypatch.setattr(f"pipeline.maintenance.{job}.open_tier", tier)
         monkeypatch.setattr(f"pipeline.commands.{job}.load_pipeline_config", lambda file: made.config)
     monkeypatch.setattr("pipeline.maintenance.retain.job_services", lambda tier, folder: nullcontext(made.services))
     monkeypatch.setattr("pipeline.maintenance.retain.tiered_policies", no_topics)

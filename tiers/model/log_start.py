@@ -1,8 +1,8 @@
 """Recorded log starts, together with their leader epochs, and recorded gaps.
 
 A log start has no meaning without its leader epoch: after a broker was emptied or restored, or an out-of-date replica
-was elected, its log has another history at the same offsets. `tiers/metadata/log_history.py` decides whether a leader's log
-continues the history in which an offset was seen.
+was elected, its log has another history at the same offsets. `tiers/metadata/log_history.py` decides whether a
+leader's log continues the history in which an offset was seen.
 """
 
 from __future__ import annotations

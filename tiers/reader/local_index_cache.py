@@ -1,6 +1,6 @@
 """`LocalIndexCache` keeps the indexes of remote segments in local files, to save GETs after a restart or an eviction.
 
-    <folder>/<topic>-<partition>-<topic id>/<base>.remoteLogIndex, ...     see tiers/segment/indexes/local_index_files.py
+    <folder>/<topic>-<partition>-<topic id>/<base>.remoteLogIndex, ...   see tiers/segment/indexes/local_index_files.py
 
 * After the reader has read a segment's index from the store, it appends the index to a set of files. A set is rolled by
   size and by age. Only the process that began a set appends to it; a later process only reads the set.

@@ -89,8 +89,8 @@ def offload(
     folder: str,
     options: OffloadOptions,
 ) -> OffloadReport:
-    pipeline.jobs.offload.copy_tiles = partial(copy, folder)  # type: ignore[attr-defined]  # in trouble
-    return pipeline.jobs.offload.offload(session, load_pipeline_config(Path(config)), options)
+    pipeline.offload.job.copy_tiles = partial(copy, folder)  # type: ignore[attr-defined]  # in trouble
+    return pipeline.offload.job.offload(session, load_pipeline_config(Path(config)), options)
 
 
 def read(session: SparkSession, topic: str, config: str) -> dict[int, str]:

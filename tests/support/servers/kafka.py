@@ -5,7 +5,8 @@
 * A process is stopped by its own pid and process group, at the latest when Python exits.
 * The folder is removed after use. It stays if the start failed or `keep()` was called.
 
-`python -m tests.support.servers.kafka` fetches the jars and prints their folder. `--archive` also makes the class archive.
+`python -m tests.support.servers.kafka` fetches the jars and prints their folder. `--archive` also makes the class
+archive.
 """
 
 from __future__ import annotations

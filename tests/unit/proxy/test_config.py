@@ -10,7 +10,7 @@ from proxy.commands.config_reference import reference
 from proxy.config import load_config, parse_config
 from tiers.config.tier_config import ConfigError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 UPSTREAM = '[upstream]\nbootstrap.servers = "a:9092, b:9093"\n'
 
 

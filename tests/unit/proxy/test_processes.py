@@ -24,7 +24,7 @@ from tests.support.servers.ports import free_ports
 from tiers.access.open_tier import RemoteTierError
 from tiers.metadata.state.layout import LOCK_FILE
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT_S = 300.0
 WORKERS = {"worker-1", "worker-2"}
 

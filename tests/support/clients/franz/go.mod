@@ -1,4 +1,4 @@
-module tidegate/tests/clients/franz
+module tidegate/tests/support/clients/franz
 
 go 1.25.0
 

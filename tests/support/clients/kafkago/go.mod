@@ -1,4 +1,4 @@
-module tidegate/tests/clients/kafkago
+module tidegate/tests/support/clients/kafkago
 
 go 1.25.0
 

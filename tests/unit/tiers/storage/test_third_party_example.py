@@ -14,7 +14,7 @@ from tiers.config.settings import StorageConfig
 from tiers.config.storage_registry import create_storage
 from tiers.errors import RemoteResourceNotFoundError
 
-EXAMPLE = Path(__file__).parents[3] / "docs" / "examples" / "tape-store"
+EXAMPLE = Path(__file__).parents[4] / "docs" / "examples" / "tape-store"
 
 
 def install(folder: Path) -> None:
