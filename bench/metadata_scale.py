@@ -43,7 +43,7 @@ from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.quick_values import making_many
+from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
 
@@ -97,7 +97,7 @@ def values(segments: Iterable[RemoteLogSegmentMetadata]) -> Iterator[bytes]:
         )
 
 
-@making_many()
+@garbage_collection_paused()
 def events(base_offset: int, records: Sequence[bytes]) -> list[MetadataEvent]:
     """Returns the events that `read_committed` makes of a Fetch with these records."""
     read = []

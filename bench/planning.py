@@ -58,7 +58,7 @@ from tiers.broker.client import BrokerClient
 from tiers.config.topic_policy import TopicPolicy
 from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
-from tiers.model.quick_values import making_many
+from tiers.model.quick_values import garbage_collection_paused
 from tiers.segment.segment_encryption import KeyRing
 from tiers.tasks.expiration_task import RLMExpirationTask
 
@@ -219,7 +219,11 @@ async def merge(tier: OpenTier) -> Planned:
 async def retain(tier: OpenTier) -> Planned:
     """Plans retention when the older half of the segments has expired."""
     expired = []
-    with tempfile.TemporaryDirectory() as spool, job_services(tier, Path(spool)) as services, making_many():
+    with (
+        tempfile.TemporaryDirectory() as spool,
+        job_services(tier, Path(spool)) as services,
+        garbage_collection_paused(),
+    ):
         for partition in tier.metadata.partitions():
             end = tier.metadata.remote_end_offset(partition) or 0
             kept_bytes = (end // RECORDS_PER_SEGMENT + 1) // 2 * SEGMENT_BYTES

@@ -21,7 +21,7 @@ from types import ModuleType
 
 _KERNELS = "pipeline.decode.kernels"
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @cache
@@ -30,7 +30,7 @@ def load_kernels() -> ModuleType | None:
     try:
         return _import_kernels()
     except (ImportError, OSError) as error:
-        log.warning("records are decoded without numba, which is slow", extra={"reason": str(error)})
+        logger.warning("records are decoded without numba, which is slow", extra={"reason": str(error)})
         return None
 
 

@@ -23,7 +23,7 @@ from tiers.segment.indexes.indexes_object import IndexesObject, decode_indexes_o
 from tiers.segment.indexes_of_log import LogIndexer
 from tiers.storage.locations import LocatedRemoteStorageManager, decode_location
 from tiers.storage.object_key import indexes_key
-from tiers.verify.segment_verification import persistently
+from tiers.verify.segment_verification import with_retries
 
 GET_BYTES = 8 << 20
 
@@ -112,8 +112,8 @@ async def make_one(
     _, inner = decode_location(segment.custom_metadata)
     key = indexes_key(cluster_id, replace(segment, custom_metadata=inner))
     data = encode_indexes_object(described, built.indexes)
-    await persistently(lambda: storage.place_of(segment).put_object(key, data))
-    if bytes(await persistently(lambda: storage.fetch_indexes(segment))) != data:
+    await with_retries(lambda: storage.place_of(segment).put_object(key, data))
+    if bytes(await with_retries(lambda: storage.fetch_indexes(segment))) != data:
         raise CorruptSegmentError("the store does not return the .indexes object that was written")
     return IndexesResult(segment, Verdict.WRITTEN, trouble + guessed)
 
@@ -128,7 +128,7 @@ async def _stored(storage: LocatedRemoteStorageManager, segment: RemoteLogSegmen
         except RemoteResourceNotFoundError:
             return None
 
-    data = await persistently(fetch)
+    data = await with_retries(fetch)
     if data is None:
         return "the .indexes object is missing"
     try:
@@ -157,7 +157,7 @@ async def _log(
     """Yields whole batches that match their CRCs. Raises `CorruptSegmentError` if the object is not a log."""
     position, rest = 0, b""
     while True:
-        view = await persistently(_range(storage, segment, position, get_bytes))
+        view = await with_retries(_range(storage, segment, position, get_bytes))
         position += len(view)
         if not view:
             break

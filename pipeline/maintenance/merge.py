@@ -32,11 +32,11 @@ from pipeline.spark.task_runner import TaskRunner
 from tiers.access.console import progress_count, say
 from tiers.access.open_tier import OpenTier, open_tier
 from tiers.access.owned_tier import owned_tier
-from tiers.each_of import each_of
+from tiers.bounded_gather import bounded_gather
 from tiers.errors import InvalidTransitionError, RemoteLogError, RemoteLogMetadataError, RemoteStorageError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
-from tiers.model.quick_values import making_many
+from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.segment_deletion import delete_segment, write_state
@@ -66,7 +66,7 @@ class Merge:
 
 def planned_merges(metadata: RemoteLogMetadataReader, topics: str, limits: MergeLimits) -> list[MergeGroup]:
     found = chosen_partitions(metadata, topics)
-    with making_many():
+    with garbage_collection_paused():
         return [group for partition in found for group in plan_merges(metadata, partition, limits)]
 
 
@@ -134,7 +134,7 @@ async def _write_manifests(
         except RemoteLogError as error:
             troubles[partition] = str(error)
 
-    await each_of(list(dict.fromkeys(each.topic_id_partition for each in replaced)), write, _WRITES_AT_ONCE)
+    await bounded_gather(list(dict.fromkeys(each.topic_id_partition for each in replaced)), write, _WRITES_AT_ONCE)
     return troubles
 
 
@@ -162,7 +162,7 @@ async def _merge_wave(
         else:
             plan.append(MergeTask(config, services.cluster_id, group, segment))
 
-    await each_of(groups, announce, _WRITES_AT_ONCE)
+    await bounded_gather(groups, announce, _WRITES_AT_ONCE)
     services.checkpoint("merge-started-written")
     try:
         results = await run_beside(runner, "merging segments", plan, run_merge_task)
@@ -196,7 +196,7 @@ async def _merge_wave(
             done.failed.append((task.group, error))
             await _discard(services, task.merged, result.custom_metadata)
 
-    await each_of(list(zip(plan, results, strict=True)), lambda pair: commit(*pair), _WRITES_AT_ONCE)
+    await bounded_gather(list(zip(plan, results, strict=True)), lambda pair: commit(*pair), _WRITES_AT_ONCE)
     if lost:
         await sleep(LOST_GRACE_S)
         for task in lost:

@@ -32,7 +32,7 @@ from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tasks.copy.segment_copy import write_objects
 from tiers.tasks.copy.spool import Spool
 from tiers.verify.read_back import verify_copied_segment
-from tiers.verify.segment_verification import DEFAULT_RUN_BYTES, persistently
+from tiers.verify.segment_verification import DEFAULT_RUN_BYTES, with_retries
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ async def merge_segments(
 
 
 async def _indexes(storage: RemoteStorageManager, part: RemoteLogSegmentMetadata) -> IndexesObject:
-    return decode_indexes_object(await persistently(lambda: storage.fetch_indexes(part)), part)
+    return decode_indexes_object(await with_retries(lambda: storage.fetch_indexes(part)), part)
 
 
 def _check(parts: Sequence[IndexesObject], key_ring: KeyRing) -> None:

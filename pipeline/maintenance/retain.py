@@ -29,12 +29,12 @@ from pipeline.tiered_policies import tiered_policies
 from tiers.access.console import progress_count
 from tiers.access.open_tier import OpenTier, open_tier
 from tiers.access.owned_tier import owned_tier
+from tiers.bounded_gather import bounded_gather
 from tiers.config.topic_policy import TopicPolicy
-from tiers.each_of import each_of
 from tiers.errors import RemoteLogError
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
-from tiers.model.quick_values import making_many
+from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.tasks.expiration_task import RLMExpirationTask
 from tiers.tasks.lineage import check_remote_lineage
@@ -96,7 +96,7 @@ async def plan_retention(config: PipelineConfig, topics: str, *, deleted_topics:
                 )
             planned = []
             policies = await _policies(tier, topics)
-            with making_many():
+            with garbage_collection_paused():
                 for partition, policy in policies.items():
                     log_start, segments = RLMExpirationTask(services, partition).expired(
                         policy, services.metadata.log_start_offset(partition)
@@ -223,14 +223,14 @@ async def _purged(
         except RemoteLogError as error:
             one.error = str(error)
 
-    done = await each_of(partitions, begun, _AT_ONCE)
+    done = await bounded_gather(partitions, begun, _AT_ONCE)
     result = await purge(services, config, runner, [segment for one in done for segment in one.segments])
     purged = result.by_partition()
     for one in done:
         one.log_start_offset = services.metadata.log_start_offset(one.partition)
         if one.segments:
             one.purge = purged.get(one.partition, Purge())
-    await each_of([one for one in done if one.error is None], ended, _AT_ONCE)
+    await bounded_gather([one for one in done if one.error is None], ended, _AT_ONCE)
     return done
 
 

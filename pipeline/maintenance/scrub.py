@@ -43,17 +43,17 @@ from pipeline.spark.task_runner import SparkRunner, TaskRunner
 from pipeline.spark.worker import worker
 from tiers.access.console import progress_count
 from tiers.access.open_tier import OpenTier, open_tier, readable_segments
-from tiers.each_of import each_of
+from tiers.bounded_gather import bounded_gather
 from tiers.errors import RemoteResourceNotFoundError
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.quick_values import making_many
+from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import INDEXES_SUFFIX, parse_partition_manifest_key, parse_segment_key
 from tiers.upkeep.orphans import ORPHAN, UPLOAD, OrphanReport, delete_orphans, judge_orphans
 from tiers.upkeep.resume_notes import note_segment, noted_segments
 from tiers.verify.segment_tiling import OffsetRun, Overlap, holes, overlaps
-from tiers.verify.segment_verification import persistently
+from tiers.verify.segment_verification import with_retries
 
 _DEPTHS = {ScrubLevel.META: 0, ScrubLevel.BATCH: 1, ScrubLevel.DEEP: 2}
 _MIN_TASK_BYTES = {ScrubLevel.BATCH: 512 << 20, ScrubLevel.DEEP: 256 << 20}
@@ -208,16 +208,16 @@ async def _of_listing(tier: OpenTier, misfits: Sequence[Misfit], report: ScrubRe
         what = f"the {misfit.suffix} object has {misfit.size_bytes} of {segment.segment_size_bytes} bytes"
         return of_segment(FindingKind.DAMAGED, segment, what)
 
-    return [finding for finding in await each_of(misfits, of, _PROBES_AT_ONCE) if finding is not None]
+    return [finding for finding in await bounded_gather(misfits, of, _PROBES_AT_ONCE) if finding is not None]
 
 
 async def _is_there(tier: OpenTier, segment: RemoteLogSegmentMetadata, suffix: str) -> bool:
     last = segment.segment_size_bytes - 1
     try:
         if suffix == INDEXES_SUFFIX:
-            await persistently(lambda: tier.storage.fetch_indexes(segment))
+            await with_retries(lambda: tier.storage.fetch_indexes(segment))
             return True
-        return len(await persistently(lambda: tier.storage.fetch_log_segment(segment, last, last))) > 0
+        return len(await with_retries(lambda: tier.storage.fetch_log_segment(segment, last, last))) > 0
     except RemoteResourceNotFoundError:
         return False
 
@@ -256,7 +256,7 @@ def _finished(tier: OpenTier, segment_id: RemoteLogSegmentId) -> RemoteLogSegmen
 
 
 def _finished_segments(tier: OpenTier, partitions: Sequence[TopicIdPartition]) -> list[RemoteLogSegmentMetadata]:
-    with making_many():
+    with garbage_collection_paused():
         return [segment for each in partitions for segment in readable_segments(tier, each)]
 
 

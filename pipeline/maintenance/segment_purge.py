@@ -17,7 +17,7 @@ from pipeline.config import PipelineConfig
 from pipeline.job_services import NotWrittenError, run_beside, until_owned, write_manifest, written
 from pipeline.spark.task_runner import TaskRunner
 from pipeline.spark.worker import worker
-from tiers.each_of import each_of
+from tiers.bounded_gather import bounded_gather
 from tiers.errors import (
     InvalidTransitionError,
     OwnershipLostError,
@@ -30,7 +30,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.tasks.segment_deletion import finish_deletion, write_state
 from tiers.tasks.task_services import TaskServices
-from tiers.verify.segment_verification import persistently
+from tiers.verify.segment_verification import with_retries
 
 SEGMENTS_PER_TASK = 250
 DELETES_AT_ONCE = 16
@@ -85,12 +85,12 @@ async def _run(task: PurgeTask) -> list[Undeleted]:
                 raise RetriableRemoteStorageError(f"the store did not confirm the deletion of {segment.segment_id.id}")
 
         try:
-            await persistently(attempt)
+            await with_retries(attempt)
         except RemoteStorageError as error:
             return Undeleted(segment.segment_id.id, str(error), error.retriable)
         return None
 
-    return [one for one in await each_of(task.segments, delete, DELETES_AT_ONCE) if one is not None]
+    return [one for one in await bounded_gather(task.segments, delete, DELETES_AT_ONCE) if one is not None]
 
 
 async def purge(
@@ -121,7 +121,7 @@ async def purge(
     for segment in segments:
         by_partition.setdefault(segment.topic_id_partition, []).append(segment)
     partitions = list(by_partition)
-    named = [each for begun in await each_of(partitions, begin, _WRITES_AT_ONCE) for each in begun]
+    named = [each for begun in await bounded_gather(partitions, begin, _WRITES_AT_ONCE) for each in begun]
     parts = [named[first : first + segments_per_task] for first in range(0, len(named), segments_per_task)]
     plan = [PurgeTask(config, services.cluster_id, tuple(part)) for part in parts]
     answers = await run_beside(runner, "deleting segments", plan, run_purge_task)
@@ -147,7 +147,7 @@ async def purge(
         else:
             done.deleted.append(segment)
 
-    await each_of(named, finish, _WRITES_AT_ONCE)
+    await bounded_gather(named, finish, _WRITES_AT_ONCE)
     known = set(services.metadata.partitions())
     for partition in partitions:
         if partition in known and partition not in over:

@@ -32,7 +32,7 @@ from tiers.verify.segment_verification import (
     Damage,
     SegmentVerification,
     missing_object,
-    persistently,
+    with_retries,
 )
 
 _OFFSETS = RecordColumns(("offset",))
@@ -101,7 +101,7 @@ class _SegmentScrub:
     async def steps(self, storage: RemoteStorageManager, ring: KeyRing | None) -> AsyncGenerator[Callable[[], None]]:
         segment = self._segment
         try:
-            indexes = await persistently(lambda: storage.fetch_indexes(segment))
+            indexes = await with_retries(lambda: storage.fetch_indexes(segment))
             verification = self._verification = SegmentVerification(segment, indexes, ring, self._records)
             calls = (_get(storage, segment, run) for run in verification.runs())
             async with aclosing(in_order(calls, GETS_AT_ONCE)) as fetched:
@@ -142,7 +142,7 @@ def _get(
 ) -> Callable[[], Awaitable[tuple[ChunkRun, memoryview]]]:
     async def get() -> tuple[ChunkRun, memoryview]:
         fetch = partial(storage.fetch_log_segment, segment, run.start_position, run.end_position)
-        return run, await persistently(fetch)
+        return run, await with_retries(fetch)
 
     return get
 

@@ -28,7 +28,7 @@ from tiers.storage.object_key import (
     partition_prefix,
 )
 from tiers.storage.remote_storage_manager import RemoteStorageManager, StoredObject
-from tiers.verify.segment_verification import persistently
+from tiers.verify.segment_verification import with_retries
 
 _HEX = "0123456789abcdef"
 _ONE_LISTING = 10_000
@@ -146,7 +146,7 @@ async def _list(storage: RemoteStorageManager, cluster_id: str, task: ListTask) 
         async def listed(prefix: str = prefix) -> list[StoredObject]:
             return [stored async for stored in storage.list_objects(prefix)]
 
-        for stored in await persistently(listed):
+        for stored in await with_retries(listed):
             part.add(stored)
     return part.finish()
 

@@ -16,7 +16,7 @@ from pipeline.maintenance.tier_store import TierStore
 from pipeline.spark.task_runner import TaskRunner
 from pipeline.spark.worker import worker
 from tiers.access.open_tier import open_key_ring
-from tiers.each_of import each_of
+from tiers.bounded_gather import bounded_gather
 from tiers.metadata.partition_manifest import PartitionManifest
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -24,7 +24,7 @@ from tiers.storage.remote_storage_manager import StoredObject
 from tiers.upkeep.bucket_scan import BucketScan, IndexesKey, read_indexes, read_manifest
 from tiers.upkeep.rebuild import Rebuild, judge_scan
 from tiers.upkeep.rebuild_plan import FoundIndexes
-from tiers.verify.segment_verification import persistently, verify_segment
+from tiers.verify.segment_verification import verify_segment, with_retries
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ async def _list(task: ListTask) -> list[StoredObject]:
     async def listed() -> list[StoredObject]:
         return [stored async for stored in storage.list_objects(task.prefix)]
 
-    return await persistently(listed)
+    return await with_retries(listed)
 
 
 def read_objects(task: ReadTask) -> ReadResult:
@@ -80,9 +80,9 @@ def read_objects(task: ReadTask) -> ReadResult:
 
 async def _read(task: ReadTask) -> ReadResult:
     storage = await task.store.opened()
-    indexes = await each_of(task.indexes, lambda key: read_indexes(storage, key, persistently), READS_AT_ONCE)
-    manifests = await each_of(
-        task.manifests, lambda one: read_manifest(storage, task.store.cluster_id, one, persistently), READS_AT_ONCE
+    indexes = await bounded_gather(task.indexes, lambda key: read_indexes(storage, key, with_retries), READS_AT_ONCE)
+    manifests = await bounded_gather(
+        task.manifests, lambda one: read_manifest(storage, task.store.cluster_id, one, with_retries), READS_AT_ONCE
     )
     return ReadResult(tuple(indexes), tuple(manifests))
 

@@ -26,7 +26,7 @@ from pipeline.spark.task_runner import SparkRunner, TaskRunner
 from pipeline.spark.worker import worker
 from tiers.access.console import progress_count
 from tiers.access.open_tier import OpenTier, open_tier, tiered_cluster
-from tiers.each_of import each_of
+from tiers.bounded_gather import bounded_gather
 from tiers.errors import RemoteStorageError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.stored_segment import StoredSegment, stored_segment
@@ -216,8 +216,8 @@ async def _measure(store: TierStore, task: MeasureTask) -> Measured:
         line.manifest_bytes = await manifest_bytes(storage, store.cluster_id, partition)
         return line
 
-    lines = await each_of((stored_segment(*each) for each in task.segments), of_segment, _GETS_AT_ONCE)
-    lines += await each_of(task.manifests, of_manifest, _GETS_AT_ONCE)
+    lines = await bounded_gather((stored_segment(*each) for each in task.segments), of_segment, _GETS_AT_ONCE)
+    lines += await bounded_gather(task.manifests, of_manifest, _GETS_AT_ONCE)
     return Measured(grouped(lines, None), unreadable)
 
 

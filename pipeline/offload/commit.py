@@ -24,8 +24,8 @@ from uuid import uuid4
 from pipeline.job_services import OWNED_AGAIN_MS, NotWrittenError, Sleep, until_owned, written
 from pipeline.offload.plan import Backlog
 from pipeline.offload.task import OffloadResult, Stop, Stopped
+from tiers.bounded_gather import bounded_gather
 from tiers.config.topic_policy import TopicPolicy
-from tiers.each_of import each_of
 from tiers.errors import (
     BrokerError,
     LogDivergedError,
@@ -302,4 +302,4 @@ class OffloadCommitter:
             with suppress(RemoteLogError):
                 await patient._written(one.partition, partial(collect_leftovers, self.services, one.partition))
 
-        await each_of(ones, collect, _AT_ONCE)
+        await bounded_gather(ones, collect, _AT_ONCE)

@@ -20,8 +20,8 @@ from protocol.records.record_batch import iterate_batches
 from tiers.access.console import say
 from tiers.access.open_tier import OpenTier
 from tiers.access.owned_tier import CLAIM_TIMEOUT_MS
+from tiers.bounded_gather import bounded_gather
 from tiers.config.topic_policy import TopicPolicy
-from tiers.each_of import each_of
 from tiers.errors import BrokerError, RemoteLogError
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.task_services import TaskServices
@@ -135,7 +135,7 @@ class OffloadDriver:
 
     async def survey(self) -> None:
         """Estimates the backlog of every partition. Each partition is checked again when its wave comes."""
-        await each_of(self.partitions, self._look, _AT_ONCE)
+        await bounded_gather(self.partitions, self._look, _AT_ONCE)
         leaders: dict[int, dict[str, list[int]]] = {}
         for one in self.partitions:
             if one.is_over:
@@ -149,7 +149,7 @@ class OffloadDriver:
             local_offsets = one.local_offsets
             if not one.is_over and size_bytes > 0 and local_offsets > 0:
                 one.bytes_per_offset = size_bytes / local_offsets
-        await each_of([one for one in self.partitions if not one.is_over], self._estimate, _AT_ONCE)
+        await bounded_gather([one for one in self.partitions if not one.is_over], self._estimate, _AT_ONCE)
 
     async def _look(self, one: PartitionOffload) -> None:
         timeout_ms = self._services.settings.request_timeout_ms
@@ -182,7 +182,7 @@ class OffloadDriver:
         """Deletes leftovers in partitions with nothing to copy, which no wave visits. A driver that died after its last
         commit may have left them, or this one, if it lost its ownership for a moment."""
         over = [one for one in self.partitions if one.is_over]
-        await each_of(over, self._committer.collect, _AT_ONCE)
+        await bounded_gather(over, self._committer.collect, _AT_ONCE)
 
     async def planned(self, one: PartitionOffload) -> PlannedPartition:
         """Returns the dry run's line. If the partition cannot be examined, the line has no bytes and `one.error` holds
@@ -203,7 +203,7 @@ class OffloadDriver:
     async def next_wave(self) -> list[OffloadTask]:
         """Announces and returns the tasks of the next wave. The list is empty if nothing is left to do."""
         while wave := self._choose():
-            tasks = await each_of(wave.items(), lambda each: self._task(*each), _AT_ONCE)
+            tasks = await bounded_gather(wave.items(), lambda each: self._task(*each), _AT_ONCE)
             self._tasks = self._with_limits([one for one in tasks if one is not None])
             if self._tasks:
                 self.waves += 1
@@ -315,7 +315,7 @@ class OffloadDriver:
             task, result = one
             await self._committer.commit(self.under_way[task.partition], task.plan, result)
 
-        await each_of(given, commit, _AT_ONCE)
+        await bounded_gather(given, commit, _AT_ONCE)
         for each in self.under_way.values():
             each.is_over = each.is_over or each.failures >= _MAX_FAILURES
         self.under_way.clear()

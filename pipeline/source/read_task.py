@@ -19,7 +19,7 @@ from pipeline.source.read_plan import (
 from pipeline.source.tiered_log import LogBounds, TieredLog, report_data_loss
 from pipeline.spark.task_call import Version, check_version, own_version
 from tiers.model.ids import TopicIdPartition
-from tiers.model.quick_values import making_many
+from tiers.model.quick_values import garbage_collection_paused
 
 
 class ReadTask(InputPartition):
@@ -48,7 +48,7 @@ def tasks_for(
 ) -> list[InputPartition]:
     """Plans the tasks for `asked`: the first and last offset of each partition, inclusive. A last offset below the
     first asks for nothing. Raises `DataLossError`."""
-    with making_many():
+    with garbage_collection_paused():
         ranges: list[ReadRange] = []
         for partition, (first_offset, end_offset) in asked.items():
             for piece in log.ranges(partition, bounds[partition], first_offset, end_offset):

@@ -20,7 +20,7 @@ from tiers.reader.segment_reads import SegmentReads
 from tiers.segment.indexes.indexes_object import SegmentCiphers, decode_indexes_object
 from tiers.segment.indexes.remote_log_index import RemoteLogIndex
 from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
-from tiers.verify.segment_verification import chunk_runs, persistently
+from tiers.verify.segment_verification import chunk_runs, with_retries
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ async def read_remote_range(
 
     Raises `RemoteResourceNotFoundError` if an object is gone, `CorruptSegmentError` if the bytes are not those that
     were stored, `EncryptionKeyError`, and `RemoteStorageError` if the store fails for longer than a few attempts."""
-    stored = decode_indexes_object(await persistently(lambda: storage.fetch_indexes(segment)), segment)
+    stored = decode_indexes_object(await with_retries(lambda: storage.fetch_indexes(segment)), segment)
     index = stored.remote_log_index(key_ring)
     runs = _runs(index, first_offset, end_offset, min_timestamp_ms, get_bytes)
     calls = (_get(storage, segment, run) for run in runs)
@@ -97,7 +97,7 @@ def _get(
     end_position = last.stored_position + last.stored_bytes - 1
 
     async def get() -> tuple[list[_Numbered], memoryview]:
-        return run, await persistently(lambda: storage.fetch_log_segment(segment, first.stored_position, end_position))
+        return run, await with_retries(lambda: storage.fetch_log_segment(segment, first.stored_position, end_position))
 
     return get
 

@@ -21,9 +21,9 @@ from pipeline.source.read_plan import LogView, MissingOffsets, ReadRange, cover
 from pipeline.spark.worker import worker
 from protocol.errors import ErrorCode
 from tiers.access.open_tier import OpenTier, open_tier
+from tiers.bounded_gather import bounded_gather
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.broker.cluster_metadata import ClusterMetadata
-from tiers.each_of import each_of
 from tiers.errors import BrokerError
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.earliest_readable import earliest_readable
@@ -117,7 +117,7 @@ class TieredLog:
     async def bounds(self, partitions: Sequence[TopicIdPartition]) -> dict[TopicIdPartition, LogBounds]:
         """Returns the current bounds. Raises `AccessDeniedError`, `BrokerError`, and `OptionError` if the brokers are
         not those of the tier."""
-        found = await each_of(partitions, self._local_bounds, _PARTITIONS_AT_ONCE)
+        found = await bounded_gather(partitions, self._local_bounds, _PARTITIONS_AT_ONCE)
         # A new leader's high watermark may lie below the last one's for a moment, and Fetch returns it: records that
         # were already read would seem lost. ListOffsets waits until the new leader has caught up (KIP-207).
         ends = await offsets_for_times(
@@ -242,7 +242,7 @@ class TieredLog:
                 return None if found is None else found.offset
 
             partitions = list(times_ms)
-            answers = await each_of(partitions, look_up, 8)
+            answers = await bounded_gather(partitions, look_up, 8)
         return {partition: offset for partition, offset in zip(partitions, answers, strict=True) if offset is not None}
 
     def ranges(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kafka.protocol.metadata import MetadataRequest
 
-from proxy.cluster.own_rights import missing_rights, principal_of
+from proxy.cluster.permissions import missing_permissions, principal_of
 from proxy.cluster.topology import MAX_PORT
 from proxy.config import TidegateConfig
 from proxy.process.app import listener_addresses
@@ -104,7 +104,7 @@ async def _check_brokers(config: TidegateConfig, client: BrokerClient, report: R
 
 async def _check_rights(config: TidegateConfig, client: BrokerClient, report: Report) -> None:
     try:
-        essential, others = await missing_rights(client, config, TIMEOUT_MS)
+        essential, others = await missing_permissions(client, config, TIMEOUT_MS)
     except BrokerError as error:
         report.problems.append(f"the proxy's own rights cannot be read: {error}")
         return

@@ -17,14 +17,14 @@ from proxy.commands.tools import Concurrency, OptionalTarget, parse_target, part
 from proxy.config import load_config
 from tiers.access.console import FINDINGS, AsJson, ConfigFile, progress_bar, progress_count, say, show_json, show_table
 from tiers.access.open_tier import TIMEOUT_MS, OpenTier, RemoteTierError, open_tier
-from tiers.each_of import each_of
+from tiers.bounded_gather import bounded_gather
 from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import Section, decode_indexes_object, decode_sections, encode_sections
 from tiers.segment.segment_encryption import KeyRing, wrapping_key_id
 from tiers.storage.object_key import indexes_key
-from tiers.verify.segment_verification import persistently
+from tiers.verify.segment_verification import with_retries
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ async def rewrap_all(tier: OpenTier, target: str | None, write: bool, at_once: i
         return await _rewrap_segment(tier, segment, write)
 
     with progress_bar("segments", len(segments)) as advance:
-        found = await each_of(segments, one, at_once, lambda: advance(1))
+        found = await bounded_gather(segments, one, at_once, lambda: advance(1))
     return [each for each in found if each is not None]
 
 
@@ -100,7 +100,7 @@ async def _rewrap_segment(tier: OpenTier, segment: RemoteLogSegmentMetadata, wri
     partition, uuid = segment.topic_id_partition, segment.segment_id.id
     key: str | None = None
     try:
-        data = await persistently(lambda: tier.storage.fetch_indexes(segment))
+        data = await with_retries(lambda: tier.storage.fetch_indexes(segment))
         sections = decode_sections(data)
         section = sections.get(Section.ENCRYPTION)
         if section is None:
@@ -128,18 +128,18 @@ def wrapped_again(data: bytes, segment: RemoteLogSegmentMetadata, ring: KeyRing)
 async def _replace(tier: OpenTier, segment: RemoteLogSegmentMetadata, before: bytes, after: bytes) -> None:
     place, key = tier.storage.place_of(segment), indexes_key(tier.cluster_id, segment)
     try:
-        found = await persistently(lambda: place.get_object(key))
+        found = await with_retries(lambda: place.get_object(key))
     except RemoteResourceNotFoundError:
         found = b""
     if found != before:
         # A third-party store may use other object keys.
         raise RemoteStorageError(f"the store does not keep the indexes of {segment.segment_id.id} under {key}")
-    await persistently(lambda: place.put_object(key, after))
+    await with_retries(lambda: place.put_object(key, after))
     await tier.metadata.ensure_fresh(segment.topic_id_partition, 0, TIMEOUT_MS)
     known = tier.metadata.remote_log_segment_metadata_by_id(segment.segment_id)
     if known is None or known.state is not RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
         # An owner deleted the segment meanwhile. Its DELETE record covers the object that was just written, which must
         # be deleted too.
-        await persistently(lambda: tier.storage.delete_log_segment_data(segment))
-    elif await persistently(lambda: tier.storage.fetch_indexes(segment)) != after:
+        await with_retries(lambda: tier.storage.delete_log_segment_data(segment))
+    elif await with_retries(lambda: tier.storage.fetch_indexes(segment)) != after:
         raise RemoteStorageError(f"the indexes of {segment.segment_id.id} do not read back as they were written")

@@ -11,12 +11,12 @@ from proxy.commands.tools import Concurrency, Target, parse_target, partitions_o
 from proxy.config import load_config
 from tiers.access.console import AsJson, ConfigFile, progress_bar, progress_count, show_json, show_table, time_text
 from tiers.access.open_tier import OpenTier, location_of, open_tier
-from tiers.each_of import each_of
+from tiers.bounded_gather import bounded_gather
 from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import Section, decode_sections
 from tiers.segment.segment_encryption import wrapping_key_id
-from tiers.verify.segment_verification import persistently
+from tiers.verify.segment_verification import with_retries
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ async def listed_segments(tier: OpenTier, target: str, keys: bool, at_once: int)
     if not keys:
         return lines
     with progress_bar("segments", len(found)) as advance:
-        names = await each_of(found, lambda each: _key_of(tier, each), at_once, lambda: advance(1))
+        names = await bounded_gather(found, lambda each: _key_of(tier, each), at_once, lambda: advance(1))
     return [replace(line, key=name) for line, name in zip(lines, names, strict=True)]
 
 
@@ -117,7 +117,7 @@ def _line(segment: RemoteLogSegmentMetadata) -> Segment:
 
 async def _key_of(tier: OpenTier, segment: RemoteLogSegmentMetadata) -> str:
     try:
-        sections = decode_sections(await persistently(lambda: tier.storage.fetch_indexes(segment)))
+        sections = decode_sections(await with_retries(lambda: tier.storage.fetch_indexes(segment)))
         section = sections.get(Section.ENCRYPTION)
         return "none" if section is None else wrapping_key_id(segment.segment_id.id, section)
     except RemoteResourceNotFoundError:

@@ -18,7 +18,7 @@ from proxy.commands.tools import Concurrency, OptionalTarget, parse_target, part
 from proxy.config import load_config
 from tiers.access.console import FINDINGS, AsJson, ConfigFile, progress_bar, progress_count, show_json, show_table
 from tiers.access.open_tier import OpenTier, open_tier, readable_segments
-from tiers.each_of import each_of
+from tiers.bounded_gather import bounded_gather
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -122,7 +122,7 @@ async def verify_tier(tier: OpenTier, target: str | None, at_once: int, resume: 
                 note_segment(notes, segment.segment_id)
             return [_finding(segment, damage) for damage in damages]
 
-        for found in await each_of(left, check, at_once):
+        for found in await bounded_gather(left, check, at_once):
             done.findings += found
     return done
 

@@ -27,7 +27,7 @@ from protocol.apis.named_topics import deleted_topics, named_topics
 from proxy.handlers.base import Spawn, Topology
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState, Prepare
-from tiers.each_of import each_of
+from tiers.bounded_gather import bounded_gather
 from tiers.errors import BrokerError, RemoteLogError
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class DeleteTopicsHandler:
             except Exception:  # a defect may fail this record, but must not end the server's task group
                 logger.exception(_NOT_RECORDED, extra=fields)
 
-        await each_of(list(deleted), record, _AT_ONCE)
+        await bounded_gather(list(deleted), record, _AT_ONCE)
 
 
 class _State:

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 
 from protocol.addresses import AddressOf
 from protocol.api_keys import ApiKey
-from proxy.cluster.own_rights import check_own_rights
+from proxy.cluster.permissions import check_permissions
 from proxy.cluster.topology import ListenerAddresses, Topology
 from proxy.config import TidegateConfig
 from proxy.handlers.addresses import ADDRESS_APIS, AddressHandler
@@ -34,7 +34,7 @@ from proxy.process.admin_http import admin_http
 from proxy.process.remote_log import RETRY_MS, open_metadata, open_storage, run_remote_log_manager
 from proxy.process.remote_tier import ProxyParts, RemoteTier, alarms, remote_tier
 from proxy.wire.context import ConnectionLimits
-from proxy.wire.early_answers import EARLY_ANSWERS
+from proxy.wire.drain_answers import DRAIN_ANSWERS
 from proxy.wire.exchange import Handler
 from proxy.wire.router import Router
 from proxy.wire.server import ProxyServer, monotonic_ms
@@ -111,7 +111,7 @@ class Proxy:
             Router(self.handlers, prefix_handlers),
             limits,
             self.metrics,
-            early_answers=EARLY_ANSWERS,
+            drain_answers=DRAIN_ANSWERS,
             reuse_port=config.listener.reuse_port,
             tls=listener_tls(config.listener.tls),
             upstream_tls=self.client.tls,
@@ -142,7 +142,7 @@ class Proxy:
     async def open_tier(self, stack: AsyncExitStack) -> None:
         await self.topology.wait_for_cluster()
         if self._worker is None:
-            await check_own_rights(self.client, self._config, RIGHTS_TIMEOUT_MS)
+            await check_permissions(self.client, self._config, RIGHTS_TIMEOUT_MS)
         parts = ProxyParts(self._config, self.client, self.topology, self.server.spawn, self._registry)
         tier = await stack.enter_async_context(remote_tier(parts, self._worker))
         self.handlers.update(tier.handlers)
@@ -189,7 +189,7 @@ class RemoteLogProcess:
     async def open_tier(self, stack: AsyncExitStack) -> None:
         config, client, registry = self._config, self._client, self._registry
         cluster_id = await self._cluster_id()
-        await check_own_rights(client, config, RIGHTS_TIMEOUT_MS)
+        await check_permissions(client, config, RIGHTS_TIMEOUT_MS)
         storage = await open_storage(stack, config, cluster_id, registry)
         metadata = await open_metadata(stack, config, client, storage)
         await run_remote_log_manager(stack, config, client, storage, metadata, registry)

@@ -357,7 +357,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._gate.pause(DRAINING)
         streaming = None if self._upstream is None else self._upstream.streaming_slot
         for slot in self.queue.slots:
-            build = self._context.early_answers.get(slot.api_key)
+            build = self._context.drain_answers.get(slot.api_key)
             if build is not None and slot.answer is None and slot is not streaming:
                 slot.abandon()
                 slot.answer = build(slot.api_version, slot.correlation_id)

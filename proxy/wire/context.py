@@ -94,7 +94,7 @@ class ConnectionRegistry(Generic[C]):
             self.empty.set()
 
 
-EarlyAnswer = Callable[[int, int], Buffers]
+DrainAnswer = Callable[[int, int], Buffers]
 """Builds a response payload from an API version and a correlation id."""
 
 
@@ -107,7 +107,7 @@ class ConnectionContext:
     """Starts a task in the server's task group."""
     clock_ms: Callable[[], int]
     admissions: Admissions
-    early_answers: Mapping[int, EarlyAnswer] = field(default_factory=dict)
+    drain_answers: Mapping[int, DrainAnswer] = field(default_factory=dict)
     """By API key: builds the answer to a request that still waits when the proxy drains."""
     upstream_tls: TlsContext | None = None
     """None: the proxy speaks plain text with the brokers."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admission, Admissions
 from proxy.wire.connection import ClientConnection
-from proxy.wire.context import Address, ConnectionContext, ConnectionLimits, ConnectionRegistry, EarlyAnswer
+from proxy.wire.context import Address, ConnectionContext, ConnectionLimits, ConnectionRegistry, DrainAnswer
 from proxy.wire.router import Router
 from proxy.wire.tls_listener import TlsListener
 from tiers.broker.tls import TlsContext
@@ -70,7 +70,7 @@ class ProxyServer:
         limits: ConnectionLimits,
         metrics: ProxyMetrics,
         *,
-        early_answers: Mapping[int, EarlyAnswer] | None = None,
+        drain_answers: Mapping[int, DrainAnswer] | None = None,
         clock_ms: Callable[[], int] = monotonic_ms,
         reuse_port: bool = False,
         tls: TlsContext | None = None,
@@ -80,7 +80,7 @@ class ProxyServer:
         self._limits = limits
         self._metrics = metrics
         self._router = router
-        self._early_answers = early_answers or {}
+        self._early_answers = drain_answers or {}
         self._clock_ms = clock_ms
         self._reuse_port = reuse_port
         self._tls = tls

@@ -22,11 +22,11 @@ from kafka.protocol.api_header import ResponseClassRegistry
 from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode, ProtocolError
+from tiers.bounded_gather import bounded_gather
 from tiers.broker.cluster_metadata import ClusterMetadata, from_response
 from tiers.broker.connection import BrokerConnection
 from tiers.broker.sasl import SaslCredentials
 from tiers.broker.tls import TlsContext
-from tiers.each_of import each_of
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
 
@@ -159,7 +159,7 @@ class BrokerClient:
             except BrokerError:  # a broker that is down does not show whether the topic exists
                 return metadata
 
-        answers = await each_of(list(metadata.brokers), said_by, _BROKERS_AT_ONCE)
+        answers = await bounded_gather(list(metadata.brokers), said_by, _BROKERS_AT_ONCE)
         naming = (said for said in answers if topic in said.topics and said.cluster_id == metadata.cluster_id)
         return next(naming, metadata)
 

@@ -33,7 +33,7 @@ def quick(frozen: type[_T]) -> type[_T]:
 
 
 @contextmanager
-def making_many() -> Iterator[None]:
+def garbage_collection_paused() -> Iterator[None]:
     """Disables the garbage collector while a caller makes many values that all stay alive.
 
     The collector would search these values again and again and find nothing, which takes as long as making them. The

@@ -20,7 +20,7 @@ from uuid import UUID
 from protocol.records.record_batch import crc32c
 from tiers.reader.chunk_cache import ChunkKey
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MAGIC = b"TGCH"
 _HEADER = Struct(">4sI16si")
@@ -69,7 +69,7 @@ class ChunkFiles:
             except FileNotFoundError:
                 break
             if len(data) < _HEADER.size or _HEADER.unpack_from(data) != _header(key, data[_HEADER.size :]):
-                _LOG.warning("a chunk file is damaged and is not used", extra={"path": str(path)})
+                logger.warning("a chunk file is damaged and is not used", extra={"path": str(path)})
                 break
             found.append(data[_HEADER.size :])
         return found

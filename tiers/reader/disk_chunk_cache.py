@@ -26,7 +26,7 @@ from tiers.reader.extent_source import ExtentSource, StoredExtent, open_extent
 from tiers.segment.indexes.segment_index import SegmentIndex
 from tiers.storage.blocking_calls import BlockingCalls, Call
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _READ_THREADS = 4
 _READ_DEADLINE_S = 1.0
@@ -203,7 +203,7 @@ class DiskChunkCache:
     def _rest(self, error: OSError) -> None:
         if not self._is_resting():
             extra = {"folder": str(self._settings.folder), "error": str(error) or type(error).__name__}
-            _LOG.warning("the disk chunk cache fails and is not used for a while; check the disk", extra=extra)
+            logger.warning("the disk chunk cache fails and is not used for a while; check the disk", extra=extra)
         self._rests_until_ms = self._clock_ms() + self._settings.rest_ms
 
 

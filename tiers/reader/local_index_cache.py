@@ -32,7 +32,7 @@ from tiers.segment.indexes.segment_index import SegmentIndex
 
 T = TypeVar("T")
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _NAME = re.compile(rf"(\d{{20}})({'|'.join(map(re.escape, SUFFIXES))})")
 _MAX_TOPIC_CHARACTERS = 200
@@ -104,7 +104,7 @@ class LocalIndexCache:
                 self._is_loaded = True
             return work()
         except OSError as error:
-            _LOG.warning(
+            logger.warning(
                 "local index files cannot be read or written; the indexes come from the store",
                 extra={"error": str(error)},
             )
@@ -120,7 +120,7 @@ class LocalIndexCache:
             except EncryptionKeyError:  # the store may have the index with another wrapping key by now
                 continue
             except (CorruptSegmentError, OSError) as error:
-                _LOG.warning("removing damaged local index files", extra={"path": str(stem), "error": str(error)})
+                logger.warning("removing damaged local index files", extra={"path": str(stem), "error": str(error)})
                 self._remove(stem)
                 continue
             if found is not None:

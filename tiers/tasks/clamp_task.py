@@ -20,7 +20,7 @@ from tiers.tasks.lineage import check_history, clamp_end, surviving_end
 from tiers.tasks.partition_manifest import PartitionManifestTask
 from tiers.tasks.task_services import TaskServices
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class RLMClampTask:
@@ -78,7 +78,7 @@ class RLMClampTask:
         services.checkpoint("clamp-written")
         services.metrics.clamps.labels(partition.topic).inc()
         services.metrics.alarms.labels(partition.topic, "clamped").inc()
-        _LOG.error(
+        logger.error(
             "another leader's records replaced copied records; the replaced records are in quarantine",
             extra={"partition": str(partition), "valid_end_offset": common.offset, "remote_end": remote_end},
         )
@@ -97,10 +97,9 @@ class RLMClampTask:
             if not is_diverged:
                 raise
             # The caller stops the partition anyway, and the next round tries again.
-            _LOG.warning(
+            logger.warning(
                 "a divergence could not be recorded", extra={"partition": str(self._partition), "error": str(error)}
             )
 
     def _check_ownership(self) -> None:
-        if not self._services.metadata.owns(self._partition):
-            raise OwnershipLostError(f"{self._partition} is owned by another member")
+        self._services.require_ownership(self._partition)

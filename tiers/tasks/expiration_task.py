@@ -20,7 +20,6 @@ from dataclasses import replace
 from itertools import pairwise
 
 from tiers.config.topic_policy import TopicPolicy
-from tiers.errors import OwnershipLostError
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -32,7 +31,7 @@ from tiers.tasks.segment_deletion import try_to_delete
 from tiers.tasks.task_services import TaskServices
 from tiers.tasks.trim_task import segment_timestamp_ms
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def is_in_quarantine(segment: RemoteLogSegmentMetadata, log_start: int) -> bool:
@@ -98,7 +97,7 @@ class RLMExpirationTask:
         if skew_ms <= limit_ms:
             return True
         services.metrics.alarms.labels(self._partition.topic, "clock-skew").inc()
-        _LOG.error(
+        logger.error(
             "nothing expires while this machine's clock and the brokers' clock differ: synchronize the clocks",
             extra={"partition": str(self._partition), "skew_ms": skew_ms},
         )
@@ -189,5 +188,4 @@ class RLMExpirationTask:
         self._services.checkpoint("log-start-applied")
 
     def _check_ownership(self) -> None:
-        if not self._services.metadata.owns(self._partition):
-            raise OwnershipLostError(f"{self._partition} is owned by another member")
+        self._services.require_ownership(self._partition)

@@ -18,7 +18,7 @@ from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.tasks.failed_deletions_topic import FailedDeletion
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _KEPT = 100_000
 
 
@@ -98,7 +98,7 @@ class FailedDeletions:
             del self._failures[next(iter(self._failures))]
         partition = segment.topic_id_partition
         fields = {"partition": str(partition), "segment": str(segment.segment_id.id), "error": str(error)}
-        _LOG.warning("a segment could not be deleted", extra={**fields, "attempts": attempts, "pause_ms": pause_ms})
+        logger.warning("a segment could not be deleted", extra={**fields, "attempts": attempts, "pause_ms": pause_ms})
         if attempts < self._publish_after:
             return
         failed = FailedDeletion(
@@ -117,7 +117,7 @@ class FailedDeletions:
         try:
             await self._log.publish(failed)
         except RemoteLogError as trouble:
-            _LOG.warning("a failed deletion could not be published", extra={**fields, "error": str(trouble)})
+            logger.warning("a failed deletion could not be published", extra={**fields, "error": str(trouble)})
 
     async def deleted(self, segment_id: RemoteLogSegmentId) -> None:
         """Forgets a failure, since the objects are gone. Raises `RemoteLogError` when the retraction fails."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 
-from tiers.errors import MetadataLostError, OwnershipLostError
+from tiers.errors import MetadataLostError
 from tiers.metadata.log_history import confirms
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
@@ -23,7 +23,7 @@ from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpo
 from tiers.tasks.partition_manifest import PartitionManifestTask
 from tiers.tasks.task_services import TaskServices
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class LogGapTask:
@@ -100,7 +100,7 @@ class LogGapTask:
         self._seen = None
         if is_new:
             services.metrics.alarms.labels(partition.topic, "gap").inc()
-            _LOG.error(
+            logger.error(
                 "the broker removed records before they were copied: the log has a gap, and copying continues after it",
                 extra={
                     "partition": str(partition),
@@ -141,7 +141,7 @@ class LogGapTask:
             if is_passed or (gap.first_offset >= next_offset and not is_before_local_log):
                 self._check_ownership()
                 await self._services.metadata.end_log_gap(self._partition, gap)
-                _LOG.info(
+                logger.info(
                     "a gap of the log has ended",
                     extra={
                         "partition": str(self._partition),
@@ -151,6 +151,5 @@ class LogGapTask:
                 )
 
     def _check_ownership(self) -> None:
-        if not self._services.metadata.owns(self._partition):
-            # To a former owner, the records that the present owner copied and trimmed look like a gap.
-            raise OwnershipLostError(f"{self._partition} is owned by another member")
+        # To a former owner, the records that the present owner copied and trimmed look like a gap.
+        self._services.require_ownership(self._partition)

@@ -24,7 +24,7 @@ from tiers.tasks.task_services import TaskServices
 
 SAME_TIME_MS = 3_600_000
 """Topics that went missing within an hour of each other did so at the same time."""
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 def vanished_together(missing: Mapping[UUID, int]) -> set[UUID]:
@@ -62,7 +62,7 @@ class MissingTopics:
         is_missing = topic_id in self._missing_since_ms
         if is_recorded and not is_missing:
             await metadata.put_topic_missing(topic_id, topic.topic, is_missing=False)
-            _LOG.info("a topic that was missing is there again", extra={"topic": topic.topic, "id": str(topic_id)})
+            logger.info("a topic that was missing is there again", extra={"topic": topic.topic, "id": str(topic_id)})
         elif not is_recorded and not is_proved and is_left and self._was_missing_before(topic_id):
             await self._record_missing(topic)
         if (is_missing and is_left) or not (is_recorded or is_proved):
@@ -86,7 +86,7 @@ class MissingTopics:
         if await self._brokers_now_ms(topic) is None:
             return
         await self._services.metadata.put_topic_missing(topic.topic_id, topic.topic, is_missing=True)
-        _LOG.warning(
+        logger.warning(
             "no broker knows a tiered topic any more, and its deletion is not proved: the owner deletes it when it was"
             " missing for remote.log.topic.deletion.unproved.delay.ms, or when an operator confirms the deletion:"
             " see `tidegate tier missing-topics`",
@@ -150,7 +150,7 @@ class MissingTopics:
         if abs(skew_ms) <= limit_ms:
             return services.wall_clock_ms() + skew_ms
         services.metrics.alarms.labels(topic.topic, "clock-skew").inc()
-        _LOG.error(
+        logger.error(
             "the time since which a topic is missing is unknown while this machine's clock and the brokers' clock"
             " differ: synchronize the clocks",
             extra={"topic": topic.topic, "skew_ms": skew_ms},
@@ -174,7 +174,7 @@ class MissingTopics:
             f"{names.get(each, '')} ({each}) since {datetime.fromtimestamp(missing[each] / 1000, UTC):%FT%TZ}"
             for each in sorted(together, key=lambda each: (missing[each], names.get(each, "")))
         ]
-        _LOG.error(
+        logger.error(
             "several tiered topics went missing at about the same time, as after the restore of a KRaft log: nothing of"
             " them is deleted until an operator decides. If they were deleted, run `tidegate tier missing-topics"
             " forget`; if not, restore the cluster's metadata with these topics under their ids",

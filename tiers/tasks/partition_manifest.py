@@ -42,7 +42,7 @@ from tiers.storage.remote_storage_manager import RemoteStorageManager
 from tiers.tasks.copy.copy_attempts import unfinished_segments
 from tiers.tasks.task_services import TaskServices
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _WAY_BACK = (
     "`tidegate tier rebuild` restores the metadata from the store; `tidegate tier accept` goes on without it"
     " (docs/operations.md, 'A partition stops')"
@@ -154,7 +154,7 @@ class PartitionManifestTask:
             self._is_unreadable = True
             if self._services.metadata.remote_end_offset(self._partition) is None and not self._is_accepted:
                 raise MetadataLostError(f"{self._partition} has no metadata, and {error}: {_WAY_BACK}") from error
-            _LOG.error(
+            logger.error(
                 "a partition manifest cannot be read: it does not count as a witness, and is replaced",
                 extra={"partition": str(self._partition), "error": str(error)},
             )
@@ -236,7 +236,7 @@ class PartitionManifestTask:
         """Raises an alarm, once until the store accepts or returns the manifest again."""
         if not self._is_failing:
             self._services.metrics.alarms.labels(self._partition.topic, "manifest").inc()
-            _LOG.error(
+            logger.error(
                 "a partition manifest cannot be written or read: nothing is trimmed, and `rebuild` would miss changes",
                 extra={"partition": str(self._partition), "error": str(error)},
             )
@@ -286,7 +286,7 @@ class PartitionManifestTask:
         if other is not None:
             await self._refuse_to_forget(other)
         await self._put(self._stored)
-        _LOG.warning(
+        logger.warning(
             "the store had another partition manifest than its owner wrote: the owner writes it again",
             extra={"partition": str(self._partition)},
         )
@@ -315,7 +315,7 @@ class PartitionManifestTask:
             self._is_accepted = True
             return
         await self._services.metadata.end_acceptance(self._partition)
-        _LOG.warning(
+        logger.warning(
             "an operator accepted another partition manifest than the store has now: the acceptance ends without"
             " effect; check what is missing, and accept again",
             extra={"partition": str(self._partition), "accepted": accepted},
@@ -391,7 +391,7 @@ class PartitionManifestTask:
             return
         _check_ownership(self._services, self._partition)
         await self._services.metadata.forget_unfinished_copies([one.segment_id for one in kept])
-        _LOG.warning(
+        logger.warning(
             "copies that look unfinished may be the only ones of their records: their objects stay in the store",
             extra={"partition": str(self._partition), "segments": [str(one.segment_id.id) for one in kept]},
         )
@@ -409,8 +409,7 @@ class PartitionManifestTask:
 
 
 def _check_ownership(services: TaskServices, partition: TopicIdPartition) -> None:
-    if not services.metadata.owns(partition):
-        raise OwnershipLostError(f"{partition} is owned by another member")
+    services.require_ownership(partition)
 
 
 def _deletes(start: LogStart, segment: ManifestSegment) -> bool:

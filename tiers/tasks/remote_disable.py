@@ -14,7 +14,7 @@ from functools import partial
 
 from tiers.config.remote_log_settings import TopicRule
 from tiers.config.topic_settings import DELETE_ON_DISABLE, is_enabled
-from tiers.errors import OwnershipLostError, RemoteLogError
+from tiers.errors import RemoteLogError
 from tiers.metadata.log_history import LogStartConfirmation
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogStart, LogStartReason
@@ -23,7 +23,7 @@ from tiers.tasks.partition_manifest import bury_manifest
 from tiers.tasks.segment_deletion import delete_all, end_copy_plans
 from tiers.tasks.task_services import TaskServices
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class RemoteDisableTask:
@@ -80,14 +80,13 @@ class RemoteDisableTask:
         services.checkpoint("manifest-buried")
         deleted = await delete_all(services, segments, partial(self._check, partition))
         if deleted == len(segments):
-            _LOG.info(
+            logger.info(
                 "the remote log of a topic that is not tiered any more was deleted", extra={"partition": str(partition)}
             )
         return deleted
 
     def _check(self, partition: TopicIdPartition) -> None:
         """Checks the ownership, and that nobody has enabled tiering again."""
-        if not self._services.metadata.owns(partition):
-            raise OwnershipLostError(f"{partition} is owned by another member")
+        self._services.require_ownership(partition)
         if not self._is_to_go(partition):
             raise RemoteLogError(f"{partition} is tiered again: its remote log is not deleted")

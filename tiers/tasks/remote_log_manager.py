@@ -55,7 +55,7 @@ _STOPS = {
     "metadata-lost": "the metadata of a partition was lost: the partition is not copied, trimmed or expired",
     "diverged": "the log diverged from the copied records: the partition is not copied, trimmed or expired",
 }
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class TopicPolicies(Protocol):
@@ -165,9 +165,9 @@ class RemoteLogManager:
                 try:
                     await self._topics.refresh(settings.request_timeout_ms)
                 except RemoteLogError as error:
-                    _LOG.warning("the tiered topics could not be read", extra={"error": str(error)})
+                    logger.warning("the tiered topics could not be read", extra={"error": str(error)})
                 except Exception:  # the copying of the known topics goes on
-                    _LOG.exception("the tiered topics could not be read")
+                    logger.exception("the tiered topics could not be read")
             self._assign()
             self._wake.set()
             await asyncio.sleep(min(settings.topics_interval_ms, _OWNERSHIP_INTERVAL_MS) / 1000)
@@ -177,9 +177,9 @@ class RemoteLogManager:
             try:
                 await self._topic_deletion.run()
             except RemoteLogError as error:
-                _LOG.warning("deleted topics could not be found or removed", extra={"error": str(error)})
+                logger.warning("deleted topics could not be found or removed", extra={"error": str(error)})
             except Exception:  # the copying of other topics goes on
-                _LOG.exception("deleted topics could not be found or removed")
+                logger.exception("deleted topics could not be found or removed")
             await asyncio.sleep(self._services.settings.topics_interval_ms / 1000)
 
     async def _keep_disabled(self) -> None:
@@ -187,9 +187,9 @@ class RemoteLogManager:
             try:
                 await self._remote_disable.run(self._is_worked_on)
             except RemoteLogError as error:
-                _LOG.warning("the remote log of a disabled topic could not be removed", extra={"error": str(error)})
+                logger.warning("the remote log of a disabled topic could not be removed", extra={"error": str(error)})
             except Exception:  # the copying of other topics goes on
-                _LOG.exception("the remote log of a disabled topic could not be removed")
+                logger.exception("the remote log of a disabled topic could not be removed")
             await asyncio.sleep(self._services.settings.topics_interval_ms / 1000)
 
     async def _keep_watch(self) -> None:
@@ -214,9 +214,9 @@ class RemoteLogManager:
         if is_stalled and not managed.is_stalled:
             services.metrics.alarms.labels(managed.partition.topic, "copy-stalled").inc()
             since = datetime.fromtimestamp((services.wall_clock_ms() - stalled_ms) / 1000, UTC)
-            _LOG.error("copying makes no progress", extra={**fields, "since": since.isoformat(timespec="seconds")})
+            logger.error("copying makes no progress", extra={**fields, "since": since.isoformat(timespec="seconds")})
         elif managed.is_stalled and not is_stalled:
-            _LOG.info("copying goes on", extra={"partition": str(managed.partition)})
+            logger.info("copying goes on", extra={"partition": str(managed.partition)})
         managed.is_stalled = is_stalled
 
     def _is_worked_on(self, partition: TopicIdPartition) -> bool:
@@ -314,7 +314,7 @@ class RemoteLogManager:
             managed.failures = 0
             if managed.stops:
                 managed.stops.clear()
-                _LOG.info("a partition that stopped goes on", extra={"partition": str(managed.partition)})
+                logger.info("a partition that stopped goes on", extra={"partition": str(managed.partition)})
             if not managed.copy_stopped:
                 managed.last_error = ""
         except OwnershipLostError:
@@ -339,24 +339,23 @@ class RemoteLogManager:
             reason = "metadata-lost" if isinstance(error, MetadataLostError) else "diverged"
             if reason not in managed.stops:
                 self._services.metrics.alarms.labels(topic, reason).inc()
-            _LOG.log(logging.DEBUG if reason in managed.stops else logging.ERROR, _STOPS[reason], extra=fields)
+            logger.log(logging.DEBUG if reason in managed.stops else logging.ERROR, _STOPS[reason], extra=fields)
             managed.stops.add(reason)
         elif isinstance(error, CustomMetadataTooLargeError):
             managed.copy_stopped = True
             self._services.metrics.copy_stopped.labels(topic, str(managed.partition.partition)).set(1)
             self._services.metrics.alarms.labels(topic, "custom-metadata").inc()
-            _LOG.error("copying stops: the store's custom metadata is too large", extra=fields)
+            logger.error("copying stops: the store's custom metadata is too large", extra=fields)
         elif isinstance(error, RemoteLogError):
-            _LOG.warning("a partition could not be processed", extra=fields)
+            logger.warning("a partition could not be processed", extra=fields)
         else:
-            _LOG.exception("a partition could not be processed", extra=fields)
+            logger.exception("a partition could not be processed", extra=fields)
 
     async def _process(self, managed: _Managed) -> bool:
         """Runs one round. Returns whether more is ready to be copied."""
         services, partition, policy = self._services, managed.partition, managed.policy
         settings, timeout_ms = services.settings, services.settings.request_timeout_ms
-        if not services.metadata.owns(partition):
-            raise OwnershipLostError(f"{partition} is owned by another member")
+        services.require_ownership(partition)
         await services.metadata.ensure_fresh(partition, settings.visible_after_ms // 2, timeout_ms)
         bounds = await services.source.bounds(partition, timeout_ms)
         checked_epoch = bounds.leader_epoch
@@ -417,7 +416,7 @@ class RemoteLogManager:
         violated = violated_bounds(bounds, metadata.earliest_offset(partition), metadata.remote_end_offset(partition))
         for bound in violated:
             self._services.metrics.bounds_violations.labels(partition.topic, bound).inc()
-            _LOG.error("a bound between the tiers does not hold", extra={"partition": str(partition), "bound": bound})
+            logger.error("a bound between the tiers does not hold", extra={"partition": str(partition), "bound": bound})
 
     def _watch(self, managed: _Managed, bounds: LocalLogBounds) -> None:
         """Raises the alarms of docs/design.md, safety rule 8, once per episode: copying falls behind, or a transaction
@@ -432,7 +431,7 @@ class RemoteLogManager:
         for reason, is_raised in raised.items():
             if is_raised and reason not in managed.alarms:
                 services.metrics.alarms.labels(policy.topic, reason).inc()
-                _LOG.error(_ALARMS[reason], extra={"partition": str(managed.partition)})
+                logger.error(_ALARMS[reason], extra={"partition": str(managed.partition)})
         managed.alarms = {reason for reason, is_raised in raised.items() if is_raised}
 
     def _measure(self, partition: TopicIdPartition) -> None:

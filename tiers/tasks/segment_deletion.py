@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from tiers.each_of import each_of
-from tiers.errors import OwnershipLostError, RemoteLogError, RemoteStorageError, RetriableRemoteStorageError
+from tiers.bounded_gather import bounded_gather
+from tiers.errors import RemoteLogError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
@@ -140,8 +140,7 @@ async def collect_leftovers(services: TaskServices, partition: TopicIdPartition)
     async def collect(leftover: RemoteLogSegmentMetadata) -> bool | None:
         """Deletes one leftover. Returns None if it is no leftover any more, or after an error of the metadata."""
         try:
-            if not services.metadata.owns(partition):
-                raise OwnershipLostError(f"{partition} is owned by another member")
+            services.require_ownership(partition)
             # Another owner may have finished or deleted the segment since the list was made.
             known = services.metadata.remote_log_segment_metadata_by_id(leftover.segment_id)
             if known is None or known.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED:
@@ -156,7 +155,7 @@ async def collect_leftovers(services: TaskServices, partition: TopicIdPartition)
         at_once = _LEFTOVERS_AT_ONCE if collected and not failed else 1
         several = due[begun : begun + at_once]
         begun += at_once
-        for gone in await each_of(several, collect, at_once):
+        for gone in await bounded_gather(several, collect, at_once):
             if gone is not None:
                 collected, failed = collected + gone, 0 if gone else failed + 1
         if troubles:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from tiers.broker.client import monotonic_ms
 from tiers.config.remote_log_settings import RemoteLogManagerSettings
+from tiers.errors import OwnershipLostError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LogSource
@@ -55,3 +56,8 @@ class TaskServices:
     clock_ms: Callable[[], int] = monotonic_ms
     wall_clock_ms: Callable[[], int] = wall_clock_ms
     checkpoint: Callable[[str], None] = _no_checkpoint
+
+    def require_ownership(self, partition: TopicIdPartition) -> None:
+        """Raises `OwnershipLostError` unless this process owns the partition."""
+        if not self.metadata.owns(partition):
+            raise OwnershipLostError(f"{partition} is owned by another member")

@@ -24,7 +24,7 @@ from tiers.config.topic_policy import BROKER_KEYS, Refusal, TopicPolicy, managed
 from tiers.errors import BrokerError
 from tiers.tasks.metrics import RemoteLogManagerMetrics
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _TOPIC_RESOURCE = 2
 _TOPICS_PER_REQUEST = 500
 _WITNESSES = 2
@@ -105,7 +105,7 @@ class TieredTopics:
         for topic, reason in refused.items():
             if self._refused.get(topic) != reason:
                 level = logging.ERROR if topic in named else logging.INFO
-                _LOG.log(level, "a topic cannot be tiered", extra={"topic": topic, "reason": reason})
+                logger.log(level, "a topic cannot be tiered", extra={"topic": topic, "reason": reason})
         self._refused = refused
         self._metrics.refused_topics.set(len(refused.keys() & named))
 
@@ -124,7 +124,7 @@ class TieredTopics:
         doubtful = {each for each in configs if not is_whole or any(one.get(each) != configs[each] for one in answers)}
         if doubtful and not self._are_doubtful:
             fields = {"brokers": chosen, "answers": len(answers), "topics": sorted(doubtful)[:10]}
-            _LOG.warning("two brokers disagree on the configuration of topics: nothing of them expires", extra=fields)
+            logger.warning("two brokers disagree on the configuration of topics: nothing of them expires", extra=fields)
         self._are_doubtful = bool(doubtful)
         return configs, doubtful
 
@@ -132,7 +132,7 @@ class TieredTopics:
         try:
             return await self._describe(node_id, topics, timeout_ms)
         except BrokerError as error:
-            _LOG.info(
+            logger.info(
                 "a broker does not answer how topics are configured", extra={"node_id": node_id, "error": str(error)}
             )
             return None

@@ -24,7 +24,7 @@ from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode
 from tiers.broker.client import BrokerClient
-from tiers.errors import BrokerError, OwnershipLostError, RemoteLogError, RemoteLogMetadataError
+from tiers.errors import BrokerError, RemoteLogError, RemoteLogMetadataError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata, RemotePartitionDeleteMetadata
 from tiers.model.segment_state import RemotePartitionDeleteState
@@ -33,7 +33,7 @@ from tiers.tasks.partition_manifest import bury_manifest, delete_manifest
 from tiers.tasks.segment_deletion import delete_all
 from tiers.tasks.task_services import TaskServices
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _METADATA_BY_TOPIC_ID = 12
 
 
@@ -169,12 +169,11 @@ async def end_partition_deletion(services: TaskServices, partition: TopicIdParti
     services.checkpoint("manifest-deleted")
     await _write(services, partition, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED)
     services.checkpoint("partition-deletion-finished")
-    _LOG.info("the remote log of a deleted topic was deleted", extra={"partition": str(partition)})
+    logger.info("the remote log of a deleted topic was deleted", extra={"partition": str(partition)})
 
 
 def _check(services: TaskServices, partition: TopicIdPartition) -> None:
-    if not services.metadata.owns(partition):
-        raise OwnershipLostError(f"{partition} is owned by another member")
+    services.require_ownership(partition)
 
 
 async def _write(services: TaskServices, partition: TopicIdPartition, state: RemotePartitionDeleteState) -> None:

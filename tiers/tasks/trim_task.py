@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 
 from tiers.config.topic_policy import TopicPolicy
-from tiers.errors import OwnershipLostError
 from tiers.metadata.log_history import confirms
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
@@ -27,7 +26,7 @@ from tiers.tasks.lineage import check_remote_lineage
 from tiers.tasks.partition_manifest import PartitionManifestTask
 from tiers.tasks.task_services import TaskServices
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class TrimTask:
@@ -69,7 +68,9 @@ class TrimTask:
         )
         services.checkpoint("trimmed")
         services.metrics.trimmed_offsets.labels(partition.topic).inc(max(0, low_watermark - bounds.log_start_offset))
-        _LOG.info("the local tier was trimmed", extra={"partition": str(partition), "log_start_offset": low_watermark})
+        logger.info(
+            "the local tier was trimmed", extra={"partition": str(partition), "log_start_offset": low_watermark}
+        )
         return low_watermark
 
     async def _record(self, target: OffsetAndEpoch) -> None:
@@ -84,8 +85,7 @@ class TrimTask:
             await services.metadata.put_local_log_start(partition, target)
 
     def _check_ownership(self) -> None:
-        if not self._services.metadata.owns(self._partition):
-            raise OwnershipLostError(f"{self._partition} is owned by another member")
+        self._services.require_ownership(self._partition)
 
     def target(
         self, policy: TopicPolicy, bounds: LocalLogBounds, local_only_bytes: int, log_start: int | None = None

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import NamedTuple
 from uuid import UUID
 
-from tiers.each_of import each_of
+from tiers.bounded_gather import bounded_gather
 from tiers.errors import CorruptSegmentError, RemoteLogMetadataError, RemoteResourceNotFoundError
 from tiers.metadata.partition_manifest import PartitionManifest, decode_partition_manifest
 from tiers.model.ids import TopicIdPartition
@@ -85,34 +85,34 @@ class BucketScan:
     async def read(
         self,
         storage: RemoteStorageManager,
-        persistently: Persistently,
+        with_retries: Persistently,
         at_once: int,
         on_object: Callable[[int], None] = lambda count: None,
     ) -> None:
         """Reads the objects that `list` found, `at_once` at a time.
 
-        `persistently` repeats a read that may succeed later. Raises `RemoteStorageError` when the store does not
+        `with_retries` repeats a read that may succeed later. Raises `RemoteStorageError` when the store does not
         answer."""
 
         async def one(read: TopicIdPartition | IndexesKey) -> None:
             if isinstance(read, TopicIdPartition):
-                self.put_manifest(read, await read_manifest(storage, self.cluster_id, read, persistently))
+                self.put_manifest(read, await read_manifest(storage, self.cluster_id, read, with_retries))
             else:
-                self.put_indexes(read, await read_indexes(storage, read, persistently))
+                self.put_indexes(read, await read_indexes(storage, read, with_retries))
 
         reads: Iterable[TopicIdPartition | IndexesKey] = chain(self.manifests, self.indexes)
-        await each_of(reads, one, at_once, lambda: on_object(1))
+        await bounded_gather(reads, one, at_once, lambda: on_object(1))
 
 
 async def read_manifest(
-    storage: RemoteStorageManager, cluster_id: str, partition: TopicIdPartition, persistently: Persistently
+    storage: RemoteStorageManager, cluster_id: str, partition: TopicIdPartition, with_retries: Persistently
 ) -> PartitionManifest | str:
     """Returns the manifest, or an explanation when it is unreadable. Raises `RemoteStorageError`.
 
     The error means that the store does not answer."""
     key = partition_manifest_key(cluster_id, partition)
     try:
-        manifest = decode_partition_manifest(await persistently(lambda: storage.get_object(key)))
+        manifest = decode_partition_manifest(await with_retries(lambda: storage.get_object(key)))
     except (RemoteLogMetadataError, RemoteResourceNotFoundError) as error:
         return str(error)
     if manifest.topic_id_partition == partition and manifest.cluster_id == cluster_id:
@@ -121,14 +121,14 @@ async def read_manifest(
 
 
 async def read_indexes(
-    storage: RemoteStorageManager, read: IndexesKey, persistently: Persistently
+    storage: RemoteStorageManager, read: IndexesKey, with_retries: Persistently
 ) -> FoundIndexes | str:
     """Returns the indexes, or an explanation when they are unreadable. Raises `RemoteStorageError`.
 
     The error means that the store does not answer."""
     named = segment_of_key(read.key, read.custom_metadata)
     try:
-        decoded = decode_indexes_object(await persistently(lambda: storage.fetch_indexes(named)), named)
+        decoded = decode_indexes_object(await with_retries(lambda: storage.fetch_indexes(named)), named)
     except (CorruptSegmentError, RemoteResourceNotFoundError) as error:
         return str(error)
     chunks = decoded.chunks()

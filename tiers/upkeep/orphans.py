@@ -34,7 +34,7 @@ from tiers.storage.object_key import (
     segment_of_key,
 )
 from tiers.storage.remote_storage_manager import StoredObject, UnfinishedUpload
-from tiers.verify.segment_verification import persistently
+from tiers.verify.segment_verification import with_retries
 
 ORPHAN, NAMED, MANIFEST, UNKNOWN, MISSING, UPLOAD = (
     "no record names it",
@@ -181,7 +181,7 @@ async def _without_the_accepted(tier: OpenTier, orphans: list[Orphan]) -> list[O
 async def _accepted(tier: OpenTier, partition: TopicIdPartition) -> frozenset[str] | None:
     key = partition_manifest_key(tier.cluster_id, partition)
     try:
-        manifest = decode_partition_manifest(await persistently(lambda: tier.storage.get_object(key)))
+        manifest = decode_partition_manifest(await with_retries(lambda: tier.storage.get_object(key)))
     except RemoteResourceNotFoundError:
         return frozenset()
     except RemoteLogMetadataError:

@@ -16,8 +16,8 @@ import typer
 
 from tiers.access.console import FINDINGS, progress_bar, say, show_json, show_table
 from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, open_storage, storage_cluster_id, tiered_cluster
+from tiers.bounded_gather import bounded_gather
 from tiers.config.tier_config import TierConfig
-from tiers.each_of import each_of
 from tiers.errors import RemoteStorageError
 from tiers.metadata.partition_manifest import PartitionManifest, encode_partition_manifest
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
@@ -34,7 +34,7 @@ from tiers.tasks.topic_deletion import ClusterTopicExistence
 from tiers.upkeep.bucket_scan import BucketScan
 from tiers.upkeep.importing import WRITER, records_read, write_all
 from tiers.upkeep.rebuild_plan import PartitionPlan, plan_partition, records_of, tier_configs_of
-from tiers.verify.segment_verification import persistently, verify_segment
+from tiers.verify.segment_verification import verify_segment, with_retries
 
 PlanOfStore = Callable[[str], Awaitable["Rebuild"]]
 """Makes a plan from the objects with the given cluster id."""
@@ -117,7 +117,7 @@ async def plan_rebuild(storage: LocatedRemoteStorageManager, cluster_id: str, ri
     with progress_bar("objects listed", None) as advance:
         count = await scan.list(storage, advance)
     with progress_bar("objects read", count) as advance:
-        await scan.read(storage, persistently, at_once, advance)
+        await scan.read(storage, with_retries, at_once, advance)
     done = judge_scan(scan)
     for plan in done.plans:
 
@@ -126,7 +126,7 @@ async def plan_rebuild(storage: LocatedRemoteStorageManager, cluster_id: str, ri
             damages = await verify_segment(storage, segment, ring if ring.keys else None)
             plan.refused += [f"segment {segment.segment_id.id}: {each.what}" for each in damages]
 
-        await each_of(range(len(plan.unnamed)), check, at_once)
+        await bounded_gather(range(len(plan.unnamed)), check, at_once)
     return done
 
 

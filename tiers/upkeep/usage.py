@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tiers.access.console import progress_bar
 from tiers.access.open_tier import OpenTier
-from tiers.each_of import each_of
+from tiers.bounded_gather import bounded_gather
 from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -26,7 +26,7 @@ from tiers.storage.object_key import (
     partition_manifest_key,
 )
 from tiers.storage.remote_storage_manager import RemoteStorageManager, StoredObject
-from tiers.verify.segment_verification import persistently
+from tiers.verify.segment_verification import with_retries
 
 
 class StoredSizes(NamedTuple):
@@ -71,7 +71,7 @@ class PartitionUsage:
 
 async def stored_sizes(storage: RemoteStorageManager, segment: RemoteLogSegmentMetadata) -> StoredSizes:
     """Returns the sizes of a segment's objects by one GET. Raises `RemoteStorageError`, `CorruptSegmentError`."""
-    data = await persistently(lambda: storage.fetch_indexes(segment))
+    data = await with_retries(lambda: storage.fetch_indexes(segment))
     stored = decode_indexes_object(data, segment).chunks()
     return StoredSizes(sum(chunk.stored_bytes for chunk in stored), len(data))
 
@@ -79,7 +79,7 @@ async def stored_sizes(storage: RemoteStorageManager, segment: RemoteLogSegmentM
 async def manifest_bytes(storage: RemoteStorageManager, cluster_id: str, partition: TopicIdPartition) -> int:
     key = partition_manifest_key(cluster_id, partition)
     try:
-        return len(await persistently(lambda: storage.get_object(key)))
+        return len(await with_retries(lambda: storage.get_object(key)))
     except RemoteResourceNotFoundError:
         return 0
 
@@ -110,8 +110,10 @@ async def known_usage(tier: OpenTier, partitions: Sequence[TopicIdPartition], at
 
     count = sum(1 for _ in _finished(tier, partitions))
     with progress_bar("segments", count) as advance:
-        await each_of((each.metadata for each in _finished(tier, partitions)), measure, at_once, lambda: advance(1))
-    sizes = await each_of(partitions, lambda each: manifest_bytes(tier.storage, tier.cluster_id, each), at_once)
+        await bounded_gather(
+            (each.metadata for each in _finished(tier, partitions)), measure, at_once, lambda: advance(1)
+        )
+    sizes = await bounded_gather(partitions, lambda each: manifest_bytes(tier.storage, tier.cluster_id, each), at_once)
     for line, size_bytes in zip(lines.values(), sizes, strict=True):
         line.manifest_bytes = size_bytes
         line.add_up()

@@ -61,7 +61,7 @@ class ChunkRun(NamedTuple):
     end_position: int
 
 
-async def persistently(call: Callable[[], Awaitable[T]], pause_ms: int = _BACKOFF_MS) -> T:
+async def with_retries(call: Callable[[], Awaitable[T]], pause_ms: int = _BACKOFF_MS) -> T:
     """Repeats a call a few times while its error is retriable. Raises the last error."""
     for attempt in range(_ATTEMPTS):
         try:
@@ -186,13 +186,13 @@ async def verify_segment(
     `on_read` is called with the number of log bytes after each read. Raises `RemoteStorageError` when the store does
     not answer."""
     try:
-        indexes = await persistently(lambda: storage.fetch_indexes(segment), pause_ms)
+        indexes = await with_retries(lambda: storage.fetch_indexes(segment), pause_ms)
     except RemoteResourceNotFoundError:
         return [missing_object(segment, ".indexes")]
     verification = SegmentVerification(segment, indexes, ciphers)
     for run in verification.runs(run_bytes):
         try:
-            view = await persistently(_range(storage, segment, run.start_position, run.end_position), pause_ms)
+            view = await with_retries(_range(storage, segment, run.start_position, run.end_position), pause_ms)
         except RemoteResourceNotFoundError:
             verification.miss_log()
             break

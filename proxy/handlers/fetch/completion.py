@@ -26,12 +26,12 @@ from protocol.primitives import INT64, Buffer
 from proxy.error_map import UNAVAILABLE, fetch_error
 from proxy.handlers.base import HandlerTools, client_id_of
 from proxy.handlers.fetch.behind_gaps import BehindGaps, is_within_gap
-from proxy.handlers.fetch.connections import FetchConnections, PartitionKey
+from proxy.handlers.fetch.connection_states import FetchConnectionStates, PartitionKey
 from proxy.handlers.fetch.delayed import DelayedRemoteFetch, RemotePartitionRead
 from proxy.handlers.fetch.held import HeldFetch
 from proxy.handlers.fetch.judging import FetchJudging
 from proxy.handlers.fetch.local import LocalAnswers
-from proxy.handlers.fetch.merge import LocalReplacement, RemoteOutcome, merge, reserve
+from proxy.handlers.fetch.merge import LocalReplacement, RemoteOutcome, merge, split_max_bytes
 from proxy.handlers.fetch.purgatory import Completion, DelayedOperationPurgatory
 from proxy.handlers.fetch.verdict import FetchJudge, Judgement, Verdict
 from tiers.errors import OffsetBelowLogStartError, OffsetGapError, RemoteLogError
@@ -60,7 +60,7 @@ class FetchCompleter:
         tools: HandlerTools,
         judge: FetchJudge,
         local: LocalAnswers,
-        connections: FetchConnections,
+        connections: FetchConnectionStates,
         purgatory: DelayedOperationPurgatory,
     ) -> None:
         self._tools = tools
@@ -147,7 +147,7 @@ class FetchCompleter:
                 running.cancel()
             unforeseen[number] = index
         has_running = bool(reads)
-        budgets = reserve(request.partitions, unforeseen, max(0, held.grant.max_bytes - used_bytes))
+        budgets = split_max_bytes(request.partitions, unforeseen, max(0, held.grant.max_bytes - used_bytes))
         for number, budget in budgets.items():
             index = unforeseen[number]
             judgement = judgements[index]

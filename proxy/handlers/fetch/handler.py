@@ -31,11 +31,11 @@ from protocol.primitives import INT32
 from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, client_id_of
 from proxy.handlers.fetch.completion import FetchCompleter
-from proxy.handlers.fetch.connections import FetchConnection, FetchConnections, PartitionKey
+from proxy.handlers.fetch.connection_states import FetchConnectionState, FetchConnectionStates, PartitionKey
 from proxy.handlers.fetch.delayed import RemotePartitionRead
 from proxy.handlers.fetch.held import HeldFetch
 from proxy.handlers.fetch.local import LocalAnswers
-from proxy.handlers.fetch.merge import reserve
+from proxy.handlers.fetch.merge import split_max_bytes
 from proxy.handlers.fetch.purgatory import DelayedOperationPurgatory
 from proxy.handlers.fetch.streaming import StreamedPartitions
 from proxy.handlers.fetch.verdict import FetchJudge
@@ -58,7 +58,7 @@ class FetchHandler:
 
     def __init__(self, tools: HandlerTools) -> None:
         self._tools = tools
-        self._connections = FetchConnections()
+        self._connections = FetchConnectionStates()
         self._judge = FetchJudge(tools)
         self._local = LocalAnswers(tools, self._judge)
         self._hold_budget = HoldBudget(tools.settings.hold_budget_bytes)
@@ -96,11 +96,11 @@ class FetchHandler:
         """The memory that is reserved for held responses in progress."""
         return self._hold_budget.reserved_bytes
 
-    def connection(self, connection_id: int) -> FetchConnection:
+    def connection(self, connection_id: int) -> FetchConnectionState:
         return self._connections.get(connection_id)
 
     def _on_remembered(
-        self, exchange: Exchange, connection: FetchConnection, body_position: int
+        self, exchange: Exchange, connection: FetchConnectionState, body_position: int
     ) -> tuple[Answer | Forward, HandlerState | None] | None:
         """Handles a request on a connection that touched the remote tier. None: the request needs nothing special."""
         request = exchange.request
@@ -124,7 +124,7 @@ class FetchHandler:
         connection.just_seen.clear()
         return self._hold(exchange, connection, parsed, predicted)
 
-    def _predict(self, connection: FetchConnection, parsed: FetchRequest) -> list[int]:
+    def _predict(self, connection: FetchConnectionState, parsed: FetchRequest) -> list[int]:
         """Returns the indexes of the partitions that the broker will probably answer OFFSET_OUT_OF_RANGE."""
         if not connection.authorized_topics:
             return []
@@ -141,7 +141,7 @@ class FetchHandler:
         return predicted
 
     def _hold(
-        self, exchange: Exchange, connection: FetchConnection, parsed: FetchRequest, predicted: list[int]
+        self, exchange: Exchange, connection: FetchConnectionState, parsed: FetchRequest, predicted: list[int]
     ) -> tuple[Forward, HandlerState]:
         tools = self._tools
         request = exchange.request
@@ -158,7 +158,7 @@ class FetchHandler:
             position = None if partition is None else tools.tiered.remote_position(partition, asked.fetch_offset)
             if partition is not None and position is not None:
                 readable[index] = partition, position
-        for index, budget in reserve(parsed.partitions, readable, grant.max_bytes).items():
+        for index, budget in split_max_bytes(parsed.partitions, readable, grant.max_bytes).items():
             asked, (partition, position) = parsed.partitions[index], readable[index]
             key = (asked.topic, asked.partition)
             if key in reads:
@@ -249,7 +249,7 @@ class _PassingFetch:
         self._exchange = exchange
         self._body_position = body_position
 
-    def connection(self) -> FetchConnection:
+    def connection(self) -> FetchConnectionState:
         return self._handler.connection(self._exchange.connection_id)
 
     def on_response(self, response: memoryview) -> Buffers | Coroutine[None, None, Buffers]:

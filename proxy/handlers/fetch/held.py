@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from protocol.apis.fetch.request import FetchRequest
 from protocol.apis.fetch.response import FetchResponse, out_of_range
-from proxy.handlers.fetch.connections import PartitionKey
+from proxy.handlers.fetch.connection_states import PartitionKey
 from proxy.handlers.fetch.delayed import RemotePartitionRead
 from proxy.wire.exchange import Exchange
 from proxy.wire.hold_budget import Grant

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from protocol.apis.fetch.request import FetchPartition
 from protocol.apis.fetch.response import FetchResponse, FetchResponsePartition, out_of_range
 from proxy.handlers.base import HandlerTools
-from proxy.handlers.fetch.connections import PartitionKey
+from proxy.handlers.fetch.connection_states import PartitionKey
 from proxy.handlers.fetch.held import HeldFetch, answer_by_ms
 from proxy.handlers.fetch.local import LocalAnswers
 from proxy.handlers.fetch.verdict import FetchJudge, Judgement, Verdict

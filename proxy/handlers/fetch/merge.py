@@ -65,7 +65,7 @@ class RemoteOutcome:
         return 0 if self.read is None else self.read.size_bytes
 
 
-def reserve(partitions: Sequence[FetchPartition], remote: Iterable[int], max_bytes: int) -> dict[int, Budget]:
+def split_max_bytes(partitions: Sequence[FetchPartition], remote: Iterable[int], max_bytes: int) -> dict[int, Budget]:
     """Returns budgets for the partitions at the indexes `remote`. It grants them in request order.
 
     The sum of the budgets never exceeds `max_bytes`."""

@@ -15,7 +15,7 @@ from protocol.errors import ErrorCode
 from proxy.cluster.local_log_bounds import Watermarks
 from proxy.error_map import UNAVAILABLE
 from proxy.handlers.base import HandlerTools
-from proxy.handlers.fetch.connections import FetchConnection
+from proxy.handlers.fetch.connection_states import FetchConnectionState
 from proxy.handlers.fetch.local import LocalAnswers
 from proxy.handlers.fetch.verdict import FetchJudge
 from tiers.errors import RemoteLogError
@@ -29,7 +29,7 @@ class StreamedPartitions:
         tools: HandlerTools,
         judge: FetchJudge,
         local: LocalAnswers,
-        connection: Callable[[], FetchConnection],
+        connection: Callable[[], FetchConnectionState],
     ) -> None:
         self._tools = tools
         self._judge = judge

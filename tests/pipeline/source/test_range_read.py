@@ -77,7 +77,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MovingLog:
     async def at_once(call: Callable[[], Awaitable[Any]]) -> Any:
         return await call()
 
-    monkeypatch.setattr(remote_read, "persistently", at_once)
+    monkeypatch.setattr(remote_read, "with_retries", at_once)
     monkeypatch.setattr(range_read, "read_local_range", moving.read_local)
     monkeypatch.setattr(range_read, "open_log", moving.open)
     monkeypatch.setattr(Worker, "storage", storage)

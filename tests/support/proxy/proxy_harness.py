@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from protocol.primitives import INT32
 from proxy.metrics import ProxyMetrics
-from proxy.wire.context import ConnectionLimits, EarlyAnswer
+from proxy.wire.context import ConnectionLimits, DrainAnswer
 from proxy.wire.exchange import (
     Answer,
     Buffers,
@@ -46,7 +46,7 @@ async def proxy_before(
     handlers: Mapping[int, Handler] | None = None,
     prefix_handlers: Mapping[int, PrefixHandler] | None = None,
     limits: ConnectionLimits | None = None,
-    early_answers: Mapping[int, EarlyAnswer] | None = None,
+    drain_answers: Mapping[int, DrainAnswer] | None = None,
     tls: TlsContext | None = None,
     upstream_tls: TlsContext | None = None,
 ) -> AsyncIterator[Proxy]:
@@ -55,7 +55,7 @@ async def proxy_before(
         Router(handlers or {}, prefix_handlers or {}),
         limits or PATIENT,
         metrics,
-        early_answers=early_answers,
+        drain_answers=drain_answers,
         tls=tls,
         upstream_tls=upstream_tls,
     )

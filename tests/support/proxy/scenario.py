@@ -40,7 +40,7 @@ from proxy.handlers.produce import ProduceHandler
 from proxy.metrics import ProxyMetrics
 from proxy.process.app import pass_through_handlers
 from proxy.wire.context import ConnectionLimits
-from proxy.wire.early_answers import EARLY_ANSWERS
+from proxy.wire.drain_answers import DRAIN_ANSWERS
 from proxy.wire.router import Router
 from proxy.wire.server import BrokerEndpoint, ProxyServer
 from tests.support.fakes.broker.cluster import LocalLog
@@ -176,7 +176,7 @@ async def scenario(root: Path, limits: ConnectionLimits | None = None) -> AsyncI
             Router(handlers, {ApiKey.PRODUCE: produce}),
             limits or ConnectionLimits(),
             ProxyMetrics(),
-            early_answers=EARLY_ANSWERS,
+            drain_answers=DRAIN_ANSWERS,
         )
         reader = await stack.enter_async_context(RemoteLogReader(tier.rlmm, tier.storage, jitter=lambda: 0.0))
         await stack.enter_async_context(server)

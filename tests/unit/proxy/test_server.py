@@ -69,7 +69,7 @@ async def test_a_waiting_fetch_is_answered_empty_whoever_it_waits_for() -> None:
     handler = ForwardingHandler(never)
     async with (
         FakeBroker() as broker,
-        proxy_before(broker, handlers={FETCH: handler}, early_answers={FETCH: empty_fetch}) as proxy,
+        proxy_before(broker, handlers={FETCH: handler}, drain_answers={FETCH: empty_fetch}) as proxy,
         connected(proxy.port) as remote,
         connected(proxy.port) as local,
     ):

@@ -41,7 +41,7 @@ from tiers.metadata.state.state import MAX_READERS, RemoteLogMetadataState
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.log_start import OffsetAndEpoch
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _CLOCK_STEP_MS = 60_000
 DEFAULT_MAP_SIZE_BYTES = 16 << 30
@@ -106,7 +106,7 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
                 env.close()
             raise
         except lmdb.Error as error:
-            log.warning("the saved remote log metadata is torn", extra={"error": str(error)})
+            logger.warning("the saved remote log metadata is torn", extra={"error": str(error)})
             if env is not None:
                 env.close()
             _remove(path)
@@ -212,7 +212,9 @@ class RemoteLogMetadataStateWriter(RemoteLogMetadataState):
         """Forgets all records that were read, and before them their freshness.
 
         Otherwise a process that shares the state might take the empty state for fresh."""
-        log.warning("the saved remote log metadata is cleared and read again from the topic", extra={"reason": reason})
+        logger.warning(
+            "the saved remote log metadata is cleared and read again from the topic", extra={"reason": reason}
+        )
         with self._freshness.begin(write=True) as txn:
             txn.drop(self._freshness.open_db(None, txn), delete=False)
         self._clear(is_same_topic)

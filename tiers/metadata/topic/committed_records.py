@@ -34,7 +34,7 @@ from tiers.metadata.records.serde import (
     key_of,
 )
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead, UnknownRecord
-from tiers.model.quick_values import making_many
+from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import (
     LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
@@ -43,7 +43,7 @@ from tiers.model.segment_metadata import (
 )
 from tiers.segment.control_record import end_transaction_marker
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _MAX_NAME_BYTES = 255
 """The longest name in a key. It is longer than any writer's name, and keeps the state's own keys below LMDB's limit."""
@@ -55,7 +55,7 @@ batch with the log start that replaces the named one. If a repeated request brin
 harm, since the higher log start counts."""
 
 
-@making_many()
+@garbage_collection_paused()
 def read_committed(fetched: FetchedPartition, position: int) -> PartitionRead:
     """Returns the events from `position` on.
 
@@ -87,7 +87,7 @@ def read_committed(fetched: FetchedPartition, position: int) -> PartitionRead:
         position, leader_epoch = max(position, batch.next_offset), batch.leader_epoch
     if foreign:
         offset, error = foreign[0]
-        log.error(
+        logger.error(
             "foreign records in the remote log metadata topic are skipped",
             extra={"metadata_partition": fetched.partition, "records": len(foreign), "offset": offset, "error": error},
         )

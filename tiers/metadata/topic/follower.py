@@ -43,7 +43,7 @@ from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadataUpdate
 from tiers.model.segment_state import RemoteLogSegmentState
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 FETCH_LANE = "remote-log-metadata"
@@ -116,7 +116,7 @@ class MetadataFollower:
             if at_ms is not None:
                 self._state.mark_read_to_end(at_ms)
         except lmdb.Error as error:
-            log.warning(
+            logger.warning(
                 "the time of the last read to the end cannot be saved: the next start reads the topic again",
                 extra={"error": str(error)},
             )
@@ -230,7 +230,7 @@ class MetadataFollower:
                     await self._leadership.confirm(_LEADERS_TIMEOUT_MS)
                     failures = 0
                 except BrokerError as error:
-                    log.warning("the metadata topic's leaders are not known", extra={"error": str(error)})
+                    logger.warning("the metadata topic's leaders are not known", extra={"error": str(error)})
                     failures += 1
                 for node_id in self._leadership.nodes() - self._readers:
                     self._readers.add(node_id)
@@ -254,11 +254,13 @@ class MetadataFollower:
                 try:
                     is_whole = await self._poll(node_id, numbers)
                 except (BrokerError, ProtocolError) as error:
-                    log.warning("a read of remote log metadata failed", extra={"node_id": node_id, "error": str(error)})
+                    logger.warning(
+                        "a read of remote log metadata failed", extra={"node_id": node_id, "error": str(error)}
+                    )
                 except (lmdb.Error, OSError) as error:
                     self._set_trouble(f"the saved state cannot be written: {error}")
                 except Exception as error:  # any error becomes an alarm, and must not end the process
-                    log.exception("a read of remote log metadata failed", extra={"node_id": node_id})
+                    logger.exception("a read of remote log metadata failed", extra={"node_id": node_id})
                     self._set_trouble(f"records cannot be replayed: {error!r}")
                 if is_whole:
                     failures = 0
@@ -335,7 +337,7 @@ class MetadataFollower:
                     f"metadata partition {number} has records of a later release from offset {read.unknown.offset} on:"
                     f" upgrade this process ({read.unknown.what})"
                 )
-                log.error("the remote log metadata is not followed", extra={"reason": self._unknown[number]})
+                logger.error("the remote log metadata is not followed", extra={"reason": self._unknown[number]})
 
     async def _read(self, fetched: FetchedPartition, position: OffsetAndEpoch, is_known: bool) -> PartitionRead | None:
         """Returns the committed records of `fetched`, or None when they must not be replayed.
@@ -345,7 +347,7 @@ class MetadataFollower:
             await self._look_for_lost_records(fetched.partition, position.offset)
             return None
         if fetched.error != ErrorCode.NONE:
-            log.info(
+            logger.info(
                 "a metadata partition cannot be read from this broker",
                 extra={"metadata_partition": fetched.partition, "error_code": fetched.error},
             )
@@ -418,9 +420,9 @@ class MetadataFollower:
 
     def _set_trouble(self, trouble: str | None) -> None:
         if trouble is not None and trouble != self._trouble:
-            log.error("the remote log metadata is not followed", extra={"reason": trouble})
+            logger.error("the remote log metadata is not followed", extra={"reason": trouble})
         elif trouble is None and self._trouble is not None:
-            log.warning("the remote log metadata is followed again")
+            logger.warning("the remote log metadata is followed again")
         self._trouble = trouble
 
     def _mark_fresh(self, fresh_at_ms: dict[int, int]) -> None:
@@ -435,7 +437,7 @@ class MetadataFollower:
                 self._state.mark_fresh(later)
             except lmdb.Error as error:
                 # Other processes see an older freshness than this one.
-                log.warning(
+                logger.warning(
                     "the freshness of the metadata cannot be shared with other processes", extra={"error": str(error)}
                 )
 

@@ -28,7 +28,7 @@ from tiers.errors import BrokerError
 from tiers.metadata.topic.metadata_topic import MetadataTopic
 from tiers.model.log_source import EpochEndOffset
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 WITNESSES = 3
 """The number of brokers asked at a time: one may be the leader itself, and another one may be down."""
@@ -114,7 +114,7 @@ class MetadataLeadership:
             response = await self._client.request(node_id, message, timeout_ms, min_version=_METADATA_WITH_TOPIC_IDS)
             self._hear(node_id, response, asked_at_ms)
         except BrokerError as error:
-            log.info(
+            logger.info(
                 "a broker did not answer who leads the metadata topic",
                 extra={"node_id": node_id, "error": str(error)},
             )

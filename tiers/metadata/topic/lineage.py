@@ -21,7 +21,7 @@ from tiers.metadata.topic.lost_records import LostRecords
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import OffsetAndEpoch
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class MetadataLineage:
@@ -128,6 +128,6 @@ class MetadataLineage:
                 await self._in_state_thread(keep)
             except (lmdb.Error, OSError) as error:
                 # This process remembers the divergence and tries again. A restarted process has to find it again.
-                log.warning("the divergence of a metadata partition cannot be saved", extra={"error": str(error)})
+                logger.warning("the divergence of a metadata partition cannot be saved", extra={"error": str(error)})
             else:
                 self._kept.add(number)

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import OffsetAndEpoch
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _WHAT_TO_DO = "see `tidegate tier rebuild` and 'The metadata topic is lost' in docs/operations.md"
 
@@ -66,7 +66,7 @@ class LostRecords:
         if end < reached:
             return self._ends_early(number, end, reached)
         if is_continued and self._reasons.pop(number, None) is not None:
-            log.warning("a metadata partition has all records again", extra={"metadata_partition": number})
+            logger.warning("a metadata partition has all records again", extra={"metadata_partition": number})
         return False
 
     def check_lineage(self, number: int, read: OffsetAndEpoch, answered: EpochEndOffset, high_watermark: int) -> bool:
@@ -87,7 +87,7 @@ class LostRecords:
             f" other records from {ends_at} on, or already below: it lost records and was written to since;"
             f" the follower does not read it until an operator decides: {_WHAT_TO_DO}"
         )
-        log.error("the remote log metadata is not followed", extra={"reason": reason})
+        logger.error("the remote log metadata is not followed", extra={"reason": reason})
         self._diverged[number] = reason
         self._reasons.pop(number, None)
         return True
@@ -99,6 +99,6 @@ class LostRecords:
 
     def _lacks(self, number: int, reason: str) -> bool:
         if number not in self._reasons:
-            log.error("the remote log metadata is not followed", extra={"reason": reason})
+            logger.error("the remote log metadata is not followed", extra={"reason": reason})
         self._reasons[number] = reason
         return True

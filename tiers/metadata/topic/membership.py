@@ -35,7 +35,7 @@ from tiers.metadata.topic.assignor import (
 from tiers.metadata.topic.metadata_producer import GROUP_COORDINATOR, GroupMember, find_coordinator
 from tiers.metadata.topic.metadata_topic import MetadataTopic
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _LANE = "remote-log-metadata-group"
 _JOIN_LANE = "remote-log-metadata-join"
@@ -120,11 +120,11 @@ class GroupMembership:
                     failures = 0
                     await self._hold(assignment)
                 except _RejoinError as reason:
-                    log.info("this member joins the group again", extra={"reason": str(reason)})
+                    logger.info("this member joins the group again", extra={"reason": str(reason)})
                     continue
                 except (BrokerError, RemoteLogMetadataError) as error:
                     self._coordinator = None
-                    log.warning("the group cannot be joined", extra={"error": str(error)})
+                    logger.warning("the group cannot be joined", extra={"error": str(error)})
                     cap_ms = min(_BACKOFF_CAP_MS, 50 << min(failures, 10))
                     await asyncio.sleep(cap_ms * self._jitter() / 1000)
                     failures += 1
@@ -161,7 +161,7 @@ class GroupMembership:
             node_id = await self._find_coordinator()
             response = await self._client.request(node_id, message, _HEARTBEAT_TIMEOUT_MS, lane=_LANE)
         except BrokerError as error:
-            log.warning("a heartbeat failed", extra={"error": str(error)})
+            logger.warning("a heartbeat failed", extra={"error": str(error)})
             self._coordinator = None
             return
         match response.error_code:
@@ -173,7 +173,7 @@ class GroupMembership:
                 self._forget(code)
                 raise _RejoinError("the group continued without this member")
             case code:
-                log.warning("a heartbeat was answered with an error", extra={"error_code": code})
+                logger.warning("a heartbeat was answered with an error", extra={"error_code": code})
                 self._coordinator = None
 
     def _forget(self, code: int) -> None:
@@ -266,7 +266,7 @@ class GroupMembership:
                 ErrorCode.INVALID_SESSION_TIMEOUT,
                 retriable=True,
             )
-        log.warning(
+        logger.warning(
             "the brokers' group.min.session.timeout.ms demands longer sessions: a dead owner is replaced later",
             extra={"refused_ms": refused_ms, "session_timeout_ms": self._session_timeout_ms},
         )
@@ -287,7 +287,7 @@ class GroupMembership:
         try:
             await self._client.request(self._coordinator, message, _LEAVE_TIMEOUT_MS, lane=_LANE)
         except BrokerError as error:
-            log.info(
+            logger.info(
                 "the group could not be told that this member leaves: it waits for the session to end",
                 extra={"error": str(error)},
             )

@@ -26,7 +26,7 @@ from tiers.metadata.topic.metadata_producer import KeyAndValue, TransactionalPro
 from tiers.metadata.topic.metadata_topic import MetadataTopic
 from tiers.metadata.topic.tier_config_writer import tier_config_transactional_id
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CONFIRMATION_MAX_AGE_MS = 2_000
 _INITIALIZE_TIMEOUT_MS = 15_000
@@ -122,7 +122,7 @@ class MetadataPartitionOwnership:
                 offset = await owned.producer.commit(to_write, owned.assignment.member, consumed_offset, timeout_ms)
                 await self._follower.read_past(metadata_partition, offset, timeout_ms)
             except OwnershipLostError as error:
-                log.warning(
+                logger.warning(
                     "this process lost the ownership of a metadata partition",
                     extra={"metadata_partition": metadata_partition, "error": str(error)},
                 )
@@ -153,7 +153,7 @@ class MetadataPartitionOwnership:
 
     def _on_assigned(self, assignment: Assignment) -> None:
         self._assignment = assignment
-        log.info(
+        logger.info(
             "metadata partitions were assigned",
             extra={
                 "generation_id": assignment.member.generation_id,
@@ -188,7 +188,7 @@ class MetadataPartitionOwnership:
                 self._membership.rejoin()
                 return
             except RemoteLogMetadataError as error:
-                log.warning(
+                logger.warning(
                     "this process cannot take over a metadata partition yet",
                     extra={"metadata_partition": metadata_partition, "error": str(error)},
                 )

@@ -82,7 +82,7 @@ from tiers.model.segment_state import RemoteLogSegmentState
 
 __all__ = ["MetadataStatus", "TopicBasedRemoteLogMetadataManager", "TopicBasedSettings", "wall_clock_ms"]
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _SEEN_KEPT = 100_000
 _CHECK_AGAIN_MS = 2_000
@@ -192,7 +192,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             try:
                 await work()
             except Exception as error:
-                log.exception("a task of the remote log metadata failed: nothing is written until a restart")
+                logger.exception("a task of the remote log metadata failed: nothing is written until a restart")
                 self._ended = f"the {what} of the remote log metadata failed: {error!r}: restart this process"
 
         assert self._tasks is not None
@@ -455,7 +455,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
             except MetadataTopicUnfitError as error:
                 self._set_alarm(str(error))
             except BrokerError as error:
-                log.warning("the metadata topic cannot be checked", extra={"error": str(error)})
+                logger.warning("the metadata topic cannot be checked", extra={"error": str(error)})
                 is_missing = error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 if is_missing and was_missing:  # a single broker may not know the topic yet
                     self._mark_final(True)
@@ -470,7 +470,7 @@ class TopicBasedRemoteLogMetadataManager(StateBackedReader):
 
     def _set_alarm(self, alarm: str | None) -> None:
         if alarm is not None and alarm != self._topic_alarm:
-            log.error("the metadata topic must not be used as it is: nothing is written", extra={"error": alarm})
+            logger.error("the metadata topic must not be used as it is: nothing is written", extra={"error": alarm})
         self._topic_alarm = alarm
         if self._ownership is not None:
             self._ownership.suspended_for = alarm

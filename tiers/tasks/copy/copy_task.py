@@ -21,7 +21,6 @@ from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import (
     LogDivergedError,
     OffsetGapError,
-    OwnershipLostError,
 )
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds, LogRead
@@ -34,7 +33,7 @@ from tiers.tasks.copy.spool import SpoolError
 from tiers.tasks.lineage import check_lineage, check_remote_lineage
 from tiers.tasks.task_services import TaskServices
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class RLMCopyTask:
@@ -96,8 +95,7 @@ class RLMCopyTask:
         if self._builder is not None and self._builder.base_offset != start:
             self.discard()
         while True:
-            if not services.metadata.owns(self._partition):
-                raise OwnershipLostError(f"{self._partition} is owned by another member")
+            services.require_ownership(self._partition)
             next_offset = start if self._builder is None else self._builder.next_offset
             portion = self._portion()
             if portion is None:

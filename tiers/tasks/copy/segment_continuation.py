@@ -19,7 +19,7 @@ from tiers.segment.indexes.producer_snapshot import NO_OFFSET, ProducerStateEntr
 from tiers.segment.transaction_tracker import OpenTransactions
 from tiers.tasks.task_services import TaskServices
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ async def continuation_at(services: TaskServices, partition: TopicIdPartition, s
         return SegmentContinuation(start, kept, _open_transactions(producers, stored.indexes.history_from), producers)
     except (RemoteResourceNotFoundError, CorruptSegmentError) as error:
         # The metadata lacks the epochs of expired segments. But a lost object must not stop the copying forever.
-        _LOG.error(
+        logger.error(
             "the newest segment's indexes cannot be read",
             extra={"partition": str(partition), "segment": str(previous.segment_id.id), "error": str(error)},
         )

@@ -23,7 +23,7 @@ from tiers.tasks.segment_deletion import delete_segment, write_state
 from tiers.tasks.task_services import TaskServices
 from tiers.verify.read_back import verify_copied_segment
 
-_LOG = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 async def copy_segment(
@@ -52,7 +52,7 @@ async def copy_segment(
         try:
             await delete_segment(services, segment, custom_metadata)
         except RemoteStorageError as error:  # one attempt is enough: the DELETE record makes the rest a leftover
-            _LOG.warning(
+            logger.warning(
                 "a segment with too much custom metadata could not be deleted",
                 extra={
                     "partition": str(partition),
@@ -73,7 +73,7 @@ async def copy_segment(
     services.checkpoint("copy-finished-written")
     services.metrics.copy_bytes.labels(partition.topic).inc(built.size_bytes)
     if built.missing_offsets:
-        _LOG.warning(
+        logger.warning(
             "the log has no records for some offsets of a segment",
             extra={"partition": str(partition), "missing_offsets": built.missing_offsets},
         )

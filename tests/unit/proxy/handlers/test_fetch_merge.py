@@ -15,7 +15,7 @@ from protocol.apis.fetch.response import AbortedTransaction, FetchResponse, find
 from protocol.header import response_body_position
 from protocol.primitives import Buffer
 from proxy.cluster.local_log_bounds import Watermarks
-from proxy.handlers.fetch.merge import LocalReplacement, RemoteOutcome, merge, reserve
+from proxy.handlers.fetch.merge import LocalReplacement, RemoteOutcome, merge, split_max_bytes
 from tests.support.fakes.broker.cluster import LocalLog
 from tests.support.fakes.broker.fetch_frames import reference
 from tests.support.fakes.record_batches import batch_of
@@ -63,7 +63,7 @@ def test_a_merged_answer_keeps_order_budgets_and_min_one(asked: list[Partition],
     topic = reference(version, "orders", TOPIC_ID)
     requested = [FetchPartition(topic, n, -1, 0, -1, one.max_bytes, 0, 0) for n, one in enumerate(asked)]
     remote = [n for n, one in enumerate(asked) if one.is_remote]
-    budgets = reserve(requested, remote, max_bytes)
+    budgets = split_max_bytes(requested, remote, max_bytes)
 
     # The broker, as Kafka does it, with what is left of MaxBytes.
     left = max(1, max_bytes - sum(budget.max_bytes for budget in budgets.values()))
@@ -172,9 +172,9 @@ def test_a_local_entry_that_does_not_fit_only_loses_its_records(version: int, is
 
 def test_reservations_follow_the_request_and_never_exceed_it() -> None:
     asked = [FetchPartition("t", n, -1, 0, -1, 100, 0, 0) for n in range(4)]
-    assert {n: tuple(b) for n, b in reserve(asked, [3, 1, 2], 250).items()} == {
+    assert {n: tuple(b) for n, b in split_max_bytes(asked, [3, 1, 2], 250).items()} == {
         1: (100, True),
         2: (100, False),
         3: (50, False),
     }
-    assert reserve(asked, [0], 0)[0] == (0, True)
+    assert split_max_bytes(asked, [0], 0)[0] == (0, True)

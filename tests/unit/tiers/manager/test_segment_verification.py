@@ -20,7 +20,7 @@ from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
 from tiers.segment.indexes.transaction_index import encode_aborted_ranges
 from tiers.segment.segment_encryption import KeyRing, seal_segment
 from tiers.storage.local import LocalRemoteStorageManager
-from tiers.verify.segment_verification import Damage, DamageKind, persistently, verify_segment
+from tiers.verify.segment_verification import Damage, DamageKind, verify_segment, with_retries
 
 RING = KeyRing({"k": b"k" * 32}, "k")
 
@@ -127,10 +127,10 @@ async def test_what_may_pass_is_asked_again_but_not_for_ever() -> None:
             raise RetriableRemoteStorageError("503")
         return "answer"
 
-    assert await persistently(lambda: fails(2), pause_ms=0) == "answer"
+    assert await with_retries(lambda: fails(2), pause_ms=0) == "answer"
     asked = 0
     with pytest.raises(RetriableRemoteStorageError):
-        await persistently(lambda: fails(100), pause_ms=0)
+        await with_retries(lambda: fails(100), pause_ms=0)
     assert asked == 5
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.quick_values import making_many, quick, quick_uuid
+from tiers.model.quick_values import garbage_collection_paused, quick, quick_uuid
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 
@@ -38,7 +38,7 @@ def test_a_uuid_made_quickly_is_like_any_other(raw: bytes) -> None:
 
 
 def test_garbage_is_looked_for_again_when_many_were_made() -> None:
-    @making_many()
+    @garbage_collection_paused()
     def make() -> None:
         assert not gc.isenabled()
         raise ValueError("torn")

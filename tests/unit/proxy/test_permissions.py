@@ -11,7 +11,7 @@ from kafka.protocol.admin import CreateTopicsRequest
 from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode
-from proxy.cluster.own_rights import missing_rights
+from proxy.cluster.permissions import missing_permissions
 from proxy.config import parse_config
 from tiers.broker.client import BrokerClient
 
@@ -54,9 +54,9 @@ UNHEARD_OF = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, None)
 async def test_a_topic_that_another_proxy_made_a_moment_ago_is_no_missing_right(
     monkeypatch: pytest.MonkeyPatch, answers: list[tuple[int, set[int] | None]], lacked: list[str]
 ) -> None:
-    monkeypatch.setattr("proxy.cluster.own_rights._HEARD_WITHIN_MS", 60_000)
+    monkeypatch.setattr("proxy.cluster.permissions._HEARD_WITHIN_MS", 60_000)
     config = parse_config(
         f'remote.log.metadata.topic.name = "{METADATA_TOPIC}"\n[upstream]\nbootstrap.servers = "127.0.0.1:1"\n'
     )
     client = cast(BrokerClient, Brokers(*answers))
-    assert await missing_rights(client, config, 1000) == (lacked, [])
+    assert await missing_permissions(client, config, 1000) == (lacked, [])

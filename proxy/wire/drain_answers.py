@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from protocol.api_keys import ApiKey, is_flexible
 from protocol.header import build_response_header
 from protocol.primitives import EMPTY_TAGGED_SECTION, INT16, INT32, write_array_length
-from proxy.wire.context import EarlyAnswer
+from proxy.wire.context import DrainAnswer
 from proxy.wire.exchange import Buffers
 
 _FIRST_VERSION_WITH_THROTTLE = 1
@@ -31,4 +31,4 @@ def empty_fetch(api_version: int, correlation_id: int) -> Buffers:
     return (build_response_header(ApiKey.FETCH, api_version, correlation_id), body)
 
 
-EARLY_ANSWERS: Mapping[int, EarlyAnswer] = {ApiKey.FETCH: empty_fetch}
+DRAIN_ANSWERS: Mapping[int, DrainAnswer] = {ApiKey.FETCH: empty_fetch}

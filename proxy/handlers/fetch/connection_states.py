@@ -18,7 +18,7 @@ PartitionKey = tuple[TopicReference, int]
 
 
 @dataclass(slots=True)
-class FetchConnection:
+class FetchConnectionState:
     authorized_topics: set[TopicReference] = field(default_factory=set)
     """The topics that the client may read, since the broker answered OFFSET_OUT_OF_RANGE for them on this connection.
 
@@ -41,20 +41,20 @@ class FetchConnection:
             read.cancel()
 
 
-class FetchConnections:
+class FetchConnectionStates:
     """The connections by id. Evicts the least recently used connection when there are too many."""
 
     def __init__(self, max_connections: int = _MAX_CONNECTIONS) -> None:
-        self._connections: OrderedDict[int, FetchConnection] = OrderedDict()
+        self._connections: OrderedDict[int, FetchConnectionState] = OrderedDict()
         self._max_connections = max_connections
 
-    def find(self, connection_id: int) -> FetchConnection | None:
+    def find(self, connection_id: int) -> FetchConnectionState | None:
         return self._connections.get(connection_id)
 
-    def get(self, connection_id: int) -> FetchConnection:
+    def get(self, connection_id: int) -> FetchConnectionState:
         known = self._connections.get(connection_id)
         if known is None:
-            known = self._connections[connection_id] = FetchConnection()
+            known = self._connections[connection_id] = FetchConnectionState()
             if len(self._connections) > self._max_connections:
                 self._connections.popitem(last=False)
         else:

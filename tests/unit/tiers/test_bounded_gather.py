@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from tiers.each_of import each_of
+from tiers.bounded_gather import bounded_gather
 
 
 class Work:
@@ -37,7 +37,7 @@ async def test_results_are_in_order_and_few_are_worked_on(count: int, is_lazy: b
     items: Iterable[int] = work.items(count) if is_lazy else list(work.items(count))
     if not is_lazy:
         work.taken = 0
-    assert await each_of(items, work.square, 3, lambda: done.append(1)) == [each**2 for each in range(count)]
+    assert await bounded_gather(items, work.square, 3, lambda: done.append(1)) == [each**2 for each in range(count)]
     assert work.most <= 3
     assert len(done) == count
 
@@ -52,5 +52,5 @@ async def test_the_first_failure_ends_all_and_comes_out_alone() -> None:
         await asyncio.sleep(0)
 
     with pytest.raises(ValueError, match="2"):
-        await each_of(iter(range(1000)), work, 2)
+        await bounded_gather(iter(range(1000)), work, 2)
     assert len(begun) < 10

@@ -47,12 +47,12 @@ def principal_of(config: TidegateConfig) -> str:
     return "the proxy, without [upstream.sasl],"
 
 
-async def check_own_rights(client: BrokerClient, config: TidegateConfig, timeout_ms: int) -> None:
+async def check_permissions(client: BrokerClient, config: TidegateConfig, timeout_ms: int) -> None:
     """Checks the rights at the start of the process that maintains the metadata's state.
 
     Raises `RemoteTierError` if an essential right is missing. Logs other missing rights, and a failure to read them."""
     try:
-        essential, others = await missing_rights(client, config, timeout_ms)
+        essential, others = await missing_permissions(client, config, timeout_ms)
     except BrokerError as error:
         logger.warning("the proxy's own rights cannot be read: %s", error)
         return
@@ -62,7 +62,9 @@ async def check_own_rights(client: BrokerClient, config: TidegateConfig, timeout
         logger.error("%s lacks %s", principal_of(config), right)
 
 
-async def missing_rights(client: BrokerClient, config: TidegateConfig, timeout_ms: int) -> tuple[list[str], list[str]]:
+async def missing_permissions(
+    client: BrokerClient, config: TidegateConfig, timeout_ms: int
+) -> tuple[list[str], list[str]]:
     """Returns the missing rights, one line each: the essential ones, then the others.
 
     Without the essential rights the remote tier cannot run. Without the others, some topics cannot be tiered, or failed

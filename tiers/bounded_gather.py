@@ -1,4 +1,4 @@
-"""`each_of` does the same work for each of many items, with bounded concurrency."""
+"""`bounded_gather` does the same work for each of many items, with bounded concurrency."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-async def each_of(
+async def bounded_gather(
     items: Iterable[S], work: Callable[[S], Awaitable[T]], at_once: int, done: Callable[[], None] = lambda: None
 ) -> list[T]:
     """Calls `work` for each item, at most `at_once` at a time. Returns the results in the order of `items`.
