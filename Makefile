@@ -5,8 +5,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 CACHE := .cache
-STORES := $(CACHE)/bin/versitygw $(CACHE)/bin/fake-gcs-server $(CACHE)/azurite/installed
-CLIENTS := $(CACHE)/bin/franz $(CACHE)/bin/kafkago $(CACHE)/kafkajs/installed
+# Servers and clients of `make test`, and the ones that only `make test-all` needs.
+TEST_TOOLS := $(CACHE)/bin/versitygw $(CACHE)/bin/franz $(CACHE)/bin/kafkago
+MORE_TEST_TOOLS := $(CACHE)/bin/fake-gcs-server $(CACHE)/azurite/installed $(CACHE)/kafkajs/installed
 FAKE_GCS_VERSION := $(shell sed -n 's/^FAKE_GCS_VERSION = "\(.*\)"/\1/p' tests/support/servers/object_stores.py)
 VERSITYGW_VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' tests/support/servers/versitygw.py)
 
@@ -14,12 +15,12 @@ VERSITYGW_VERSION := $(shell sed -n 's/^VERSION = "\(.*\)"/\1/p' tests/support/s
 # test starts compile its modules again.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo demo-spark test matrix check fuzz drill bench lock jars frameworks clean
+.PHONY: help demo demo-spark test test-all soak matrix check fuzz drill bench lock jars frameworks clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
-demo: jars .venv/installed ## show an unmodified consumer that reads records the broker no longer has (ARGS=--keep leaves it running)
+demo: jars .venv/demo ## show an unmodified consumer that reads records the broker no longer has (ARGS=--keep leaves it running)
 	$(BIN)/python -m bench.demo $(ARGS)
 
 demo-spark: jars .venv/installed ## show Spark that offloads a topic, reads both tiers, exports and scrubs (ARGS=--mib=256 for more)
@@ -28,9 +29,18 @@ demo-spark: jars .venv/installed ## show Spark that offloads a topic, reads both
 # The tests that share a server run in one process (tests/conftest.py). The other process runs tests without servers.
 TEST_PROCESSES ?= 2
 
-test: jars frameworks $(STORES) $(CLIENTS) check ## run check, then all tests, on real servers
+PYTEST := $(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
+
+test: jars $(TEST_TOOLS) check ## run check and the tests of every change, on a real Kafka and a real S3
 	@$(BIN)/python -m tests.support.servers.kafka --archive >/dev/null
-	$(BIN)/pytest -n $(TEST_PROCESSES) --dist loadgroup --no-loadscope-reorder $(ARGS)
+	$(PYTEST) -m "not full" $(ARGS)
+
+test-all: jars frameworks $(TEST_TOOLS) $(MORE_TEST_TOOLS) check ## run check and all tests: three brokers, elections, HDFS, Spark, Streams, ...
+	@$(BIN)/python -m tests.support.servers.kafka --archive >/dev/null
+	$(PYTEST) $(ARGS)
+
+soak: drill fuzz ## run the drill, the fuzzers and twenty random differential workloads
+	TIDEGATE_SEEDS=20 $(BIN)/pytest tests/system/test_differential.py
 
 # The newest patch of each minor version whose artifacts are all on Maven Central.
 KAFKA_VERSIONS ?= 3.9.2 4.1.2 4.3.1
@@ -63,6 +73,8 @@ lock: .venv/bin/python ## pin every dependency again, with hashes (ARGS=--upgrad
 	$(PIP_COMPILE) --build-deps-for wheel --output-file requirements.txt pyproject.toml
 	$(PIP_COMPILE) --build-deps-for wheel --extra dev --constraint requirements.txt \
 	  --output-file requirements-dev.txt pyproject.toml
+	$(PIP_COMPILE) --build-deps-for wheel --extra demo --constraint requirements-dev.txt \
+	  --output-file requirements-demo.txt pyproject.toml
 
 # The lock files name packages and hashes, but not the machine that wrote them or the package index.
 PIP_COMPILE = env -u PIP_FIND_LINKS $(BIN)/pip-compile -q $(ARGS) --no-header --generate-hashes --strip-extras \
@@ -81,6 +93,12 @@ clean: ## remove everything that make created
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "Python 3.11 or newer is missing: install it, or give its path with PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv .venv
+
+# The demo needs the runtime and one client. A folder that has all dependencies has these too.
+.venv/demo: .venv/bin/python requirements-demo.txt pyproject.toml
+	test -e .venv/installed || $(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-demo.txt
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
 
 .venv/installed: .venv/bin/python requirements-dev.txt pyproject.toml
 	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-dev.txt

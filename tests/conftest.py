@@ -159,8 +159,13 @@ def azure() -> Iterator[Azurite]:
 
 
 _SERVERS = ("kafka_of_three", "kafka", "secured", "hdfs", "s3", "gcs", "azure")
-_WITH_SERVERS_OF_THEIR_OWN = {"integration", "pipeline"}
+_WITH_SERVERS_OF_THEIR_OWN = {"integration", "system", "pipeline", "drill"}
 """The test folders in which some tests start a whole cluster of their own."""
+
+
+_FULL_FOLDERS = {"system", "drill"}
+_FULL_FIXTURES = {"kafka_of_three", "hdfs", "gcs", "azure", "spark"}
+"""Outside of `tests/integration`, a test that needs one of them is run by `make test-all` alone."""
 
 
 def _server_of(item: pytest.Item) -> str | None:
@@ -181,8 +186,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     xdist takes the groups in this order. The long groups come first, and the tests without a server come last.
     """
     for item in items:
+        if _is_full(item):
+            item.add_marker(pytest.mark.full)
         item.add_marker(pytest.mark.xdist_group(_server_of(item) or item.path.name))
     items.sort(key=_place)
+
+
+def _is_full(item: pytest.Item) -> bool:
+    """Whether only `make test-all` runs the test."""
+    folder = item.path.relative_to(item.config.rootpath).parts[1]
+    needs = {_server_of(item), *getattr(item, "fixturenames", ())}
+    return folder in _FULL_FOLDERS or (folder != "integration" and not _FULL_FIXTURES.isdisjoint(needs))
 
 
 def _place(item: pytest.Item) -> int:

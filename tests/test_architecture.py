@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 520
 """About 500: a few lines more are no reason to split an idea."""
-LOCKS = ["requirements.txt", "requirements-dev.txt"]
+LOCKS = ["requirements.txt", "requirements-demo.txt", "requirements-dev.txt"]
 DOCUMENTS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"]
 
 # A path in backticks that starts with a folder of ours, or a file name at the root.
@@ -52,7 +52,10 @@ def test_locks_pin_every_package_by_hash_and_name_no_index(lock: str) -> None:
     assert re.findall(r"://|--(?:index|extra-index|find-links|trusted)", text) == []
 
 
-@pytest.mark.parametrize(("lock", "extras"), [("requirements.txt", []), ("requirements-dev.txt", ["dev"])])
+@pytest.mark.parametrize(
+    ("lock", "extras"),
+    [("requirements.txt", []), ("requirements-demo.txt", ["demo"]), ("requirements-dev.txt", ["dev"])],
+)
 def test_locks_hold_what_the_project_asks_for(lock: str, extras: list[str]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     asked = [*project["dependencies"], *(line for extra in extras for line in project["optional-dependencies"][extra])]
