@@ -21,7 +21,7 @@ def _host_names(value: object) -> object:
     names = [name.lower().rstrip(".") for name in value if isinstance(name, str)] if isinstance(value, list) else []
     for name in names:
         if not _HOST_NAME.fullmatch(name) or name.rpartition(".")[2].isdecimal():
-            raise ValueError(f"{name!r} is no host name; `*` may only stand for the whole first label")
+            raise ValueError(f"{name!r} is not a host name; `*` may only stand for the whole first label")
     return names or value
 
 
