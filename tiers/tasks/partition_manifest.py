@@ -377,8 +377,8 @@ class PartitionManifestTask:
         Only a readable manifest tells them apart."""
         for leftover in self._last_copies(local_log_start):
             raise MetadataLostError(
-                f"{self._partition}: the broker has removed records of segment {leftover.segment_id.id}. By the metadata,"
-                f" its copy did not finish, but no manifest confirms that: {_WAY_BACK}"
+                f"{self._partition}: the broker has removed records of segment {leftover.segment_id.id}. By the"
+                f" metadata, its copy did not finish, but no manifest confirms that: {_WAY_BACK}"
             )
 
     async def _keep_leftovers(self, local_log_start: int) -> None:
