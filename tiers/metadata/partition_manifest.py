@@ -1,6 +1,6 @@
 """The partition manifest: a small object beside a partition's segments, with the facts that their objects lack.
 
-    {"checksum": CRC-32C of the rest, "manifest": {"version": 2, ...}}    JSON, in the store, beside the segments
+    {"checksum": CRC-32C of the rest, "manifest": {"version": 3, ...}}    JSON, in the store, beside the segments
 
 * It names the segments that were accepted (COPY_SEGMENT_FINISHED), with the end up to which each may be read after a
   clamp. It also names the dead segments whose objects may still exist. A segment that it does not name is newer.
@@ -28,7 +28,7 @@ from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpo
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,8 @@ class PartitionManifest:
     dead: tuple[UUID, ...] = ()
     tier_config: Mapping[str, str] = field(default_factory=dict)
     """The tier settings of the whole topic that were set through a proxy."""
+    is_diverged: bool = False
+    """Whether the leader had another history than the copied log (docs/design.md, safety rule 2)."""
 
 
 def witness_of(stored: bytes | None) -> str:
@@ -100,6 +102,7 @@ def encode_partition_manifest(manifest: PartitionManifest) -> bytes:
             "nextOffset": manifest.position.next_offset,
         },
         "gaps": [list(gap) for gap in manifest.gaps],
+        "isDiverged": manifest.is_diverged,
         "tierConfig": dict(sorted(manifest.tier_config.items())),
         "dead": sorted(map(str, manifest.dead)),
         "segments": [_encode_segment(each) for each in manifest.segments],
@@ -129,6 +132,7 @@ def decode_partition_manifest(data: bytes) -> PartitionManifest:
                 int(document["metadata"]["nextOffset"]),
             ),
             gaps=tuple(LogGap(int(first), int(following)) for first, following in document["gaps"]),
+            is_diverged=bool(document["isDiverged"]),
             segments=tuple(_decode_segment(each) for each in document["segments"]),
             dead=tuple(UUID(each) for each in document["dead"]),
             tier_config={str(key): str(value) for key, value in document["tierConfig"].items()},

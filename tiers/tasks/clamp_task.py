@@ -91,6 +91,10 @@ class RLMClampTask:
         try:
             await self._services.metadata.put_log_divergence(self._partition, is_diverged=is_diverged)
             self._services.checkpoint("divergence-recorded" if is_diverged else "divergence-ended")
+            if is_diverged and not self._manifest.is_accepted:
+                # The partition stops now. `rebuild` must know of the divergence too, or it would take it for a gap.
+                # An acceptance names the manifest, so an accepted divergence does not change the manifest.
+                await self._manifest.run()
         except OwnershipLostError:
             raise
         except RemoteLogError as error:

@@ -61,6 +61,7 @@ def manifest_of(metadata: RemoteLogMetadataManager, cluster_id: str, partition: 
         local_log_start=metadata.local_log_start(partition),
         position=metadata.position(partition),
         gaps=tuple(metadata.gaps(partition)),
+        is_diverged=metadata.is_diverged(partition),
         segments=tuple(
             ManifestSegment(
                 id=each.segment_id.id,

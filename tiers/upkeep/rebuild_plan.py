@@ -34,7 +34,9 @@ from tiers.metadata.topic.written_records import key_and_value
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, OffsetAndEpoch
 from tiers.model.segment_metadata import (
+    CUT_ALL,
     LocalLogStartUpdate,
+    LogDivergenceUpdate,
     LogGapUpdate,
     LogStartOffsetUpdate,
     RemoteLogClampUpdate,
@@ -93,6 +95,7 @@ class PartitionPlan:
     log_start: LogStart | None = None
     local_log_start: OffsetAndEpoch | None = None
     gaps: list[LogGap] = field(default_factory=list)
+    is_diverged: bool = False
     tier_config: dict[str, str] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -124,6 +127,7 @@ def plan_partition(found: FoundPartition) -> PartitionPlan:
         plan.log_start = manifest.log_start
         plan.local_log_start = manifest.local_log_start
         plan.gaps = list(manifest.gaps)
+        plan.is_diverged = manifest.is_diverged
         plan.tier_config = dict(manifest.tier_config)
     accepted = {} if manifest is None else {each.id: each for each in manifest.segments}
     dead = frozenset(() if manifest is None else manifest.dead)
@@ -362,13 +366,16 @@ def records_of(plan: PartitionPlan, writer: str, now_ms: int) -> list[KeyAndValu
         for segment in group:
             written += _finished(segment, partition)
         if cut is not None:
-            clamp = RemoteLogClampUpdate(partition, writer, now_ms, _epoch_at(group, cut), cut)
+            leader_epoch = _NO_LEADER_EPOCH if cut == CUT_ALL else _epoch_at(group, cut)
+            clamp = RemoteLogClampUpdate(partition, writer, now_ms, leader_epoch, cut)
             written.append(key_and_value(clamp))
     written += [key_and_value(LogGapUpdate(partition, writer, now_ms, gap, _NO_LEADER_EPOCH)) for gap in plan.gaps]
     if plan.log_start is not None:
         written.append(key_and_value(LogStartOffsetUpdate(partition, writer, now_ms, plan.log_start)))
     if plan.local_log_start is not None:
         written.append(key_and_value(LocalLogStartUpdate(partition, writer, now_ms, plan.local_log_start)))
+    if plan.is_diverged:
+        written.append(key_and_value(LogDivergenceUpdate(partition, writer, now_ms)))
     return written
 
 

@@ -231,6 +231,13 @@ async def test_an_operator_accepts_the_new_history(tier: Tier, log_start: int) -
     assert {each.clamped_to for each in manifest.segments} == {None, -1}
 
 
+async def test_the_manifest_remembers_a_divergence(tier: Tier) -> None:
+    await tier.empty()
+    await tier.stops()
+    stored = await tier.process.store.get_object(partition_manifest_key("cluster", PARTITION))
+    assert decode_partition_manifest(stored).is_diverged
+
+
 @pytest.mark.parametrize("call", ["put_log_divergence", "begin_accepted_history", "put_remote_log_clamp"])
 async def test_an_owner_that_dies_meanwhile_leaves_the_next_one_the_same_work(
     tier: Tier, monkeypatch: pytest.MonkeyPatch, call: str

@@ -18,7 +18,7 @@ from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, OffsetAndEpoch
-from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetadata
+from tiers.model.segment_metadata import CUT_ALL, LeaderEpochEntry, RemoteLogSegmentMetadata
 from tiers.upkeep.rebuild_plan import (
     FoundIndexes,
     FoundPartition,
@@ -65,6 +65,7 @@ class Store:
         trimmed_to: int | None = None,
         gaps: tuple[LogGap, ...] = (),
         dead: tuple[RemoteLogSegmentMetadata, ...] = (),
+        is_diverged: bool = False,
     ) -> None:
         self.found.manifest = PartitionManifest(
             "c",
@@ -87,6 +88,7 @@ class Store:
             ),
             tuple(each.segment_id.id for each in dead),
             {"local.retention.ms": "5"},
+            is_diverged,
         )
 
     def loses(self, one: RemoteLogSegmentMetadata) -> None:
@@ -327,22 +329,41 @@ def test_epochs_that_fall_are_refused(store: Store) -> None:
     assert "begins in leader epoch 3, after epoch 4" in refused(store)
 
 
+def replayed(plan: PartitionPlan, folder: Path) -> RemoteLogMetadataStateWriter:
+    events = []
+    for offset, (key, value) in enumerate(records_of(plan, "writer", 1)):
+        assert value is not None
+        events.append(MetadataEvent(offset, 1, decode_key(key), decode_value(value)))
+    state = RemoteLogMetadataStateWriter.open(
+        folder, StateIdentity("c", UUID(int=1), 1), wall_clock_ms=lambda: 0, map_size_bytes=1 << 20
+    )
+    state.apply([PartitionRead(0, events, len(events))])
+    return state
+
+
+def test_another_history_stays_cut_off_and_a_divergence_stays_recorded(store: Store, tmp_path: Path) -> None:
+    old, new = replace(store.holds(0, 19), clamped_to=CUT_ALL), store.holds(0, 9, epoch=1)
+    store.manifest(old, new, is_diverged=True)
+    plan = store.plan()
+    assert len(live(plan)) == 2
+    state = replayed(plan, tmp_path)
+    try:
+        assert state.is_diverged(PARTITION)
+        found = {each.segment_id.id: each.clamped_to for each in state.list_remote_log_segments(PARTITION)}
+        assert found == {old.segment_id.id: CUT_ALL, new.segment_id.id: None}
+        assert state.remote_end_offset(PARTITION) == 9
+    finally:
+        state.close()
+
+
 def test_replay_makes_of_the_records_what_was_accepted(store: Store, tmp_path: Path) -> None:
     cut, deeper, last = store.holds(0, 19), store.holds(20, 39), store.holds(16, 29, epoch=1)
     cut, deeper = replace(cut, clamped_to=15), replace(deeper, clamped_to=15)
     store.manifest(cut, deeper, last, log_start=4)
     plan = store.plan()
     assert len(live(plan)) == 3
-    records = records_of(plan, "writer", 1)
-    events = []
-    for offset, (key, value) in enumerate(records):
-        assert value is not None
-        events.append(MetadataEvent(offset, 1, decode_key(key), decode_value(value)))
-    state = RemoteLogMetadataStateWriter.open(
-        tmp_path, StateIdentity("c", UUID(int=1), 1), wall_clock_ms=lambda: 0, map_size_bytes=1 << 20
-    )
+    state = replayed(plan, tmp_path)
     try:
-        state.apply([PartitionRead(0, events, len(events))])
         assert state.log_start_offset(PARTITION) == 4
         found = {each.segment_id.id: each for each in state.list_remote_log_segments(PARTITION)}
         assert {uuid: each.clamped_to for uuid, each in found.items()} == {
