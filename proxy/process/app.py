@@ -29,11 +29,11 @@ from proxy.handlers.api_versions import ApiVersionsHandler
 from proxy.handlers.fetch.pass_through import PassThroughFetchHandler
 from proxy.handlers.fetch.share_fetch import ShareFetchHandler
 from proxy.handlers.produce import ProduceHandler
+from proxy.limits_config import ConnectionLimits
 from proxy.metrics import ProxyMetrics
 from proxy.process.admin_http import admin_http
 from proxy.process.remote_log import RETRY_MS, open_metadata, open_storage, run_remote_log_manager
 from proxy.process.remote_tier import ProxyParts, RemoteTier, alarms, remote_tier
-from proxy.wire.context import ConnectionLimits
 from proxy.wire.drain_answers import DRAIN_ANSWERS
 from proxy.wire.exchange import Handler
 from proxy.wire.router import Router

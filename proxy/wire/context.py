@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
-from protocol.frame import MAX_INT32, MAX_REQUEST_BYTES
+from proxy.limits_config import ConnectionLimits
 from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admissions
 from proxy.wire.exchange import Buffers
@@ -16,37 +16,6 @@ from proxy.wire.router import Router
 from tiers.broker.tls import TlsContext
 
 Address = tuple[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """The limits of connections.
-
-    0 means no limit for `max_connections`, `max_connections_per_address` and `idle_timeout_ms`."""
-
-    max_connections: int = 10_000
-    max_connections_per_address: int = 0
-    handshake_timeout_ms: int = 10_000
-    """The deadline of a TLS handshake with a client."""
-    max_request_bytes: int = MAX_REQUEST_BYTES
-    max_unauthenticated_request_bytes: int | None = None
-    """The limit for a request before the first answer to an authentication. None: the brokers do not require SASL."""
-    max_held_request_bytes: int = 16 * 1024 * 1024
-    """The limit for a request that a handler decodes. Other requests stream through and are never held."""
-    max_response_bytes: int = MAX_INT32
-    max_held_response_bytes: int = 128 * 1024 * 1024
-    max_in_flight: int = 256
-    """How many requests of one connection may be unanswered. Reading pauses at this number."""
-    connect_timeout_ms: int = 5_000
-    """The deadline of one attempt to connect to a broker."""
-    connect_deadline_ms: int = 20_000
-    """The deadline of all attempts together. The client's bytes wait in its socket meanwhile."""
-    idle_timeout_ms: int = 0
-    half_close_timeout_ms: int = 5_000
-    """How long the proxy still answers a client that has closed its writing side."""
-    close_timeout_ms: int = 10_000
-    """How long a closing connection may take to send its last bytes."""
-    drain_timeout_ms: int = 30_000
 
 
 class Endpoint(Protocol):

@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
+from proxy.limits_config import ConnectionLimits
 from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admission, Admissions
 from proxy.wire.connection import ClientConnection
-from proxy.wire.context import Address, ConnectionContext, ConnectionLimits, ConnectionRegistry, DrainAnswer
+from proxy.wire.context import Address, ConnectionContext, ConnectionRegistry, DrainAnswer
 from proxy.wire.router import Router
 from proxy.wire.tls_listener import TlsListener
 from tiers.broker.tls import TlsContext

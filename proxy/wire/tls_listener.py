@@ -13,9 +13,9 @@ import socket
 import ssl
 from collections.abc import Callable, Coroutine
 
+from proxy.limits_config import ConnectionLimits
 from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admission, Admissions, address_of
-from proxy.wire.context import ConnectionLimits
 from tiers.broker.tls import TlsContext, explain, is_plain_text
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 
 from protocol.primitives import INT32
+from proxy.limits_config import ConnectionLimits
 from proxy.metrics import ProxyMetrics
-from proxy.wire.context import ConnectionLimits, DrainAnswer
+from proxy.wire.context import DrainAnswer
 from proxy.wire.exchange import (
     Answer,
     Buffers,

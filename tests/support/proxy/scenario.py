@@ -37,9 +37,9 @@ from proxy.handlers.fetch.handler import FetchHandler
 from proxy.handlers.list_offsets import ListOffsetsHandler
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from proxy.handlers.produce import ProduceHandler
+from proxy.limits_config import ConnectionLimits
 from proxy.metrics import ProxyMetrics
 from proxy.process.app import pass_through_handlers
-from proxy.wire.context import ConnectionLimits
 from proxy.wire.drain_answers import DRAIN_ANSWERS
 from proxy.wire.router import Router
 from proxy.wire.server import BrokerEndpoint, ProxyServer

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from protocol.errors import TruncatedError
-from proxy.wire.context import ConnectionLimits
+from proxy.limits_config import ConnectionLimits
 from proxy.wire.exchange import CutThrough, Exchange, HandlerState
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, frame, request, response

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proxy.wire.context import ConnectionLimits
+from proxy.limits_config import ConnectionLimits
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, request
 from tests.support.proxy.proxy_harness import proxy_before

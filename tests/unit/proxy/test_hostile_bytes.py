@@ -13,8 +13,9 @@ import pytest
 
 from protocol.api_keys import ApiKey
 from proxy.handlers.produce import ProduceHandler
+from proxy.limits_config import ConnectionLimits
 from proxy.process.app import pass_through_handlers
-from proxy.wire.context import Address, ConnectionLimits
+from proxy.wire.context import Address
 from proxy.wire.exchange import PrefixHandler
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import Wire, connected, frame, request, response

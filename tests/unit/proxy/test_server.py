@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from proxy.wire.context import ConnectionLimits
+from proxy.limits_config import ConnectionLimits
 from proxy.wire.exchange import Buffers, Exchange
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, frame, request, response

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from proxy.config import ListenerTlsConfig
-from proxy.wire.context import ConnectionLimits
+from proxy.limits_config import ConnectionLimits
 from proxy.wire.tls import listener_tls
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import Wire, connected, request, response

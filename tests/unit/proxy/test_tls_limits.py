@@ -9,7 +9,7 @@ import ssl
 
 import pytest
 
-from proxy.wire.context import ConnectionLimits
+from proxy.limits_config import ConnectionLimits
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, request
 from tests.support.proxy.proxy_harness import Proxy, proxy_before

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Coroutine
 from pathlib import Path
 
+from proxy.limits_config import ConnectionLimits
 from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admissions
-from proxy.wire.context import ConnectionLimits
 from proxy.wire.server import bind
 from proxy.wire.tls_listener import TlsListener
 from tests.support.servers.certificates import Authority
