@@ -22,7 +22,6 @@ from protocol.primitives import (
 )
 
 _REQUEST_HEAD = struct.Struct(">hhi")
-_REQUEST_CORRELATION_ID_POSITION = 4
 
 
 class RequestHead(NamedTuple):
@@ -68,10 +67,6 @@ def parse_request_header(frame: Buffer) -> RequestHeader:
     return RequestHeader(api_key, api_version, correlation_id, client_id, pos)
 
 
-def request_header_version(api_key: int, api_version: int) -> int:
-    return 2 if is_flexible(api_key, api_version) else 1
-
-
 def response_header_version(api_key: int, api_version: int) -> int:
     return 1 if api_key != ApiKey.API_VERSIONS and is_flexible(api_key, api_version) else 0
 
@@ -101,13 +96,3 @@ def build_request_header(api_key: int, api_version: int, correlation_id: int, cl
 def build_response_header(api_key: int, api_version: int, correlation_id: int) -> bytes:
     header = INT32.pack(correlation_id)
     return header + EMPTY_TAGGED_SECTION if response_header_version(api_key, api_version) else header
-
-
-def set_request_correlation_id(frame: bytearray | memoryview, correlation_id: int) -> None:
-    """Sets the correlation id in place, in a request payload of at least eight bytes."""
-    INT32.pack_into(frame, _REQUEST_CORRELATION_ID_POSITION, correlation_id)
-
-
-def set_response_correlation_id(payload: bytearray | memoryview, correlation_id: int) -> None:
-    """Sets the correlation id in place, in a response payload of at least four bytes."""
-    INT32.pack_into(payload, 0, correlation_id)

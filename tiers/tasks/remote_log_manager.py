@@ -150,12 +150,6 @@ class RemoteLogManager:
         """The partitions that this process copies now."""
         return list(self._managed)
 
-    def process_now(self, partition: TopicIdPartition) -> None:
-        """Makes the partition due at once, if this process manages it."""
-        if partition in self._managed:
-            self._managed[partition].due_ms = 0
-            self._wake.set()
-
     async def _keep_topics(self) -> None:
         services, settings = self._services, self._services.settings
         refresh_at_ms = services.clock_ms()

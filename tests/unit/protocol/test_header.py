@@ -16,11 +16,8 @@ from protocol.header import (
     parse_request_head,
     parse_request_header,
     parse_response_correlation_id,
-    request_header_version,
     response_body_position,
     response_header_version,
-    set_request_correlation_id,
-    set_response_correlation_id,
 )
 
 api_keys = st.sampled_from(list(ApiKey))
@@ -85,17 +82,6 @@ def test_unknown_tags_of_a_response_header_are_skipped() -> None:
 @given(versions)
 def test_the_api_versions_response_header_never_has_tags(version: int) -> None:
     assert response_header_version(ApiKey.API_VERSIONS, version) == 0
-    assert request_header_version(ApiKey.API_VERSIONS, version) == (2 if version >= 3 else 1)
-
-
-@given(correlation_ids, correlation_ids)
-def test_correlation_ids_are_set_in_place(before: int, after: int) -> None:
-    request = bytearray(build_request_header(1, 12, before, "c"))
-    set_request_correlation_id(request, after)
-    assert request == build_request_header(1, 12, after, "c")
-    response = bytearray(build_response_header(1, 12, before))
-    set_response_correlation_id(memoryview(response), after)
-    assert response == build_response_header(1, 12, after)
 
 
 @given(st.binary(max_size=30))
