@@ -246,7 +246,7 @@ def test_a_topic_is_deleted_by_proof_and_not_for_its_absence(
         assert proxy.metrics().count('reason="topics-missing"') >= len(directly)
 
         code, out = command()
-        assert (code, out.count("wants an operator")) == (1, len(directly))
+        assert (code, out.count("an operator must decide")) == (1, len(directly))
         assert command("forget", directly[0])[0] == 0
         assert not missing()[directly[0]]["deletion_proved"]
         assert command("forget", directly[0], str(topic_ids[directly[1]]), "--yes")[0] == 0

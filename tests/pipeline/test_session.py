@@ -19,7 +19,8 @@ PROGRAM = textwrap.dedent(
     """
     import asyncio, contextlib, os, signal, sys, threading, time
     from pathlib import Path
-    from pipeline import cli, progress
+    from pipeline import cli
+    from pipeline.spark import progress
     from pipeline.spark.job import run_tasks
     from pipeline.job_services import run_beside
     from pipeline.spark.session import open_session, spark_session
