@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def register(spark: SparkSession) -> None:
     """Registers `kafka_tiered` and `kafka_tiered_segments` with the session. A second call has no effect."""
-    from pipeline.source.registration import register_data_sources  # imports Spark, which other users do not need
+    from pipeline.source.datasource import register_data_sources  # imports Spark, which other users do not need
 
     register_data_sources(spark)
 

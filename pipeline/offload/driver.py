@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from uuid import UUID
 
 from pipeline.config import PipelineConfig
 from pipeline.job_services import Sleep
@@ -23,6 +25,9 @@ from tiers.access.owned_tier import CLAIM_TIMEOUT_MS
 from tiers.bounded_gather import bounded_gather
 from tiers.config.topic_policy import TopicPolicy
 from tiers.errors import BrokerError, RemoteLogError
+from tiers.metadata.state.layout import StateIdentity
+from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.task_services import TaskServices
 
@@ -343,3 +348,17 @@ def _reported(one: PartitionOffload) -> PartitionReport:
         missing_offsets=one.missing_offsets,
         error=one.error,
     )
+
+
+_NO_TOPIC = StateIdentity("", UUID(int=0), 1)
+
+
+class NothingTieredYet(TopicBasedRemoteLogMetadataManager):
+    """The metadata of a cluster without a metadata topic, for a caller that must create nothing.
+
+    It knows no segment and no setting, is never fresh, and can write nothing."""
+
+    async def open(self) -> None:
+        self._opened_state = RemoteLogMetadataStateWriter.open(
+            self._settings.state_folder, _NO_TOPIC, wall_clock_ms=lambda: time.time_ns() // 1_000_000
+        )

@@ -23,8 +23,7 @@ from pyspark.sql import SparkSession
 from pipeline.chosen_partitions import NothingChosenError
 from pipeline.config import PipelineConfig
 from pipeline.job_services import job_services
-from pipeline.offload.driver import OffloadDriver, OffloadOptions, OffloadReport, PlannedPartition
-from pipeline.offload.nothing_tiered import NothingTieredYet
+from pipeline.offload.driver import NothingTieredYet, OffloadDriver, OffloadOptions, OffloadReport, PlannedPartition
 from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
 from pipeline.spark.job import LOST_GRACE_S, run_tasks
 from pipeline.spark.worker import worker

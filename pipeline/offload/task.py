@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 
 from pipeline.config import PipelineConfig
-from pipeline.offload.pacing import Pace
 from pipeline.offload.plan import part_of_tile
 from pipeline.spark.job import attempt
 from pipeline.spark.scratch import scratch_folder
@@ -286,3 +285,26 @@ async def _both(
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from failed
     return one.result(), other.result()
+
+
+class Pace:
+    """Limits the bytes per second that a task reads. Time without reads gives no credit for later.
+
+    `bytes_per_second` None means no limit."""
+
+    def __init__(self, bytes_per_second: int | None, clock_ms: Callable[[], int]) -> None:
+        self._bytes_per_second = bytes_per_second
+        self._clock_ms = clock_ms
+        self._free_at_ms = 0.0
+
+    def moved(self, size_bytes: int) -> None:
+        if self._bytes_per_second is not None:
+            took_ms = size_bytes * 1000 / self._bytes_per_second
+            self._free_at_ms = max(self._free_at_ms, self._clock_ms()) + took_ms
+
+    def pause_ms(self) -> float:
+        return max(0.0, self._free_at_ms - self._clock_ms())
+
+    async def wait(self) -> None:
+        if pause_ms := self.pause_ms():
+            await asyncio.sleep(pause_ms / 1000)

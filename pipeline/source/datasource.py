@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
@@ -24,6 +26,7 @@ from pipeline.source.options import ReadOptions, column_options, parse_options
 from pipeline.source.pushed_filters import Wanted, push
 from pipeline.source.range_read import RangeReader
 from pipeline.source.read_task import ReadTask, tasks_for
+from pipeline.source.segments_relation import SegmentsDataSource
 from pipeline.source.stream import TieredStreamReader
 from pipeline.source.tiered_log import open_log, report_data_loss
 from pipeline.spark.worker import worker
@@ -91,3 +94,18 @@ class PushingTieredReader(TieredReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self._wanted, residual = push(filters)
         return residual
+
+
+_ALREADY = "DATA_SOURCE_ALREADY_EXISTS"
+
+
+def register_data_sources(session: SparkSession) -> None:
+    """Registers both data sources and makes `session` the active session. A second call has no effect."""
+    # Spark checks whether a name is taken in the active session, so this call makes `session` the active one.
+    session.createDataFrame([], "nothing INT")
+    for source in (KafkaTieredDataSource, SegmentsDataSource):
+        try:
+            session.dataSource.register(source)
+        except AnalysisException as error:
+            if error.getCondition() != _ALREADY:
+                raise

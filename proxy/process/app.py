@@ -34,9 +34,9 @@ from proxy.metrics import ProxyMetrics
 from proxy.process.admin_http import admin_http
 from proxy.process.remote_log import RETRY_MS, open_metadata, open_storage, run_remote_log_manager
 from proxy.process.remote_tier import ProxyParts, RemoteTier, alarms, remote_tier
+from proxy.wire.context import Router
 from proxy.wire.drain_answers import DRAIN_ANSWERS
 from proxy.wire.exchange import Handler
-from proxy.wire.router import Router
 from proxy.wire.server import ProxyServer, monotonic_ms
 from proxy.wire.tls import listener_tls
 from tiers.access.open_tier import RemoteTierError

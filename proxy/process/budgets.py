@@ -2,9 +2,17 @@
 
 The kernel distributes connections over the workers, but not evenly. A share is the most that one worker may use, and a
 worker cannot use the idle share of another.
+
+Each process also has a folder of its own for cached chunks of the remote tier: `chunks/<worker>` under `state.path`. If
+the number of workers was reduced or the cache was switched off, the folders of former processes remain, and no share
+counts their bytes. The next start deletes them.
 """
 
 from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
 
 from proxy.config import TidegateConfig
 
@@ -52,3 +60,19 @@ def share_of(config: TidegateConfig) -> TidegateConfig:
             ),
         }
     )
+
+
+def chunk_folder(config: TidegateConfig, worker: str | None) -> Path:
+    """Returns the folder of `worker`. None stands for the only process of a proxy without workers."""
+    return config.state.path / "chunks" / (worker or "whole")
+
+
+def remove_other_chunk_folders(config: TidegateConfig, workers: Iterable[str | None]) -> None:
+    """Deletes all chunk folders except those of `workers`. If the cache is switched off, deletes all of them.
+
+    Call this before any of the workers starts. Blocks on file I/O."""
+    is_on = config.remote_log.chunk_file_cache_bytes > 0
+    kept = {chunk_folder(config, worker) for worker in workers} if is_on else set()
+    for folder in (config.state.path / "chunks").glob("*"):
+        if folder not in kept:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -26,9 +26,8 @@ from prometheus_client.registry import Collector
 
 from proxy.config import TidegateConfig
 from proxy.process.admin_http import admin_pages
-from proxy.process.budgets import share_of
+from proxy.process.budgets import remove_other_chunk_folders, share_of
 from proxy.process.child import Task, end_timeout_ms
-from proxy.process.chunk_folders import remove_other_chunk_folders
 from proxy.process.remote_log import metadata_folder
 from proxy.process.supervisor import Child, ChildCommand, Supervisor
 from proxy.wire.server import bind, monotonic_ms

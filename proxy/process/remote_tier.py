@@ -34,7 +34,7 @@ from proxy.handlers.list_offsets import ListOffsetsHandler
 from proxy.handlers.metadata_topic_guard import MetadataTopicGuard
 from proxy.handlers.offset_for_leader_epoch import OffsetForLeaderEpochHandler
 from proxy.handlers.topic_tier_configs import TopicTierConfigs
-from proxy.process.chunk_folders import chunk_folder, remove_other_chunk_folders
+from proxy.process.budgets import chunk_folder, remove_other_chunk_folders
 from proxy.process.remote_log import metadata_folder, open_metadata, open_storage, run_remote_log_manager
 from proxy.wire.exchange import Handler
 from tiers.access.open_tier import open_key_ring
@@ -46,8 +46,7 @@ from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, wall_clock_ms
 from tiers.quota import QuotaWindow, RemoteFetchQuotas
 from tiers.reader.disk_chunk_cache import DiskChunkCache, DiskChunkCacheSettings
-from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexSettings
-from tiers.reader.local_indexes import LocalIndexes
+from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexes, LocalIndexSettings
 from tiers.reader.metrics import RemoteLogReaderMetrics
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index
 from tiers.segment.segment_encryption import KeyRing

@@ -14,15 +14,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import cast
 
 from protocol.api_keys import ApiKey
-from protocol.errors import ProtocolError
+from protocol.errors import ProtocolError, TlsHandshakeError
 from protocol.frame import frame_length
 from protocol.primitives import Buffer
 from proxy.wire.admission import Admission, address_of
-from proxy.wire.connection_failure import log_failure
 from proxy.wire.context import ConnectionContext, ConnectionRegistry, Endpoint
 from proxy.wire.exchange import Buffers, Prepare
 from proxy.wire.flow_control import DRAINING, NOT_CONNECTED, OUT_OF_TURN, PEER_IS_FULL, Outlet, ReadGate
@@ -403,3 +402,20 @@ class ClientConnection(asyncio.BufferedProtocol):
             "node_id": self.node_id,
             "client": f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else None,
         }
+
+
+def log_failure(logger: logging.Logger, peer: str, error: Exception, who: Mapping[str, object]) -> None:
+    """`peer` is the sender of the faulty bytes: "client" or "broker"."""
+    match error:
+        case TlsHandshakeError() if peer == "broker":
+            logger.warning("closing the connection: the broker speaks TLS: set [upstream.tls]", extra=who)
+        case TlsHandshakeError():
+            logger.warning(
+                "a client speaks TLS on this plain-text port: set security.protocol=PLAINTEXT (or SASL_PLAINTEXT) "
+                "in the client, or give the proxy a certificate ([listener.tls])",
+                extra=who,
+            )
+        case ProtocolError():
+            logger.warning("closing the connection: the %s sent %s", peer, error, extra=who)
+        case _:
+            logger.error("closing the connection: a request handler failed", exc_info=error, extra=who)

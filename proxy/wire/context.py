@@ -10,9 +10,8 @@ from typing import Generic, Protocol, TypeVar
 from proxy.limits_config import ConnectionLimits
 from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admissions
-from proxy.wire.exchange import Buffers
+from proxy.wire.exchange import Buffers, Handler, PrefixHandler
 from proxy.wire.flow_control import BufferPool
-from proxy.wire.router import Router
 from tiers.broker.tls import TlsContext
 
 Address = tuple[str, int]
@@ -83,3 +82,15 @@ class ConnectionContext:
     buffers: BufferPool = field(default_factory=BufferPool)
     upstreams: ConnectionRegistry[Abortable] = field(default_factory=ConnectionRegistry)
     """The connections to brokers. One outlives its client while it has requests left to send."""
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """The handlers by API key. An API key is in at most one of the two maps."""
+
+    handlers: Mapping[int, Handler] = field(default_factory=dict)
+    prefix_handlers: Mapping[int, PrefixHandler] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if both := self.handlers.keys() & self.prefix_handlers.keys():
+            raise ValueError(f"API keys {sorted(both)} have two handlers")

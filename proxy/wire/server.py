@@ -19,8 +19,7 @@ from proxy.limits_config import ConnectionLimits
 from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admission, Admissions
 from proxy.wire.connection import ClientConnection
-from proxy.wire.context import Address, ConnectionContext, ConnectionRegistry, DrainAnswer
-from proxy.wire.router import Router
+from proxy.wire.context import Address, ConnectionContext, ConnectionRegistry, DrainAnswer, Router
 from proxy.wire.tls_listener import TlsListener
 from tiers.broker.tls import TlsContext
 

@@ -16,9 +16,9 @@ from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.config.storage_registry import create_storage
 from tiers.config.tier_config import ConfigError, TierConfig
 from tiers.config.upstream_config import broker_client
-from tiers.errors import BrokerError, RemoteLogError
-from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
-from tiers.metadata.topic.read_all import read_all
+from tiers.errors import BrokerError, RemoteLogError, RemoteLogMetadataNotReadyError
+from tiers.metadata.topic.follower import MetadataFollower
+from tiers.metadata.topic.metadata_topic import MetadataTopic, MetadataTopicSettings
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -206,3 +206,22 @@ def open_key_ring(config: TierConfig) -> KeyRing:
         return config.encryption.key_ring()
     except ValueError as error:
         raise RemoteTierError(f"[encryption] {error}") from error
+
+
+async def read_all(follower: MetadataFollower, topic: MetadataTopic, max_age_ms: int, patience_ms: int) -> None:
+    """Waits until every metadata partition is fresh, as `ensure_fresh` does, however many records the topic has.
+
+    `ensure_fresh` is for callers that wait for a few records. A new state reads a million segments for minutes, so
+    this function waits as long as more records arrive.
+
+    Raises `RemoteLogMetadataNotReadyError` when no record arrived for `patience_ms`."""
+    numbers = range(topic.partition_count)
+    for number in numbers:
+        while True:
+            reached = sum(map(follower.position, numbers))
+            try:
+                await follower.ensure_fresh(number, max_age_ms, patience_ms)
+                break
+            except RemoteLogMetadataNotReadyError:
+                if sum(map(follower.position, numbers)) == reached:
+                    raise

@@ -13,7 +13,7 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.reader.chunk_cache import ChunkCache, ChunkKey, Extent, IndexCache
 from tiers.reader.extent_source import ExtentSource
 from tiers.reader.fetcher_pool import READ_AHEAD_CONNECTION_ID, FetcherPool, Flight
-from tiers.reader.local_indexes import LocalIndexes
+from tiers.reader.local_index_cache import LocalIndexes
 from tiers.reader.segment_reads import SegmentReads
 from tiers.segment.indexes.segment_index import SegmentIndex
 

@@ -16,7 +16,7 @@ from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.reader.remote_log_reader import RemoteLogReader
-from tiers.reader.retried_read import SegmentDeletedError
+from tiers.reader.retry import SegmentDeletedError
 
 _SEGMENTS_BETWEEN_YIELDS = 256
 

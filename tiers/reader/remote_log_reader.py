@@ -42,10 +42,9 @@ from tiers.reader.disk_chunk_cache import DiskChunkCache, DiskExtents
 from tiers.reader.extent_source import ExtentSource, StoreExtents
 from tiers.reader.fetcher_pool import FetcherPool
 from tiers.reader.hedged_reads import HedgedReads, HedgeSettings
-from tiers.reader.local_indexes import LocalIndexes
+from tiers.reader.local_index_cache import LocalIndexes
 from tiers.reader.read_ahead import ReadAhead
-from tiers.reader.retried_read import RetriedRead, SegmentDeletedError
-from tiers.reader.retry import CircuitBreaker
+from tiers.reader.retry import CircuitBreaker, RetriedRead, SegmentDeletedError
 from tiers.reader.segment_reads import GuardedReads
 from tiers.segment.indexes.indexes_object import SegmentCiphers, decode_indexes_object
 from tiers.segment.indexes.segment_index import SegmentIndex

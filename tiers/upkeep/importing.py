@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tiers.access.console import progress_bar, progress_count
-from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now
+from tiers.access.open_tier import TIMEOUT_MS, RemoteTierError, metadata_to_now, read_all
 from tiers.broker.client import BrokerClient
 from tiers.config.tier_config import TierConfig
 from tiers.metadata.topic.metadata_producer import KeyAndValue
-from tiers.metadata.topic.read_all import read_all
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager
 from tiers.model.ids import TopicIdPartition
 from tiers.upkeep.record_import import count_owners, write_records

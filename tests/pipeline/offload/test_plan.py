@@ -8,8 +8,8 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.offload.pacing import Pace
 from pipeline.offload.plan import Backlog, Wave, last_piece, part_of_tile, tile_ends
+from pipeline.offload.task import Pace
 from protocol.records.record_batch import iterate_batches
 from tests.support.fakes.record_batches import batch_of
 from tiers.model.ids import TopicIdPartition

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from protocol.primitives import INT32
 from proxy.limits_config import ConnectionLimits
 from proxy.metrics import ProxyMetrics
-from proxy.wire.context import DrainAnswer
+from proxy.wire.context import DrainAnswer, Router
 from proxy.wire.exchange import (
     Answer,
     Buffers,
@@ -22,7 +22,6 @@ from proxy.wire.exchange import (
     Prepare,
     ResponsePatcher,
 )
-from proxy.wire.router import Router
 from proxy.wire.server import BrokerEndpoint, ProxyServer
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tiers.broker.tls import TlsContext

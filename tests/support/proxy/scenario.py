@@ -40,8 +40,8 @@ from proxy.handlers.produce import ProduceHandler
 from proxy.limits_config import ConnectionLimits
 from proxy.metrics import ProxyMetrics
 from proxy.process.app import pass_through_handlers
+from proxy.wire.context import Router
 from proxy.wire.drain_answers import DRAIN_ANSWERS
-from proxy.wire.router import Router
 from proxy.wire.server import BrokerEndpoint, ProxyServer
 from tests.support.fakes.broker.cluster import LocalLog
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxy.config import TidegateConfig, parse_config
-from proxy.process.chunk_folders import chunk_folder, remove_other_chunk_folders
+from proxy.process.budgets import chunk_folder, remove_other_chunk_folders
 
 
 def settings(state: Path, cache_bytes: int) -> TidegateConfig:

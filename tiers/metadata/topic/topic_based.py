@@ -34,10 +34,9 @@ from tiers.metadata.state.layout import StateIdentity
 from tiers.metadata.state.state import RemoteLogMetadataState
 from tiers.metadata.state.state_backed_reader import StateBackedReader, in_turn
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter, saved_identity
-from tiers.metadata.topic.clock_skew import ClockSkew
 from tiers.metadata.topic.follower import MetadataFollower
 from tiers.metadata.topic.membership import MembershipSettings
-from tiers.metadata.topic.metadata_producer import KeyAndValue, MetadataProducer
+from tiers.metadata.topic.metadata_producer import ClockSkew, KeyAndValue, MetadataProducer
 from tiers.metadata.topic.metadata_topic import (
     MetadataTopic,
     MetadataTopicLostError,

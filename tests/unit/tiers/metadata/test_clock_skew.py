@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tiers.metadata.topic.clock_skew import ClockSkew
+from tiers.metadata.topic.metadata_producer import ClockSkew
 
 
 @dataclass

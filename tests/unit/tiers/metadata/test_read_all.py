@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.tiers.following import TOPIC, Cluster, Following, finished
 from tests.unit.tiers.metadata.test_state import segment
+from tiers.access.open_tier import read_all
 from tiers.errors import RemoteLogMetadataNotReadyError
-from tiers.metadata.topic.read_all import read_all
 
 
 async def test_a_topic_is_read_to_its_end_for_as_long_as_more_of_it_comes(

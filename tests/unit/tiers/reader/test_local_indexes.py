@@ -14,8 +14,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import AbortedTransaction
-from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexSettings
-from tiers.reader.local_indexes import LocalIndexes
+from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexes, LocalIndexSettings
 from tiers.reader.remote_log_reader import READ_COMMITTED, RemoteLogReader, monotonic_ms
 from tiers.segment.indexes.local_index_files import LOG_INDEX, append_to
 
