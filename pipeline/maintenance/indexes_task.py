@@ -23,7 +23,7 @@ from tiers.segment.indexes.indexes_object import IndexesObject, decode_indexes_o
 from tiers.segment.indexes_of_log import LogIndexer
 from tiers.storage.locations import LocatedRemoteStorageManager, decode_location
 from tiers.storage.object_key import indexes_key
-from tiers.verify.segment_verification import with_retries
+from tiers.storage.retries import with_retries
 
 GET_BYTES = 8 << 20
 

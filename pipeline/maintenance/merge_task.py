@@ -29,10 +29,11 @@ from tiers.segment.merged_indexes import epochs_before, why_not_continued, with_
 from tiers.segment.segment_builder import BuiltSegment, SegmentBuilder
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.storage.retries import with_retries
 from tiers.tasks.copy.segment_copy import write_objects
 from tiers.tasks.copy.spool import Spool
 from tiers.verify.read_back import verify_copied_segment
-from tiers.verify.segment_verification import DEFAULT_RUN_BYTES, with_retries
+from tiers.verify.segment_verification import DEFAULT_RUN_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,10 +50,10 @@ from tiers.model.quick_values import garbage_collection_paused
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.storage.object_key import INDEXES_SUFFIX, parse_partition_manifest_key, parse_segment_key
+from tiers.storage.retries import with_retries
 from tiers.upkeep.orphans import ORPHAN, UPLOAD, OrphanReport, delete_orphans, judge_orphans
 from tiers.upkeep.resume_notes import note_segment, noted_segments
 from tiers.verify.segment_tiling import OffsetRun, Overlap, holes, overlaps
-from tiers.verify.segment_verification import with_retries
 
 _DEPTHS = {ScrubLevel.META: 0, ScrubLevel.BATCH: 1, ScrubLevel.DEEP: 2}
 _MIN_TASK_BYTES = {ScrubLevel.BATCH: 512 << 20, ScrubLevel.DEEP: 256 << 20}

@@ -28,9 +28,9 @@ from tiers.errors import (
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
+from tiers.storage.retries import with_retries
 from tiers.tasks.segment_deletion import finish_deletion, write_state
 from tiers.tasks.task_services import TaskServices
-from tiers.verify.segment_verification import with_retries
 
 SEGMENTS_PER_TASK = 250
 DELETES_AT_ONCE = 16

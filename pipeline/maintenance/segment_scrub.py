@@ -27,13 +27,8 @@ from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.remote_storage_manager import RemoteStorageManager
-from tiers.verify.segment_verification import (
-    ChunkRun,
-    Damage,
-    SegmentVerification,
-    missing_object,
-    with_retries,
-)
+from tiers.storage.retries import with_retries
+from tiers.verify.segment_verification import ChunkRun, Damage, SegmentVerification, missing_object
 
 _OFFSETS = RecordColumns(("offset",))
 _STEPS_AHEAD = 2

@@ -28,7 +28,7 @@ from tiers.storage.object_key import (
     partition_prefix,
 )
 from tiers.storage.remote_storage_manager import RemoteStorageManager, StoredObject
-from tiers.verify.segment_verification import with_retries
+from tiers.storage.retries import with_retries
 
 _HEX = "0123456789abcdef"
 _ONE_LISTING = 10_000

@@ -21,10 +21,11 @@ from tiers.metadata.partition_manifest import PartitionManifest
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.remote_storage_manager import StoredObject
+from tiers.storage.retries import with_retries
 from tiers.upkeep.bucket_scan import BucketScan, IndexesKey, read_indexes, read_manifest
 from tiers.upkeep.rebuild import Rebuild, judge_scan
 from tiers.upkeep.rebuild_plan import FoundIndexes
-from tiers.verify.segment_verification import verify_segment, with_retries
+from tiers.verify.segment_verification import verify_segment
 
 T = TypeVar("T")
 

@@ -20,7 +20,8 @@ from tiers.reader.segment_reads import SegmentReads
 from tiers.segment.indexes.indexes_object import SegmentCiphers, decode_indexes_object
 from tiers.segment.indexes.remote_log_index import RemoteLogIndex
 from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
-from tiers.verify.segment_verification import chunk_runs, with_retries
+from tiers.storage.retries import with_retries
+from tiers.verify.segment_verification import chunk_runs
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from tiers.model.segment_state import RemoteLogSegmentState
 from tiers.segment.indexes.indexes_object import Section, decode_indexes_object, decode_sections, encode_sections
 from tiers.segment.segment_encryption import KeyRing, wrapping_key_id
 from tiers.storage.object_key import indexes_key
-from tiers.verify.segment_verification import with_retries
+from tiers.storage.retries import with_retries
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from tiers.errors import CorruptSegmentError, RemoteResourceNotFoundError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import Section, decode_sections
 from tiers.segment.segment_encryption import wrapping_key_id
-from tiers.verify.segment_verification import with_retries
+from tiers.storage.retries import with_retries
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,7 +304,6 @@ async def test_a_segment_that_the_store_does_not_give_is_found_and_the_others_ar
         return await fetch(store, segment, start, end)
 
     monkeypatch.setattr(LocalRemoteStorageManager, "fetch_log_segment", fails)
-    monkeypatch.setattr("tiers.verify.segment_verification._BACKOFF_MS", 0)
     notes = bench.folder / "notes"
     report = await scrubbed(bench, resume=notes)
     assert found(report) == [(FindingKind.UNREAD, name(unread), 20, 39)]

@@ -34,7 +34,7 @@ from tiers.storage.object_key import (
     segment_of_key,
 )
 from tiers.storage.remote_storage_manager import StoredObject, UnfinishedUpload
-from tiers.verify.segment_verification import with_retries
+from tiers.storage.retries import with_retries
 
 ORPHAN, NAMED, MANIFEST, UNKNOWN, MISSING, UPLOAD = (
     "no record names it",

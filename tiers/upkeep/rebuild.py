@@ -29,12 +29,13 @@ from tiers.segment.segment_encryption import KeyRing
 from tiers.storage.locations import LocatedRemoteStorageManager
 from tiers.storage.object_key import partition_manifest_key
 from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.storage.retries import with_retries
 from tiers.tasks.partition_manifest import manifest_of
 from tiers.tasks.topic_deletion import ClusterTopicExistence
 from tiers.upkeep.bucket_scan import BucketScan
 from tiers.upkeep.importing import WRITER, records_read, write_all
 from tiers.upkeep.rebuild_plan import PartitionPlan, plan_partition, records_of, tier_configs_of
-from tiers.verify.segment_verification import verify_segment, with_retries
+from tiers.verify.segment_verification import verify_segment
 
 PlanOfStore = Callable[[str], Awaitable["Rebuild"]]
 """Makes a plan from the objects with the given cluster id."""

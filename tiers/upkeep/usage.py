@@ -26,7 +26,7 @@ from tiers.storage.object_key import (
     partition_manifest_key,
 )
 from tiers.storage.remote_storage_manager import RemoteStorageManager, StoredObject
-from tiers.verify.segment_verification import with_retries
+from tiers.storage.retries import with_retries
 
 
 class StoredSizes(NamedTuple):

@@ -8,7 +8,6 @@ up to date.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -16,18 +15,17 @@ from typing import NamedTuple, TypeVar
 
 from protocol.errors import CorruptBatchError
 from protocol.records.record_batch import RecordBatch, crc32c, verify_batches
-from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteResourceNotFoundError, RemoteStorageError
+from tiers.errors import CorruptSegmentError, EncryptionKeyError, RemoteResourceNotFoundError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.segment.indexes.indexes_object import IndexesObject, SegmentCiphers, decode_indexes_object
 from tiers.segment.indexes.remote_log_index import RemoteLogIndex
 from tiers.segment.indexes.segment_index import Chunk
 from tiers.segment.rebuilt_indexes import RebuiltIndexes
 from tiers.storage.remote_storage_manager import RemoteStorageManager
+from tiers.storage.retries import FIRST_PAUSE_MS, with_retries
 
 T = TypeVar("T")
 
-_ATTEMPTS = 5
-_BACKOFF_MS = 100
 DEFAULT_RUN_BYTES = 8 << 20
 
 
@@ -59,18 +57,6 @@ class ChunkRun(NamedTuple):
     chunks: list[Chunk]
     start_position: int
     end_position: int
-
-
-async def with_retries(call: Callable[[], Awaitable[T]], pause_ms: int = _BACKOFF_MS) -> T:
-    """Repeats a call a few times while its error is retriable. Raises the last error."""
-    for attempt in range(_ATTEMPTS):
-        try:
-            return await call()
-        except RemoteStorageError as error:
-            if not error.retriable or attempt == _ATTEMPTS - 1:
-                raise
-        await asyncio.sleep((pause_ms << attempt) / 1000)
-    raise AssertionError("unreachable")
 
 
 class SegmentVerification:
@@ -178,7 +164,7 @@ async def verify_segment(
     ciphers: SegmentCiphers | None,
     *,
     run_bytes: int = DEFAULT_RUN_BYTES,
-    pause_ms: int = _BACKOFF_MS,
+    pause_ms: int = FIRST_PAUSE_MS,
     on_read: Callable[[int], None] = lambda count: None,
 ) -> list[Damage]:
     """Verifies a stored segment. Holds about `run_bytes`, at least one chunk.

@@ -20,7 +20,8 @@ from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
 from tiers.segment.indexes.transaction_index import encode_aborted_ranges
 from tiers.segment.segment_encryption import KeyRing, seal_segment
 from tiers.storage.local import LocalRemoteStorageManager
-from tiers.verify.segment_verification import Damage, DamageKind, verify_segment, with_retries
+from tiers.storage.retries import with_retries
+from tiers.verify.segment_verification import Damage, DamageKind, verify_segment
 
 RING = KeyRing({"k": b"k" * 32}, "k")
 
