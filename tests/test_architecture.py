@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import tomllib
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.support.repository import ROOT, tracked
+
 MAX_LINES = 520
 """About 500: a few lines more are no reason to split an idea."""
 LOCKS = ["requirements.txt", "requirements-demo.txt", "requirements-dev.txt"]
@@ -22,13 +21,6 @@ DOCUMENTS = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"]
 NAMED_PATH = re.compile(
     r"`((?:protocol|tiers|proxy|pipeline|tests|bench|docs|\.ci)/[\w./-]*|[\w-]+\.(?:md|toml|yml|txt))`"
 )
-
-
-def tracked(*patterns: str) -> list[Path]:
-    """The files that git knows or would add: build output and caches are none of our business."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return [path for line in listed.splitlines() if (path := ROOT / line).is_file()]
 
 
 def test_no_file_holds_more_than_one_idea_can_need() -> None:
