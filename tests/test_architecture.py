@@ -1,10 +1,12 @@
-"""What no other tool checks: sizes, names that must exist, and nothing that belongs to one machine."""
+"""What no other tool checks: sizes, names that must exist, imports, and nothing that belongs to one machine."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import tomllib
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -27,6 +29,26 @@ def test_no_file_holds_more_than_one_idea_can_need() -> None:
     lines = {path: len(path.read_text().splitlines()) for path in tracked("*.py")}
     assert lines
     assert {str(path.relative_to(ROOT)): count for path, count in lines.items() if count > MAX_LINES} == {}
+
+
+def imported(path: Path) -> set[str]:
+    """The modules that a file imports, by their dotted names. A name that it imports from a module may be one too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+    return names
+
+
+def test_no_module_imports_a_test_module() -> None:
+    """A module of `tests/support` or a `conftest.py` has what tests share."""
+    paths = tracked("tests/*.py", "bench/*.py")
+    tests = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths if path.name.startswith("test_")}
+    assert tests
+    importers = {str(path.relative_to(ROOT)): found for path in paths if (found := imported(path) & tests)}
+    assert importers == {}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
