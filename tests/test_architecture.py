@@ -1,10 +1,10 @@
-"""What no other tool checks: sizes, names that must exist, and nothing that belongs to one machine."""
+"""What no other tool checks: sizes, names that must exist, imports, and nothing that belongs to one machine."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -12,7 +12,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.support.repository import ROOT, tracked
+
 MAX_LINES = 520
 """About 500: a few lines more are no reason to split an idea."""
 LOCKS = ["requirements.txt", "requirements-demo.txt", "requirements-dev.txt"]
@@ -24,17 +25,30 @@ NAMED_PATH = re.compile(
 )
 
 
-def tracked(*patterns: str) -> list[Path]:
-    """The files that git knows or would add: build output and caches are none of our business."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *patterns]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return [path for line in listed.splitlines() if (path := ROOT / line).is_file()]
-
-
 def test_no_file_holds_more_than_one_idea_can_need() -> None:
     lines = {path: len(path.read_text().splitlines()) for path in tracked("*.py")}
     assert lines
     assert {str(path.relative_to(ROOT)): count for path, count in lines.items() if count > MAX_LINES} == {}
+
+
+def imported(path: Path) -> set[str]:
+    """The modules that a file imports, by their dotted names. A name that it imports from a module may be one too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{each.name}" for each in node.names)}
+    return names
+
+
+def test_no_module_imports_a_test_module() -> None:
+    """A module of `tests/support` or a `conftest.py` has what tests share."""
+    paths = tracked("tests/*.py", "bench/*.py")
+    tests = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths if path.name.startswith("test_")}
+    assert tests
+    importers = {str(path.relative_to(ROOT)): found for path in paths if (found := imported(path) & tests)}
+    assert importers == {}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

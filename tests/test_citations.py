@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_architecture import ROOT, tracked
+from tests.support.repository import ROOT, tracked
 
 OWN_PATH = Path(__file__).resolve()
 NUMBERS = r"\d+(?:\.\d+)?(?:, \d+(?:\.\d+)?)*"

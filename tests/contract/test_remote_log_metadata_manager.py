@@ -2,47 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.support.rigs.metadata_managers import TIMEOUT_MS, bear_standstills
 from tests.support.servers.kafka import KafkaCluster
-from tests.support.servers.producing import TRANSACTION_TIMEOUT_MS
+from tests.support.tiers.segment_metadata import copied, segment, to
+from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient
 from tiers.errors import InvalidTransitionError
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataManager
-from tiers.metadata.topic import metadata_producer, ownership, topic_based
-from tiers.metadata.topic.membership import MembershipSettings
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
 from tiers.model.copy_plan import CopyPlan
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
-from tiers.model.segment_metadata import (
-    LeaderEpochEntry,
-    RemoteLogClampUpdate,
-    RemoteLogSegmentMetadata,
-    RemoteLogSegmentMetadataUpdate,
-    RemotePartitionDeleteMetadata,
-)
+from tiers.model.segment_metadata import RemoteLogClampUpdate, RemotePartitionDeleteMetadata
 from tiers.model.segment_state import RemoteLogSegmentState as State
 from tiers.model.segment_state import RemotePartitionDeleteState as DeleteState
-
-TIMEOUT_MS = 60_000
-
-
-def bear_standstills(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the machine. Members are not lost by them, nor transactions: where nobody is to take over from anybody."""
-    monkeypatch.setattr(ownership, "CONFIRMATION_MAX_AGE_MS", TIMEOUT_MS)
-    monkeypatch.setattr(topic_based, "MembershipSettings", partial(MembershipSettings, session_timeout_ms=TIMEOUT_MS))
-    monkeypatch.setattr(metadata_producer, "TRANSACTION_TIMEOUT_MS", TRANSACTION_TIMEOUT_MS)
 
 
 @pytest.fixture(params=["in-memory", pytest.param("topic-based", marks=pytest.mark.integration)])
@@ -72,36 +55,6 @@ async def partition(manager: RemoteLogMetadataManager) -> TopicIdPartition:
     partition = TopicIdPartition(uuid4(), 1, "orders")
     await until(lambda: manager.owns(partition))
     return partition
-
-
-async def until(holds: Callable[[], bool], timeout_s: float = 300) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not holds():  # noqa: ASYNC110 - what is waited for happens in a broker, which sets no event
-            await asyncio.sleep(0.02)
-
-
-def segment(partition: TopicIdPartition, start: int, end: int, epoch: int = 0) -> RemoteLogSegmentMetadata:
-    return RemoteLogSegmentMetadata(
-        segment_id=RemoteLogSegmentId(partition, uuid4()),
-        start_offset=start,
-        end_offset=end,
-        broker_id=1,
-        max_timestamp_ms=1_700_000_000_000,
-        event_timestamp_ms=0,
-        segment_leader_epochs=(LeaderEpochEntry(epoch, start),),
-        segment_size_bytes=1000,
-        state=State.COPY_SEGMENT_STARTED,
-    )
-
-
-def to(metadata: RemoteLogSegmentMetadata, state: State) -> RemoteLogSegmentMetadataUpdate:
-    return RemoteLogSegmentMetadataUpdate(metadata.segment_id, 1, 0, state)
-
-
-async def copied(manager: RemoteLogMetadataManager, metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
-    await manager.add_remote_log_segment_metadata(metadata)
-    await manager.update_remote_log_segment_metadata(to(metadata, State.COPY_SEGMENT_FINISHED))
-    return metadata
 
 
 async def test_nothing_is_known_of_a_partition_without_metadata(

@@ -7,8 +7,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,8 @@ import pytest
 
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
-from tests.support.servers.hdfs import HdfsCluster
-from tests.support.servers.object_stores import Azurite, FakeGcs
-from tests.support.servers.versitygw import VersityGateway
-from tiers.config.storage_registry import create_remote_storage_manager
+from tests.support.servers.stores import CLUSTER_ID, opened, settings_of
+from tests.support.tiers.waiting import until
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -28,8 +25,6 @@ from tiers.storage import arrow, file_system, hdfs
 from tiers.storage.object_key import partition_manifest_key, partition_prefix
 from tiers.storage.remote_storage_manager import LogSegmentData, RemoteStorageManager
 
-CLUSTER_ID = "cluster-1"
-PART_BYTES = 5 << 20
 PATIENCE_MS = "300000"
 
 
@@ -52,44 +47,6 @@ async def storage(store: str, request: pytest.FixtureRequest, tmp_path: Path) ->
         await manager.close()
 
 
-@asynccontextmanager
-async def opened(store: str, settings: Mapping[str, str]) -> AsyncIterator[RemoteStorageManager]:
-    implementation = "arrow" if store in ("gcs", "azure") else store
-    manager = create_remote_storage_manager(implementation, {**settings, "cluster.id": CLUSTER_ID})
-    try:
-        await manager.open()
-        yield manager
-    finally:
-        await manager.close()
-
-
-async def settings_of(store: str, request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
-    """A place of this test's own in a real store."""
-    prefix = f"tiered/{uuid.uuid4()}"
-    folder = tmp_path / "store"
-    match store:
-        case "s3":
-            s3: VersityGateway = request.getfixturevalue("s3")
-            await s3.create_bucket("contract")
-            return s3.settings("contract") | {"prefix": prefix, "part.size": str(PART_BYTES)}
-        case "hdfs":
-            cluster: HdfsCluster = request.getfixturevalue("hdfs")
-            return cluster.settings(f"/{prefix}")
-        case "gcs":
-            gcs: FakeGcs = request.getfixturevalue("gcs")
-            gcs.create_bucket("contract")
-            return gcs.settings("contract", prefix)
-        case "azure":
-            azure: Azurite = request.getfixturevalue("azure")
-            azure.create_container("contract")
-            return azure.settings("contract", prefix)
-        case "arrow":
-            folder.mkdir()
-            return {"uri": folder.as_uri()}
-    folder.mkdir()
-    return {"path": str(folder)}
-
-
 Copied = tuple[RemoteLogSegmentMetadata, LogSegmentData]
 
 
@@ -104,11 +61,6 @@ def segment(request: pytest.FixtureRequest, store: str, tmp_path: Path) -> Copie
 
 def other_attempt(metadata: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata:
     return replace(metadata, segment_id=RemoteLogSegmentId(metadata.topic_id_partition, uuid.uuid4()))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  # what a thread or a peer does sets no event here
-        await asyncio.sleep(0.01)
 
 
 async def keys(storage: RemoteStorageManager, prefix: str = "") -> list[str]:

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.test_remote_storage_manager import opened, settings_of, until
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.servers.breaking_relay import BreakingRelay, Fault
 from tests.support.servers.hdfs import HdfsCluster
+from tests.support.servers.stores import opened, settings_of
+from tests.support.tiers.waiting import until
 from tiers.errors import RetriableRemoteStorageError
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata

@@ -8,12 +8,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from tests.contract.test_remote_log_metadata_manager import until
 from tests.drill.metadata_audit import OFFSETS_TOPIC, MetadataAudit
 from tests.drill.violations import FENCED, Violations
 from tests.support.fakes.broker.cluster import LocalLog
 from tests.support.fakes.broker.scripted_broker import ScriptedBroker
 from tests.support.fakes.record_batches import build_batch, control_batch, record
+from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
 from tiers.errors import BrokerError

@@ -11,10 +11,10 @@ import pytest
 
 from tests.drill.oracle import Oracle
 from tests.drill.rig import VISIBLE_AFTER_MS, DrillTopics
-from tests.drill.test_tier_model import PARTITION, PLACE, segment, take, to
 from tests.drill.tier_audit import TierAudit
 from tests.drill.violations import CHOICE, LOG_START, OBJECTS, SEGMENT, TRIM, TRIM_OWNER, Violations
 from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.tier_model_records import PARTITION, PLACE, segment, take, to
 from tiers.model.log_start import OffsetAndEpoch
 from tiers.model.segment_metadata import LocalLogStartUpdate, RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState as State

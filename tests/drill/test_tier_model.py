@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from uuid import UUID
-
 import pytest
 
 from tests.drill.oracle import Oracle
 from tests.drill.tier_model import TierModel
 from tests.drill.violations import EXPIRY, STATES, Violations
 from tests.support.fakes.log_starts import user_log_start
-from tiers.metadata.records.serde import MetadataRecord, key_of
-from tiers.metadata.state.replay import MetadataEvent
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
-from tiers.model.segment_metadata import (
-    LeaderEpochEntry,
-    LogStartOffsetUpdate,
-    RemoteLogSegmentMetadata,
-    RemoteLogSegmentMetadataUpdate,
-)
+from tests.support.tiers.tier_model_records import PARTITION, PLACE, segment, take, to
+from tiers.model.segment_metadata import LogStartOffsetUpdate
 from tiers.model.segment_state import RemoteLogSegmentState as State
-
-PLACE = ("orders", 0)
-PARTITION = TopicIdPartition(UUID(int=1), 0, "orders")
 
 
 @pytest.fixture
@@ -35,21 +23,6 @@ def model(violations: Violations) -> TierModel:
     return TierModel(
         Oracle([PLACE], violations), violations, retained_bytes=lambda place: 100, on_finished=lambda place, one: None
     )
-
-
-def take(model: TierModel, *records: MetadataRecord, timestamp_ms: int = 0) -> None:
-    model.take([MetadataEvent(offset, timestamp_ms, key_of(record), record) for offset, record in enumerate(records)])
-
-
-def segment(number: int, start: int, end: int) -> RemoteLogSegmentMetadata:
-    return RemoteLogSegmentMetadata(
-        RemoteLogSegmentId(PARTITION, UUID(int=number)), start, end, -1, 0, 0, (LeaderEpochEntry(0, start),), 60,
-        State.COPY_SEGMENT_STARTED,
-    )  # fmt: skip
-
-
-def to(one: RemoteLogSegmentMetadata, state: State) -> RemoteLogSegmentMetadataUpdate:
-    return RemoteLogSegmentMetadataUpdate(one.segment_id, -1, 0, state)
 
 
 def test_what_is_visible_ends_at_a_gap_and_at_what_was_finished_later(model: TierModel) -> None:

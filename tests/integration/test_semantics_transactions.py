@@ -7,103 +7,28 @@ broker's. Each client must read the same records as from a twin of the topic tha
 from __future__ import annotations
 
 import asyncio
-import os
-import time
-from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 from uuid import UUID
 
 import pytest
-from confluent_kafka import Producer
 
-from protocol.apis.fetch.response import AbortedTransaction, FetchResponse
-from protocol.records.record_batch import RecordBatch, verify_batches
-from protocol.records.record_reader import read_records
 from tests.support.clients import client as clients
 from tests.support.clients.all_clients import CLIENTS
 from tests.support.clients.client import Client
-from tests.support.rigs.late_tier import fetched
+from tests.support.rigs.transaction_reference import Reference, ask_broker, check_every_start, reference_of, whole_log
+from tests.support.rigs.transaction_writer import Writer
 from tests.support.rigs.two_tiers_rig import TwoTiers, two_tiers
 from tests.support.servers.kafka import KafkaCluster
-from tests.support.servers.peer import Peer, topic_id_of
-from tests.support.servers.producing import TRANSACTION_TIMEOUT_MS, create_topic, until_end
-from tiers.segment.control_record import end_transaction_marker
+from tests.support.servers.peer import topic_id_of
+from tests.support.servers.producing import create_topic
 
 pytestmark = pytest.mark.integration
 
 PATTERN = "tiered-*"
-TIMEOUT_S = 300.0
-READ_COMMITTED = 1
-LATEST = -1
-VERSIONS = (4, 12, 17)
-LIMITS = (1, 25_000, 1 << 20)
-"""Limits of a fetch in bytes: for one batch, for several, and for most of the log."""
-Record = tuple[int, bytes]
-"""An offset and a value."""
-
-
-class Writer:
-    """Writes transactions of several producers to one partition, in batches of ten records of 1000 bytes.
-
-    Every topic gets the same records in the same transactions, so that they have the same offsets.
-    """
-
-    def __init__(self, bootstrap: str, *topics: str) -> None:
-        self._bootstrap = bootstrap
-        self._topics = topics
-        self._producers: dict[str, Producer] = {}
-        self.end_offset = 0
-
-    def plain(self, count: int) -> None:
-        settings: dict[str, str | int | float | bool] = {"batch.num.messages": 10, "enable.idempotence": True}
-        producer = Producer({"bootstrap.servers": self._bootstrap, **settings})
-        self._send(producer, count)
-
-    def begin(self, name: str) -> None:
-        producer = self._producers.get(name)
-        if producer is None:
-            settings: dict[str, str | int | float | bool] = {"batch.num.messages": 10, "linger.ms": 5}
-            settings |= {"transactional.id": f"{self._topics[0]}-{name}"}
-            settings |= {"transaction.timeout.ms": TRANSACTION_TIMEOUT_MS}  # clients read meanwhile
-            producer = self._producers[name] = Producer({"bootstrap.servers": self._bootstrap, **settings})
-            producer.init_transactions(TIMEOUT_S)
-        producer.begin_transaction()
-
-    def send(self, name: str, count: int) -> None:
-        self._send(self._producers[name], count)
-
-    def abort(self, name: str) -> None:
-        self._producers[name].abort_transaction(TIMEOUT_S)
-        self._ended()
-
-    def commit(self, name: str) -> None:
-        self._producers[name].commit_transaction(TIMEOUT_S)
-        self._ended()
-
-    def _ended(self) -> None:
-        """Waits for the marker, which comes after the coordinator's answer. It has the same offset in every topic."""
-        self.end_offset += 1
-        for topic in self._topics:
-            until_end(self._bootstrap, topic, self.end_offset)
-
-    def _send(self, producer: Producer, count: int) -> None:
-        now_ms = time.time_ns() // 1_000_000
-        for _ in range(count):
-            value = os.urandom(500).hex().encode()
-            for topic in self._topics:
-                producer.produce(topic, value, partition=0, timestamp=now_ms)
-        assert producer.flush(TIMEOUT_S) == 0
-        self.end_offset += count
-
-    def transaction(self, name: str, count: int, *, commit: bool) -> None:
-        self.begin(name)
-        self.send(name, count)
-        (self.commit if commit else self.abort)(name)
 
 
 def decided_history(writer: Writer) -> None:
@@ -129,124 +54,6 @@ def decided_history(writer: Writer) -> None:
     writer.transaction("c", 10, commit=False)
     writer.transaction("c", 10, commit=True)
     writer.transaction("a", 90, commit=False)  # across both tiers
-
-
-class Reference(NamedTuple):
-    """The broker's answers while it had the whole log."""
-
-    visible: list[Record]
-    batches: list[RecordBatch]
-    aborting: dict[int, int]
-    """The offsets of the ABORT markers, each with the first offset of its transaction."""
-    end_offset: int
-
-
-def batches_of(response: FetchResponse) -> tuple[memoryview, list[RecordBatch]]:
-    (one,) = response.partitions
-    assert one.error_code == 0
-    records = response.records(one)
-    return records, verify_batches(records)
-
-
-def is_abort(records: memoryview, batch: RecordBatch) -> bool:
-    marker = end_transaction_marker(records, batch) if batch.is_control else None
-    return marker is not None and marker.aborts
-
-
-def visible_to_a_set(
-    records: memoryview, batches: list[RecordBatch], aborted: tuple[AbortedTransaction, ...]
-) -> Iterator[RecordBatch]:
-    """Filters as Java, kafka-python and aiokafka do: from a listed first offset to the producer's ABORT marker."""
-    waiting = sorted(aborted, key=lambda one: one.first_offset)
-    aborting: set[int] = set()
-    for batch in batches:
-        while waiting and waiting[0].first_offset <= batch.last_offset:
-            aborting.add(waiting.pop(0).producer_id)
-        if batch.is_control:
-            if is_abort(records, batch):
-                aborting.discard(batch.producer_id)
-        elif not (batch.is_transactional and batch.producer_id in aborting):
-            yield batch
-
-
-def visible_to_a_list(
-    records: memoryview, batches: list[RecordBatch], aborted: tuple[AbortedTransaction, ...]
-) -> Iterator[RecordBatch]:
-    """Filters as librdkafka and franz-go do: each ABORT marker removes its producer's first entry, in list order."""
-    waiting: dict[int, list[int]] = defaultdict(list)
-    for producer_id, first_offset in aborted:
-        waiting[producer_id].append(first_offset)
-    for batch in batches:
-        of_producer = waiting[batch.producer_id]
-        if batch.is_control:
-            if of_producer and is_abort(records, batch):
-                of_producer.pop(0)
-        elif not (batch.is_transactional and of_producer and batch.base_offset >= of_producer[0]):
-            yield batch
-
-
-FILTERS = (visible_to_a_set, visible_to_a_list)
-
-
-def values_of(records: memoryview, batches: Iterator[RecordBatch], from_offset: int) -> list[Record]:
-    return [
-        (record.offset, record.value or b"")
-        for batch in batches
-        for record in read_records(records, batch)
-        if record.offset >= from_offset
-    ]
-
-
-def ask_broker(kafka: KafkaCluster, topic: str) -> Reference:
-    with Peer(kafka.address()) as peer:
-        topic_id = topic_id_of(kafka.bootstrap_servers, topic)
-        response = peer.fetch(17, topic, topic_id, 0, isolation_level=READ_COMMITTED, max_bytes=1 << 23)
-    records, batches = batches_of(response)
-    aborted = response.aborted_transactions(response.partitions[0])
-    assert aborted
-    seen = [values_of(records, visible(records, batches, aborted), 0) for visible in FILTERS]
-    assert seen[0] == seen[1]
-    first_of: dict[int, int] = {}
-    aborting: dict[int, int] = {}
-    for batch in batches:
-        if batch.is_transactional and not batch.is_control:
-            first_of.setdefault(batch.producer_id, batch.base_offset)
-        elif batch.is_control:
-            first = first_of.pop(batch.producer_id, batch.base_offset)
-            if is_abort(records, batch):
-                aborting[batch.base_offset] = first
-    return Reference(seen[0], batches, aborting, batches[-1].next_offset)
-
-
-def check_answer(response: FetchResponse, offset: int, reference: Reference) -> None:
-    records, batches = batches_of(response)
-    assert batches, f"nothing at {offset}"
-    (one,) = response.partitions
-    aborted = response.aborted_transactions(one)
-    assert aborted is not None
-    assert list(aborted) == sorted(set(aborted), key=lambda entry: entry.first_offset)
-    ends = {first: marker for marker, first in reference.aborting.items()}
-    for entry in aborted:
-        assert ends.get(entry.first_offset, reference.end_offset) >= batches[0].base_offset, f"stale at {offset}"
-    until = batches[-1].next_offset
-    expected = [record for record in reference.visible if offset <= record[0] < until]
-    for visible in FILTERS:
-        found = values_of(records, visible(records, batches, aborted), offset)
-        assert found == expected, f"{visible.__name__} from {offset} to {until}"
-
-
-def check_every_start(
-    address: tuple[str, int], topic: str, topic_id: UUID, reference: Reference, more: Iterable[int] = ()
-) -> None:
-    """Checks answers from the start and from the middle of each batch, and from `more` offsets."""
-    ends = (offset for batch in reference.batches for offset in (batch.base_offset, batch.last_offset))
-    starts = sorted({*ends, *more})
-    with Peer(address) as peer:
-        for number, offset in enumerate(starts):
-            for limit in LIMITS:
-                version = VERSIONS[number % len(VERSIONS)]
-                ask = partial(peer.fetch, isolation_level=READ_COMMITTED, max_bytes=limit)
-                check_answer(fetched(partial(ask, version, topic, topic_id, offset)), offset, reference)
 
 
 @asynccontextmanager
@@ -372,36 +179,3 @@ async def test_a_marker_beyond_the_copied_range(kafka: KafkaCluster, tmp_path: P
 def read_whole(address: tuple[str, int], topic: str, topic_id: UUID) -> Reference:
     """Reads the whole log through the proxy with read_uncommitted, and derives the transactions from the batches."""
     return reference_of(whole_log(address, topic, topic_id))
-
-
-def whole_log(address: tuple[str, int], topic: str, topic_id: UUID) -> memoryview:
-    """Returns the batches up to the high watermark."""
-    with Peer(address) as peer:
-        ((_, error_code, _, end_offset, _),) = peer.list_offsets(9, topic, [(0, LATEST)])
-        assert error_code == 0
-        parts: list[bytes] = []
-        offset = 0
-        while offset < end_offset:
-            ask = partial(peer.fetch, 17, topic, topic_id, offset, max_bytes=1 << 23)
-            records, batches = batches_of(fetched(ask))
-            parts.append(bytes(records))
-            offset = batches[-1].next_offset
-    return memoryview(b"".join(parts))
-
-
-def reference_of(log: memoryview) -> Reference:
-    """Derives the reference from a complete log in which every transaction has ended."""
-    batches = verify_batches(log)
-    first_of: dict[int, list[RecordBatch]] = defaultdict(list)
-    aborting: dict[int, int] = {}
-    hidden: set[int] = set()
-    for batch in batches:
-        if batch.is_control:
-            ended = first_of.pop(batch.producer_id)
-            if is_abort(log, batch):
-                aborting[batch.base_offset] = ended[0].base_offset
-                hidden |= {one.base_offset for one in ended}
-        elif batch.is_transactional:
-            first_of[batch.producer_id].append(batch)
-    shown = (batch for batch in batches if not batch.is_control and batch.base_offset not in hidden)
-    return Reference(values_of(log, shown, 0), batches, aborting, batches[-1].next_offset)

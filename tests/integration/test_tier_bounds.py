@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.contract.test_remote_log_metadata_manager import bear_standstills, copied, segment, until
 from tests.support.fakes.log_starts import user_log_start
 from tests.support.rigs import tier_command
+from tests.support.rigs.metadata_managers import bear_standstills
 from tests.support.rigs.tier_command import Answer
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, delete_topic, produce, random_values, topic_id_partition
+from tests.support.tiers.segment_metadata import copied, segment
+from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
 from tiers.metadata.topic.metadata_topic import MetadataTopicSettings

@@ -19,43 +19,23 @@ from pyspark.sql import SparkSession
 
 from pipeline import cli
 from pipeline.chosen_partitions import NothingChosenError
-from pipeline.config import PipelineConfig, load_pipeline_config
 from pipeline.export.iceberg import OFFSETS, PLAN_ID, offsets_of
-from pipeline.export.job import ExportRequest, ExportResult, IcebergTable, RunTasks, export_by
+from pipeline.export.job import ExportRequest, ExportResult, RunTasks, export_by
 from pipeline.export.ledger import PLANS, TileResult
 from pipeline.export.plan import PlannedTile
-from pipeline.export.target import target_settings
 from pipeline.spark.job import JobError
 from pipeline.spark.worker import worker
+from tests.support.pipeline.export_requests import TABLE, config_of, to_files, to_table
 from tests.support.pipeline.read_stage import ReadStage, Row, without_headers
 from tests.support.servers.producing import create_topic, produce, topic_id_partition
 from tiers.model.ids import TopicIdPartition
 
 pytestmark = pytest.mark.integration
 
-TABLE = "db.orders"
-
 
 def here(what: str, plan: Sequence[PlannedTile], task: Any) -> list[TileResult]:
     """Without Spark, in this process."""
     return [task(one) for one in plan]
-
-
-def config_of(stage: ReadStage) -> PipelineConfig:
-    return load_pipeline_config(stage.proxy.config)
-
-
-def to_files(stage: ReadStage, home: Path) -> ExportRequest:
-    """Of small files, a few per wave."""
-    target = target_settings(str(home / "lake"), config_of(stage), {})
-    return ExportRequest(stage.topic, target, file_bytes=150_000, wave_files=3)
-
-
-def to_table(stage: ReadStage, home: Path) -> ExportRequest:
-    warehouse = home / "warehouse"
-    warehouse.mkdir(exist_ok=True)
-    properties = {"type": "sql", "uri": f"sqlite:///{home}/catalog.db", "warehouse": warehouse.as_uri()}
-    return replace(to_files(stage, home), iceberg=IcebergTable("lake", TABLE, properties))
 
 
 def run(stage: ReadStage, request: ExportRequest, tasks: RunTasks = here) -> ExportResult:

@@ -14,8 +14,7 @@ from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
 from pipeline.cli import app
-from tests.pipeline.test_offload_on_kafka import filled
-from tests.support.pipeline.offload_rig import OffloadRig, check_all_is_remote_once, offload_rig
+from tests.support.pipeline.offload_rig import OffloadRig, check_all_is_remote_once, filled, offload_rig
 from tests.support.rigs.waiting import until
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import TIMEOUT_S, create_topic, produce, produce_transaction, random_values

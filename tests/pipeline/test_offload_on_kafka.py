@@ -19,8 +19,8 @@ from tests.support.pipeline.offload_rig import (
     CLAIM_TIMEOUT_MS,
     OffloadRig,
     check_all_is_remote_once,
+    filled,
     in_process,
-    offload_rig,
 )
 from tests.support.rigs.strict_consumer import consumer_at, read
 from tests.support.servers.kafka import KafkaCluster
@@ -52,13 +52,6 @@ OPTIONS = OffloadOptions(max_age_ms=0, failure_pause_s=0, claim_timeout_ms=CLAIM
 def patient_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is given up waits for a heartbeat that is late, however late it is."""
     monkeypatch.setattr("pipeline.offload.commit._OWNED_STILL_MS", CLAIM_TIMEOUT_MS)
-
-
-def filled(kafka: KafkaCluster, folder: Path, topic: str, partitions: int = 1, records: int = 200) -> OffloadRig:
-    create_topic(kafka.bootstrap_servers, topic, partitions=partitions)
-    for partition in range(partitions):
-        produce(kafka.bootstrap_servers, topic, random_values(records), partition=partition)
-    return offload_rig(kafka, folder, topic)
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.test_semantics_transactions import check_every_start
 from tests.support.clients.all_clients import POSITIONED, READERS
 from tests.support.clients.client import READ_COMMITTED, READ_UNCOMMITTED
 from tests.support.rigs.gapped_logs import REMOVALS, GappedLog, GappedLogs, gapped_logs
 from tests.support.rigs.loss_rig import alarms, leader_behind, lines_about, metric
 from tests.support.rigs.record_deletion import delete_records
+from tests.support.rigs.transaction_reference import check_every_start
 from tests.support.rigs.waiting import until
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.peer import topic_id_of

@@ -12,8 +12,10 @@ from uuid import uuid4
 import pytest
 
 from protocol.errors import ErrorCode
-from tests.contract.test_remote_log_metadata_manager import bear_standstills, copied, segment, until
+from tests.support.rigs.metadata_managers import bear_standstills
 from tests.support.servers.kafka import ALONE, KafkaCluster
+from tests.support.tiers.segment_metadata import copied, segment
+from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient
 from tiers.broker.fetch import FetchPosition, fetch_raw
 from tiers.errors import RemoteLogMetadataNotReadyError

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import ErrorCode
+from tests.support.rigs.broker_fetches import answered, client_of, fetch, settled
 from tests.support.rigs.strict_consumer import consumer_at, read
 from tests.support.rigs.waiting import until
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic, delete_topic, produce, random_values, topic_id_partition
 from tests.support.servers.tidegate import TidegateProcess, tidegate_over
-from tests.system.test_workers import answered, client_of, fetch, settled
 
 pytestmark = pytest.mark.integration
 

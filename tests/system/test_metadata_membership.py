@@ -10,8 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from tests.contract.test_remote_log_metadata_manager import until
 from tests.support.servers.kafka import KafkaCluster
+from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.metadata.topic import membership
 from tiers.metadata.topic.membership import Assignment, GroupMembership, MembershipSettings

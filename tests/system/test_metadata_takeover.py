@@ -12,9 +12,10 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 
-from tests.contract.test_remote_log_metadata_manager import bear_standstills, copied, segment, until
+from tests.support.rigs.metadata_managers import TIMEOUT_MS, Cluster, bear_standstills, user_partition
 from tests.support.servers.kafka import KafkaCluster
-from tests.system.test_topic_based_rlmm import TIMEOUT_MS, Cluster, user_partition
+from tests.support.tiers.segment_metadata import copied, segment
+from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.records.serde import encode_key, encode_value, key_of

@@ -22,8 +22,10 @@ from kafka.protocol.admin import (
 )
 
 from protocol.errors import ErrorCode
-from tests.contract.test_remote_log_metadata_manager import bear_standstills, copied, segment, to, until
+from tests.support.rigs.metadata_managers import bear_standstills
 from tests.support.servers.kafka import KafkaCluster
+from tests.support.tiers.segment_metadata import copied, segment, to
+from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.records.serde import encode_key, encode_value, key_of, segment_keys

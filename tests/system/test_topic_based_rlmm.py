@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import multiprocessing
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -15,16 +14,18 @@ import pytest
 from kafka.admin import KafkaAdminClient
 from prometheus_client import CollectorRegistry
 
-from tests.contract.test_remote_log_metadata_manager import bear_standstills, copied, segment, to, until
+from tests.support.rigs.metadata_managers import PARTITIONS, TIMEOUT_MS, Cluster, bear_standstills, user_partition
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.producing import create_topic
+from tests.support.tiers.segment_metadata import copied, segment, to
+from tests.support.tiers.waiting import until
 from tiers.broker.client import BrokerClient, monotonic_ms
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.records.serde import encode_key, encode_value, key_of
 from tiers.metadata.state.layout import STATE_FILE
 from tiers.metadata.topic import shared_reader
 from tiers.metadata.topic.metadata_producer import GroupMember, TransactionalProducer, _batch
-from tiers.metadata.topic.metadata_topic import MetadataTopicSettings, MetadataTopicUnfitError, check_metadata_topic
+from tiers.metadata.topic.metadata_topic import MetadataTopicUnfitError, check_metadata_topic
 from tiers.metadata.topic.metrics import RemoteLogMetadataMetrics
 from tiers.metadata.topic.shared_reader import SharedRemoteLogMetadataReader
 from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings, wall_clock_ms
@@ -34,51 +35,12 @@ from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
 pytestmark = pytest.mark.integration
-TIMEOUT_MS = 60_000
-PARTITIONS = 4
-
-
-class Cluster:
-    """Opens managers that share one metadata topic, which belongs to this test."""
-
-    def __init__(self, kafka: KafkaCluster, folder: Path, topic_name: str) -> None:
-        self.kafka = kafka
-        self.folder = folder
-        self.topic = MetadataTopicSettings(topic_name, PARTITIONS)
-
-    def settings(self, name: str) -> TopicBasedSettings:
-        return TopicBasedSettings(
-            self.folder / name, prefix=self.topic.name, topic=self.topic, write_timeout_ms=TIMEOUT_MS
-        )
-
-    @contextlib.asynccontextmanager
-    async def client(self) -> AsyncIterator[BrokerClient]:
-        client = BrokerClient([self.kafka.address()], client_id="test")
-        try:
-            yield client
-        finally:
-            await client.close()
-
-    @contextlib.asynccontextmanager
-    async def manager(self, name: str, *, is_member: bool = True) -> AsyncIterator[TopicBasedRemoteLogMetadataManager]:
-        async with self.client() as client:
-            settings = replace(self.settings(name), is_member=is_member)
-            manager = TopicBasedRemoteLogMetadataManager(client, settings)
-            try:
-                await manager.open()
-                yield manager
-            finally:
-                await manager.close()
 
 
 @pytest.fixture
 def cluster(kafka: KafkaCluster, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     bear_standstills(monkeypatch)
     return Cluster(kafka, tmp_path, topic_name)
-
-
-def user_partition() -> TopicIdPartition:
-    return TopicIdPartition(uuid4(), 0, "orders")
 
 
 async def read_to_end(manager: TopicBasedRemoteLogMetadataManager) -> None:

@@ -7,8 +7,8 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from protocol.errors import ErrorCode
 from proxy.config import parse_config
 from proxy.process.app import Proxy
+from tests.support.rigs.broker_fetches import answered, client_of, fetch, settled
+from tests.support.rigs.waiting import TIMEOUT_S
 from tests.support.servers.jars import ServerUnavailable
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.ports import consecutive_free_ports
@@ -29,12 +31,11 @@ from tests.support.servers.producing import create_topic, produce, random_values
 from tests.support.servers.tidegate import TidegateProcess, is_running, tidegate_over
 from tiers.broker.client import BrokerClient
 from tiers.broker.fetch import FetchedPartition, FetchPosition, fetch_raw
-from tiers.log.broker_log import BrokerLogSource
 from tiers.model.ids import TopicIdPartition
 
 pytestmark = pytest.mark.integration
 
-TIMEOUT_S = 300.0
+
 TIMEOUT_MS = 300_000
 RECORD = tuple[int, bytes]
 """An offset and a value."""
@@ -56,48 +57,6 @@ def tidegate(kafka: KafkaCluster, topic: str, tmp_path: Path) -> Iterator[Tidega
     }
     with tidegate_over(kafka, tmp_path, tiered=[topic], segment_bytes=200_000, settings=settings) as running:
         yield running
-
-
-@asynccontextmanager
-async def client_of(address: tuple[str, int]) -> AsyncIterator[BrokerClient]:
-    client = BrokerClient([address], client_id="test")
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
-async def settled(kafka: KafkaCluster, topic: str) -> int:
-    """Waits until the broker has trimmed the topic to less than a third. Returns the local log start."""
-    async with client_of(kafka.address()) as client, asyncio.timeout(TIMEOUT_S):
-        partition = await topic_id_partition(client, topic)
-        source = BrokerLogSource(client)
-        while True:
-            bounds = await source.bounds(partition, 60_000)
-            if bounds.log_start_offset > bounds.high_watermark * 2 // 3:
-                return bounds.log_start_offset
-            await asyncio.sleep(0.2)
-
-
-async def fetch(client: BrokerClient, partition: TopicIdPartition, offset: int = 0) -> FetchedPartition:
-    (fetched,) = await fetch_raw(
-        client,
-        1,
-        [FetchPosition(partition.topic_id, partition.partition, offset)],
-        max_bytes=1 << 20,
-        max_wait_ms=100,
-    )
-    return fetched
-
-
-async def answered(client: BrokerClient, partition: TopicIdPartition, offset: int) -> FetchedPartition:
-    """Fetches, and retries as every client does."""
-    async with asyncio.timeout(TIMEOUT_S):
-        while True:
-            fetched = await fetch(client, partition, offset)
-            if fetched.error != ErrorCode.REPLICA_NOT_AVAILABLE:
-                return fetched
-            await asyncio.sleep(0.1)
 
 
 async def fetch_until(

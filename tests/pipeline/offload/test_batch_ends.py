@@ -10,27 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.offload.batch_ends import DamagedLogError, end_of_batch, first_damaged
-from protocol.errors import ErrorCode
 from protocol.records.record_batch import iterate_batches
-from tests.support.fakes.in_memory_log import InMemoryLog
+from tests.support.fakes.damaged_log import DamagedLog
 from tests.support.fakes.record_batches import batch_of
-from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
-from tiers.model.log_source import LogRead
 
 PARTITION = TopicIdPartition(UUID(int=3), 0, "orders")
 TIMEOUT_MS = 1_000
 batch_sizes = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 20)), min_size=1, max_size=20)
-
-
-class DamagedLog(InMemoryLog):
-    damaged_offset = -1
-
-    async def read(self, partition: TopicIdPartition, offset: int, max_bytes: int, timeout_ms: int) -> LogRead:
-        read = await super().read(partition, offset, max_bytes, timeout_ms)
-        if any(batch.base_offset == self.damaged_offset for batch in iterate_batches(read.records)):
-            raise BrokerError("CRC", ErrorCode.CORRUPT_MESSAGE)
-        return read
 
 
 def log_of(counts: list[tuple[int, int]]) -> DamagedLog:

@@ -3,7 +3,7 @@
     python -m tests.support.pipeline.killed_export CONFIG TOPIC HOME
 
 To a table in `HOME/table`, after the files of the second wave, before its commit; to files in `HOME/files`, after the
-second file of the second wave. Each is a process of its own, forked from one that has imported all.
+second file of the second wave. Each is a process of its own, forked from one that has imported the job.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.config import load_pipeline_config
 from pipeline.export.job import export_by
 from pipeline.export.ledger import TileResult
 from pipeline.export.plan import PlannedTile
-from tests.pipeline.test_export import to_files, to_table
+from tests.support.pipeline.export_requests import to_files, to_table
 
 
 class Place:

@@ -18,7 +18,7 @@ from pipeline.offload.job import run_offload
 from pipeline.offload.task import OffloadResult, OffloadTask, copy_tiles
 from protocol.records.record_batch import iterate_batches
 from tests.support.servers.kafka import KafkaCluster
-from tests.support.servers.producing import topic_id_partition
+from tests.support.servers.producing import create_topic, produce, random_values, topic_id_partition
 from tiers.access.open_tier import OpenTier, open_tier, readable_segments
 from tiers.broker.client import BrokerClient
 from tiers.log.broker_log import BrokerLogSource
@@ -153,6 +153,14 @@ local.retention.bytes = 1
 """
     asyncio.run(_make_metadata_topic(kafka, folder, metadata))
     return OffloadRig(kafka, folder, topic, text)
+
+
+def filled(kafka: KafkaCluster, folder: Path, topic: str, partitions: int = 1, records: int = 200) -> OffloadRig:
+    """As `offload_rig`, of a topic that this makes, with records in each partition."""
+    create_topic(kafka.bootstrap_servers, topic, partitions=partitions)
+    for partition in range(partitions):
+        produce(kafka.bootstrap_servers, topic, random_values(records), partition=partition)
+    return offload_rig(kafka, folder, topic)
 
 
 async def _make_metadata_topic(kafka: KafkaCluster, folder: Path, name: str) -> None:

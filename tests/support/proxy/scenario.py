@@ -125,6 +125,21 @@ def fetch_request(version: int, *offsets: int, max_wait_ms: int = 50, max_bytes:
     )
 
 
+def produce_request(version: int, acks: int = -1) -> Any:
+    topic = ProduceRequest.TopicProduceData
+    named = {"topic_id": TOPIC_ID} if version >= 13 else {"name": TOPIC}
+    partition = topic.PartitionProduceData(index=0, records=batch_of(0, 1))
+    return ProduceRequest(
+        transactional_id=None, acks=acks, timeout_ms=1_000, topic_data=[topic(partition_data=[partition], **named)]
+    )
+
+
+def list_offsets_request(timestamp: int) -> Any:
+    topic = ListOffsetsRequest.ListOffsetsTopic
+    partition = topic.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=timestamp)
+    return ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=[topic(name=TOPIC, partitions=[partition])])
+
+
 @dataclass
 class Scenario:
     broker: ScriptedBroker

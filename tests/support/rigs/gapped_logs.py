@@ -15,18 +15,13 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from tests.integration.test_semantics_transactions import (
-    Reference,
-    Writer,
-    reference_of,
-    values_of,
-    whole_log,
-)
 from tests.support.clients.client import READ_COMMITTED, ClientRecord
 from tests.support.rigs.loss_rig import SEGMENT_BYTES, Site, alarms
 from tests.support.rigs.record_deletion import delete_records
 from tests.support.rigs.strict_consumer import local_log_start, log_bytes
 from tests.support.rigs.topic_config_client import alter
+from tests.support.rigs.transaction_reference import Reference, reference_of, values_of, whole_log
+from tests.support.rigs.transaction_writer import Writer
 from tests.support.rigs.waiting import until
 from tests.support.servers.kafka import KafkaCluster
 from tests.support.servers.peer import topic_id_of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +11,8 @@ from kafka.protocol.consumer import OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ErrorCode
-from tests.unit.tiers.metadata.test_committed_records import batch
-from tests.unit.tiers.metadata.test_state import IDENTITY, NOW_MS, Record, segment, to
+from tests.support.tiers.metadata_batches import batch
+from tests.support.tiers.metadata_state import IDENTITY, NOW_MS, Record, segment, to
 from tiers.broker.client import Leader
 from tiers.broker.cluster_metadata import Broker, ClusterMetadata
 from tiers.broker.fetch import FetchedPartition
@@ -182,9 +181,3 @@ class Following:
 def finished(number: int, start: int) -> list[Record | KeyAndValue]:
     made = segment(number, start, start + 9)
     return [made, to(made, FINISHED)]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110  # no event says so
-            await asyncio.sleep(0.002)

@@ -12,14 +12,12 @@ from protocol.primitives import INT32
 from proxy.wire.exchange import Exchange
 from proxy.wire.flow_control import READ_BUFFER_BYTES, BufferPool
 from tests.support.fakes.broker.fake_broker import FakeBroker
-from tests.support.fakes.broker.wire import Wire, connected, frame, request, response
+from tests.support.fakes.broker.wire import OPAQUE, Wire, connected, frame, request, response
 from tests.support.proxy.proxy_harness import ForwardingHandler, proxy_before
+from tests.support.proxy.tls_sides import client_side, connected_by_tls, for_clients
 from tests.support.servers.certificates import Authority
-from tests.unit.proxy.test_tls import client as tls_client
-from tests.unit.proxy.test_tls import connected_by_tls, for_clients
 
 MIB = 1024 * 1024
-OPAQUE = 12
 
 
 def resident_bytes() -> int:
@@ -212,7 +210,7 @@ async def test_by_tls_an_answer_holds_its_memory_too_until_the_client_has_taken_
     async with (
         FakeBroker() as broker,
         proxy_before(broker, handlers={1: ForwardingHandler(large)}, tls=for_clients(authority)) as proxy,
-        connected_by_tls(proxy.port, tls_client(authority)) as client,
+        connected_by_tls(proxy.port, client_side(authority)) as client,
         asyncio.timeout(60),
     ):
         await client.send(*(request(1, 4, n) for n in range(3)))
@@ -238,7 +236,7 @@ async def test_by_tls_what_was_answered_leaves_before_the_end(tmp_path: Path) ->
             handlers={1: ForwardingHandler(lambda _, held: (bytes(held[:4]), bytes(16 * MIB)))},
             tls=for_clients(authority),
         ) as proxy,
-        connected_by_tls(proxy.port, tls_client(authority)) as client,
+        connected_by_tls(proxy.port, client_side(authority)) as client,
         asyncio.timeout(60),
     ):
         await client.send(request(1, 4, 1))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from proxy.limits_config import ConnectionLimits
 from tests.support.fakes.broker.fake_broker import FakeBroker
-from tests.support.fakes.broker.wire import connected, request
+from tests.support.fakes.broker.wire import OPAQUE, connected, request
 from tests.support.proxy.proxy_harness import proxy_before
-
-OPAQUE = 12
 
 
 async def test_the_connection_limit_refuses_one_more() -> None:

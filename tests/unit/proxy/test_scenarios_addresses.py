@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 from kafka.protocol.metadata import MetadataRequest
-from kafka.protocol.producer import ProduceRequest
 
 from protocol.api_keys import ApiKey
 from tests.support.fakes.broker import fetch, metadata, produce
 from tests.support.fakes.record_batches import batch_of
-from tests.support.fakes.remote_tier import TOPIC_ID
-from tests.support.proxy.scenario import ADVERTISED_HOST, BASE_PORT, TOPIC, Scenario, scenario
+from tests.support.proxy.scenario import ADVERTISED_HOST, BASE_PORT, TOPIC, Scenario, produce_request, scenario
 
 NEW_NODE = 7
 BROKERS_OWN = ("broker-7.internal", 9_092)
@@ -28,15 +26,6 @@ async def cast(tmp_path: Path) -> AsyncIterator[Scenario]:
 
 def metadata_request() -> Any:
     return MetadataRequest(topics=None, allow_auto_topic_creation=False)
-
-
-def produce_request(version: int, acks: int = -1) -> Any:
-    topic = ProduceRequest.TopicProduceData
-    named = {"topic_id": TOPIC_ID} if version >= 13 else {"name": TOPIC}
-    partition = topic.PartitionProduceData(index=0, records=batch_of(0, 1))
-    return ProduceRequest(
-        transactional_id=None, acks=acks, timeout_ms=1_000, topic_data=[topic(partition_data=[partition], **named)]
-    )
 
 
 def endpoints(response: Any) -> list[tuple[int, str, int, str | None]]:

@@ -13,9 +13,15 @@ from protocol.api_keys import ApiKey
 from tests.support.fakes.broker import delivery, fetch, list_offsets, produce
 from tests.support.fakes.broker.delivery import Deliver, Stall
 from tests.support.fakes.record_batches import batch_of
-from tests.support.proxy.scenario import ADVERTISED_HOST, TOPIC, Scenario, fetch_request, scenario
-from tests.unit.proxy.test_scenarios_addresses import produce_request
-from tests.unit.proxy.test_scenarios_errors import list_offsets_request
+from tests.support.proxy.scenario import (
+    ADVERTISED_HOST,
+    TOPIC,
+    Scenario,
+    fetch_request,
+    list_offsets_request,
+    produce_request,
+    scenario,
+)
 
 LARGE = 300_000
 """A Fetch answer of more than 256 KiB is not held."""

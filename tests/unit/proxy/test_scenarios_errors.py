@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from kafka.protocol.admin import DeleteRecordsRequest
-from kafka.protocol.consumer import ListOffsetsRequest, OffsetForLeaderEpochRequest
+from kafka.protocol.consumer import OffsetForLeaderEpochRequest
 
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from tests.support.fakes.broker import delete_records, fetch, list_offsets, offset_for_leader_epoch
-from tests.support.proxy.scenario import END, P0, TOPIC, TRIMMED, Scenario, scenario
+from tests.support.proxy.scenario import END, P0, TOPIC, TRIMMED, Scenario, list_offsets_request, scenario
 
 FETCH_VERSIONS = (4, 7, 11, 12, 13, 18)
 FETCH_ERRORS = (-1, 2, 3, 5, 6, 9, 29, 56, 74, 75, 76, 78, 100, 103)
@@ -27,12 +27,6 @@ DELETE_RECORDS_ERRORS = (-1, 1, 3, 6, 7, 29, 44, 56)
 async def cast(tmp_path: Path) -> AsyncIterator[Scenario]:
     async with scenario(tmp_path) as made:
         yield made
-
-
-def list_offsets_request(timestamp: int) -> Any:
-    topic = ListOffsetsRequest.ListOffsetsTopic
-    partition = topic.ListOffsetsPartition(partition_index=0, current_leader_epoch=-1, timestamp=timestamp)
-    return ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=[topic(name=TOPIC, partitions=[partition])])
 
 
 def epoch_request(epoch: int) -> Any:

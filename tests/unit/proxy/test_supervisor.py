@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from proxy.process.supervisor import UNUSABLE, ChildCommand, Supervisor
+from tests.support.tiers.waiting import until
 
 TIMEOUT_S = 60
 NOTE = """
@@ -95,6 +96,7 @@ async def test_the_others_go_on_when_one_is_killed(journal: Journal) -> None:
         await journal.noted("a lives")
         await journal.noted("b lives")
         first, second = supervisor.children
+        await until(lambda: first.process is not None)  # the child notes its life before the supervisor has its handle
         assert first.process is not None
         first.process.send_signal(signal.SIGKILL)
         await journal.noted("a lives", 2)
@@ -168,6 +170,7 @@ async def test_a_child_is_told_by_its_input_and_goes_on(journal: Journal) -> Non
 
 _SUPERVISE = """
 import asyncio, pickle, sys
+from tests.support.tiers.waiting import until
 from proxy.process.supervisor import Supervisor
 commands = pickle.load(sys.stdin.buffer)
 asyncio.run(Supervisor([commands], stop_timeout_ms=1000).run(asyncio.Event()))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,28 +14,23 @@ from proxy.config import ListenerTlsConfig
 from proxy.limits_config import ConnectionLimits
 from proxy.wire.tls import listener_tls
 from tests.support.fakes.broker.fake_broker import FakeBroker
-from tests.support.fakes.broker.wire import Wire, connected, request, response
+from tests.support.fakes.broker.wire import OPAQUE, connected, request, response
 from tests.support.proxy.proxy_harness import proxy_before
+from tests.support.proxy.tls_sides import (
+    TlsBroker,
+    broker_side,
+    client_side,
+    connected_by_tls,
+    for_brokers,
+    for_clients,
+)
 from tests.support.servers.certificates import Authority
-from tiers.broker.tls import TlsContext, TlsError, client_context
-from tiers.config.upstream_config import UpstreamConfig, UpstreamTlsConfig, upstream_tls
-
-OPAQUE = 12
+from tiers.broker.tls import TlsContext, TlsError
 
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("certificates"))
-
-
-class TlsBroker(FakeBroker):
-    def __init__(self, tls: ssl.SSLContext) -> None:
-        super().__init__()
-        self._tls = tls
-
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", self.port, ssl=self._tls)
-        self.port = self._server.sockets[0].getsockname()[1]
 
 
 class PlainBroker(FakeBroker):
@@ -55,44 +48,11 @@ def one_attempt(monkeypatch: pytest.MonkeyPatch) -> ConnectionLimits:
     return ConnectionLimits(connect_timeout_ms=60_000, connect_deadline_ms=60_000)
 
 
-@contextlib.asynccontextmanager
-async def connected_by_tls(port: int, tls: ssl.SSLContext) -> AsyncIterator[Wire]:
-    streams = await asyncio.open_connection("127.0.0.1", port, limit=16 * 1024, ssl=tls, server_hostname="localhost")
-    wire = Wire(*streams)
-    try:
-        yield wire
-    finally:
-        await wire.close()
-
-
-def for_clients(authority: Authority, **more: object) -> TlsContext:
-    tls = listener_tls(ListenerTlsConfig.model_validate({"certificate": authority.identity("proxy"), **more}))
-    assert tls is not None
-    return tls
-
-
-def for_brokers(**settings: object) -> TlsContext:
-    tls = UpstreamTlsConfig.model_validate(settings)
-    made = upstream_tls(UpstreamConfig.model_validate({"bootstrap.servers": "a:1"}).model_copy(update={"tls": tls}))
-    assert made is not None
-    return made
-
-
-def client(authority: Authority, identity: Path | None = None) -> ssl.SSLContext:
-    return client_context(authority.ca, identity, None, None, verifies_host_name=True)
-
-
-def broker_side(authority: Authority) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(authority.identity("broker"))
-    return context
-
-
 async def test_frames_of_every_size_pass_between_tls_and_tls(authority: Authority) -> None:
     async with (
         TlsBroker(broker_side(authority)) as broker,
         proxy_before(broker, tls=for_clients(authority), upstream_tls=for_brokers(ca=authority.ca)) as proxy,
-        connected_by_tls(proxy.port, client(authority)) as wire,
+        connected_by_tls(proxy.port, client_side(authority)) as wire,
     ):
         for number, size in enumerate((0, 1, 70_000, 3_000_000)):
             body = os.urandom(size)
@@ -110,7 +70,7 @@ async def test_either_side_alone(authority: Authority) -> None:
     async with (
         FakeBroker() as broker,
         proxy_before(broker, tls=for_clients(authority)) as proxy,
-        connected_by_tls(proxy.port, client(authority)) as wire,
+        connected_by_tls(proxy.port, client_side(authority)) as wire,
     ):
         await wire.send(request(OPAQUE, 4, 1))
         assert await (await broker.accepted()).receive() == request(OPAQUE, 4, 1)
@@ -128,7 +88,7 @@ async def test_a_client_that_takes_nothing_stops_the_broker_under_tls_too(author
     async with (
         FakeBroker() as broker,
         proxy_before(broker, tls=for_clients(authority)) as proxy,
-        connected_by_tls(proxy.port, client(authority)) as wire,
+        connected_by_tls(proxy.port, client_side(authority)) as wire,
     ):
         await wire.send(request(OPAQUE, 4, 1))
         upstream = await broker.accepted()
@@ -147,10 +107,10 @@ async def test_a_client_must_show_a_certificate_where_one_is_required(
 ) -> None:
     tls = for_clients(authority, **{"client.ca": authority.ca, "client.auth": "required"})
     async with FakeBroker() as broker, proxy_before(broker, tls=tls) as proxy:
-        async with connected_by_tls(proxy.port, client(authority, authority.identity("client"))) as wire:
+        async with connected_by_tls(proxy.port, client_side(authority, authority.identity("client"))) as wire:
             await wire.send(request(OPAQUE, 4, 1))
             assert await (await broker.accepted()).receive() == request(OPAQUE, 4, 1)
-        async with connected_by_tls(proxy.port, client(authority)) as wire:
+        async with connected_by_tls(proxy.port, client_side(authority)) as wire:
             with pytest.raises((ssl.SSLError, ConnectionError, EOFError)):
                 await wire.receive_raw(1)
         assert broker.connections_made == 1
@@ -184,7 +144,7 @@ async def test_a_handshake_counts_as_a_connection(authority: Authority) -> None:
         async with asyncio.timeout(60):
             while not proxy.metrics.closed["tls_handshake"]:  # noqa: ASYNC110 - a counter has no event
                 await asyncio.sleep(0.001)
-        async with connected_by_tls(proxy.port, client(authority)) as wire:
+        async with connected_by_tls(proxy.port, client_side(authority)) as wire:
             await wire.send(request(OPAQUE, 4, 1))
             await broker.accepted()
         assert proxy.metrics.rejected_connections == 1
@@ -253,7 +213,7 @@ def served_by(port: int, trusted: Authority) -> bool:
     try:
         with (
             socket.create_connection(("127.0.0.1", port), timeout=60) as plain,
-            client(trusted).wrap_socket(plain, server_hostname="localhost"),
+            client_side(trusted).wrap_socket(plain, server_hostname="localhost"),
         ):
             return True
     except ssl.SSLCertVerificationError:
@@ -273,7 +233,7 @@ async def test_a_changed_certificate_is_taken_and_a_broken_one_is_not(
     async with (
         FakeBroker() as broker,
         proxy_before(broker, tls=tls) as proxy,
-        connected_by_tls(proxy.port, client(old)) as wire,
+        connected_by_tls(proxy.port, client_side(old)) as wire,
     ):
         file.write_text("half of a cert")
         now_ms += 5_000

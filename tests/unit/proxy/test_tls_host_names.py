@@ -15,10 +15,10 @@ from proxy.config import ListenerTlsConfig
 from proxy.wire.context import Address
 from proxy.wire.tls import listener_tls
 from tests.support.fakes.broker.fake_broker import FakeBroker
-from tests.support.fakes.broker.wire import connected, request
+from tests.support.fakes.broker.wire import OPAQUE, connected, request
 from tests.support.proxy.proxy_harness import proxy_before
+from tests.support.proxy.tls_sides import TlsBroker, broker_side, for_brokers
 from tests.support.servers.certificates import Authority
-from tests.unit.proxy.test_tls import OPAQUE, TlsBroker, broker_side, for_brokers
 from tiers.broker.tls import TlsContext, TlsError, client_context, monotonic_ms
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from proxy.limits_config import ConnectionLimits
 from tests.support.fakes.broker.fake_broker import FakeBroker
-from tests.support.fakes.broker.wire import connected, request
+from tests.support.fakes.broker.wire import OPAQUE, connected, request
 from tests.support.proxy.proxy_harness import Proxy, proxy_before
+from tests.support.proxy.tls_sides import client_side, connected_by_tls, for_clients
 from tests.support.servers.certificates import Authority
-from tests.unit.proxy.test_tls import OPAQUE, client, connected_by_tls, for_clients
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +24,14 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 def client_hello(authority: Authority) -> bytes:
     outgoing = ssl.MemoryBIO()
-    handshake = client(authority).wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
+    handshake = client_side(authority).wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
     with contextlib.suppress(ssl.SSLWantReadError):
         handshake.do_handshake()
     return outgoing.read()
 
 
 async def is_served(proxy: Proxy, broker: FakeBroker, authority: Authority) -> bool:
-    async with connected_by_tls(proxy.port, client(authority)) as wire:
+    async with connected_by_tls(proxy.port, client_side(authority)) as wire:
         await wire.send(request(OPAQUE, 4, 1))
         return await (await broker.accepted()).receive() == request(OPAQUE, 4, 1)
 
@@ -105,7 +105,7 @@ async def test_a_request_above_the_limit_ends_a_tls_connection_too(authority: Au
     async with (
         FakeBroker() as broker,
         proxy_before(broker, tls=for_clients(authority), limits=limits) as proxy,
-        connected_by_tls(proxy.port, client(authority)) as wire,
+        connected_by_tls(proxy.port, client_side(authority)) as wire,
     ):
         await wire.send(request(OPAQUE, 4, 1, bytes(1_000)))
         assert await wire.ended() == b""

@@ -11,9 +11,9 @@ from proxy.metrics import ProxyMetrics
 from proxy.wire.admission import Admissions
 from proxy.wire.server import bind
 from proxy.wire.tls_listener import TlsListener
+from tests.support.proxy.tls_sides import for_clients
 from tests.support.servers.certificates import Authority
 from tests.support.servers.ports import free_ports
-from tests.unit.proxy.test_tls import for_clients
 
 
 async def test_a_listener_may_be_closed_again(tmp_path: Path) -> None:

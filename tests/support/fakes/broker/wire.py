@@ -11,6 +11,8 @@ from protocol.header import build_request_header
 from protocol.primitives import INT32
 
 TIMEOUT_S = 60
+OPAQUE = 12
+"""The key of an API that the proxy does not look into."""
 
 
 def frame(payload: bytes) -> bytes:

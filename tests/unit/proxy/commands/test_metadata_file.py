@@ -15,8 +15,8 @@ import pytest
 from proxy.commands import metadata
 from proxy.commands.metadata import partition_to_export, records_of_file
 from proxy.config import parse_config
-from tests.contract.test_remote_log_metadata_manager import segment
 from tests.support.proxy.command_bench import CommandBench
+from tests.support.tiers.segment_metadata import segment
 from tiers.access.open_tier import RemoteTierError
 from tiers.metadata.records.flat_file import FlatFile, PartitionDeleteEntry, encode_flat_file
 from tiers.metadata.records.serde import decode_key, decode_value

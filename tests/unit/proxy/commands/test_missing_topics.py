@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from proxy import cli
 from proxy.commands import missing_topics as command
 from proxy.commands.missing_topics import MissingTopic, missing_of
-from tests.contract.test_remote_log_metadata_manager import copied, segment
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.support.tiers.segment_metadata import copied, segment
 from tiers.model.ids import TopicIdPartition
 from tiers.tasks.missing_topics import SAME_TIME_MS
 

@@ -251,7 +251,8 @@ async def test_a_log_that_does_not_continue_the_copy_stops_it_and_deletes_nothin
     with pytest.raises(LogDivergedError):
         await bench.copy()
     assert bench.finished == [(0, 29)]
-    assert await bench.objects() == objects
+    # The owner has also written the manifest, which remembers the divergence.
+    assert set(objects) <= set(await bench.objects())
 
 
 async def test_an_open_segment_that_the_leader_lost_is_not_copied(bench: Workbench) -> None:

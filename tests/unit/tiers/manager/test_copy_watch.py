@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.running_manager import OTHER, Running
+from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
-from tests.unit.tiers.manager.test_remote_log_manager import OTHER, Running, eventually
 from tiers.broker.client import monotonic_ms
 from tiers.errors import BrokerError, RetriableRemoteStorageError
 from tiers.quota import QuotaWindow, RateQuota
@@ -72,16 +73,16 @@ async def test_a_store_that_never_answers_is_named_with_partition_since_when_and
     monkeypatch.setattr(running.bench.store, "copy_log_segment_data", stuck)
     caplog.set_level("INFO", "tiers.tasks.remote_log_manager")
     async with running.run():
-        await eventually(lambda: begun == 2)
+        await until(lambda: begun == 2)
         clock.passed_ms = ALARM_MS
-        await eventually(lambda: stalls(running) == 2)
+        await until(lambda: stalls(running) == 2)
         assert min(stalled_seconds(running, each) for each in "01") >= ALARM_MS / 1000
         lines = [vars(line) for line in caplog.records if line.getMessage() == "copying makes no progress"]
         assert {line["partition"] for line in lines} == {str(PARTITION), str(OTHER)}
         assert all(line["since"].endswith("+00:00") for line in lines)
         go_on.set()
-        await eventually(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])
-        await eventually(lambda: max(stalled_seconds(running, each) for each in "01") == 0)
+        await until(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])
+        await until(lambda: max(stalled_seconds(running, each) for each in "01") == 0)
     assert [line.getMessage() for line in caplog.records].count("copying goes on") == stalls(running) == 2
 
 
@@ -91,10 +92,10 @@ async def test_an_error_that_comes_back_is_the_reason_that_is_named(
     running.logs.of[PARTITION].failure = BrokerError("no leader", retriable=True)
     async with running.run():
         # Ten minutes in the middle of a segment would end it by its age.
-        await eventually(lambda: running.remote_end(OTHER) == 89)
-        await eventually(lambda: said_of_failures(caplog) == {str(PARTITION)})
+        await until(lambda: running.remote_end(OTHER) == 89)
+        await until(lambda: said_of_failures(caplog) == {str(PARTITION)})
         clock.passed_ms = ALARM_MS
-        await eventually(lambda: (str(PARTITION), "no leader") in stalled(caplog))
+        await until(lambda: (str(PARTITION), "no leader") in stalled(caplog))
 
 
 def stalled(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
@@ -117,9 +118,9 @@ async def test_attempts_that_fail_again_and_again_are_no_progress(
     if refused == "copy and delete":
         monkeypatch.setattr(store, "delete_log_segment_data", fails)
     async with running.run():
-        await eventually(lambda: said_of_failures(caplog) >= {str(PARTITION), str(OTHER)})
+        await until(lambda: said_of_failures(caplog) >= {str(PARTITION), str(OTHER)})
         clock.passed_ms = ALARM_MS
-        await eventually(lambda: stalls(running) == 2)
+        await until(lambda: stalls(running) == 2)
     assert all("503" in error for _, error in stalled(caplog))
     assert running.bench.finished == []
 
@@ -146,7 +147,7 @@ async def test_who_waits_for_a_copier_that_another_holds_is_reported_too(
     async with running.run():
         await held.wait()
         clock.passed_ms = ALARM_MS
-        await eventually(lambda: stalls(running) == 2)
+        await until(lambda: stalls(running) == 2)
 
 
 async def test_a_quota_that_leaves_nothing_is_reported(running: Running, clock: Clock) -> None:
@@ -155,9 +156,9 @@ async def test_a_quota_that_leaves_nothing_is_reported(running: Running, clock: 
     assert quota.reserve(10_000) is not None
     running.manager = RemoteLogManager(replace(services, copy_quota=quota), running.topics)
     async with running.run():
-        await eventually(lambda: len(running.manager.partitions) == 2)
+        await until(lambda: len(running.manager.partitions) == 2)
         clock.passed_ms = ALARM_MS
-        await eventually(lambda: stalls(running) == 2)
+        await until(lambda: stalls(running) == 2)
     assert running.bench.finished == []
 
 
@@ -176,11 +177,11 @@ async def test_nothing_is_said_of_partitions_without_work(
 
     async def a_while() -> None:
         seen_looks, seen_reads = looks, reads()
-        await eventually(lambda: looks > seen_looks + 4 and all(map(gt, reads(), [each + 1 for each in seen_reads])))
+        await until(lambda: looks > seen_looks + 4 and all(map(gt, reads(), [each + 1 for each in seen_reads])))
 
     monkeypatch.setattr(running.manager, "_watch_progress", counted)
     async with running.run():
-        await eventually(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])
+        await until(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])
         for _ in range(4):
             clock.passed_ms += ALARM_MS // 2
             await a_while()
@@ -203,10 +204,10 @@ async def test_lag_is_measured_where_copying_fails_or_was_stopped(
     log = running.logs.of[PARTITION]
     whole = len(log.records)
     async with running.run():
-        await eventually(lambda: whole * 0.9 < lag("bytes") <= whole * 1.1)
+        await until(lambda: whole * 0.9 < lag("bytes") <= whole * 1.1)
         assert lag("segments") == whole // POLICY.segment_bytes
-        await eventually(lambda: lag("seconds") > 0.1)
+        await until(lambda: lag("seconds") > 0.1)
         monkeypatch.setattr(running.bench.store, "copy_log_segment_data", talkative)
-        await eventually(lambda: running.is_stopped(PARTITION))
+        await until(lambda: running.is_stopped(PARTITION))
         log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10, 30)])
-        await eventually(lambda: 2.7 * whole < lag("bytes") <= 3.3 * whole)
+        await until(lambda: 2.7 * whole < lag("bytes") <= 3.3 * whole)

@@ -17,7 +17,7 @@ from protocol.errors import ErrorCode
 from proxy.error_map import fetch_error
 from tests.support.fakes.lying_store import Lie, LyingStore
 from tests.support.fakes.tier_process import PARTITION
-from tests.unit.tiers.manager.test_every_io_call import RETRIED_AFTER_MS, STEPS, Life
+from tests.support.tiers.partition_life import RETRIED_AFTER_MS, STEPS, Life
 from tiers.errors import RemoteLogError
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_state import RemoteLogSegmentState

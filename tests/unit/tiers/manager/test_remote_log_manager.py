@@ -1,103 +1,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
 import pytest
 
-from tests.support.fakes.in_memory_log import InMemoryLog
 from tests.support.fakes.record_batches import batch_of
+from tests.support.tiers.running_manager import OTHER, Running
+from tests.support.tiers.waiting import until
 from tests.support.tiers.workbench import PARTITION, POLICY, Workbench
-from tiers.broker.client import monotonic_ms
-from tiers.config.topic_policy import TopicPolicy
-from tiers.errors import (
-    BrokerError,
-    LogDivergedError,
-    MetadataLostError,
-    RemoteLogError,
-    RetriableRemoteStorageError,
-)
-from tiers.model.ids import TopicIdPartition
-from tiers.model.log_source import EpochEndOffset, LocalLogBounds, LogRead
+from tiers.errors import BrokerError, LogDivergedError, MetadataLostError, RemoteLogError, RetriableRemoteStorageError
+from tiers.model.log_source import EpochEndOffset
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks.remote_log_manager import RemoteLogManager
-
-OTHER = TopicIdPartition(PARTITION.topic_id, 1, "orders")
-
-
-class Topics:
-    def __init__(self, policy: TopicPolicy) -> None:
-        self.policies = {policy.topic_id: policy}
-        self.refreshes = 0
-
-    async def refresh(self, timeout_ms: int) -> None:
-        self.refreshes += 1
-
-
-class Logs:
-    """A log for each of two partitions."""
-
-    def __init__(self) -> None:
-        self.of = {PARTITION: InMemoryLog(), OTHER: InMemoryLog()}
-
-    async def bounds(self, partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
-        return await self.of[partition].bounds(partition, timeout_ms)
-
-    async def read(self, partition: TopicIdPartition, offset: int, max_bytes: int, timeout_ms: int) -> LogRead:
-        return await self.of[partition].read(partition, offset, max_bytes, timeout_ms)
-
-    async def end_offset_for_epoch(
-        self, partition: TopicIdPartition, leader_epoch: int, timeout_ms: int
-    ) -> EpochEndOffset:
-        return await self.of[partition].end_offset_for_epoch(partition, leader_epoch, timeout_ms)
-
-    async def delete_records(
-        self,
-        partition: TopicIdPartition,
-        offset: int,
-        leader_epoch: int,
-        timeout_ms: int,
-        check_ownership: Callable[[], None],
-    ) -> int:
-        return await self.of[partition].delete_records(partition, offset, leader_epoch, timeout_ms, check_ownership)
-
-
-class Running:
-    def __init__(self, bench: Workbench, policy: TopicPolicy) -> None:
-        self.bench = bench
-        self.logs = Logs()
-        self.topics = Topics(replace(policy, partition_count=2))
-        settings = replace(
-            bench.services.settings,
-            process_interval_ms=20,
-            retry_interval_ms=1,
-            topics_interval_ms=10,
-            visible_after_ms=0,
-            segments_per_run=1,
-        )
-        bench.services = replace(bench.services, source=self.logs, settings=settings, clock_ms=monotonic_ms)
-        bench.metadata.clock_ms = monotonic_ms
-        self.manager = RemoteLogManager(bench.services, self.topics)
-
-    def remote_end(self, partition: TopicIdPartition) -> int | None:
-        return self.bench.metadata.remote_end_offset(partition)
-
-    def is_stopped(self, partition: TopicIdPartition) -> bool:
-        return self.bench.metric("remote_copy_stopped", topic="orders", partition=str(partition.partition)) == 1
-
-    @asynccontextmanager
-    async def run(self) -> AsyncIterator[None]:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.manager.run())
-            try:
-                yield
-            finally:
-                self.manager.stop()
 
 
 @pytest.fixture
@@ -108,16 +26,10 @@ def running(bench: Workbench) -> Running:
     return running
 
 
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(300):
-        while not condition():  # noqa: ASYNC110  # conditions over fakes that know no events
-            await asyncio.sleep(0.005)
-
-
 async def test_every_owned_partition_is_copied_and_trimmed(running: Running) -> None:
     async with running.run():
-        await eventually(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])
-        await eventually(lambda: all(log.log_start_offset == 60 for log in running.logs.of.values()))
+        await until(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])
+        await until(lambda: all(log.log_start_offset == 60 for log in running.logs.of.values()))
         assert sorted(running.manager.partitions, key=lambda each: each.partition) == [PARTITION, OTHER]
     assert running.bench.metric("bounds_violations_total", topic="orders", bound="Ly>Ry") == 0
 
@@ -138,9 +50,9 @@ async def test_retention_that_was_raised_during_a_copy_counts_after_it(
         await asyncio.wait_for(copying.wait(), 60)
         running.topics.policies = {PARTITION.topic_id: POLICY}
         seen = running.topics.refreshes
-        await eventually(lambda: running.topics.refreshes > seen + 1)
+        await until(lambda: running.topics.refreshes > seen + 1)
         go_on.set()
-        await eventually(lambda: running.remote_end(PARTITION) == 89)
+        await until(lambda: running.remote_end(PARTITION) == 89)
     assert running.bench.metadata.log_starts(PARTITION) == []
 
 
@@ -148,10 +60,10 @@ async def test_one_partition_that_fails_leaves_the_other_alone_and_is_tried_agai
     failing = running.logs.of[PARTITION]
     failing.failure = BrokerError("no leader", retriable=True)
     async with running.run():
-        await eventually(lambda: running.remote_end(OTHER) == 89)
+        await until(lambda: running.remote_end(OTHER) == 89)
         assert running.remote_end(PARTITION) is None
         failing.failure = None
-        await eventually(lambda: running.remote_end(PARTITION) == 89)
+        await until(lambda: running.remote_end(PARTITION) == 89)
 
 
 async def test_a_bug_in_one_partition_is_logged_and_not_spread(
@@ -159,18 +71,18 @@ async def test_a_bug_in_one_partition_is_logged_and_not_spread(
 ) -> None:
     running.logs.of[PARTITION].failure = ZeroDivisionError("bug")
     async with running.run():
-        await eventually(lambda: running.remote_end(OTHER) == 89)
+        await until(lambda: running.remote_end(OTHER) == 89)
     assert "a partition could not be processed" in [line.getMessage() for line in caplog.records if line.exc_info]
 
 
 async def test_a_diverged_partition_raises_an_alarm_and_moves_nothing(running: Running) -> None:
     async with running.run():
-        await eventually(lambda: running.remote_end(PARTITION) == 89)
+        await until(lambda: running.remote_end(PARTITION) == 89)
         log = running.logs.of[PARTITION]
-        await eventually(lambda: log.log_start_offset == 60)
+        await until(lambda: log.log_start_offset == 60)
         log.epoch_answer = EpochEndOffset(0, 0)
         log.append(*[batch_of(10 * n, 10, value_bytes=15) for n in range(10, 20)])
-        await eventually(lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="diverged") > 0)
+        await until(lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="diverged") > 0)
     assert running.remote_end(PARTITION) == 89
     assert log.log_start_offset == 60
 
@@ -189,28 +101,28 @@ async def test_a_partition_that_stops_is_one_alarm_until_it_goes_on(
         return running.bench.metric("remote_log_alarms_total", topic="orders", reason=reason), len(lines)
 
     async with running.run():
-        await eventually(lambda: running.remote_end(PARTITION) == 89)
+        await until(lambda: running.remote_end(PARTITION) == 89)
         managed = running.manager._managed[PARTITION]
         for episode in (1, 2):
             log.failure = error
-            await eventually(lambda: managed.failures > 2)
+            await until(lambda: managed.failures > 2)
             log.failure = BrokerError("no leader", retriable=True)  # which ends no episode
-            await eventually(lambda: managed.last_error == "no leader")
+            await until(lambda: managed.last_error == "no leader")
             log.failure = error
-            await eventually(lambda: managed.last_error == str(error))
+            await until(lambda: managed.last_error == str(error))
             assert stopped() == (episode, episode)
             log.failure = None
-            await eventually(lambda: managed.failures == 0)
+            await until(lambda: managed.failures == 0)
 
 
 async def test_an_unclean_election_is_clamped_and_the_new_leader_copied_in_the_same_round(running: Running) -> None:
     async with running.run():
-        await eventually(lambda: running.remote_end(PARTITION) == 89)
+        await until(lambda: running.remote_end(PARTITION) == 89)
         log = running.logs.of[PARTITION]
-        await eventually(lambda: log.log_start_offset == 60)
+        await until(lambda: log.log_start_offset == 60)
         log.elect_unclean(80)
         log.append(*[batch_of(10 * n, 10, value_bytes=15, leader_epoch=1) for n in range(8, 15)])
-        await eventually(lambda: running.remote_end(PARTITION) == 139)
+        await until(lambda: running.remote_end(PARTITION) == 139)
         assert running.bench.metric("remote_log_clamps_total", topic="orders") == 1
         assert running.bench.metric("remote_log_alarms_total", topic="orders", reason="diverged") == 0
     successor = running.bench.metadata.remote_log_segment_metadata(PARTITION, 80)
@@ -220,18 +132,18 @@ async def test_an_unclean_election_is_clamped_and_the_new_leader_copied_in_the_s
 
 async def test_partitions_of_another_owner_are_given_up(running: Running) -> None:
     async with running.run():
-        await eventually(lambda: running.remote_end(PARTITION) == 89)
+        await until(lambda: running.remote_end(PARTITION) == 89)
         running.bench.metadata.owned = False
-        await eventually(lambda: running.manager.partitions == [])
-        await eventually(lambda: running.bench.spooled() == [])
+        await until(lambda: running.manager.partitions == [])
+        await until(lambda: running.bench.spooled() == [])
         assert running.bench.metric("owned_partitions") == 0
 
 
 async def test_a_step_that_is_cancelled_before_it_began_leaves_no_open_segment(running: Running) -> None:
     async with running.run():
-        await eventually(lambda: running.remote_end(PARTITION) == 89)
+        await until(lambda: running.remote_end(PARTITION) == 89)
         managed = running.manager._managed[PARTITION]
-        await eventually(lambda: managed.step is None and managed.copy.local_only_bytes > 0)
+        await until(lambda: managed.step is None and managed.copy.local_only_bytes > 0)
         step = managed.step = asyncio.create_task(running.manager._step(managed))
         running.manager._give_up(PARTITION)
         await asyncio.wait([step])
@@ -241,22 +153,22 @@ async def test_a_step_that_is_cancelled_before_it_began_leaves_no_open_segment(r
 async def test_deletions_that_failed_are_counted_by_whoever_owns_the_partition(running: Running) -> None:
     bench, failed = running.bench, running.bench.services.failed_deletions
     async with running.run():
-        await eventually(lambda: running.remote_end(PARTITION) == 89)
+        await until(lambda: running.remote_end(PARTITION) == 89)
         await failed.failed(bench.segments[0], RetriableRemoteStorageError("AccessDenied"), 0, 0)
-        await eventually(lambda: bench.metric("remote_failed_deletions") == 1)
+        await until(lambda: bench.metric("remote_failed_deletions") == 1)
         rounds = running.topics.refreshes
-        await eventually(lambda: running.topics.refreshes > rounds + 1)
+        await until(lambda: running.topics.refreshes > rounds + 1)
         assert failed.count == 1
         bench.metadata.owned = False
-        await eventually(lambda: bench.metric("remote_failed_deletions") == 0)
+        await until(lambda: bench.metric("remote_failed_deletions") == 0)
         assert failed.count == 0
 
 
 async def test_a_topic_that_is_no_longer_tiered_is_given_up(running: Running) -> None:
     async with running.run():
-        await eventually(lambda: len(running.manager.partitions) == 2)
+        await until(lambda: len(running.manager.partitions) == 2)
         running.topics.policies = {UUID(int=99): replace(POLICY, topic_id=UUID(int=99), partition_count=0)}
-        await eventually(lambda: running.manager.partitions == [])
+        await until(lambda: running.manager.partitions == [])
 
 
 async def test_a_copy_under_way_is_finished_before_the_manager_ends(
@@ -303,7 +215,7 @@ async def test_a_spool_file_of_an_earlier_process_is_removed(running: Running, t
     leftover = tmp_path / "spool" / "x.spool"
     leftover.write_bytes(b"torn")
     async with running.run():
-        await eventually(lambda: running.topics.refreshes > 0)
+        await until(lambda: running.topics.refreshes > 0)
     assert not leftover.exists()
 
 
@@ -319,9 +231,9 @@ async def test_too_much_custom_metadata_stops_copying_for_good(
 
     monkeypatch.setattr(running.bench.store, "copy_log_segment_data", talkative)
     async with running.run():
-        await eventually(lambda: all(running.is_stopped(each) for each in (PARTITION, OTHER)))
+        await until(lambda: all(running.is_stopped(each) for each in (PARTITION, OTHER)))
         rounds = running.topics.refreshes + 5
-        await eventually(lambda: running.topics.refreshes >= rounds)
+        await until(lambda: running.topics.refreshes >= rounds)
     assert attempts == 2
 
 
@@ -332,11 +244,9 @@ async def test_a_transaction_that_hangs_is_an_alarm_once(running: Running) -> No
     services = replace(services, settings=replace(services.settings, stuck_lso_alarm_ms=30))
     running.manager = RemoteLogManager(services, running.topics)
     async with running.run():
-        await eventually(
-            lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="stuck-lso") == 1
-        )
+        await until(lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="stuck-lso") == 1)
         reads = len(log.reads)
-        await eventually(lambda: len(log.reads) > reads + 3)
+        await until(lambda: len(log.reads) > reads + 3)
     assert running.bench.metric("remote_log_alarms_total", topic="orders", reason="stuck-lso") == 1
 
 
@@ -344,9 +254,7 @@ async def test_copying_that_falls_behind_the_retention_is_an_alarm(running: Runn
     policy = replace(POLICY, partition_count=1, retention_ms=40, segment_bytes=1 << 20)
     running.topics.policies = {policy.topic_id: policy}
     async with running.run():
-        await eventually(
-            lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="copy-lag") == 1
-        )
+        await until(lambda: running.bench.metric("remote_log_alarms_total", topic="orders", reason="copy-lag") == 1)
 
 
 async def test_a_partition_that_comes_back_waits_for_the_step_that_is_being_cancelled(
@@ -374,4 +282,4 @@ async def test_a_partition_that_comes_back_waits_for_the_step_that_is_being_canc
         running.manager._assign()
         assert PARTITION not in running.manager.partitions
         may_end.set()
-        await eventually(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])
+        await until(lambda: [running.remote_end(each) for each in (PARTITION, OTHER)] == [89, 89])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.tiers.following import Cluster, Following
-from tests.unit.tiers.metadata.test_state import open_state
+from tests.support.tiers.metadata_state import open_state
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.topic import follower as follower_module
 

@@ -3,65 +3,22 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from uuid import UUID
 
-import google_crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from protocol.errors import CorruptBatchError, ErrorCode
-from tests.unit.tiers.metadata.test_state import NOW_MS, log_start, segment, to, user
-from tiers.broker.fetch import FetchedPartition
+from tests.support.tiers.metadata_batches import OWNER, TRANSACTIONAL, batch, fetched, with_crc
+from tests.support.tiers.metadata_state import NOW_MS, log_start, segment, to, user
 from tiers.errors import BrokerError
-from tiers.metadata.records.serde import (
-    RecordKey,
-    encode_key,
-    encode_value,
-    key_of,
-    nothing_key,
-    segment_keys,
-)
+from tiers.metadata.records.serde import RecordKey, encode_key, encode_value, key_of, nothing_key, segment_keys
 from tiers.metadata.topic.committed_records import read_committed
 from tiers.model.log_source import AbortedTransaction
 from tiers.model.segment_state import RemoteLogSegmentState as State
 
-TRANSACTIONAL = 0x10
 CONTROL = 0x20
-LOG_APPEND_TIME = 0x08
 GZIP = 0x01
-OWNER = 7
-
-
-def batch(
-    base_offset: int,
-    records: Sequence[tuple[bytes | None, bytes | None]],
-    producer_id: int = OWNER,
-    attributes: int = TRANSACTIONAL,
-) -> bytes:
-    builder = DefaultRecordBatchBuilder(
-        magic=2,
-        compression_type=0,
-        is_transactional=False,
-        producer_id=producer_id,
-        producer_epoch=0,
-        base_sequence=0,
-        batch_size=1 << 20,
-    )
-    for index, (key, value) in enumerate(records):
-        builder.append(index, NOW_MS - 5, key, value, [])
-    raw = bytearray(builder.build())
-    struct.pack_into(">q", raw, 0, base_offset)
-    struct.pack_into(">h", raw, 21, attributes | LOG_APPEND_TIME)
-    struct.pack_into(">q", raw, 35, NOW_MS)
-    return with_crc(raw)
-
-
-def with_crc(raw: bytearray) -> bytes:
-    struct.pack_into(">I", raw, 17, google_crc32c.value(bytes(raw[21:])))
-    return bytes(raw)
 
 
 def data(base_offset: int, count: int, producer_id: int = OWNER) -> bytes:
@@ -73,12 +30,6 @@ def data(base_offset: int, count: int, producer_id: int = OWNER) -> bytes:
 def marker(offset: int, producer_id: int, *, commit: bool) -> bytes:
     key = struct.pack(">hh", 0, 1 if commit else 0)
     return batch(offset, [(key, struct.pack(">hi", 0, 0))], producer_id, TRANSACTIONAL | CONTROL)
-
-
-def fetched(
-    records: bytes, aborted: tuple[AbortedTransaction, ...] = (), error: int = ErrorCode.NONE
-) -> FetchedPartition:
-    return FetchedPartition(UUID(int=1), 0, error, 100, 100, 0, aborted, memoryview(records))
 
 
 def offsets(records: bytes, aborted: tuple[AbortedTransaction, ...] = (), position: int = 0) -> list[int]:

@@ -11,7 +11,7 @@ from uuid import UUID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.tiers.metadata.test_state import (
+from tests.support.tiers.metadata_state import (
     NOW_MS,
     PARTITION,
     TOPIC_ID,

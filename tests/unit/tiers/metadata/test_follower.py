@@ -11,8 +11,9 @@ import pytest
 from kafka.protocol.consumer import ListOffsetsRequest
 
 from protocol.errors import ErrorCode
-from tests.support.tiers.following import NODE, Cluster, Following, finished, until
-from tests.unit.tiers.metadata.test_state import open_state, segment, to
+from tests.support.tiers.following import NODE, Cluster, Following, finished
+from tests.support.tiers.metadata_state import open_state, segment, to
+from tests.support.tiers.waiting import until
 from tiers.broker.client import Leader
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.topic import follower as follower_module

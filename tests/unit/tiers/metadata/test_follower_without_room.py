@@ -9,8 +9,9 @@ from typing import Any
 import lmdb
 import pytest
 
-from tests.support.tiers.following import Cluster, Following, finished, until
-from tests.unit.tiers.metadata.test_state import NOW_MS, open_state, segment
+from tests.support.tiers.following import Cluster, Following, finished
+from tests.support.tiers.metadata_state import NOW_MS, open_state, segment
+from tests.support.tiers.waiting import until
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.records.serde import key_of
 from tiers.metadata.state.layout import Databases

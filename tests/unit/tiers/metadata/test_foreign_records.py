@@ -9,8 +9,8 @@ from uuid import UUID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.tiers.metadata.test_committed_records import OWNER, TRANSACTIONAL, batch, fetched
-from tests.unit.tiers.metadata.test_state import open_state
+from tests.support.tiers.metadata_batches import OWNER, TRANSACTIONAL, batch, fetched
+from tests.support.tiers.metadata_state import open_state
 from tiers.metadata.records.serde import MetadataRecord, RecordKey, encode_key, encode_value, key_of
 from tiers.metadata.topic.committed_records import read_committed
 from tiers.model.copy_plan import CopyPlan

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.tiers.following import Cluster, Following, finished
-from tests.unit.tiers.metadata.test_state import NOW_MS, PARTITION, Topic, gap, log_start, open_state, segment, user
+from tests.support.tiers.metadata_state import NOW_MS, PARTITION, Topic, gap, log_start, open_state, segment, user
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.records import serde
 from tiers.metadata.records.record_types import FIRST_RECORD_TYPES, check_writable, known_by_all

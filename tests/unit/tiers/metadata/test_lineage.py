@@ -10,8 +10,9 @@ import lmdb
 import pytest
 from kafka.protocol.consumer import ListOffsetsRequest
 
-from tests.support.tiers.following import Cluster, Following, finished, until
-from tests.unit.tiers.metadata.test_state import IDENTITY, NOW_MS, PARTITION, open_state, segment
+from tests.support.tiers.following import Cluster, Following, finished
+from tests.support.tiers.metadata_state import IDENTITY, NOW_MS, PARTITION, open_state, segment
+from tests.support.tiers.waiting import until
 from tiers.errors import RemoteLogMetadataNotReadyError
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.log_start import OffsetAndEpoch

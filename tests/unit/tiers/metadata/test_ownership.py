@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.unit.tiers.metadata.test_state import gap, segment
+from tests.support.tiers.metadata_state import gap, segment
 from tiers.errors import OwnershipLostError, RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.records.record_types import FIRST_RECORD_TYPES
 from tiers.metadata.records.serde import RecordType, known_record_types

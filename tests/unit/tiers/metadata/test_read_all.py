@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.tiers.following import TOPIC, Cluster, Following, finished
-from tests.unit.tiers.metadata.test_state import segment
+from tests.support.tiers.metadata_state import segment
 from tiers.access.open_tier import read_all
 from tiers.errors import RemoteLogMetadataNotReadyError
 

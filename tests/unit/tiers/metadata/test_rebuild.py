@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from tests.contract.test_remote_log_metadata_manager import segment
 from tests.support.fakes.log_starts import user_log_start
+from tests.support.tiers.segment_metadata import segment
 from tiers.metadata.partition_manifest import ManifestSegment, PartitionManifest
 from tiers.metadata.records.serde import decode_key, decode_value
 from tiers.metadata.remote_log_metadata_manager import MetadataPosition

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.fakes.stored_segments import stored
-from tests.unit.tiers.metadata.test_state import (
+from tests.support.tiers.metadata_state import (
     NEIGHBOUR,
     PARTITION,
     Topic,

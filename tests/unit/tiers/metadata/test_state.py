@@ -12,9 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.fakes.in_memory_rlmm import InMemoryRemoteLogMetadataManager
+from tests.support.tiers.metadata_state import (
+    NEIGHBOUR,
+    NOW_MS,
+    PARTITION,
+    TOPIC_ID,
+    Record,
+    Topic,
+    clamp,
+    gap,
+    log_start,
+    open_state,
+    segment,
+    to,
+    user,
+)
 from tiers.errors import InvalidTransitionError
 from tiers.metadata.records.serde import (
-    MetadataRecord,
     RecordKey,
     decode_key,
     key_of,
@@ -26,102 +40,21 @@ from tiers.metadata.records.serde import (
     segment_keys,
     topic_missing_key,
 )
-from tiers.metadata.state.layout import StateIdentity
-from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.metadata.topic.written_records import is_log_start_known, records_of_deletion, records_of_log_start
-from tiers.model.ids import RemoteLogSegmentId, TopicIdPartition
+from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap, LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import (
-    LeaderEpochEntry,
     LocalLogStartUpdate,
     LogDivergenceUpdate,
-    LogGapUpdate,
-    LogStartOffsetUpdate,
     OperatorAcceptanceUpdate,
-    RemoteLogClampUpdate,
     RemoteLogSegmentMetadata,
-    RemoteLogSegmentMetadataUpdate,
     RemotePartitionDeleteMetadata,
     TopicDeletionUpdate,
     TopicMissingUpdate,
 )
 from tiers.model.segment_state import RemoteLogSegmentState as State
 from tiers.model.segment_state import RemotePartitionDeleteState as DeleteState
-
-TOPIC_ID = UUID(int=7)
-PARTITION = TopicIdPartition(TOPIC_ID, 3, "orders")
-NEIGHBOUR = TopicIdPartition(TOPIC_ID, 4, "orders")
-IDENTITY = StateIdentity("cluster", UUID(int=99), 50)
-NOW_MS = 1_700_000_000_000
-
-Record = MetadataRecord
-
-
-def open_state(
-    folder: Path, identity: StateIdentity = IDENTITY, max_age_ms: int | None = None
-) -> RemoteLogMetadataStateWriter:
-    return RemoteLogMetadataStateWriter.open(
-        folder, identity, wall_clock_ms=lambda: NOW_MS, max_age_ms=max_age_ms, map_size_bytes=1 << 24
-    )
-
-
-class Topic:
-    """Numbers events as a metadata partition would, and replays them."""
-
-    def __init__(self, state: RemoteLogMetadataStateWriter) -> None:
-        self.state = state
-        self.next_offset = 0
-
-    def put(self, *records: Record) -> list[RemoteLogSegmentId]:
-        return self.events(*((key_of(record), record) for record in records))
-
-    def bury(self, *keys: RecordKey) -> list[RemoteLogSegmentId]:
-        return self.events(*((key, None) for key in keys))
-
-    def events(self, *pairs: tuple[RecordKey, Record | None]) -> list[RemoteLogSegmentId]:
-        events = [
-            MetadataEvent(self.next_offset + index, NOW_MS + index, key, record)
-            for index, (key, record) in enumerate(pairs)
-        ]
-        self.next_offset += len(events)
-        return self.state.apply([PartitionRead(0, events, self.next_offset)])
-
-
-def segment(
-    number: int, start: int, end: int, epoch: int = 0, partition: TopicIdPartition = PARTITION
-) -> RemoteLogSegmentMetadata:
-    return RemoteLogSegmentMetadata(
-        RemoteLogSegmentId(partition, UUID(int=number)),
-        start,
-        end,
-        1,
-        NOW_MS,
-        NOW_MS,
-        (LeaderEpochEntry(epoch, start),),
-        1000,
-        State.COPY_SEGMENT_STARTED,
-    )
-
-
-def to(metadata: RemoteLogSegmentMetadata, state: State) -> RemoteLogSegmentMetadataUpdate:
-    return RemoteLogSegmentMetadataUpdate(metadata.segment_id, 1, NOW_MS, state)
-
-
-def clamp(valid_end_offset: int) -> RemoteLogClampUpdate:
-    return RemoteLogClampUpdate(PARTITION, "a", NOW_MS, 0, valid_end_offset)
-
-
-def log_start(writer: str, start: LogStart) -> LogStartOffsetUpdate:
-    return LogStartOffsetUpdate(PARTITION, writer, NOW_MS, start)
-
-
-def user(offset: int, leader_epoch: int = 0) -> LogStart:
-    return LogStart(offset, leader_epoch, LogStartReason.USER)
-
-
-def gap(first_offset: int, next_offset: int) -> LogGapUpdate:
-    return LogGapUpdate(PARTITION, "a", NOW_MS, LogGap(first_offset, next_offset), 3)
 
 
 def test_a_segment_answers_only_while_it_is_finished(state: RemoteLogMetadataStateWriter) -> None:

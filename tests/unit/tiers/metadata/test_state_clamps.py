@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.tiers.metadata.test_state import NOW_MS, PARTITION, Topic, clamp, open_state, segment, to
+from tests.support.tiers.metadata_state import NOW_MS, PARTITION, Topic, clamp, open_state, segment, to
 from tiers.metadata.records.serde import key_of, segment_keys
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.segment_metadata import CUT_ALL, QuarantineDeletionUpdate

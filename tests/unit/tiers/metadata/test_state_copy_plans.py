@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.unit.tiers.metadata.test_state import NOW_MS, PARTITION, Topic, open_state, to
+from tests.support.tiers.metadata_state import NOW_MS, PARTITION, Topic, open_state, to
 from tiers.metadata.records.serde import key_of, segment_keys
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.copy_plan import CopyPlan

@@ -8,22 +8,13 @@ from uuid import UUID
 
 import pytest
 
-from tests.unit.tiers.metadata.test_state import IDENTITY, NOW_MS, PARTITION, Topic, open_state, segment, to
+from tests.support.tiers.metadata_state import IDENTITY, NOW_MS, PARTITION, Topic, fill, open_state, segment
 from tiers.errors import RemoteLogMetadataError
 from tiers.metadata.records.serde import key_of
 from tiers.metadata.state.layout import STATE_FILE, StateIdentity
 from tiers.metadata.state.replay import MetadataEvent, PartitionRead
 from tiers.metadata.state.writer import RemoteLogMetadataStateWriter
 from tiers.model.log_start import OffsetAndEpoch
-from tiers.model.segment_state import RemoteLogSegmentState as State
-
-
-def fill(folder: Path) -> None:
-    state = open_state(folder)
-    first = segment(1, 0, 99)
-    Topic(state).put(first, to(first, State.COPY_SEGMENT_FINISHED))
-    state.mark_read_to_end(NOW_MS - 1000)
-    state.close()
 
 
 def test_a_restart_goes_on_where_the_last_process_stopped(tmp_path: Path) -> None:

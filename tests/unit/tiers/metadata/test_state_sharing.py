@@ -11,8 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from tests.unit.tiers.metadata.test_state import IDENTITY, NOW_MS, Topic, open_state, segment, to, user
-from tests.unit.tiers.metadata.test_state_files import fill
+from tests.support.tiers.metadata_state import IDENTITY, NOW_MS, Topic, fill, open_state, segment, to, user
 from tiers.broker.client import BrokerClient
 from tiers.errors import RemoteLogMetadataError, RemoteLogMetadataNotReadyError
 from tiers.metadata.state.layout import STATE_FILE, StateIdentity

@@ -1,0 +1,68 @@
+"""Metadata managers on a real broker, each on a metadata topic that belongs to one test."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.support.servers.kafka import KafkaCluster
+from tests.support.servers.producing import TRANSACTION_TIMEOUT_MS
+from tiers.broker.client import BrokerClient
+from tiers.metadata.topic import metadata_producer, ownership, topic_based
+from tiers.metadata.topic.membership import MembershipSettings
+from tiers.metadata.topic.metadata_topic import MetadataTopicSettings
+from tiers.metadata.topic.topic_based import TopicBasedRemoteLogMetadataManager, TopicBasedSettings
+from tiers.model.ids import TopicIdPartition
+
+TIMEOUT_MS = 60_000
+PARTITIONS = 4
+
+
+def bear_standstills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the machine. Members are not lost by them, nor transactions: where nobody is to take over from anybody."""
+    monkeypatch.setattr(ownership, "CONFIRMATION_MAX_AGE_MS", TIMEOUT_MS)
+    monkeypatch.setattr(topic_based, "MembershipSettings", partial(MembershipSettings, session_timeout_ms=TIMEOUT_MS))
+    monkeypatch.setattr(metadata_producer, "TRANSACTION_TIMEOUT_MS", TRANSACTION_TIMEOUT_MS)
+
+
+class Cluster:
+    """Opens managers that share one metadata topic, which belongs to this test."""
+
+    def __init__(self, kafka: KafkaCluster, folder: Path, topic_name: str) -> None:
+        self.kafka = kafka
+        self.folder = folder
+        self.topic = MetadataTopicSettings(topic_name, PARTITIONS)
+
+    def settings(self, name: str) -> TopicBasedSettings:
+        return TopicBasedSettings(
+            self.folder / name, prefix=self.topic.name, topic=self.topic, write_timeout_ms=TIMEOUT_MS
+        )
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[BrokerClient]:
+        client = BrokerClient([self.kafka.address()], client_id="test")
+        try:
+            yield client
+        finally:
+            await client.close()
+
+    @contextlib.asynccontextmanager
+    async def manager(self, name: str, *, is_member: bool = True) -> AsyncIterator[TopicBasedRemoteLogMetadataManager]:
+        async with self.client() as client:
+            settings = replace(self.settings(name), is_member=is_member)
+            manager = TopicBasedRemoteLogMetadataManager(client, settings)
+            try:
+                await manager.open()
+                yield manager
+            finally:
+                await manager.close()
+
+
+def user_partition() -> TopicIdPartition:
+    return TopicIdPartition(uuid4(), 0, "orders")

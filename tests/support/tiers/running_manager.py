@@ -1,0 +1,88 @@
+"""A `RemoteLogManager` that runs over fake logs of two partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from tests.support.fakes.in_memory_log import InMemoryLog
+from tests.support.tiers.workbench import PARTITION, Workbench
+from tiers.broker.client import monotonic_ms
+from tiers.config.topic_policy import TopicPolicy
+from tiers.model.ids import TopicIdPartition
+from tiers.model.log_source import EpochEndOffset, LocalLogBounds, LogRead
+from tiers.tasks.remote_log_manager import RemoteLogManager
+
+OTHER = TopicIdPartition(PARTITION.topic_id, 1, "orders")
+
+
+class Topics:
+    def __init__(self, policy: TopicPolicy) -> None:
+        self.policies = {policy.topic_id: policy}
+        self.refreshes = 0
+
+    async def refresh(self, timeout_ms: int) -> None:
+        self.refreshes += 1
+
+
+class Logs:
+    """A log for each of two partitions."""
+
+    def __init__(self) -> None:
+        self.of = {PARTITION: InMemoryLog(), OTHER: InMemoryLog()}
+
+    async def bounds(self, partition: TopicIdPartition, timeout_ms: int) -> LocalLogBounds:
+        return await self.of[partition].bounds(partition, timeout_ms)
+
+    async def read(self, partition: TopicIdPartition, offset: int, max_bytes: int, timeout_ms: int) -> LogRead:
+        return await self.of[partition].read(partition, offset, max_bytes, timeout_ms)
+
+    async def end_offset_for_epoch(
+        self, partition: TopicIdPartition, leader_epoch: int, timeout_ms: int
+    ) -> EpochEndOffset:
+        return await self.of[partition].end_offset_for_epoch(partition, leader_epoch, timeout_ms)
+
+    async def delete_records(
+        self,
+        partition: TopicIdPartition,
+        offset: int,
+        leader_epoch: int,
+        timeout_ms: int,
+        check_ownership: Callable[[], None],
+    ) -> int:
+        return await self.of[partition].delete_records(partition, offset, leader_epoch, timeout_ms, check_ownership)
+
+
+class Running:
+    def __init__(self, bench: Workbench, policy: TopicPolicy) -> None:
+        self.bench = bench
+        self.logs = Logs()
+        self.topics = Topics(replace(policy, partition_count=2))
+        settings = replace(
+            bench.services.settings,
+            process_interval_ms=20,
+            retry_interval_ms=1,
+            topics_interval_ms=10,
+            visible_after_ms=0,
+            segments_per_run=1,
+        )
+        bench.services = replace(bench.services, source=self.logs, settings=settings, clock_ms=monotonic_ms)
+        bench.metadata.clock_ms = monotonic_ms
+        self.manager = RemoteLogManager(bench.services, self.topics)
+
+    def remote_end(self, partition: TopicIdPartition) -> int | None:
+        return self.bench.metadata.remote_end_offset(partition)
+
+    def is_stopped(self, partition: TopicIdPartition) -> bool:
+        return self.bench.metric("remote_copy_stopped", topic="orders", partition=str(partition.partition)) == 1
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.manager.run())
+            try:
+                yield
+            finally:
+                self.manager.stop()
