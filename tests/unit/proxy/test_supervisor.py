@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from proxy.process.supervisor import UNUSABLE, ChildCommand, Supervisor
-from tests.support.tiers.waiting import until
 
 TIMEOUT_S = 60
 NOTE = """
@@ -170,7 +169,6 @@ async def test_a_child_is_told_by_its_input_and_goes_on(journal: Journal) -> Non
 
 _SUPERVISE = """
 import asyncio, pickle, sys
-from tests.support.tiers.waiting import until
 from proxy.process.supervisor import Supervisor
 commands = pickle.load(sys.stdin.buffer)
 asyncio.run(Supervisor([commands], stop_timeout_ms=1000).run(asyncio.Event()))
