@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.clients.kafka_tools import KafkaTools
+from tests.support.rigs.security_rig import assert_nothing_secret_was_said, proxy_before, sasl, section
 from tests.support.servers.certificates import Authority
 from tests.support.servers.hdfs import SUPERUSER, HdfsCluster
 from tests.support.servers.jars import ServerUnavailable
@@ -23,6 +25,7 @@ from tests.support.servers.object_stores import Azurite, FakeGcs
 from tests.support.servers.own_server import OwnServer
 from tests.support.servers.secure_kafka import add_users, secure_kafka
 from tests.support.servers.speaking import said_since
+from tests.support.servers.tidegate import TidegateProcess
 from tests.support.servers.versitygw import VersityGateway
 
 # No test asserts timing, so hypothesis has no deadline and no health check for slow machines.
@@ -241,3 +244,34 @@ def topic_name(request: pytest.FixtureRequest) -> str:
     """Returns a topic name that no other test uses."""
     test = re.sub(r"[^A-Za-z0-9._-]+", "-", request.node.name)[:80]
     return f"{test}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(scope="session")
+def tools() -> Iterator[KafkaTools]:
+    """One Java process for all test files, since a new process has to load and compile the classes again."""
+    made = KafkaTools()
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def plain(secured: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TidegateProcess]:
+    """A proxy with plain text on both sides. It copies with SCRAM, in sessions that end every few seconds."""
+    home = tmp_path_factory.mktemp("plain")
+    with proxy_before(secured, home, "SASL_PLAINTEXT", sasl("SCRAM-SHA-512", home), ["tiered-*"]) as proxy:
+        yield proxy
+        assert_nothing_secret_was_said(proxy)
+
+
+@pytest.fixture(scope="module")
+def encrypted(
+    secured: KafkaCluster, authority: Authority, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TidegateProcess]:
+    """A proxy with TLS on both sides. Its own connections authenticate with a token."""
+    home = tmp_path_factory.mktemp("encrypted")
+    more = sasl("OAUTHBEARER", home)
+    more += section("upstream.tls", {"ca": authority.ca})
+    more += section("listener.tls", {"certificate": authority.identity("proxy")})
+    with proxy_before(secured, home, "SASL_SSL", more, ["sealed-*"]) as proxy:
+        yield proxy
+        assert_nothing_secret_was_said(proxy)
