@@ -106,8 +106,10 @@ class Child:
             if self._ending.is_set():
                 process.terminate()
             with contextlib.suppress(ConnectionError):  # it has died already, and its exit code says more
-                process.stdin.write(command.stdin)
-                await process.stdin.drain()
+                # uvloop closes the pipe when the process dies, and raises RuntimeError for a write after that.
+                if not process.stdin.is_closing():
+                    process.stdin.write(command.stdin)
+                    await process.stdin.drain()
             return await process.wait()
         except asyncio.CancelledError:
             process.kill()

@@ -31,7 +31,10 @@ class ConfigError(Exception):
 
 
 class StateConfig(Section):
-    """The proxy's files on disk. They can be deleted while the proxy is stopped, because the proxy rebuilds them."""
+    """The proxy's files on disk: caches, and the metadata that it has read.
+
+    The proxy rebuilds them from the metadata topic. Never delete them while that topic is lost or damaged: then they
+    may be the last copy. See 'The metadata topic is lost' in docs/operations.md."""
 
     path: Path = Field(
         Path("tidegate-state"),

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,6 +89,28 @@ async def test_what_dies_is_started_again(journal: Journal, death: str) -> None:
     async with running([child(journal, "a", script)]) as supervisor:
         await journal.noted("a lives", 3)
         assert supervisor.children[0].restarts == 2
+
+
+async def test_a_process_that_dies_before_it_reads_its_input_is_started_again(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, first = asyncio.create_subprocess_exec, True
+
+    async def seen_late(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
+        nonlocal first
+        process = await start(*arguments, **options)
+        if first:
+            first = False
+            await process.wait()
+            assert process.stdin is not None
+            await until(process.stdin.is_closing)
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", seen_late)
+    script = f"note('begins')\nif open(path).read().count('begins') < 2:\n    sys.exit(3)\n{STAYS}"
+    async with running([child(journal, "a", script, b"input")]) as supervisor:
+        await journal.noted("a lives")
+        assert supervisor.children[0].restarts == 1
 
 
 async def test_the_others_go_on_when_one_is_killed(journal: Journal) -> None:
