@@ -22,6 +22,8 @@ BUCKET = "lake"
 
 Place = Callable[[], TargetSettings]
 
+PLACES = ["in_folder", "in_s3", pytest.param("in_hdfs", marks=pytest.mark.full)]
+
 
 @pytest.fixture
 def in_folder(tmp_path: Path) -> TargetSettings:
@@ -42,7 +44,7 @@ def in_hdfs(hdfs: HdfsCluster, topic_name: str) -> TargetSettings:
     return target_settings(f"{hdfs.url}/{topic_name}", parse_pipeline_config(MINIMAL), {"timeout.ms": "20000"})
 
 
-@pytest.mark.parametrize("place", ["in_folder", "in_s3", "in_hdfs"])
+@pytest.mark.parametrize("place", PLACES)
 def test_a_file_appears_whole_and_is_never_replaced(place: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     settings: TargetSettings = request.getfixturevalue(place)
     target = open_target(settings)
@@ -87,7 +89,7 @@ def test_of_a_folder_that_is_full_the_name_is_told_and_nothing_is_left(
     assert (target.names("a/"), target.staged("a/")) == ([], [])
 
 
-@pytest.mark.parametrize("place", ["in_folder", "in_s3", "in_hdfs"])
+@pytest.mark.parametrize("place", PLACES)
 def test_what_is_staged_cannot_be_seen_and_is_published_once(
     place: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
