@@ -248,13 +248,17 @@ class TieredLog:
     def ranges(
         self, partition: TopicIdPartition, bounds: LogBounds, first_offset: int, end_offset: int
     ) -> list[ReadRange | MissingOffsets]:
-        """Returns what to read for `[first_offset, end_offset]` (inclusive)."""
+        """Returns what to read for `[first_offset, end_offset]` (inclusive). Logs each recorded gap in that range."""
         tier = self._tier
 
         def answering(offset: int) -> Iterable[StoredSegment]:
             return () if tier is None else tier.metadata.answering_segments(partition, offset)
 
         gaps = [] if tier is None else sorted(tier.metadata.gaps(partition))
+        for gap in gaps:
+            first, end = max(first_offset, bounds.log_start, gap.first_offset), min(end_offset, gap.next_offset - 1)
+            if first <= end:
+                logger.warning("%s: the broker removed %d to %d before they were copied: a gap", partition, first, end)
         view = LogView(partition, bounds.log_start, bounds.local_start, answering, gaps)
         return list(cover(view, first_offset, end_offset))
 

@@ -64,13 +64,13 @@ class RLMClampTask:
             common = await surviving_end(
                 services.source, services.metadata, partition, bounds.log_start_offset, timeout_ms
             )
-            self._check_ownership()
+            services.require_ownership(partition)
             # The trims and log starts of the other history say nothing any more. After a crash right here, the recorded
             # divergence keeps the next round from taking the leader's log for one that an unclean election cut.
             begins_at = OffsetAndEpoch(common.offset + 1, bounds.leader_epoch)
             await services.metadata.begin_accepted_history(partition, begins_at)
             services.checkpoint("trim-reset")
-        self._check_ownership()
+        services.require_ownership(partition)
         if common.offset == remote_end:
             return False  # the leader changed back, and confirms all remote records
         clamp = RemoteLogClampUpdate(partition, "", services.wall_clock_ms(), common.leader_epoch, common.offset)
@@ -87,7 +87,7 @@ class RLMClampTask:
     async def _record_divergence(self, *, is_diverged: bool) -> None:
         if is_diverged == self._services.metadata.is_diverged(self._partition):
             return
-        self._check_ownership()
+        self._services.require_ownership(self._partition)
         try:
             await self._services.metadata.put_log_divergence(self._partition, is_diverged=is_diverged)
             self._services.checkpoint("divergence-recorded" if is_diverged else "divergence-ended")
@@ -104,6 +104,3 @@ class RLMClampTask:
             logger.warning(
                 "a divergence could not be recorded", extra={"partition": str(self._partition), "error": str(error)}
             )
-
-    def _check_ownership(self) -> None:
-        self._services.require_ownership(self._partition)

@@ -101,7 +101,7 @@ async def bury_manifest(services: TaskServices, partition: TopicIdPartition) -> 
     if manifest.segments:
         dead = (*(each.id for each in manifest.segments), *manifest.dead)
         content = encode_partition_manifest(replace(manifest, segments=(), dead=dead))
-        _check_ownership(services, partition)
+        services.require_ownership(partition)
         await services.storage.put_object(partition_manifest_key(services.cluster_id, partition), content)
 
 
@@ -264,7 +264,7 @@ class PartitionManifestTask:
 
     async def _put(self, manifest: PartitionManifest) -> None:
         services, content = self._services, encode_partition_manifest(manifest)
-        _check_ownership(services, self._partition)
+        services.require_ownership(self._partition)
         await services.storage.put_object(partition_manifest_key(services.cluster_id, self._partition), content)
         self._stored, self._stored_witness = manifest, witness_of(content)
         self._is_written_since_accepted = True
@@ -390,7 +390,7 @@ class PartitionManifestTask:
         kept = self._last_copies(local_log_start)
         if not kept:
             return
-        _check_ownership(self._services, self._partition)
+        self._services.require_ownership(self._partition)
         await self._services.metadata.forget_unfinished_copies([one.segment_id for one in kept])
         logger.warning(
             "copies that look unfinished may be the only ones of their records: their objects stay in the store",
@@ -398,19 +398,17 @@ class PartitionManifestTask:
         )
 
     def _last_copies(self, local_log_start: int) -> list[RemoteLogSegmentMetadata]:
-        """Returns the copies without an end whose first records lie in no readable segment and not in the local log."""
+        """Returns the copies without an end that have a record of neither the local log nor a readable segment."""
         metadata, partition = self._services.metadata, self._partition
-        return [
-            leftover
-            for leftover in unfinished_segments(metadata, partition, metadata.log_start_offset(partition) or 0)
-            if leftover.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
-            and leftover.start_offset < local_log_start
-            and metadata.remote_log_segment_metadata(partition, leftover.start_offset) is None
-        ]
-
-
-def _check_ownership(services: TaskServices, partition: TopicIdPartition) -> None:
-    services.require_ownership(partition)
+        found = []
+        for leftover in unfinished_segments(metadata, partition, metadata.log_start_offset(partition) or 0):
+            offset = leftover.start_offset
+            while (readable := metadata.remote_log_segment_metadata(partition, offset)) is not None:
+                offset = readable.valid_end_offset + 1
+            is_copy = leftover.state is RemoteLogSegmentState.COPY_SEGMENT_STARTED
+            if is_copy and offset <= leftover.end_offset and offset < local_log_start:
+                found.append(leftover)
+        return found
 
 
 def _deletes(start: LogStart, segment: ManifestSegment) -> bool:

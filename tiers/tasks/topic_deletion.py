@@ -138,7 +138,9 @@ class TopicDeletionTask:
     async def _delete(self, partition: TopicIdPartition) -> bool:
         """Deletes a partition. Returns False while the store has not deleted all segments."""
         segments = await begin_partition_deletion(self._services, partition)
-        if await delete_all(self._services, segments, partial(_check, self._services, partition)) < len(segments):
+        if await delete_all(self._services, segments, partial(self._services.require_ownership, partition)) < len(
+            segments
+        ):
             return False
         await end_partition_deletion(self._services, partition)
         return True
@@ -164,16 +166,12 @@ async def begin_partition_deletion(
 
 async def end_partition_deletion(services: TaskServices, partition: TopicIdPartition) -> None:
     """Ends the deletion, after every segment that `begin_partition_deletion` returned is gone."""
-    _check(services, partition)
+    services.require_ownership(partition)
     await delete_manifest(services, partition)
     services.checkpoint("manifest-deleted")
     await _write(services, partition, RemotePartitionDeleteState.DELETE_PARTITION_FINISHED)
     services.checkpoint("partition-deletion-finished")
     logger.info("the remote log of a deleted topic was deleted", extra={"partition": str(partition)})
-
-
-def _check(services: TaskServices, partition: TopicIdPartition) -> None:
-    services.require_ownership(partition)
 
 
 async def _write(services: TaskServices, partition: TopicIdPartition, state: RemotePartitionDeleteState) -> None:

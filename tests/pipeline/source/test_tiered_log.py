@@ -15,6 +15,7 @@ from pipeline.config import PipelineConfig, parse_pipeline_config
 from pipeline.source import broker_offsets, tiered_log
 from pipeline.source.broker_offsets import offsets_for_times
 from pipeline.source.options import LATEST, OptionError, parse_options
+from pipeline.source.read_plan import LocalRange, RemoteRange
 from pipeline.source.tiered_log import LogBounds, TieredLog
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
@@ -28,6 +29,7 @@ from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import PartitionMetadata, TopicMetadata
 from tiers.errors import BrokerError
 from tiers.model.ids import TopicIdPartition
+from tiers.model.log_start import LogGap
 
 ORDERS = TopicIdPartition(TOPIC_ID, 0, "orders")
 
@@ -130,6 +132,32 @@ async def test_a_topic_that_one_broker_has_not_heard_of_yet_is_neither_missing_n
             else:
                 with pytest.raises(OptionError, match="there is no topic orders"):
                     await log.partitions()
+
+
+async def test_a_recorded_gap_is_passed_over_and_named(
+    broker: ScriptedBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = RemoteTier(tmp_path)
+    await tier.add(ORDERS, [batch_of(0, 10)], 0)
+    await tier.rlmm.put_log_gap(ORDERS, LogGap(10, 30), 0)
+    file = file_of_tier(tier, broker.cluster_id, tmp_path, monkeypatch)
+    given = {"kafka.bootstrap.servers": f"127.0.0.1:{broker.port}", "subscribe": "orders", "config": str(file)}
+    client = BrokerClient(broker.addresses, client_id="reader")
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(client.close)
+        config = parse_pipeline_config(file.read_text())
+        log = TieredLog(parse_options(given, is_streaming=True), client, config, stack)
+        bounds = (await log.bounds(await log.partitions()))[ORDERS]
+        pieces = log.ranges(ORDERS, bounds, 5, 99)
+        assert [(type(one), one.first_offset, one.end_offset) for one in pieces] == [
+            (RemoteRange, 5, 9),
+            (LocalRange, 30, 99),
+        ]
+        said = [record.getMessage() for record in caplog.records if "before they were copied" in record.getMessage()]
+        assert said == ["orders-0: the broker removed 10 to 29 before they were copied: a gap"]
+        caplog.clear()
+        log.ranges(ORDERS, bounds, 0, 9)
+        assert caplog.records == []
 
 
 async def test_the_remote_tier_alone_never_goes_back(

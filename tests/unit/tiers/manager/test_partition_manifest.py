@@ -411,12 +411,16 @@ async def test_a_log_start_of_an_earlier_epoch_explains_no_lost_segment(manifest
     await manifests.round()
 
 
-async def test_an_unfinished_copy_of_removed_records_waits_for_a_manifest(manifests: Manifests) -> None:
+@pytest.mark.parametrize("overlap", [0, 5], ids=["whole", "behind a finished segment"])
+async def test_an_unfinished_copy_of_removed_records_waits_for_a_manifest(manifests: Manifests, overlap: int) -> None:
     """The manifest is gone. The copy may have been finished, and its last record lost."""
     bench = manifests.bench
     await copied(bench)
     newest = bench.segments[-1]
-    bench.metadata.segments[newest.segment_id] = replace(newest, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED)
+    begun = replace(
+        newest, state=RemoteLogSegmentState.COPY_SEGMENT_STARTED, start_offset=newest.start_offset - overlap
+    )
+    bench.metadata.segments[newest.segment_id] = begun
     bench.log.log_start_offset = newest.end_offset + 1
     with pytest.raises(MetadataLostError, match="did not finish"):
         await manifests.round()
