@@ -10,21 +10,10 @@ from pathlib import Path
 
 from proxy.config import ListenerTlsConfig
 from proxy.wire.tls import listener_tls
-from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import Wire
 from tests.support.servers.certificates import Authority
 from tiers.broker.tls import TlsContext, client_context
 from tiers.config.upstream_config import UpstreamConfig, UpstreamTlsConfig, upstream_tls
-
-
-class TlsBroker(FakeBroker):
-    def __init__(self, tls: ssl.SSLContext) -> None:
-        super().__init__()
-        self._tls = tls
-
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", self.port, ssl=self._tls)
-        self.port = self._server.sockets[0].getsockname()[1]
 
 
 @contextlib.asynccontextmanager

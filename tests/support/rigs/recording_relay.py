@@ -12,6 +12,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from functools import partial
 
+from tests.support.servers.stream_server import StreamServer
+
 
 class RecordingRelay:
     def __init__(self, host: str, upstream_host: str, ports: Sequence[int]) -> None:
@@ -25,11 +27,11 @@ class RecordingRelay:
         return [bytes(stream) for stream in self._streams]
 
     async def run(self, ready: threading.Event, stop: asyncio.Event) -> None:
-        servers = [await asyncio.start_server(partial(self._relay, port), self._host, port) for port in self._ports]
-        ready.set()
-        await stop.wait()
-        for server in servers:
-            server.close()
+        async with contextlib.AsyncExitStack() as stack:
+            for port in self._ports:
+                await stack.enter_async_context(StreamServer(partial(self._relay, port), host=self._host, port=port))
+            ready.set()
+            await stop.wait()
 
     async def _relay(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         stream = bytearray()

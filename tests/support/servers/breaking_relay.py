@@ -8,6 +8,8 @@ from enum import Enum
 from types import TracebackType
 from typing import Self
 
+from tests.support.servers.stream_server import StreamServer
+
 
 class Fault(Enum):
     """A fault of every connection, old and new, until `heal`."""
@@ -30,6 +32,7 @@ class BreakingRelay:
 
     def __init__(self, target_port: int) -> None:
         self._target_port = target_port
+        self._server = StreamServer(self._serve)
         self._budget = {"up": -1, "down": -1}
         self._refuses = False
         self._holds = False
@@ -41,17 +44,16 @@ class BreakingRelay:
         self.url = ""
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = int(self._server.sockets[0].getsockname()[1])
+        await self._server.start()
+        self.port = self._server.port
         self.url = f"http://127.0.0.1:{self.port}"
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._server.close()
+        await self._server.stop()
         self._close_all()
-        await self._server.wait_closed()
 
     def cut_after(self, direction: str, count: int) -> None:
         """Closes every connection after `count` bytes. From then on, closes new connections at once."""

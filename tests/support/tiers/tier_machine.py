@@ -408,7 +408,9 @@ class Tier(RuleBasedStateMachine):
         segments: list[RemoteLogSegmentMetadata] = list(metadata.list_remote_log_segments(PARTITION))
         assert {one.state for one in segments} <= {RemoteLogSegmentState.COPY_SEGMENT_FINISHED}
         end = metadata.remote_end_offset(PARTITION)
-        assert (self.log_start if end is None else max(end + 1, self.log_start)) == self.log.end_offset
+        # Without a remote segment the log begins where the leader's log does, whatever lower log start is recorded.
+        copied_to = self.log.log_start_offset if end is None else end + 1
+        assert max(copied_to, self.log_start) == self.log.end_offset
         named = {key("cluster", one) for one in segments for key in (log_key, indexes_key)}
         paths = [str(path.relative_to(self.root / "remote")) for path in (self.root / "remote").rglob("*.*")]
         stored = {path for path in paths if path.endswith((".log", ".indexes"))}

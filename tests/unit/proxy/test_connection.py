@@ -365,8 +365,8 @@ async def test_pipelining_beyond_the_limit_waits_in_the_client_s_socket() -> Non
 
 
 async def test_a_broker_that_comes_late_gets_the_bytes_that_waited() -> None:
-    broker = FakeBroker()
-    (broker.port,) = free_ports(1)
+    (port,) = free_ports(1)
+    broker = FakeBroker(port=port)
     async with proxy_before(broker) as proxy, connected(proxy.port) as client:
         await client.send(request(OPAQUE, 4, 1, b"x" * 1_000_000))
         async with asyncio.timeout(60):
@@ -378,8 +378,8 @@ async def test_a_broker_that_comes_late_gets_the_bytes_that_waited() -> None:
 
 
 async def test_a_broker_that_never_comes_closes_the_client(caplog: pytest.LogCaptureFixture) -> None:
-    broker = FakeBroker()
-    (broker.port,) = free_ports(1)
+    (port,) = free_ports(1)
+    broker = FakeBroker(port=port)
     limits = ConnectionLimits(connect_deadline_ms=100)
     async with proxy_before(broker, limits=limits) as proxy, connected(proxy.port) as client:
         await client.send(request(OPAQUE, 4, 1))

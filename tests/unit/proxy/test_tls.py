@@ -17,7 +17,6 @@ from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, connected, request, response
 from tests.support.proxy.proxy_harness import proxy_before
 from tests.support.proxy.tls_sides import (
-    TlsBroker,
     broker_side,
     client_side,
     connected_by_tls,
@@ -50,7 +49,7 @@ def one_attempt(monkeypatch: pytest.MonkeyPatch) -> ConnectionLimits:
 
 async def test_frames_of_every_size_pass_between_tls_and_tls(authority: Authority) -> None:
     async with (
-        TlsBroker(broker_side(authority)) as broker,
+        FakeBroker(broker_side(authority)) as broker,
         proxy_before(broker, tls=for_clients(authority), upstream_tls=for_brokers(ca=authority.ca)) as proxy,
         connected_by_tls(proxy.port, client_side(authority)) as wire,
     ):
@@ -75,7 +74,7 @@ async def test_either_side_alone(authority: Authority) -> None:
         await wire.send(request(OPAQUE, 4, 1))
         assert await (await broker.accepted()).receive() == request(OPAQUE, 4, 1)
     async with (
-        TlsBroker(broker_side(authority)) as broker,
+        FakeBroker(broker_side(authority)) as broker,
         proxy_before(broker, upstream_tls=for_brokers(ca=authority.ca)) as proxy,
         connected(proxy.port) as wire,
     ):
@@ -174,7 +173,7 @@ async def test_a_stop_does_not_wait_for_handshakes(authority: Authority) -> None
 async def test_a_broker_without_tls_or_of_a_stranger_is_named(
     authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture, one_attempt: ConnectionLimits
 ) -> None:
-    stranger = TlsBroker(broker_side(Authority(tmp_path)))
+    stranger = FakeBroker(broker_side(Authority(tmp_path)))
     for each, said in (
         (PlainBroker(), "it does not speak TLS"),
         (stranger, "its certificate is not accepted: unable to get local issuer certificate"),
@@ -195,7 +194,7 @@ async def test_a_broker_is_known_by_its_host_name_unless_that_is_not_asked_for(
 ) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(authority.identity("elsewhere", "elsewhere.example.org"))
-    async with TlsBroker(context) as broker:
+    async with FakeBroker(context) as broker:
         async with (
             proxy_before(broker, upstream_tls=for_brokers(ca=authority.ca), limits=one_attempt) as proxy,
             connected(proxy.port) as wire,

@@ -17,7 +17,7 @@ from proxy.wire.tls import listener_tls
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import OPAQUE, connected, request
 from tests.support.proxy.proxy_harness import proxy_before
-from tests.support.proxy.tls_sides import TlsBroker, broker_side, for_brokers
+from tests.support.proxy.tls_sides import broker_side, for_brokers
 from tests.support.servers.certificates import Authority
 from tiers.broker.tls import TlsContext, TlsError, client_context, monotonic_ms
 
@@ -111,7 +111,7 @@ def test_a_key_that_is_not_its_certificates_is_named(authority: Authority) -> No
     assert str(raised.value) == f"{mine}, {other}: the key does not match the certificate"
 
 
-class NamedTlsBroker(TlsBroker):
+class NamedTlsBroker(FakeBroker):
     """Known as `localhost`; notes the names that it was asked for."""
 
     def __init__(self, context: ssl.SSLContext) -> None:

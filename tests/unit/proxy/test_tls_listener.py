@@ -14,6 +14,7 @@ from proxy.wire.tls_listener import TlsListener
 from tests.support.proxy.tls_sides import for_clients
 from tests.support.servers.certificates import Authority
 from tests.support.servers.ports import free_ports
+from tests.support.servers.stream_server import StreamServer
 
 
 async def test_a_listener_may_be_closed_again(tmp_path: Path) -> None:
@@ -30,12 +31,11 @@ async def test_a_listener_may_be_closed_again(tmp_path: Path) -> None:
     # Whoever has the descriptor's number next is not the second close's to touch.
     accepted = asyncio.Event()
 
-    def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
         accepted.set()
 
-    server = await asyncio.start_server(accept, "127.0.0.1", port)
-    async with server:
+    async with StreamServer(accept, port=port):
         listener.close()
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         await accepted.wait()

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from types import TracebackType
 from typing import Self
 
 from tests.support.fakes.broker.wire import TIMEOUT_S, Wire
+from tests.support.servers.stream_server import StreamServer
 
 
 class FakeBroker:
     """`accepted` returns connections in the order in which they came."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None, port: int = 0) -> None:
         self._connections: asyncio.Queue[Wire] = asyncio.Queue()
         self._wires: list[Wire] = []
-        self._server: asyncio.Server | None = None
-        self.port = 0
+        self._server = StreamServer(self._on_connection, port=port, tls=tls)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -26,25 +27,21 @@ class FakeBroker:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._server is not None
-        self._server.close()
-        for wire in self._wires:
-            await wire.close()
+        await self._server.stop()
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
+        await self._server.start()
 
     async def stop(self) -> None:
         """Stops the broker. It may be started again, on the same port."""
-        assert self._server is not None
-        self._server.close()
-        self.drop_connections()
-        await self._server.wait_closed()
+        await self._server.stop()
 
     def drop_connections(self) -> None:
-        for wire in self._wires:
-            wire.abort()
+        self._server.drop_connections()
+
+    @property
+    def port(self) -> int:
+        return self._server.port
 
     @property
     def addresses(self) -> list[tuple[str, int]]:

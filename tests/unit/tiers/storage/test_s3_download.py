@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.servers.stream_server import StreamServer
 from tests.support.servers.versitygw import VersityGateway
 from tiers.errors import RemoteResourceNotFoundError, RemoteStorageError, RetriableRemoteStorageError
 from tiers.storage.s3.download import S3Downloader
@@ -99,15 +100,13 @@ async def answering(answer: bytes) -> AsyncIterator[S3Downloader]:
         writer.close()
         await writer.wait_closed()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    downloader = S3Downloader(FixedUrl(f"http://127.0.0.1:{port}/b/k"), "b", timeout_s=30, max_connections=1)
-    try:
-        yield downloader
-    finally:
-        await downloader.close()
-        server.close()
-        await server.wait_closed()
+    async with StreamServer(serve) as server:
+        url = f"http://127.0.0.1:{server.port}/b/k"
+        downloader = S3Downloader(FixedUrl(url), "b", timeout_s=30, max_connections=1)
+        try:
+            yield downloader
+        finally:
+            await downloader.close()
 
 
 @pytest.mark.parametrize(
