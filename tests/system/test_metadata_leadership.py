@@ -23,21 +23,45 @@ TIMEOUT_MS = 300_000
 WITH_TOPIC_IDS = 10
 
 
-async def in_sync(client: BrokerClient, topic_name: str) -> TopicMetadata:
-    """Returns the topic when its leader itself knows that all replicas are in sync.
+async def in_sync(client: BrokerClient, topic_name: str) -> TopicMetadata | None:
+    """Returns the topic if its leader itself knows that all replicas are in sync.
 
     A leader that is the only in-sync replica, as after a pause of the others, would be trusted. Any broker may get the
     question, and a broker may learn of the topic late."""
+    known = (await client.metadata(0)).topics.get(topic_name)
+    if known is None or (leader := known.partitions[0].leader_id) < 0:
+        return None
+    topic = await as_known_by(client, leader, topic_name)
+    if topic is None or len(topic.partitions[0].isr) < 3 or topic.partitions[0].leader_id != leader:
+        return None
+    return topic
+
+
+async def as_known_by(client: BrokerClient, node: int, topic_name: str) -> TopicMetadata | None:
     asked = MetadataRequest.MetadataRequestTopic(name=topic_name)
+    message = MetadataRequest(topics=[asked], allow_auto_topic_creation=False)
+    response = await client.request(node, message, min_version=WITH_TOPIC_IDS)
+    return from_response(response, 0).topics.get(topic_name)
+
+
+async def with_a_leader_alone(cluster: KafkaCluster, client: BrokerClient, topic_name: str) -> TopicMetadata:
+    """Pauses every broker but the leader, and returns the topic. The leader still has all replicas in sync.
+
+    If the machine stands still between two pauses, then the quorum removes a paused replica from the ISR. In that case
+    the brokers resume, and the next attempt begins."""
     async with asyncio.timeout(TIMEOUT_MS / 1000):
         while True:
-            known = (await client.metadata(0)).topics.get(topic_name)
-            if known is not None and (leader := known.partitions[0].leader_id) >= 0:
-                message = MetadataRequest(topics=[asked], allow_auto_topic_creation=False)
-                response = await client.request(leader, message, min_version=WITH_TOPIC_IDS)
-                topic = from_response(response, 0).topics.get(topic_name)
-                if topic is not None and len(topic.partitions[0].isr) == 3 and topic.partitions[0].leader_id == leader:
+            topic = await in_sync(client, topic_name)
+            if topic is not None:
+                leader = topic.partitions[0].leader_id
+                others = [node for node in (1, 2, 3) if node != leader]
+                for node in others:
+                    cluster.pause_broker(node)
+                paused = await as_known_by(client, leader, topic_name)
+                if paused is not None and len(paused.partitions[0].isr) == 3:
                     return topic
+                for node in others:
+                    cluster.resume_broker(node)
             await asyncio.sleep(0.05)
 
 
@@ -59,12 +83,9 @@ async def test_a_leader_whose_quorum_is_gone_makes_nothing_fresh(
     try:
         follower = manager.follower
         await follower.ensure_fresh(0, 0, TIMEOUT_MS)
-        topic = await in_sync(client, topic_name)
+        topic = await with_a_leader_alone(cluster, client, topic_name)
         partition = TopicIdPartition(topic.topic_id, 0, topic_name)
         leader = topic.partitions[0].leader_id
-        others = [node for node in (1, 2, 3) if node != leader]
-        for node in others:
-            cluster.pause_broker(node)
         paused_at_ms = monotonic_ms()
         try:
             with pytest.raises(RemoteLogMetadataNotReadyError):
@@ -74,7 +95,7 @@ async def test_a_leader_whose_quorum_is_gone_makes_nothing_fresh(
             )
             fresh_at_ms = follower.fresh_at_ms(0)
         finally:
-            for node in others:
+            for node in {1, 2, 3} - {leader}:
                 cluster.resume_broker(node)
         assert answer.error == ErrorCode.NONE
         assert fresh_at_ms is not None
