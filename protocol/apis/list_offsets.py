@@ -6,17 +6,20 @@ which has lists of offsets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from struct import Struct
 from typing import NamedTuple
 
 from protocol.apis.partition_walk import check_end, walk_partitions
 from protocol.errors import ProtocolError
-from protocol.primitives import Buffer, read_int8, read_int32
+from protocol.primitives import INT64, Buffer, read_int8, read_int32
 
 LATEST_TIMESTAMP = -1
 EARLIEST_TIMESTAMP = -2
+NEXT_LOCAL_TIMESTAMP = -3
+"""Below version 7 only: the offset from which the local log has to be read (docs/semantics.md 5.1)."""
 MAX_TIMESTAMP = -3
+"""From version 7 on (KIP-734)."""
 EARLIEST_LOCAL_TIMESTAMP = -4
 LATEST_TIERED_TIMESTAMP = -5
 EARLIEST_PENDING_UPLOAD_TIMESTAMP = -6
@@ -32,10 +35,13 @@ MAX_VERSION = 11
 _ISOLATION_LEVEL_FROM = 2
 _THROTTLE_FROM = 2
 _LEADER_EPOCH_FROM = 4
+_MAX_TIMESTAMP_FROM = 7
 _TIMEOUT_FROM = 10
 
 _ASKED_V1 = Struct(">iq")
 _ASKED_V4 = Struct(">iiq")
+_TIMESTAMP_AT_V1 = 4
+_TIMESTAMP_AT_V4 = 8
 _ANSWERED_V1 = Struct(">ihqq")
 _ANSWERED_V4 = Struct(">ihqqi")
 _ANSWER_AT = 4
@@ -50,6 +56,8 @@ class ListOffsetsPartition(NamedTuple):
     """-1 before version 4."""
     timestamp: int
     """Milliseconds since the epoch, or one of the negative constants above."""
+    position: int
+    """The position of the timestamp in the payload."""
 
 
 class ListOffsetsRequest(NamedTuple):
@@ -64,6 +72,17 @@ class ListOffsetsRequest(NamedTuple):
     @property
     def is_read_committed(self) -> bool:
         return self.isolation_level == 1
+
+    def asks_next_local(self, timestamp: int) -> bool:
+        """Whether this version's `timestamp` asks from which offset on the local log has to be read."""
+        if self.version < _MAX_TIMESTAMP_FROM:
+            return timestamp == NEXT_LOCAL_TIMESTAMP
+        return timestamp == EARLIEST_PENDING_UPLOAD_TIMESTAMP
+
+    @property
+    def has_max_timestamp(self) -> bool:
+        """Whether -3 is MAX_TIMESTAMP in this version. If not, -3 is NEXT_LOCAL_TIMESTAMP."""
+        return self.version >= _MAX_TIMESTAMP_FROM
 
 
 class ListOffsetsResponsePartition(NamedTuple):
@@ -106,17 +125,28 @@ def parse_list_offsets_request(payload: Buffer, body_position: int, version: int
         isolation_level, pos = read_int8(payload, pos)
     if version >= _LEADER_EPOCH_FROM:
         walked, pos = walk_partitions(payload, pos, _ASKED_V4, compact)
-        partitions = [ListOffsetsPartition(topic, *fields) for topic, _, fields in walked]
+        partitions = [
+            ListOffsetsPartition(topic, partition, leader_epoch, timestamp, position + _TIMESTAMP_AT_V4)
+            for topic, position, (partition, leader_epoch, timestamp) in walked
+        ]
     else:
         walked, pos = walk_partitions(payload, pos, _ASKED_V1, compact)
         partitions = [
-            ListOffsetsPartition(topic, partition, UNKNOWN_LEADER_EPOCH, timestamp)
-            for topic, _, (partition, timestamp) in walked
+            ListOffsetsPartition(topic, partition, UNKNOWN_LEADER_EPOCH, timestamp, position + _TIMESTAMP_AT_V1)
+            for topic, position, (partition, timestamp) in walked
         ]
     if version >= _TIMEOUT_FROM:
         timeout_ms, pos = read_int32(payload, pos)
     check_end(payload, pos, compact)
     return ListOffsetsRequest(version, replica_id, isolation_level, partitions, timeout_ms)
+
+
+def with_timestamp(payload: Buffer, partitions: Iterable[ListOffsetsPartition], timestamp: int) -> bytearray:
+    """Returns a copy of the request's payload that asks for `timestamp` at each of the partitions."""
+    out = bytearray(payload)
+    for asked in partitions:
+        INT64.pack_into(out, asked.position, timestamp)
+    return out
 
 
 def parse_list_offsets_response(payload: Buffer, body_position: int, version: int) -> ListOffsetsResponse:

@@ -24,6 +24,7 @@ from tiers.broker.client import BrokerClient
 from tiers.broker.cluster_metadata import ClusterMetadata
 from tiers.errors import RemoteLogError
 from tiers.log.broker_log import BrokerLogSource
+from tiers.metadata.next_local_offset import next_local_offset
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_start import LogGap
@@ -41,7 +42,8 @@ class PartitionBounds:
     log_start_offset: int | None = None
     remote_start: int | None = None
     remote_end: int | None = None
-    pending_upload: int | None = None
+    next_local_offset: int | None = None
+    """The answer to NEXT_LOCAL_TIMESTAMP and EARLIEST_PENDING_UPLOAD."""
     local_log_start: int | None = None
     last_stable_offset: int | None = None
     high_watermark: int | None = None
@@ -58,7 +60,7 @@ _COLUMNS = (
     ("log start", "log_start_offset"),
     ("Rx remote start", "remote_start"),
     ("Ry remote end", "remote_end"),
-    ("pending upload", "pending_upload"),
+    ("next local", "next_local_offset"),
     ("Lx local start", "local_log_start"),
     ("Ly LSO", "last_stable_offset"),
     ("Lz HW", "high_watermark"),
@@ -148,10 +150,7 @@ async def partition_bounds(
     """Returns the bounds of one partition. If the leader does not answer, `trouble` has the error."""
     remote_start, remote_end = metadata.earliest_offset(partition), metadata.remote_end_offset(partition)
     log_start_offset = metadata.log_start_offset(partition)
-    pending_upload = None if remote_end is None else remote_end + 1
     gaps = tuple(metadata.gaps(partition))
-    if gaps and gaps[-1].first_offset == pending_upload:
-        pending_upload = gaps[-1].next_offset
 
     def known(trouble: str) -> PartitionBounds:
         return PartitionBounds(
@@ -160,7 +159,6 @@ async def partition_bounds(
             log_start_offset,
             remote_start,
             remote_end,
-            pending_upload,
             gaps=gaps,
             trouble=trouble,
         )
@@ -177,7 +175,7 @@ async def partition_bounds(
         log_start_offset=local.log_start_offset if log_start_offset is None else log_start_offset,
         remote_start=remote_start,
         remote_end=remote_end,
-        pending_upload=local.log_start_offset if pending_upload is None else pending_upload,
+        next_local_offset=next_local_offset(metadata, partition, local, log_start_offset or 0),
         local_log_start=local.log_start_offset,
         last_stable_offset=local.last_stable_offset,
         high_watermark=local.high_watermark,

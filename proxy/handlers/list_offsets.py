@@ -1,7 +1,9 @@
 """Handles ListOffsets: the broker answers first, then offsets of the remote tier take precedence (docs/semantics.md 5).
 
-EARLIEST is the tier's log start. The broker alone answers LATEST and EARLIEST_LOCAL. LATEST_TIERED is the remote end,
-and EARLIEST_PENDING_UPLOAD is the next offset. For a timestamp, the proxy searches the remote records below the
+EARLIEST is the tier's log start. The broker alone answers LATEST and EARLIEST_LOCAL. LATEST_TIERED is the remote end.
+EARLIEST_PENDING_UPLOAD, and NEXT_LOCAL_TIMESTAMP below version 7, is the offset from which the local log has to be
+read. A broker refuses NEXT_LOCAL_TIMESTAMP, so the proxy asks it for EARLIEST instead: the broker then checks the
+client's rights, the leader and the leader epoch. For a timestamp, the proxy searches the remote records below the
 broker's answer. A recorded log start may change an answer only if the leader confirms it, because the leader may have
 another history.
 
@@ -23,11 +25,11 @@ from uuid import UUID
 from protocol.api_keys import ApiKey
 from protocol.apis.list_offsets import (
     EARLIEST_LOCAL_TIMESTAMP,
-    EARLIEST_PENDING_UPLOAD_TIMESTAMP,
     EARLIEST_TIMESTAMP,
     LATEST_TIERED_TIMESTAMP,
     LATEST_TIMESTAMP,
     MAX_TIMESTAMP,
+    NEXT_LOCAL_TIMESTAMP,
     ListOffsetsAnswer,
     ListOffsetsPartition,
     ListOffsetsRequest,
@@ -35,8 +37,9 @@ from protocol.apis.list_offsets import (
     parse_list_offsets_request,
     parse_list_offsets_response,
     patch_list_offsets_response,
+    with_timestamp,
 )
-from protocol.errors import CorruptBatchError
+from protocol.errors import CorruptBatchError, ErrorCode
 from protocol.header import parse_request_header, response_body_position
 from proxy.error_map import UNAVAILABLE, list_offsets_error
 from proxy.handlers.addresses import check_version
@@ -44,6 +47,7 @@ from proxy.handlers.base import HandlerTools, current_partition
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from tiers.errors import RemoteLogError
 from tiers.metadata.log_history import ConfirmedLogStart
+from tiers.metadata.next_local_offset import next_local_offset
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader, TimestampOffset
@@ -68,7 +72,17 @@ class ListOffsetsHandler:
         parsed = parse_list_offsets_request(request.frame, body_position, request.api_version)
         if parsed.replica_id >= 0 or all(asked.timestamp in _BROKERS_OWN for asked in parsed.partitions):
             return Forward(request.frame), None
-        return Forward(request.frame, hold_bytes=None), _State(self, exchange, parsed)
+        frame = request.frame
+        if refused := self._refused_by_the_broker(parsed):
+            frame = bytes(with_timestamp(frame, refused, EARLIEST_TIMESTAMP))
+        return Forward(frame, hold_bytes=None), _State(self, exchange, parsed)
+
+    def _refused_by_the_broker(self, request: ListOffsetsRequest) -> list[ListOffsetsPartition]:
+        """Returns the partitions of topics that may be tiered, at which the request asks for NEXT_LOCAL_TIMESTAMP."""
+        if request.has_max_timestamp:
+            return []
+        asked = [each for each in request.partitions if each.timestamp == NEXT_LOCAL_TIMESTAMP]
+        return [each for each in asked if self._may_be_tiered(each.topic)]
 
     async def complete(self, exchange: Exchange, request: ListOffsetsRequest, payload: memoryview) -> Buffers:
         body_position = response_body_position(ApiKey.LIST_OFFSETS, request.version, payload)
@@ -82,7 +96,14 @@ class ListOffsetsHandler:
         topic_ids = await self._current_ids(response.partitions, exchange.node_id, deadline_ms)
         found = await asyncio.gather(
             *(
-                self._answer(asked.get((one.topic, one.partition)), one, topic_ids, deadline_ms, exchange.connection_id)
+                self._answer(
+                    request,
+                    asked.get((one.topic, one.partition)),
+                    one,
+                    topic_ids,
+                    deadline_ms,
+                    exchange.connection_id,
+                )
                 for one in response.partitions
             )
         )
@@ -122,6 +143,7 @@ class ListOffsetsHandler:
 
     async def _answer(
         self,
+        request: ListOffsetsRequest,
         asked: ListOffsetsPartition | None,
         broker: ListOffsetsResponsePartition,
         topic_ids: Mapping[str, UUID | None],
@@ -139,13 +161,13 @@ class ListOffsetsHandler:
             return ListOffsetsAnswer(UNAVAILABLE)
         try:
             if not tools.tiered.is_tiered(partition):
-                return await self._of_unknown(partition, asked.timestamp, broker.offset, timeout_ms)
+                return await self._of_unknown(request, partition, asked.timestamp, broker.offset, timeout_ms)
             if asked.timestamp == EARLIEST_TIMESTAMP:
                 return await self._earliest(partition, broker.offset)
             if asked.timestamp == LATEST_TIERED_TIMESTAMP:
                 return await self._latest_tiered(partition)
-            if asked.timestamp == EARLIEST_PENDING_UPLOAD_TIMESTAMP:
-                return await self._earliest_pending_upload(partition)
+            if request.asks_next_local(asked.timestamp):
+                return await self._next_local(partition)
             if asked.timestamp == MAX_TIMESTAMP:
                 return await self._max_timestamp(partition, broker, deadline_ms, connection_id)
             if asked.timestamp < 0:
@@ -168,21 +190,32 @@ class ListOffsetsHandler:
         return None if found is None else _of_record(found)
 
     async def _of_unknown(
-        self, partition: TopicIdPartition, timestamp: int, broker_offset: int, timeout_ms: int
+        self,
+        request: ListOffsetsRequest,
+        partition: TopicIdPartition,
+        timestamp: int,
+        broker_offset: int,
+        timeout_ms: int,
     ) -> ListOffsetsAnswer | None:
         """Answers for a partition that the metadata does not know. Raises `RemoteLogError`.
 
         If the configuration tiers the topic, remote records may lie below the local log. The broker's answer is then
-        true only for a log that begins at offset 0."""
+        true only for a log that begins at offset 0. If it does not tier the topic, the answer to NEXT_LOCAL_TIMESTAMP
+        is the broker's own: the version does not have it."""
         tools = self._tools
-        is_first = broker_offset == 0 and (timestamp == EARLIEST_TIMESTAMP or timestamp >= 0)
-        if is_first or not await tools.configured.is_tiered(partition.topic_id, timeout_ms):
+        asks_next_local = request.asks_next_local(timestamp)
+        if broker_offset == 0 and (timestamp == EARLIEST_TIMESTAMP or timestamp >= 0):
             return None
+        if not await tools.configured.is_tiered(partition.topic_id, timeout_ms):
+            was_replaced = asks_next_local and not request.has_max_timestamp
+            return ListOffsetsAnswer(ErrorCode.UNSUPPORTED_VERSION) if was_replaced else None
         if timestamp == EARLIEST_TIMESTAMP:
             return ListOffsetsAnswer(UNAVAILABLE)
         # The question goes to the leader after the broker's answer.
         verified = await tools.bounds.ask(partition, tools.clock_ms() + 1, tools.settings.bounds_timeout_ms)
-        return ListOffsetsAnswer(UNAVAILABLE) if verified.bounds.log_start_offset > 0 else None
+        if verified.bounds.log_start_offset > 0:
+            return ListOffsetsAnswer(UNAVAILABLE)
+        return ListOffsetsAnswer(offset=0) if asks_next_local else None
 
     async def _log_start(self, partition: TopicIdPartition, local_log_start: int | None = None) -> ConfirmedLogStart:
         """Returns the recorded log start that holds for the leader. Raises `BrokerError`.
@@ -227,13 +260,13 @@ class ListOffsetsHandler:
             offset=end_offset, leader_epoch=self._tools.tiered.leader_epoch_at(partition, end_offset)
         )
 
-    async def _earliest_pending_upload(self, partition: TopicIdPartition) -> ListOffsetsAnswer:
+    async def _next_local(self, partition: TopicIdPartition) -> ListOffsetsAnswer:
         confirmed = await self._log_start(partition)
-        end_offset = self._tools.tiered.end_offset(partition, confirmed.offset)
-        if end_offset is not None:
-            return ListOffsetsAnswer(offset=end_offset + 1)
+        if await self._was_lost(partition, confirmed.offset or 0):
+            return ListOffsetsAnswer(UNAVAILABLE)
         local = await self._local_bounds(partition)
-        return ListOffsetsAnswer(offset=max(local.log_start_offset, confirmed.offset or 0))
+        rlmm = self._tools.tiered.rlmm
+        return ListOffsetsAnswer(offset=next_local_offset(rlmm, partition, local, confirmed.offset or 0))
 
     async def _local_bounds(self, partition: TopicIdPartition) -> LocalLogBounds:
         settings = self._tools.settings

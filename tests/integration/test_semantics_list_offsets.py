@@ -102,6 +102,8 @@ async def test_every_version_by_timestamp_and_by_name(kafka: KafkaCluster, tmp_p
     end = COUNT - 1
     for (version, isolation_level, timestamp), answers in after.items():
         expected = before[version, isolation_level, timestamp]
+        if timestamp == MAX_TIMESTAMP and version < 7:
+            expected = [(partition, 0, -1, end + 1, -1) for partition in range(len(CODECS))]
         if timestamp == EARLIEST_LOCAL and version >= 8:
             expected = [(partition, 0, -1, start, 0) for partition, start in enumerate(starts)]
         if timestamp == LATEST_TIERED and version >= 9:

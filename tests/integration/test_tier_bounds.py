@@ -67,7 +67,7 @@ async def test_the_bounds_of_both_tiers(
         assert await operator.tier_bounds_as_json() == (0, [])
 
         code, [line] = await operator.tier_bounds_as_json(topic_name)
-        assert (code, line["holds"], line["remote_end"], line["pending_upload"]) == (0, True, None, 0)
+        assert (code, line["holds"], line["remote_end"], line["next_local_offset"]) == (0, True, None, 0)
 
         await until(lambda: metadata.owns(partition))
         await metadata.put_log_start(partition, user_log_start(5))
@@ -84,7 +84,7 @@ async def test_the_bounds_of_both_tiers(
                 "log_start_offset": 5,
                 "remote_start": 0,
                 "remote_end": 59,
-                "pending_upload": 60,
+                "next_local_offset": 60,
                 "local_log_start": 40,
                 "last_stable_offset": 100,
                 "high_watermark": 100,
@@ -110,7 +110,7 @@ async def test_the_bounds_of_both_tiers(
 
         await metadata.put_log_gap(partition, LogGap(60, 70), epoch)
         _, [line] = await operator.tier_bounds_as_json()
-        assert (line["gaps"], line["pending_upload"]) == ([{"first_offset": 60, "next_offset": 70}], 70)
+        assert (line["gaps"], line["next_local_offset"]) == ([{"first_offset": 60, "next_offset": 70}], 70)
         _, out, _ = await operator.tier_bounds(topic_name)
         assert "gap: the brokers removed the offsets 60 to 69 before they were copied" in out
 

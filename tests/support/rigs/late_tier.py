@@ -40,12 +40,18 @@ def listed(
     *,
     isolation_level: int = 0,
     current_leader_epoch: int = -1,
+    replica_id: int = -1,
 ) -> list[Answer]:
     """Repeats `Peer.list_offsets` until no partition has an error that asks for a retry. Returns those answers."""
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         answers = peer.list_offsets(
-            version, topic, asked, isolation_level=isolation_level, current_leader_epoch=current_leader_epoch
+            version,
+            topic,
+            asked,
+            isolation_level=isolation_level,
+            current_leader_epoch=current_leader_epoch,
+            replica_id=replica_id,
         )
         if all(error != ErrorCode.REPLICA_NOT_AVAILABLE for _, error, *_ in answers):
             return answers

@@ -108,6 +108,7 @@ class Peer:
         isolation_level: int = 0,
         current_leader_epoch: int = -1,
         timeout_ms: int = 20_000,
+        replica_id: int = -1,
     ) -> list[tuple[int, int, int, int, int]]:
         """Sends a ListOffsets request. `asked` are pairs (partition, timestamp).
 
@@ -123,7 +124,11 @@ class Peer:
         ]
         topics = [ListOffsetsRequest.ListOffsetsTopic(version=version, name=topic, partitions=entries)]
         request = ListOffsetsRequest(
-            version=version, replica_id=-1, isolation_level=isolation_level, timeout_ms=timeout_ms, topics=topics
+            version=version,
+            replica_id=replica_id,
+            isolation_level=isolation_level,
+            timeout_ms=timeout_ms,
+            topics=topics,
         )
         answer = self.ask(request, version)
         return [

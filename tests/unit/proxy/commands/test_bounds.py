@@ -39,7 +39,7 @@ def test_a_table_of_both_tiers(monkeypatch: pytest.MonkeyPatch, config: Path) ->
     code, out = run(monkeypatch, config, [HOLDS])
     assert code == 0
     assert out.strip().splitlines()[-1].split() == ["orders-0", "5", "0", "59", "60", "40", "100", "100", "hold"]
-    for heading in ("log start", "Rx remote start", "Ry remote end", "pending upload", "Lx local start", "Ly LSO"):
+    for heading in ("log start", "Rx remote start", "Ry remote end", "next local", "Lx local start", "Ly LSO"):
         assert heading in out
 
 
@@ -57,7 +57,7 @@ def test_json_is_for_programs(monkeypatch: pytest.MonkeyPatch, config: Path) -> 
     code, out = run(monkeypatch, config, [HOLDS, UNKNOWN], "orders", "--json")
     assert code == 0
     [line] = json.loads(out)
-    assert (line["remote_end"], line["pending_upload"], line["holds"], line["trouble"]) == (59, 60, True, None)
+    assert (line["remote_end"], line["next_local_offset"], line["holds"], line["trouble"]) == (59, 60, True, None)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 LATEST, EARLIEST, MAX, EARLIEST_LOCAL, LATEST_TIERED, PENDING = -1, -2, -3, -4, -5, -6
+NEXT_LOCAL = -3
 UNAVAILABLE = ErrorCode.REPLICA_NOT_AVAILABLE
 
 _ASKED_V1 = Struct(">iq")
@@ -89,7 +90,7 @@ class Bench:
         exchange = FakeExchange(self.cluster, request_frame(version, asked, topic))
         action, state = self.handler.on_request(exchange)
         assert isinstance(action, Forward)
-        assert action.frame == exchange.request.frame
+        self.forwarded = action.frame
         payload = response_payload(version, offset, timestamp, epoch, error_code, topic)
         if state is not None:
             answer = state.on_response(memoryview(payload))
@@ -287,6 +288,34 @@ async def test_pending_upload_is_the_earliest_offset_while_nothing_was_copied(be
     await bench.tier.rlmm.put_log_start(empty, user_log_start(2))
     assert found(await bench.ask(11, PENDING, offset=-1, epoch=-1, topic="empty")) == (0, -1, 8, -1)
     assert found(await bench.ask(9, LATEST_TIERED, offset=-1, epoch=-1, topic="empty")) == (0, -1, -1, -1)
+
+
+@pytest.mark.parametrize("version", range(1, 7))
+async def test_the_next_local_offset_is_behind_the_remote_end(bench: Bench, version: int) -> None:
+    assert found(await bench.ask(version, NEXT_LOCAL, offset=4)) == (0, -1, 4, -1)
+    assert bench.forwarded == request_frame(version, EARLIEST)
+    refused = await bench.ask(version, NEXT_LOCAL, offset=-1, error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    assert refused.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    bench.cluster.topics["plain"] = UUID(int=3)
+    await bench.ask(version, NEXT_LOCAL, offset=-1, error_code=ErrorCode.UNSUPPORTED_VERSION, topic="plain")
+    assert bench.forwarded == request_frame(version, NEXT_LOCAL, topic="plain")
+    exchange = FakeExchange(bench.cluster, request_frame(version, NEXT_LOCAL, replica_id=2))
+    assert bench.handler.on_request(exchange) == (Forward(exchange.request.frame), None)
+
+
+async def test_metadata_that_knows_no_segment_tells_the_next_local_offset_at_zero_alone(tmp_path: Path) -> None:
+    settings = FetchSettings(list_offsets_timeout_ms=60_000)
+    configs = FakeConfigs({"compacted": {**TIERABLE, "cleanup.policy": "compact"}})
+    rules = (TopicRule("unknown*"), TopicRule("comp*"))
+    async with bench_of(tmp_path, settings, *rules, configs=configs) as bench:
+        for name, number, start in (("unknown-0", 7, 0), ("unknown-4", 8, 4), ("compacted", 9, 0)):
+            partition = TopicIdPartition(bench.cluster.topics.setdefault(name, UUID(int=number)), 0)
+            bench.cluster.logs[partition] = LocalLog([build_batch(start, [record(start, 100)])], start)
+        assert found(await bench.ask(6, NEXT_LOCAL, offset=0, topic="unknown-0")) == (0, -1, 0, -1)
+        assert found(await bench.ask(11, PENDING, offset=-1, topic="unknown-0")) == (0, -1, 0, -1)
+        assert (await bench.ask(6, NEXT_LOCAL, offset=4, topic="unknown-4")).error_code == UNAVAILABLE
+        refused = (ErrorCode.UNSUPPORTED_VERSION, -1, -1, -1)
+        assert found(await bench.ask(6, NEXT_LOCAL, offset=0, topic="compacted")) == refused
 
 
 @pytest.mark.parametrize("version", range(1, 12))
