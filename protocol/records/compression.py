@@ -25,6 +25,10 @@ MAX_UNCOMPRESSED_BYTES = 256 << 20
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES = 16
+_SNAPPY_MAX_EXPANSION = 22
+"""The densest element of snappy's format copies 64 bytes and has 3 bytes itself.
+
+A block's header announces the size of its output. Without this limit, a few bytes would reserve `max_bytes`."""
 _FIRST_GUESS_BYTES = 64 << 10
 _MAX_KEPT_BYTES = 8 << 20
 _OUTPUT_FULL = "failed to write whole buffer"
@@ -111,7 +115,10 @@ class Decompressor:
         blocks = _xerial_blocks(raw) if raw[: len(_XERIAL_MAGIC)] == _XERIAL_MAGIC else [raw]
         size = 0
         for block in blocks:
-            size += cramjam.snappy.decompress_raw_len(block)
+            block_bytes = cramjam.snappy.decompress_raw_len(block)
+            if block_bytes > _SNAPPY_MAX_EXPANSION * len(block):
+                raise CorruptBatchError(f"a snappy block of {len(block)} bytes announces {block_bytes} bytes")
+            size += block_bytes
         if size > max_bytes:
             raise CorruptBatchError(f"{len(raw)} compressed bytes expand to {size}, beyond {max_bytes}")
         out = self._room(size)

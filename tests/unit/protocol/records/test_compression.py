@@ -73,6 +73,14 @@ def test_no_more_memory_is_made_than_output_may_have(codec: int, monkeypatch: py
     assert max(made) <= 1_000_000 + BLOCK
 
 
+def test_a_snappy_block_that_announces_too_much_reserves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = b"\x80\x80\x80\x40" + bytes(100)  # 128 MiB in 100 bytes
+    decompressor = Decompressor()
+    monkeypatch.setattr(compression, "bytearray", None, raising=False)  # none is made
+    with pytest.raises(CorruptBatchError, match="a snappy block of 104 bytes announces 134217728 bytes"):
+        decompressor.decompress(CODEC_SNAPPY, packed)
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_memory_that_had_to_grow_is_kept_too(codec: int, monkeypatch: pytest.MonkeyPatch) -> None:
     content = bytes(1_000_000)
