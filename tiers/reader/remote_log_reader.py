@@ -18,7 +18,7 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Self
@@ -68,6 +68,41 @@ class RemoteLogReaderSettings:
     read_ahead_budget_bytes: int = 128 * MIB
     read_ahead_max_window_bytes: int = 32 * MIB
     hedge_max_percent: int = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteReadRequest:
+    """A read of up to `max_bytes` of batches, from the one that holds `offset` on.
+
+    With `min_one_message` the answer has the first batch, whatever its size (KIP-74). `deadline_ms` is a time of the
+    reader's clock. The pools are fair across `connection_id`s, and quotas apply to `client_id`. `log_start_offset` is
+    the log start that the leader confirms, 0 if the leader confirms none. None: the leader was not asked, and the
+    highest recorded log start applies.
+    """
+
+    partition: TopicIdPartition
+    offset: int
+    max_bytes: int
+    min_one_message: bool
+    isolation_level: int
+    deadline_ms: int
+    connection_id: int
+    client_id: str = ""
+    log_start_offset: int | None = None
+
+    @property
+    def is_read_committed(self) -> bool:
+        return self.isolation_level == READ_COMMITTED
+
+    def asks_for_the_same(self, other: RemoteReadRequest) -> bool:
+        """Whether both ask for the same records; the deadline, the client and the log start may differ."""
+        return self == replace(
+            other,
+            deadline_ms=self.deadline_ms,
+            connection_id=self.connection_id,
+            client_id=self.client_id,
+            log_start_offset=self.log_start_offset,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,39 +216,23 @@ class RemoteLogReader:
     ) -> None:
         await self._stack.__aexit__(kind, error, trace)
 
-    async def read(
-        self,
-        partition: TopicIdPartition,
-        offset: int,
-        max_bytes: int,
-        *,
-        min_one_message: bool,
-        isolation_level: int,
-        deadline_ms: int,
-        connection_id: int,
-        client_id: str = "",
-        log_start_offset: int | None = None,
-    ) -> RemoteRead:
-        """Reads up to `max_bytes` of batches, from the one that holds `offset` on.
+    async def read(self, request: RemoteReadRequest) -> RemoteRead:
+        """Reads what `request` asks for.
 
-        With `min_one_message` it returns the first batch whatever its size (KIP-74). When a fetch quota is used up, the
-        result is empty, without an error (KIP-956). A read never crosses a gap, because the gap may have lost the
-        marker that ends a transaction.
-
-        `deadline_ms` is a time of the injected clock. `log_start_offset` is the one that the leader confirmed; None
-        stands for the highest recorded one. Raises `OffsetBelowLogStartError`, `OffsetGapError` when no segment holds
-        the offset, `RemoteReadTimeoutError` at the deadline, and any `RemoteLogError` that is not retriable.
+        When a fetch quota is used up, the result is empty, without an error (KIP-956). A read never crosses a gap,
+        because the gap may have lost the marker that ends a transaction. Raises `OffsetBelowLogStartError`,
+        `OffsetGapError` when no segment holds the offset, `RemoteReadTimeoutError` at the deadline, and any
+        `RemoteLogError` that is not retriable.
         """
         while True:
-            segment = self.segment_for(partition, offset, log_start_offset)
-            portion = self.quotas.reserve(segment.topic_id_partition.topic, client_id, max(1, max_bytes))
+            segment = self.segment_for(request.partition, request.offset, request.log_start_offset)
+            topic = segment.topic_id_partition.topic
+            portion = self.quotas.reserve(topic, request.client_id, max(1, request.max_bytes))
             if portion is None:
-                return RemoteRead([], 0, offset, offset, () if isolation_level == READ_COMMITTED else None)
+                return RemoteRead([], 0, request.offset, request.offset, () if request.is_read_committed else None)
             try:
                 with portion:
-                    read = await self._read_from(
-                        segment, offset, max_bytes, min_one_message, isolation_level, deadline_ms, connection_id
-                    )
+                    read = await self._read_from(segment, request)
                     portion.used_bytes = read.size_bytes
                 return read
             except SegmentDeletedError:
@@ -267,19 +286,11 @@ class RemoteLogReader:
             # The index of a clamped segment also has epochs of the offsets that were cut off.
             return tuple(entry for entry in index.leader_epochs() if entry.start_offset <= end_offset)
 
-    async def _read_from(
-        self,
-        segment: RemoteLogSegmentMetadata,
-        offset: int,
-        max_bytes: int,
-        min_one_message: bool,
-        isolation_level: int,
-        deadline_ms: int,
-        connection_id: int,
-    ) -> RemoteRead:
-        collected = CollectedBatches(offset, max_bytes, min_one_message)
+    async def _read_from(self, segment: RemoteLogSegmentMetadata, request: RemoteReadRequest) -> RemoteRead:
+        collected = CollectedBatches(request.offset, request.max_bytes, request.min_one_message)
+        deadline_ms, connection_id = request.deadline_ms, request.connection_id
         index = await self.index(segment, deadline_ms=deadline_ms, connection_id=connection_id)
-        number = index.chunk_number_for_offset(offset)
+        number = index.chunk_number_for_offset(request.offset)
         if number is None:
             raise CorruptSegmentError(f"the index of segment {segment.segment_id.id} ends before its last offset")
         # The first chunk may lie partly before the offset. So this asks for as many bytes more as that chunk has.
@@ -290,7 +301,7 @@ class RemoteLogReader:
                 segment,
                 index,
                 number,
-                max_bytes + index.chunks()[number].log_bytes,
+                request.max_bytes + index.chunks()[number].log_bytes,
                 connection_id,
             ),
             deadline_ms,
@@ -304,7 +315,7 @@ class RemoteLogReader:
                 if collected.is_full:
                     break
                 number += 1
-            if isolation_level == READ_COMMITTED and collected.records:
+            if request.is_read_committed and collected.records:
                 collected.aborted += index.aborted_transactions(collected.first_offset, collected.next_offset - 1)
             if collected.is_full or number < end_number:
                 break
@@ -316,13 +327,13 @@ class RemoteLogReader:
             segment, index, number = following, following_index, 0
             end_number = end_chunk_number(index, segment)
             views = self._fetcher.cached_chunks(segment, index, 0, collected.remaining_bytes)
-        self._prefetch(segment, index, number, offset, collected.next_offset, connection_id)
+        self._prefetch(segment, index, number, request.offset, collected.next_offset, connection_id)
         return RemoteRead(
             collected.records,
             collected.size_bytes,
             collected.first_offset,
             collected.next_offset,
-            collected.aborted_transactions() if isolation_level == READ_COMMITTED else None,
+            collected.aborted_transactions() if request.is_read_committed else None,
         )
 
     def _following(self, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata | None:

@@ -86,7 +86,7 @@ class BehindGaps:
     ) -> FetchResponse | None:
         request, tools = held.request, self._tools
         used_bytes = sum(entry.records_bytes for entry in response.partitions)
-        used_bytes += sum(read.max_bytes for read in held.reads.values())
+        used_bytes += sum(read.request.max_bytes for read in held.reads.values())
         frame = request.with_only(fetch_offsets.keys(), fetch_offsets)
         patch_fetch_request(
             frame,

@@ -35,6 +35,7 @@ from proxy.handlers.fetch.merge import LocalReplacement, RemoteOutcome, merge, s
 from proxy.handlers.fetch.purgatory import Completion, DelayedOperationPurgatory
 from proxy.handlers.fetch.verdict import FetchJudge, Judgement, Verdict
 from tiers.errors import OffsetBelowLogStartError, OffsetGapError, RemoteLogError
+from tiers.reader.remote_log_reader import RemoteReadRequest
 
 logger = logging.getLogger(__name__)
 
@@ -137,11 +138,11 @@ class FetchCompleter:
             # A read that found no segment is not used: it began before the metadata was known to be fresh.
             if (
                 running is not None
-                and (running.partition, running.offset) == (judgement.partition, judgement.position)
+                and (running.request.partition, running.request.offset) == (judgement.partition, judgement.position)
                 and not isinstance(running.error, (OffsetBelowLogStartError, OffsetGapError))
             ):
                 reads[index] = running
-                used_bytes += running.max_bytes
+                used_bytes += running.request.max_bytes
                 continue
             if running is not None:
                 running.cancel()
@@ -156,15 +157,17 @@ class FetchCompleter:
             reads[index] = held.reads[key] = RemotePartitionRead(
                 self._tools.reader,
                 self._tools.spawn,
-                judgement.partition,
-                judgement.position,
-                max_bytes=budget.max_bytes,
-                min_one_message=budget.min_one_message and not has_running,
-                isolation_level=request.isolation_level,
-                deadline_ms=held.deadline_ms,
-                connection_id=held.exchange.connection_id,
-                client_id=client_id_of(held.exchange.request),
-                log_start_offset=None if judgement.confirmed is None else judgement.confirmed.offset or 0,
+                RemoteReadRequest(
+                    judgement.partition,
+                    judgement.position,
+                    max_bytes=budget.max_bytes,
+                    min_one_message=budget.min_one_message and not has_running,
+                    isolation_level=request.isolation_level,
+                    deadline_ms=held.deadline_ms,
+                    connection_id=held.exchange.connection_id,
+                    client_id=client_id_of(held.exchange.request),
+                    log_start_offset=None if judgement.confirmed is None else judgement.confirmed.offset or 0,
+                ),
             )
         return reads
 
@@ -212,7 +215,7 @@ class FetchCompleter:
             max_wait_passed=lambda: clock_ms() >= max_wait_at_ms,
         )
         for read in reads.values():
-            read.on_done = partial(self._purgatory.check_and_complete, read.partition)
+            read.on_done = partial(self._purgatory.check_and_complete, read.request.partition)
         delay_ms = (max_wait_at_ms if has_local else held.deadline_ms + _DEADLINE_GRACE_MS) - clock_ms()
         keys = [judgement.partition for judgement in judgements.values() if judgement.partition is not None]
         if self._purgatory.try_complete_else_watch(operation, keys, delay_ms) or operation.completion is not None:

@@ -22,8 +22,7 @@ from collections.abc import Callable, Sequence
 from proxy.handlers.base import Spawn
 from proxy.handlers.fetch.purgatory import Completion, DelayedOperation
 from tiers.errors import RemoteLogError
-from tiers.model.ids import TopicIdPartition
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, RemoteReadRequest
 
 logger = logging.getLogger(__name__)
 
@@ -33,40 +32,16 @@ _LINGER_S = 5.0
 class RemotePartitionRead:
     """The remote read of one partition for one request. It starts at once, and ends with a result or an error."""
 
-    def __init__(
-        self,
-        reader: RemoteLogReader,
-        spawn: Spawn,
-        partition: TopicIdPartition,
-        offset: int,
-        *,
-        max_bytes: int,
-        min_one_message: bool,
-        isolation_level: int,
-        deadline_ms: int,
-        connection_id: int,
-        client_id: str,
-        log_start_offset: int | None = None,
-    ) -> None:
-        """Starts the read, unless the budget allows no bytes.
-
-        `log_start_offset` is the log start that the leader confirms, 0 if the leader confirms none. None: the leader
-        was not asked, and the highest recorded log start applies."""
-        self.partition = partition
-        self.offset = offset
-        self.max_bytes = max_bytes
-        self._asked = (partition, offset, max_bytes, min_one_message, isolation_level)
+    def __init__(self, reader: RemoteLogReader, spawn: Spawn, request: RemoteReadRequest) -> None:
+        """Starts the read, unless the budget allows no bytes."""
+        self.request = request
         self.result: RemoteRead | None = None
         self.error: RemoteLogError | None = None
         self.on_done: Callable[[], object] = _nothing
         self._task: asyncio.Task[None] | None = None
         self._lapse: asyncio.TimerHandle | None = None
-        if max_bytes > 0 or min_one_message:
-            self._task = spawn(
-                self._run(
-                    reader, min_one_message, isolation_level, deadline_ms, connection_id, client_id, log_start_offset
-                ),
-            )
+        if request.max_bytes > 0 or request.min_one_message:
+            self._task = spawn(self._run(reader))
             self._task.add_done_callback(self._done)
 
     @property
@@ -82,17 +57,9 @@ class RemotePartitionRead:
     def size_bytes(self) -> int:
         return 0 if self.result is None else self.result.size_bytes
 
-    def answers(
-        self, partition: TopicIdPartition, offset: int, max_bytes: int, min_one_message: bool, isolation_level: int
-    ) -> bool:
-        """Returns whether the read has a result, and a request with exactly these parameters may use it."""
-        return self.result is not None and self._asked == (
-            partition,
-            offset,
-            max_bytes,
-            min_one_message,
-            isolation_level,
-        )
+    def answers(self, request: RemoteReadRequest) -> bool:
+        """Returns whether the read has a result that `request` may use."""
+        return self.result is not None and self.request.asks_for_the_same(request)
 
     def linger(self, lapse: Callable[[], object]) -> None:
         """Keeps the read after its request was answered without it.
@@ -110,36 +77,16 @@ class RemotePartitionRead:
         if self._task is not None:
             self._task.cancel()
 
-    async def _run(
-        self,
-        reader: RemoteLogReader,
-        min_one_message: bool,
-        isolation_level: int,
-        deadline_ms: int,
-        connection_id: int,
-        client_id: str,
-        log_start_offset: int | None,
-    ) -> None:
+    async def _run(self, reader: RemoteLogReader) -> None:
+        extra = {"partition": str(self.request.partition), "offset": self.request.offset}
         try:
-            self.result = await reader.read(
-                self.partition,
-                self.offset,
-                self.max_bytes,
-                min_one_message=min_one_message,
-                isolation_level=isolation_level,
-                deadline_ms=deadline_ms,
-                connection_id=connection_id,
-                client_id=client_id,
-                log_start_offset=log_start_offset,
-            )
+            self.result = await reader.read(self.request)
         except RemoteLogError as error:
             self.error = error
-            logger.info(
-                "remote read failed: %s", error, extra={"partition": str(self.partition), "offset": self.offset}
-            )
+            logger.info("remote read failed: %s", error, extra=extra)
         except Exception as error:  # a bug must fail this partition alone, not the server's task group
             self.error = RemoteLogError(f"remote read failed: {error!r}")
-            logger.exception("remote read failed", extra={"partition": str(self.partition), "offset": self.offset})
+            logger.exception("remote read failed", extra=extra)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self.on_done()

@@ -42,6 +42,7 @@ from proxy.handlers.fetch.verdict import FetchJudge
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from proxy.wire.hold_budget import Grant, HoldBudget
 from tiers.model.ids import TopicIdPartition
+from tiers.reader.remote_log_reader import RemoteReadRequest
 
 _MAX_WAIT_CAP_MS = 10_000
 """The longest remote wait, unless the client's own MaxWait is longer. Clients give up a request after 10 to 30 s."""
@@ -164,15 +165,7 @@ class FetchHandler:
             if key in reads:
                 continue
             reserved_bytes += budget.max_bytes
-            left = connection.reads.pop(key, None)
-            if left is not None:
-                left.take_over()
-                if left.answers(partition, position, *budget, parsed.isolation_level):
-                    reads[key] = left
-                    continue
-            reads[key] = RemotePartitionRead(
-                tools.reader,
-                tools.spawn,
+            wanted = RemoteReadRequest(
                 partition,
                 position,
                 max_bytes=budget.max_bytes,
@@ -180,8 +173,15 @@ class FetchHandler:
                 isolation_level=parsed.isolation_level,
                 deadline_ms=deadline_ms,
                 connection_id=exchange.connection_id,
-                client_id=client_id_of(exchange.request),
+                client_id=client_id_of(request),
             )
+            left = connection.reads.pop(key, None)
+            if left is not None:
+                left.take_over()
+                if left.answers(wanted):
+                    reads[key] = left
+                    continue
+            reads[key] = RemotePartitionRead(tools.reader, tools.spawn, wanted)
             if left is not None:
                 left.cancel()  # it has an earlier deadline, and the new read shares its downloads by now
         frame = bytearray(request.frame)

@@ -54,7 +54,7 @@ class FetchJudging:
         if running is not None and not running.has_budget:
             # This read may return no bytes, so its judgement does not matter. A request for thousands of partitions
             # therefore judges only a few.
-            return Judgement(Verdict.REMOTE, running.partition, is_tiered=True, position=running.offset)
+            return Judgement(Verdict.REMOTE, running.request.partition, is_tiered=True, position=running.request.offset)
         return self._judge.judge_at_once(
             entry.topic, entry.partition, asked.get(key), received_at_ms=held.exchange.request.received_at_ms
         )

@@ -17,7 +17,7 @@ from tests.support.fakes.record_batches import build_batch, control_batch, recor
 from tests.support.fakes.tier_process import PARTITION
 from tiers.errors import OffsetBelowLogStartError, OffsetGapError
 from tiers.model.log_source import AbortedTransaction
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, monotonic_ms
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, RemoteReadRequest, monotonic_ms
 
 READ_TIMEOUT_MS = 30_000
 """A timeout on the real clock. Only a read of missing data takes this long."""
@@ -147,13 +147,15 @@ class TierOracle:
 
 async def _read(reader: RemoteLogReader, offset: int, max_bytes: int) -> RemoteRead:
     return await reader.read(
-        PARTITION,
-        offset,
-        max_bytes,
-        min_one_message=True,
-        isolation_level=1,
-        deadline_ms=monotonic_ms() + READ_TIMEOUT_MS,
-        connection_id=1,
+        RemoteReadRequest(
+            PARTITION,
+            offset,
+            max_bytes,
+            min_one_message=True,
+            isolation_level=1,
+            deadline_ms=monotonic_ms() + READ_TIMEOUT_MS,
+            connection_id=1,
+        )
     )
 
 

@@ -10,7 +10,13 @@ import pytest
 from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, ProcessEnded, Workbench
 from tiers.errors import CorruptSegmentError, EncryptionKeyError
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index, monotonic_ms
+from tiers.reader.remote_log_reader import (
+    RemoteLogReader,
+    RemoteLogReaderSettings,
+    RemoteReadRequest,
+    decode_index,
+    monotonic_ms,
+)
 from tiers.segment.segment_encryption import KeyRing
 
 RING = KeyRing({"k1": b"1" * 32, "k2": b"2" * 32}, current="k1")
@@ -26,13 +32,15 @@ async def read(bench: Workbench, offset: int, ring: KeyRing) -> bytes:
     decode = partial(decode_index, ciphers=ring)
     async with RemoteLogReader(bench.metadata, bench.store, SETTINGS, decode_indexes=decode) as reader:
         found = await reader.read(
-            PARTITION,
-            offset,
-            100_000,
-            min_one_message=True,
-            isolation_level=0,
-            deadline_ms=monotonic_ms() + 20_000,
-            connection_id=1,
+            RemoteReadRequest(
+                PARTITION,
+                offset,
+                100_000,
+                min_one_message=True,
+                isolation_level=0,
+                deadline_ms=monotonic_ms() + 20_000,
+                connection_id=1,
+            )
         )
         return b"".join(found.records)
 

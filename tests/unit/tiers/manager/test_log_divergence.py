@@ -19,7 +19,7 @@ from tiers.metadata.partition_manifest import decode_partition_manifest, witness
 from tiers.model.log_source import EpochEndOffset
 from tiers.model.log_start import LogStart, LogStartReason, OffsetAndEpoch
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.reader.remote_log_reader import monotonic_ms
+from tiers.reader.remote_log_reader import RemoteReadRequest, monotonic_ms
 from tiers.storage.object_key import partition_manifest_key
 from tiers.storage.remote_storage_manager import LogSegmentData
 from tiers.tasks.lineage import NOTHING_IN_COMMON, check_before_deletion, surviving_end
@@ -96,10 +96,10 @@ class Tier:
         end, found = self.process.metadata.remote_end_offset(PARTITION), b""
         async with self.process.reader() as reader:
             while end is not None and offset <= end:
-                read = await reader.read(
+                read = await reader.read(RemoteReadRequest(
                     PARTITION, offset, 700, min_one_message=True, isolation_level=0,
                     deadline_ms=monotonic_ms() + 30_000, connection_id=1, log_start_offset=0,
-                )  # fmt: skip
+                ))  # fmt: skip
                 found += b"".join(bytes(view) for view in read.records)
                 offset = list(iterate_batches(found))[-1].next_offset
         return found

@@ -21,7 +21,7 @@ from tests.support.tiers.partition_life import RETRIED_AFTER_MS, STEPS, Life
 from tiers.errors import RemoteLogError
 from tiers.model.ids import RemoteLogSegmentId
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteReadRequest, monotonic_ms
 from tiers.storage.remote_storage_manager import RemoteStorageManager
 
 COPYING, TRIMMING, EXPIRING = range(3)
@@ -140,11 +140,13 @@ async def refusal(reader: RemoteLogReader) -> ErrorCode:
 
 async def read(reader: RemoteLogReader, timeout_ms: int) -> None:
     await reader.read(
-        PARTITION,
-        0,
-        100_000,
-        min_one_message=True,
-        isolation_level=1,
-        deadline_ms=monotonic_ms() + timeout_ms,
-        connection_id=1,
+        RemoteReadRequest(
+            PARTITION,
+            0,
+            100_000,
+            min_one_message=True,
+            isolation_level=1,
+            deadline_ms=monotonic_ms() + timeout_ms,
+            connection_id=1,
+        )
     )

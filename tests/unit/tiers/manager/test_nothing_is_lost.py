@@ -16,7 +16,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.tiers.workbench import PARTITION, POLICY, ProcessEnded, Workbench, workbench
 from tiers.errors import LogDivergedError
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteReadRequest, monotonic_ms
 from tiers.storage.object_key import partition_manifest_key
 
 STEPS = [
@@ -134,13 +134,15 @@ class History:
         async with RemoteLogReader(bench.metadata, bench.store) as reader:
             while offset <= end:
                 read = await reader.read(
-                    PARTITION,
-                    offset,
-                    700,
-                    min_one_message=True,
-                    isolation_level=0,
-                    deadline_ms=monotonic_ms() + 30_000,
-                    connection_id=1,
+                    RemoteReadRequest(
+                        PARTITION,
+                        offset,
+                        700,
+                        min_one_message=True,
+                        isolation_level=0,
+                        deadline_ms=monotonic_ms() + 30_000,
+                        connection_id=1,
+                    )
                 )
                 served += b"".join(bytes(view) for view in read.records)
                 offset = max(batch.next_offset for batch in iterate_batches(served))

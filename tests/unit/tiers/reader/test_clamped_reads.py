@@ -17,7 +17,7 @@ from tiers.errors import OffsetGapError
 from tiers.model.ids import TopicIdPartition
 from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogClampUpdate
 from tiers.reader.remote_log_offset_reader import RemoteLogOffsetReader
-from tiers.reader.remote_log_reader import RemoteLogReader, monotonic_ms
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteReadRequest, monotonic_ms
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 OLD_MS, CUT_MS, NEW_MS = 1_000, 9_000, 5_000
@@ -60,13 +60,15 @@ def test_reads_go_over_the_cut_without_a_seam(kept: int, replaced: int, added: i
                     served, offset = b"", 0
                     while offset < len(left) * 10:
                         read = await reader.read(
-                            P0,
-                            offset,
-                            max_bytes,
-                            min_one_message=True,
-                            isolation_level=1,
-                            deadline_ms=monotonic_ms() + 20_000,
-                            connection_id=1,
+                            RemoteReadRequest(
+                                P0,
+                                offset,
+                                max_bytes,
+                                min_one_message=True,
+                                isolation_level=1,
+                                deadline_ms=monotonic_ms() + 20_000,
+                                connection_id=1,
+                            )
                         )
                         served += b"".join(bytes(view) for view in read.records)
                         offset = max(batch.next_offset for batch in iterate_batches(served))

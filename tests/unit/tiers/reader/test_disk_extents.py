@@ -21,7 +21,13 @@ from tiers.model.ids import TopicIdPartition
 from tiers.reader.chunk_cache import ChunkKey
 from tiers.reader.disk_chunk_cache import DiskChunkCache, DiskChunkCacheSettings
 from tiers.reader.metrics import RemoteLogReaderMetrics
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, decode_index, monotonic_ms
+from tiers.reader.remote_log_reader import (
+    RemoteLogReader,
+    RemoteLogReaderSettings,
+    RemoteReadRequest,
+    decode_index,
+    monotonic_ms,
+)
 from tiers.segment.segment_encryption import KeyRing
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
@@ -52,13 +58,15 @@ async def read(
 ) -> tuple[bytes, int]:
     """Records, and the offset that follows."""
     answer = await reader.read(
-        partition,
-        offset,
-        max_bytes,
-        min_one_message=True,
-        isolation_level=0,
-        deadline_ms=monotonic_ms() + 20_000,
-        connection_id=1,
+        RemoteReadRequest(
+            partition,
+            offset,
+            max_bytes,
+            min_one_message=True,
+            isolation_level=0,
+            deadline_ms=monotonic_ms() + 20_000,
+            connection_id=1,
+        )
     )
     *_, last = (batch for view in answer.records for batch in iterate_batches(view))
     return b"".join(answer.records), last.next_offset

@@ -11,7 +11,13 @@ from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.errors import OffsetBelowLogStartError
 from tiers.model.ids import TopicIdPartition
 from tiers.quota import QuotaWindow, RemoteFetchQuotas
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, RemoteRead, monotonic_ms
+from tiers.reader.remote_log_reader import (
+    RemoteLogReader,
+    RemoteLogReaderSettings,
+    RemoteRead,
+    RemoteReadRequest,
+    monotonic_ms,
+)
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 NAMELESS = TopicIdPartition(TOPIC_ID, 0)
@@ -20,14 +26,16 @@ NAMELESS = TopicIdPartition(TOPIC_ID, 0)
 
 async def read(reader: RemoteLogReader, client_id: str, offset: int = 0, isolation_level: int = 1) -> RemoteRead:
     return await reader.read(
-        NAMELESS,
-        offset,
-        100_000,
-        min_one_message=True,
-        isolation_level=isolation_level,
-        deadline_ms=monotonic_ms() + 20_000,
-        connection_id=1,
-        client_id=client_id,
+        RemoteReadRequest(
+            NAMELESS,
+            offset,
+            100_000,
+            min_one_message=True,
+            isolation_level=isolation_level,
+            deadline_ms=monotonic_ms() + 20_000,
+            connection_id=1,
+            client_id=client_id,
+        )
     )
 
 

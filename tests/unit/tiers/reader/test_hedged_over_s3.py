@@ -8,7 +8,7 @@ from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.servers.breaking_relay import BreakingRelay
 from tests.support.servers.versitygw import VersityGateway
 from tiers.model.ids import TopicIdPartition
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, monotonic_ms
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, RemoteReadRequest, monotonic_ms
 from tiers.storage.s3.storage import S3RemoteStorageManager
 
 BUCKET = "hedged"
@@ -29,13 +29,15 @@ async def test_a_get_that_stands_still_does_not_hold_up_the_read(s3: VersityGate
 
                 async def read(number: int) -> bytes:
                     answer = await reader.read(
-                        P0,
-                        10 * number,
-                        1,
-                        min_one_message=True,
-                        isolation_level=0,
-                        deadline_ms=monotonic_ms() + 60_000,
-                        connection_id=1,
+                        RemoteReadRequest(
+                            P0,
+                            10 * number,
+                            1,
+                            min_one_message=True,
+                            isolation_level=0,
+                            deadline_ms=monotonic_ms() + 60_000,
+                            connection_id=1,
+                        )
                     )
                     return b"".join(answer.records)
 

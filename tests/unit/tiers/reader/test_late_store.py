@@ -14,20 +14,28 @@ import pytest
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.errors import RemoteReadTimeoutError, RemoteResourceNotFoundError
 from tiers.model.ids import TopicIdPartition
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, RemoteRead, monotonic_ms
+from tiers.reader.remote_log_reader import (
+    RemoteLogReader,
+    RemoteLogReaderSettings,
+    RemoteRead,
+    RemoteReadRequest,
+    monotonic_ms,
+)
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 
 
 async def read(reader: RemoteLogReader, deadline_ms: int) -> RemoteRead:
     return await reader.read(
-        P0,
-        0,
-        100_000,
-        min_one_message=True,
-        isolation_level=0,
-        deadline_ms=deadline_ms,
-        connection_id=1,
+        RemoteReadRequest(
+            P0,
+            0,
+            100_000,
+            min_one_message=True,
+            isolation_level=0,
+            deadline_ms=deadline_ms,
+            connection_id=1,
+        )
     )
 
 

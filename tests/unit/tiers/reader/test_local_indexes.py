@@ -15,7 +15,7 @@ from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import AbortedTransaction
 from tiers.reader.local_index_cache import LocalIndexCache, LocalIndexes, LocalIndexSettings
-from tiers.reader.remote_log_reader import READ_COMMITTED, RemoteLogReader, monotonic_ms
+from tiers.reader.remote_log_reader import READ_COMMITTED, RemoteLogReader, RemoteReadRequest, monotonic_ms
 from tiers.segment.indexes.local_index_files import LOG_INDEX, append_to
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
@@ -50,13 +50,15 @@ async def read_all(tier: RemoteTier, local: LocalIndexes, end: int) -> tuple[byt
     async with RemoteLogReader(tier.rlmm, tier.storage, local_indexes=local) as reader:
         while offset < end:
             answer = await reader.read(
-                P0,
-                offset,
-                100_000,
-                min_one_message=True,
-                isolation_level=READ_COMMITTED,
-                deadline_ms=monotonic_ms() + 20_000,
-                connection_id=1,
+                RemoteReadRequest(
+                    P0,
+                    offset,
+                    100_000,
+                    min_one_message=True,
+                    isolation_level=READ_COMMITTED,
+                    deadline_ms=monotonic_ms() + 20_000,
+                    connection_id=1,
+                )
             )
             for view in answer.records:
                 records += view

@@ -27,7 +27,13 @@ from tiers.model.log_source import AbortedTransaction
 from tiers.model.log_start import LogGap
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.model.segment_state import RemoteLogSegmentState
-from tiers.reader.remote_log_reader import RemoteLogReader, RemoteLogReaderSettings, RemoteRead, monotonic_ms
+from tiers.reader.remote_log_reader import (
+    RemoteLogReader,
+    RemoteLogReaderSettings,
+    RemoteRead,
+    RemoteReadRequest,
+    monotonic_ms,
+)
 
 P0 = TopicIdPartition(TOPIC_ID, 0, "orders")
 
@@ -56,13 +62,15 @@ async def read(
     connection_id: int = 1,
 ) -> RemoteRead:
     return await reader.read(
-        P0,
-        offset,
-        max_bytes,
-        min_one_message=min_one,
-        isolation_level=isolation_level,
-        deadline_ms=monotonic_ms() + timeout_ms,
-        connection_id=connection_id,
+        RemoteReadRequest(
+            P0,
+            offset,
+            max_bytes,
+            min_one_message=min_one,
+            isolation_level=isolation_level,
+            deadline_ms=monotonic_ms() + timeout_ms,
+            connection_id=connection_id,
+        )
     )
 
 
