@@ -16,10 +16,10 @@ from typing import NamedTuple, TypeVar
 from protocol.records.record_batch import crc32c
 from tiers.errors import CorruptSegmentError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.reader.segment_reads import SegmentReads
 from tiers.segment.indexes.indexes_object import SegmentCiphers, decode_indexes_object
 from tiers.segment.indexes.remote_log_index import RemoteLogIndex
 from tiers.segment.indexes.segment_index import AbortedTransactionRange, Chunk
+from tiers.storage.remote_storage_manager import SegmentReads
 from tiers.storage.retries import with_retries
 from tiers.verify.segment_verification import chunk_runs
 

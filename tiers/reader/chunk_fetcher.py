@@ -7,15 +7,17 @@ alone. A call is one attempt; the reader retries.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
-from tiers.errors import ReaderQueueFullError
+from tiers.errors import ReaderQueueFullError, RemoteLogError
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.reader.chunk_cache import ChunkCache, ChunkKey, Extent, IndexCache
-from tiers.reader.extent_source import ExtentSource
+from tiers.reader.chunk_cache import ChunkCache, Extent, IndexCache
+from tiers.reader.extent_source import ExtentSource, IndexedSegment
 from tiers.reader.fetcher_pool import READ_AHEAD_CONNECTION_ID, FetcherPool, Flight
 from tiers.reader.local_index_cache import LocalIndexes
-from tiers.reader.segment_reads import SegmentReads
+from tiers.reader.retry import CircuitBreaker
 from tiers.segment.indexes.segment_index import SegmentIndex
+from tiers.storage.remote_storage_manager import SegmentReads
 
 MIB = 1024 * 1024
 
@@ -25,7 +27,8 @@ _INDEX_SIZE_ESTIMATE_BYTES = 256 * 1024
 class ChunkFetcher:
     def __init__(
         self,
-        reads: SegmentReads,
+        store: SegmentReads,
+        breaker: CircuitBreaker,
         extents: ExtentSource,
         decode_indexes: Callable[[bytes, RemoteLogSegmentMetadata], SegmentIndex],
         *,
@@ -37,7 +40,8 @@ class ChunkFetcher:
         min_get_bytes: int = 4 * MIB,
         max_get_bytes: int = 8 * MIB,
     ) -> None:
-        self._reads = reads
+        self._store = store
+        self._breaker = breaker
         self._extents = extents
         self._decode_indexes = decode_indexes
         self._chunk_cache = chunk_cache
@@ -61,7 +65,8 @@ class ChunkFetcher:
         """
         cached = self._index_cache.get(segment.segment_id.id)
         if cached is None and self._index_pool.has_idle_slot:
-            self.start_index(segment, READ_AHEAD_CONNECTION_ID)
+            with suppress(RemoteLogError):  # it is optional: the read that needs the index reports the error
+                self.start_index(segment, READ_AHEAD_CONNECTION_ID)
         return cached
 
     def start_index(self, segment: RemoteLogSegmentMetadata, connection_id: int) -> Flight[SegmentIndex]:
@@ -75,7 +80,8 @@ class ChunkFetcher:
             if local is not None and (found := await local.get(segment)) is not None:
                 self._index_cache.put(uuid, *found)
                 return found[0]
-            raw = await self._reads.fetch_indexes(segment)
+            with self._breaker:
+                raw = await self._store.fetch_indexes(segment)
             index = self._decode_indexes(raw, segment)
             self._index_cache.put(uuid, index, len(raw))
             if local is not None:
@@ -86,8 +92,7 @@ class ChunkFetcher:
 
     async def chunks(
         self,
-        segment: RemoteLogSegmentMetadata,
-        index: SegmentIndex,
+        segment: IndexedSegment,
         first_number: int,
         wanted_log_bytes: int,
         connection_id: int,
@@ -97,26 +102,24 @@ class ChunkFetcher:
         It waits only for the first chunk. It returns the following chunks if they have arrived by then; the others
         arrive for the next read. So an error in a later chunk never delays the first one.
         """
-        all_chunks = index.chunks()
+        all_chunks = segment.chunks
         end_number = first_number + 1
         planned_bytes = all_chunks[first_number].log_bytes
         while end_number < len(all_chunks) and planned_bytes < wanted_log_bytes:
             planned_bytes += all_chunks[end_number].log_bytes
             end_number += 1
         # All GETs start before the first await, so they run concurrently.
-        self._start_missing(segment, index, first_number, end_number, connection_id)
-        first = self._chunk_cache.get(ChunkKey(segment.segment_id.id, first_number))
+        self._start_missing(segment, first_number, end_number, connection_id)
+        first = self._chunk_cache.get(segment.key(first_number))
         if first is None:
-            first = await self._wait_for(segment, index, first_number, end_number, connection_id)
-        return [first, *self.cached_chunks(segment, index, first_number + 1, wanted_log_bytes - len(first))]
+            first = await self._wait_for(segment, first_number, end_number, connection_id)
+        return [first, *self.cached_chunks(segment, first_number + 1, wanted_log_bytes - len(first))]
 
-    def cached_chunks(
-        self, segment: RemoteLogSegmentMetadata, index: SegmentIndex, first_number: int, wanted_log_bytes: int
-    ) -> list[memoryview]:
+    def cached_chunks(self, segment: IndexedSegment, first_number: int, wanted_log_bytes: int) -> list[memoryview]:
         """Returns the wanted chunks that are cached now, up to the first one that is not."""
         views: list[memoryview] = []
-        for number in range(first_number, len(index.chunks())):
-            view = self._chunk_cache.get(ChunkKey(segment.segment_id.id, number)) if wanted_log_bytes > 0 else None
+        for number in range(first_number, len(segment.chunks)):
+            view = self._chunk_cache.get(segment.key(number)) if wanted_log_bytes > 0 else None
             if view is None:
                 break
             views.append(view)
@@ -125,8 +128,7 @@ class ChunkFetcher:
 
     async def _wait_for(
         self,
-        segment: RemoteLogSegmentMetadata,
-        index: SegmentIndex,
+        segment: IndexedSegment,
         number: int,
         end_number: int,
         connection_id: int,
@@ -136,14 +138,14 @@ class ChunkFetcher:
         The flight for it may end before that chunk, because a later chunk of the run was damaged. The next round then
         starts a flight that begins with it, and that flight brings the chunk or raises.
         """
-        key = ChunkKey(segment.segment_id.id, number)
+        key = segment.key(number)
         while True:
             flight = self._chunk_pool.flight(key)
             if flight is None:
                 view = self._chunk_cache.get(key)
                 if view is not None:
                     return view
-                flight = self._start_run(segment, index, number, end_number, connection_id)
+                flight = self._start_run(segment, number, end_number, connection_id)
             extent = await flight.wait()
             place = number - extent.first_number
             if place < len(extent.chunks):
@@ -151,8 +153,7 @@ class ChunkFetcher:
 
     def _start_missing(
         self,
-        segment: RemoteLogSegmentMetadata,
-        index: SegmentIndex,
+        segment: IndexedSegment,
         first_number: int,
         end_number: int,
         connection_id: int,
@@ -163,39 +164,36 @@ class ChunkFetcher:
                 number += 1
                 continue
             try:
-                flight = self._start_run(segment, index, number, end_number, connection_id)
+                flight = self._start_run(segment, number, end_number, connection_id)
             except ReaderQueueFullError:
                 if number == first_number:
                     raise
                 return
             number += len(flight.keys)
 
-    def read_ahead(
-        self, segment: RemoteLogSegmentMetadata, index: SegmentIndex, first_number: int, window_bytes: int
-    ) -> int:
+    def read_ahead(self, segment: IndexedSegment, first_number: int, window_bytes: int) -> int:
         """Starts GETs for the missing chunks of the next `window_bytes`, while slots are idle. Never waits.
 
         Returns the number of bytes of the window that lie beyond this segment; 0 when no slot was idle.
         """
-        all_chunks = index.chunks()
+        all_chunks = segment.chunks
         number = first_number
         while number < len(all_chunks) and window_bytes > 0:
             if self._is_missing(segment, number):
                 if not self._chunk_pool.has_idle_slot:
                     return 0
-                self._start_run(segment, index, number, len(all_chunks), READ_AHEAD_CONNECTION_ID)
+                self._start_run(segment, number, len(all_chunks), READ_AHEAD_CONNECTION_ID)
             window_bytes -= all_chunks[number].log_bytes
             number += 1
         return max(window_bytes, 0)
 
-    def _is_missing(self, segment: RemoteLogSegmentMetadata, number: int) -> bool:
-        key = ChunkKey(segment.segment_id.id, number)
+    def _is_missing(self, segment: IndexedSegment, number: int) -> bool:
+        key = segment.key(number)
         return key not in self._chunk_cache and self._chunk_pool.flight(key) is None
 
     def _start_run(
         self,
-        segment: RemoteLogSegmentMetadata,
-        index: SegmentIndex,
+        segment: IndexedSegment,
         number: int,
         wanted_end: int,
         connection_id: int,
@@ -205,7 +203,7 @@ class ChunkFetcher:
         It reads up to `wanted_end` or `min_get_bytes`, whichever is more, but at most `max_get_bytes` and only up to
         the next chunk that is cached or in flight.
         """
-        all_chunks = index.chunks()
+        all_chunks = segment.chunks
         size_bytes = all_chunks[number].stored_bytes
         end = number + 1
         while end < len(all_chunks) and (end < wanted_end or size_bytes < self._min_get_bytes):
@@ -213,13 +211,10 @@ class ChunkFetcher:
                 break
             size_bytes += all_chunks[end].stored_bytes
             end += 1
-        uuid = segment.segment_id.id
 
         async def download() -> Extent:
-            extent, _ = await self._extents.fetch(segment, index, number, end)
+            extent = await self._extents.fetch(segment, number, end)
             self._chunk_cache.put(extent)
             return extent
 
-        return self._chunk_pool.start(
-            [ChunkKey(uuid, n) for n in range(number, end)], size_bytes, connection_id, download
-        )
+        return self._chunk_pool.start([segment.key(n) for n in range(number, end)], size_bytes, connection_id, download)

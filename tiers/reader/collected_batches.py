@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-
 from protocol.records.record_batch import cut_at_batches, iterate_batches, skip_to_offset
 from tiers.errors import OffsetGapError
 from tiers.model.log_source import AbortedTransaction
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.segment.indexes.segment_index import AbortedTransactionRange, SegmentIndex
+from tiers.segment.indexes.segment_index import AbortedTransactionRange
 from tiers.segment.indexes.transaction_index import overlapping
 
 PINNED_RATIO = 8
@@ -26,14 +23,6 @@ def end_of_valid(view: memoryview, valid_end_offset: int) -> int:
             break
         end = batch.end
     return end
-
-
-def end_chunk_number(index: SegmentIndex, segment: RemoteLogSegmentMetadata) -> int:
-    """Returns the number after the last chunk with offsets up to `valid_end_offset`."""
-    chunks = index.chunks()
-    if segment.clamped_to is None:
-        return len(chunks)
-    return bisect_right(chunks, segment.valid_end_offset, key=lambda chunk: chunk.first_offset)
 
 
 class CollectedBatches:

@@ -1,4 +1,4 @@
-"""`DiskChunkCache`: a second cache of chunks, on a local disk, LRU by bytes, for an event loop; and `DiskExtents`.
+"""`DiskChunkCache`: a second cache of chunks, on a local disk, LRU by bytes, for an event loop.
 
 * The keys are in memory, so a miss costs no disk access. The cache reads and writes files in its own few threads.
   Writes never delay reads: the cache skips chunks that arrive faster than the disk writes.
@@ -19,11 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tiers.model.segment_metadata import RemoteLogSegmentMetadata
 from tiers.reader.chunk_cache import ChunkKey
 from tiers.reader.chunk_files import ChunkFiles, file_bytes
-from tiers.reader.extent_source import ExtentSource, StoredExtent, open_extent
-from tiers.segment.indexes.segment_index import SegmentIndex
 from tiers.storage.blocking_calls import BlockingCalls, Call
 
 logger = logging.getLogger(__name__)
@@ -205,26 +202,3 @@ class DiskChunkCache:
             extra = {"folder": str(self._settings.folder), "error": str(error) or type(error).__name__}
             logger.warning("the disk chunk cache fails and is not used for a while; check the disk", extra=extra)
         self._rests_until_ms = self._clock_ms() + self._settings.rest_ms
-
-
-class DiskExtents:
-    """An `ExtentSource` that reads from the disk cache first, then from `inner`, and caches what `inner` returns."""
-
-    def __init__(self, disk: DiskChunkCache, inner: ExtentSource) -> None:
-        self._disk = disk
-        self._inner = inner
-
-    async def fetch(
-        self, segment: RemoteLogSegmentMetadata, index: SegmentIndex, first_number: int, end_number: int
-    ) -> StoredExtent:
-        """Returns the chunks that the disk has, even if they are only a part: a GET must not delay them."""
-        keys = [ChunkKey(segment.segment_id.id, number) for number in range(first_number, end_number)]
-        stored = await self._disk.get(keys)
-        if stored:
-            found = open_extent(segment, index, first_number, stored, sum(map(len, stored)))
-            if found is not None:
-                return found
-            self._disk.forget(keys[:1])
-        fetched = await self._inner.fetch(segment, index, first_number, end_number)
-        self._disk.put(keys[0], fetched.stored)
-        return fetched

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
-from tiers.reader.segment_reads import SegmentReads
+from tiers.storage.remote_storage_manager import SegmentReads
 
 _SAMPLES = 128
 _MIN_SAMPLES = 20
@@ -50,7 +50,7 @@ async def sleep_ms(delay_ms: int) -> None:
 
 
 class HedgedReads:
-    """A `SegmentReads` that hedges slow GETs. `clock_ms` is monotonic; `pause_ms` sleeps."""
+    """Reads ranges of segments, and hedges slow GETs. `clock_ms` is monotonic; `pause_ms` sleeps."""
 
     def __init__(
         self,
@@ -79,9 +79,6 @@ class HedgedReads:
             return settings.max_delay_ms
         slow_ms = sorted(self._latencies_ms)[len(self._latencies_ms) * _SLOW_PERCENTILE // _PERCENT]
         return min(max(slow_ms, settings.min_delay_ms), settings.max_delay_ms)
-
-    async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
-        return await self._inner.fetch_indexes(metadata)
 
     async def fetch_log_segment(
         self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int

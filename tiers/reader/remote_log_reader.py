@@ -37,15 +37,14 @@ from tiers.model.segment_metadata import LeaderEpochEntry, RemoteLogSegmentMetad
 from tiers.quota import RemoteFetchQuotas
 from tiers.reader.chunk_cache import ChunkCache, Extent, IndexCache
 from tiers.reader.chunk_fetcher import MIB, ChunkFetcher
-from tiers.reader.collected_batches import CollectedBatches, end_chunk_number
-from tiers.reader.disk_chunk_cache import DiskChunkCache, DiskExtents
-from tiers.reader.extent_source import ExtentSource, StoreExtents
+from tiers.reader.collected_batches import CollectedBatches
+from tiers.reader.disk_chunk_cache import DiskChunkCache
+from tiers.reader.extent_source import ExtentSource, IndexedSegment
 from tiers.reader.fetcher_pool import FetcherPool
 from tiers.reader.hedged_reads import HedgedReads, HedgeSettings
 from tiers.reader.local_index_cache import LocalIndexes
 from tiers.reader.read_ahead import ReadAhead
 from tiers.reader.retry import CircuitBreaker, RetriedRead, SegmentDeletedError
-from tiers.reader.segment_reads import GuardedReads
 from tiers.segment.indexes.indexes_object import SegmentCiphers, decode_indexes_object
 from tiers.segment.indexes.segment_index import SegmentIndex
 from tiers.storage.remote_storage_manager import RemoteStorageManager
@@ -178,14 +177,10 @@ class RemoteLogReader:
         self.disk_chunks = disk_chunks
         self.breaker = CircuitBreaker(clock_ms)
         self.hedged_reads = HedgedReads(storage, self.chunk_pool, HedgeSettings(settings.hedge_max_percent), clock_ms)
-        reads = GuardedReads(self.hedged_reads, self.breaker)
-        extents: ExtentSource = StoreExtents(reads)
-        if disk_chunks is not None:
-            # The disk cache is in front of the breaker, so it serves its chunks while the store is down.
-            extents = DiskExtents(disk_chunks, extents)
         self._fetcher = ChunkFetcher(
-            reads,
-            extents,
+            storage,
+            self.breaker,
+            ExtentSource(self.hedged_reads, self.breaker, disk_chunks),
             decode_indexes,
             chunk_cache=self.chunk_cache,
             index_cache=self.index_cache,
@@ -266,7 +261,7 @@ class RemoteLogReader:
         """Returns one verified chunk."""
 
         async def attempt() -> memoryview:
-            return (await self._fetcher.chunks(segment, index, number, 1, connection_id))[0]
+            return (await self._fetcher.chunks(IndexedSegment(segment, index), number, 1, connection_id))[0]
 
         return await self._retried.run(segment, attempt, deadline_ms)
 
@@ -286,48 +281,42 @@ class RemoteLogReader:
             # The index of a clamped segment also has epochs of the offsets that were cut off.
             return tuple(entry for entry in index.leader_epochs() if entry.start_offset <= end_offset)
 
-    async def _read_from(self, segment: RemoteLogSegmentMetadata, request: RemoteReadRequest) -> RemoteRead:
+    async def _read_from(self, metadata: RemoteLogSegmentMetadata, request: RemoteReadRequest) -> RemoteRead:
         collected = CollectedBatches(request.offset, request.max_bytes, request.min_one_message)
         deadline_ms, connection_id = request.deadline_ms, request.connection_id
-        index = await self.index(segment, deadline_ms=deadline_ms, connection_id=connection_id)
+        index = await self.index(metadata, deadline_ms=deadline_ms, connection_id=connection_id)
+        segment = IndexedSegment(metadata, index)
         number = index.chunk_number_for_offset(request.offset)
         if number is None:
-            raise CorruptSegmentError(f"the index of segment {segment.segment_id.id} ends before its last offset")
+            raise CorruptSegmentError(f"the index of segment {metadata.segment_id.id} ends before its last offset")
         # The first chunk may lie partly before the offset. So this asks for as many bytes more as that chunk has.
+        wanted_bytes = request.max_bytes + segment.chunks[number].log_bytes
         views = await self._retried.run(
-            segment,
-            partial(
-                self._fetcher.chunks,
-                segment,
-                index,
-                number,
-                request.max_bytes + index.chunks()[number].log_bytes,
-                connection_id,
-            ),
-            deadline_ms,
+            metadata, partial(self._fetcher.chunks, segment, number, wanted_bytes, connection_id), deadline_ms
         )
-        end_number = end_chunk_number(index, segment)
+        end_number = segment.end_number
         while True:
             for view in views:
                 if number == end_number:
                     break
-                collected.take(view, index.chunks()[number].last_offset, segment.valid_end_offset)
+                collected.take(view, segment.chunks[number].last_offset, segment.metadata.valid_end_offset)
                 if collected.is_full:
                     break
                 number += 1
             if request.is_read_committed and collected.records:
-                collected.aborted += index.aborted_transactions(collected.first_offset, collected.next_offset - 1)
+                collected.aborted += segment.index.aborted_transactions(
+                    collected.first_offset, collected.next_offset - 1
+                )
             if collected.is_full or number < end_number:
                 break
             # From the next segment it takes only cached chunks: an error there must not delay the batches of this one.
             following = self._following(segment)
-            following_index = None if following is None else self._index_if_cached(following)
-            if following is None or following_index is None:
+            if following is None:
                 break
-            segment, index, number = following, following_index, 0
-            end_number = end_chunk_number(index, segment)
-            views = self._fetcher.cached_chunks(segment, index, 0, collected.remaining_bytes)
-        self._prefetch(segment, index, number, request.offset, collected.next_offset, connection_id)
+            segment, number = following, 0
+            end_number = segment.end_number
+            views = self._fetcher.cached_chunks(segment, 0, collected.remaining_bytes)
+        self._prefetch(segment, number, request, collected.next_offset)
         return RemoteRead(
             collected.records,
             collected.size_bytes,
@@ -336,41 +325,30 @@ class RemoteLogReader:
             collected.aborted_transactions() if request.is_read_committed else None,
         )
 
-    def _following(self, segment: RemoteLogSegmentMetadata) -> RemoteLogSegmentMetadata | None:
-        """Returns the segment that begins exactly after this one; None when there is none.
+    def _following(self, segment: IndexedSegment) -> IndexedSegment | None:
+        """Returns the segment that begins exactly after this one; None when there is none, or its index is not cached.
 
         A segment that begins earlier is not returned, because the caller continues at its first chunk.
         """
-        next_offset = segment.valid_end_offset + 1
-        following = self._rlmm.remote_log_segment_metadata(segment.topic_id_partition, next_offset)
-        return following if following is not None and following.start_offset == next_offset else None
-
-    def _index_if_cached(self, segment: RemoteLogSegmentMetadata) -> SegmentIndex | None:
-        try:
-            return self._fetcher.index_if_cached(segment)
-        except RemoteLogError:
+        next_offset = segment.metadata.valid_end_offset + 1
+        following = self._rlmm.remote_log_segment_metadata(segment.metadata.topic_id_partition, next_offset)
+        if following is None or following.start_offset != next_offset:
             return None
+        index = self._fetcher.index_if_cached(following)
+        return None if index is None else IndexedSegment(following, index)
 
-    def _prefetch(
-        self,
-        segment: RemoteLogSegmentMetadata,
-        index: SegmentIndex,
-        number: int,
-        offset: int,
-        next_offset: int,
-        connection_id: int,
-    ) -> None:
-        window_bytes = self.read_ahead.window_bytes((connection_id, segment.topic_id_partition), offset, next_offset)
+    def _prefetch(self, segment: IndexedSegment, number: int, request: RemoteReadRequest, next_offset: int) -> None:
+        stream = (request.connection_id, segment.metadata.topic_id_partition)
+        window_bytes = self.read_ahead.window_bytes(stream, request.offset, next_offset)
         try:
             while window_bytes > 0:
-                if segment.clamped_to is None:
-                    window_bytes = self._fetcher.read_ahead(segment, index, number, window_bytes)
+                if segment.metadata.clamped_to is None:
+                    window_bytes = self._fetcher.read_ahead(segment, number, window_bytes)
                 if window_bytes <= 0:
                     return
                 following = self._following(segment)
-                following_index = None if following is None else self._fetcher.index_if_cached(following)
-                if following is None or following_index is None:
+                if following is None:
                     return
-                segment, index, number = following, following_index, 0
+                segment, number = following, 0
         except RemoteLogError:
             return  # reading ahead is optional: the read that needs the bytes reports the error

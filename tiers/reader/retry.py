@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import TracebackType
 from typing import TypeVar
 
 from tiers.errors import (
@@ -12,6 +13,7 @@ from tiers.errors import (
     RemoteLogError,
     RemoteReadTimeoutError,
     RemoteResourceNotFoundError,
+    RetriableRemoteStorageError,
 )
 from tiers.metadata.remote_log_metadata_manager import RemoteLogMetadataReader
 from tiers.model.segment_metadata import RemoteLogSegmentMetadata
@@ -31,7 +33,7 @@ def backoff_ms(failures: int, remaining_ms: int, jitter: Callable[[], float]) ->
 
 
 class CircuitBreaker:
-    """A circuit breaker that opens after `threshold` failures in a row.
+    """A circuit breaker that opens after `threshold` failures in a row. Each call of the store runs `with` it.
 
     While it is open, one call may probe the store every `open_ms`. `open_ms` is below a second, so that a store that
     recovers can still serve the waiting fetches.
@@ -48,8 +50,8 @@ class CircuitBreaker:
     def is_open(self) -> bool:
         return self._failures >= self._threshold
 
-    def before_call(self) -> None:
-        """Raises `CircuitOpenError` while the circuit is open; otherwise the caller must record the call's outcome."""
+    def __enter__(self) -> None:
+        """Raises `CircuitOpenError` while the circuit is open."""
         if not self.is_open:
             return
         now_ms = self._clock_ms()
@@ -57,12 +59,16 @@ class CircuitBreaker:
             raise CircuitOpenError(f"the circuit breaker is open: the store failed {self._failures} times in a row")
         self._probe_at_ms = now_ms + self._open_ms
 
-    def record_success(self) -> None:
-        self._failures = 0
-
-    def record_failure(self) -> None:
-        self._failures += 1
-        self._probe_at_ms = self._clock_ms() + self._open_ms
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Records the outcome. A refusal is neither a success nor a failure: it says nothing about the next call."""
+        if error is None or isinstance(error, RemoteResourceNotFoundError):
+            self._failures = 0
+        elif isinstance(error, RetriableRemoteStorageError | asyncio.CancelledError):
+            # The pool cancels a download that hangs.
+            self._failures += 1
+            self._probe_at_ms = self._clock_ms() + self._open_ms
 
 
 T = TypeVar("T")

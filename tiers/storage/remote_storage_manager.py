@@ -42,7 +42,23 @@ class StoredObject:
     modified_ms: int | None = field(default=None, compare=False)
 
 
-class RemoteStorageManager(Protocol):
+class SegmentReads(Protocol):
+    """The methods that read a segment."""
+
+    async def fetch_log_segment(
+        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
+    ) -> memoryview:
+        """Returns the stored bytes `[start_position, end_position]` of `.log`.
+
+        The caller owns the buffer, which may be read-only; no later call changes it. If `start_position` is at or
+        beyond the end, the view is empty. `end_position` is clamped to the object.
+        """
+
+    async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
+        """Returns the whole `.indexes` object."""
+
+
+class RemoteStorageManager(SegmentReads, Protocol):
     """A store. A factory makes it from its settings; entry points `tidegate.remote_storage_manager` name factories."""
 
     async def open(self) -> None:
@@ -56,18 +72,6 @@ class RemoteStorageManager(Protocol):
 
         Returns custom metadata (KIP-917) to keep with the segment, or None.
         """
-
-    async def fetch_log_segment(
-        self, metadata: RemoteLogSegmentMetadata, start_position: int, end_position: int
-    ) -> memoryview:
-        """Returns the stored bytes `[start_position, end_position]` of `.log`.
-
-        The caller owns the buffer, which may be read-only; no later call changes it. If `start_position` is at or
-        beyond the end, the view is empty. `end_position` is clamped to the object.
-        """
-
-    async def fetch_indexes(self, metadata: RemoteLogSegmentMetadata) -> bytes:
-        """Returns the whole `.indexes` object."""
 
     async def delete_log_segment_data(self, metadata: RemoteLogSegmentMetadata) -> bool:
         """Removes both objects, `.indexes` first, and the multipart uploads of this uuid.

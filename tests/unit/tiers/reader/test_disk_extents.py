@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from protocol.records.record_batch import iterate_batches
 from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.remote_tier import TOPIC_ID, RemoteTier
 from tests.support.tiers.workbench import PARTITION, workbench
-from tiers.errors import CorruptSegmentError
+from tiers.errors import CorruptSegmentError, RetriableRemoteStorageError
 from tiers.model.ids import TopicIdPartition
 from tiers.reader.chunk_cache import ChunkKey
 from tiers.reader.disk_chunk_cache import DiskChunkCache, DiskChunkCacheSettings
@@ -102,9 +102,9 @@ async def test_what_the_disk_has_is_served_while_the_store_is_down(tier: RemoteT
         (segment,) = tier.rlmm.list_remote_log_segments(P0)
         await reader.index(segment, deadline_ms=monotonic_ms() + 20_000, connection_id=1)
         tier.storage.is_down = True
-        for _ in range(20):
-            reader.breaker.record_failure()
-        assert reader.breaker.is_open
+        while not reader.breaker.is_open:
+            with suppress(RetriableRemoteStorageError), reader.breaker:
+                raise RetriableRemoteStorageError("slow down")
         assert b"".join(batches).startswith((await read(reader, 0))[0])
         assert reader.breaker.is_open
 

@@ -296,7 +296,3 @@ async def test_a_get_that_was_hedged_still_counts_as_slow() -> None:
             stage.now_ms += 250
             second.answer.set_result(memoryview(b""))
     assert stage.reads.delay_ms == 250
-
-
-async def test_indexes_pass() -> None:
-    assert await Stage().reads.fetch_indexes(SEGMENT) == b"indexes"
