@@ -6,7 +6,6 @@ names local partitions, the completer polls those upstream while it waits. New l
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,12 +26,11 @@ from proxy.error_map import UNAVAILABLE, fetch_error
 from proxy.handlers.base import HandlerTools, client_id_of
 from proxy.handlers.fetch.behind_gaps import BehindGaps, is_within_gap
 from proxy.handlers.fetch.connection_states import FetchConnectionStates, PartitionKey
-from proxy.handlers.fetch.delayed import DelayedRemoteFetch, RemotePartitionRead
+from proxy.handlers.fetch.delayed import DelayedRemoteFetch, DelayedRemoteFetchPurgatory, RemotePartitionRead
 from proxy.handlers.fetch.held import HeldFetch
 from proxy.handlers.fetch.judging import FetchJudging
 from proxy.handlers.fetch.local import LocalAnswers
 from proxy.handlers.fetch.merge import LocalReplacement, RemoteOutcome, merge, split_max_bytes
-from proxy.handlers.fetch.purgatory import Completion, DelayedOperationPurgatory
 from proxy.handlers.fetch.verdict import FetchJudge, Judgement, Verdict
 from tiers.errors import OffsetBelowLogStartError, OffsetGapError, RemoteLogError
 from tiers.reader.remote_log_reader import RemoteReadRequest
@@ -41,9 +39,6 @@ logger = logging.getLogger(__name__)
 
 _DEADLINE_GRACE_MS = 50
 """A read ends itself at its deadline, and it knows whether it failed or was only slow. This grace lets it report."""
-
-_TIMER_SLACK_MS = 5
-"""The event loop's timers and the injected clock may differ by a rounding error."""
 
 
 @dataclass(slots=True)
@@ -62,7 +57,7 @@ class FetchCompleter:
         judge: FetchJudge,
         local: LocalAnswers,
         connections: FetchConnectionStates,
-        purgatory: DelayedOperationPurgatory,
+        purgatory: DelayedRemoteFetchPurgatory,
     ) -> None:
         self._tools = tools
         self._judging = FetchJudging(tools, judge, local)
@@ -180,7 +175,7 @@ class FetchCompleter:
         reads: Mapping[int, RemotePartitionRead],
         local: _Local,
     ) -> None:
-        clock_ms, request = self._tools.clock_ms, held.request
+        request = held.request
         max_wait_at_ms = held.exchange.request.received_at_ms + request.max_wait_ms
         must_answer = False
         has_local = False
@@ -208,29 +203,15 @@ class FetchCompleter:
             return
         operation = DelayedRemoteFetch(
             list(reads.values()),
+            self._tools.clock_ms,
             min_bytes=min(request.min_bytes, request.max_bytes),
             local_bytes=_local_bytes(response, behind_gaps),
             must_answer=must_answer,
             has_unavailable=has_unavailable,
-            max_wait_passed=lambda: clock_ms() >= max_wait_at_ms,
+            max_wait_at_ms=max_wait_at_ms,
+            deadline_ms=max_wait_at_ms if has_local else held.deadline_ms + _DEADLINE_GRACE_MS,
         )
-        for read in reads.values():
-            read.on_done = partial(self._purgatory.check_and_complete, read.request.partition)
-        delay_ms = (max_wait_at_ms if has_local else held.deadline_ms + _DEADLINE_GRACE_MS) - clock_ms()
-        keys = [judgement.partition for judgement in judgements.values() if judgement.partition is not None]
-        if self._purgatory.try_complete_else_watch(operation, keys, delay_ms) or operation.completion is not None:
-            return
-        timer = asyncio.get_running_loop().call_later(
-            max(0, max_wait_at_ms - clock_ms() + _TIMER_SLACK_MS) / 1000, operation.try_complete
-        )
-        try:
-            async with asyncio.TaskGroup() as group:
-                poll = group.create_task(self._poll_local(held, operation, local, max_wait_at_ms))
-                await operation.wait()
-                poll.cancel()
-        finally:
-            timer.cancel()
-            operation.force_complete(Completion.CANCELLED)
+        await self._purgatory.wait(operation, partial(self._poll_local, held, operation, local, max_wait_at_ms))
 
     async def _poll_local(
         self, held: HeldFetch, operation: DelayedRemoteFetch, local: _Local, max_wait_at_ms: int
@@ -241,7 +222,7 @@ class FetchCompleter:
         request waits upstream behind one slice at most.
         """
         request, clock_ms = held.request, self._tools.clock_ms
-        while local.idle and operation.completion is None:
+        while local.idle and not operation.is_satisfied():
             wait_ms = min(self._tools.settings.local_poll_ms, max_wait_at_ms - clock_ms())
             if wait_ms <= 0:
                 return
@@ -272,7 +253,7 @@ class FetchCompleter:
                 return
             if not self._take_local(answer, operation, local):
                 return
-            operation.try_complete()
+            operation.wake()
 
     def _take_local(self, answer: FetchResponse, operation: DelayedRemoteFetch, local: _Local) -> bool:
         """Takes the new records and errors from a poll's answer. False: the broker throttles or refused; stop polling.

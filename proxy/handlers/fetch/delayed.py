@@ -1,4 +1,4 @@
-"""`DelayedRemoteFetch`: a Fetch that waits for the remote reads of its partitions.
+"""`DelayedRemoteFetch`: a Fetch that waits for the remote reads of its partitions, in the purgatory.
 
 See docs/semantics.md 3.6; docs/design.md, "Fetch".
 
@@ -17,16 +17,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from enum import Enum
 
 from proxy.handlers.base import Spawn
-from proxy.handlers.fetch.purgatory import Completion, DelayedOperation
 from tiers.errors import RemoteLogError
 from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, RemoteReadRequest
 
 logger = logging.getLogger(__name__)
 
 _LINGER_S = 5.0
+
+
+class Completion(Enum):
+    """How a Fetch's wait ended: by its condition, by its deadline, or because the client went away."""
+
+    SATISFIED = "satisfied"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
 
 
 class RemotePartitionRead:
@@ -96,41 +105,102 @@ def _nothing() -> None:
     return
 
 
-class DelayedRemoteFetch(DelayedOperation):
-    """A Fetch that waits for `reads`.
+class DelayedRemoteFetch:
+    """A Fetch that waits for `reads` and for the broker. Times are those of `clock_ms`.
 
-    The owner updates `local_bytes` and `must_answer` from the broker's answers, and then calls `try_complete`."""
+    One event wakes it: a read ended, or the owner updated `local_bytes` or `must_answer` and called `wake`. It also
+    wakes at the client's max.wait and at the deadline."""
 
     def __init__(
         self,
         reads: Sequence[RemotePartitionRead],
+        clock_ms: Callable[[], int],
         *,
         min_bytes: int,
         local_bytes: int,
         must_answer: bool,
         has_unavailable: bool,
-        max_wait_passed: Callable[[], bool],
+        max_wait_at_ms: int,
+        deadline_ms: int,
     ) -> None:
-        super().__init__()
         self.reads = reads
         self.local_bytes = local_bytes
         self.must_answer = must_answer
         """Whether the broker reported an error or a divergence for another partition, which cannot wait."""
         self._has_unavailable = has_unavailable
         self._min_bytes = max(min_bytes, 1)
-        self._max_wait_passed = max_wait_passed
+        self._clock_ms = clock_ms
+        self._max_wait_at_ms = max_wait_at_ms
+        self._deadline_ms = deadline_ms
+        self._changed = asyncio.Event()
+        for read in reads:
+            read.on_done = self.wake
+
+    @property
+    def has_expired(self) -> bool:
+        return self._clock_ms() >= self._deadline_ms
 
     def is_satisfied(self) -> bool:
+        """Returns whether the Fetch can be answered now. Once true, it stays true."""
         if self.must_answer:
             return True
+        has_waited = self._clock_ms() >= self._max_wait_at_ms
         total_bytes = self.local_bytes + sum(read.size_bytes for read in self.reads)
         if all(read.is_done for read in self.reads):
             has_failed = self._has_unavailable or any(read.error is not None for read in self.reads)
-            return total_bytes > 0 or (not has_failed and self._max_wait_passed())
-        return self.local_bytes >= self._min_bytes or (total_bytes >= self._min_bytes and self._max_wait_passed())
+            return total_bytes > 0 or (not has_failed and has_waited)
+        return self.local_bytes >= self._min_bytes or (total_bytes >= self._min_bytes and has_waited)
 
-    def on_complete(self, completion: Completion) -> None:
-        """Cancels the reads if the client is gone. Otherwise reads in progress continue for its next request."""
-        if completion is Completion.CANCELLED:
-            for read in self.reads:
-                read.cancel()
+    def wake(self) -> None:
+        self._changed.set()
+
+    async def wait(self) -> Completion:
+        """Waits until the Fetch is satisfied or the deadline passes."""
+        while not self.is_satisfied():
+            now_ms = self._clock_ms()
+            ends_at_deadline = not now_ms < self._max_wait_at_ms < self._deadline_ms
+            until_ms = self._deadline_ms if ends_at_deadline else self._max_wait_at_ms
+            try:
+                async with asyncio.timeout((until_ms - now_ms) / 1000):
+                    await self._changed.wait()
+            except TimeoutError:
+                if ends_at_deadline:
+                    return Completion.EXPIRED
+            self._changed.clear()
+        return Completion.SATISFIED
+
+
+class DelayedRemoteFetchPurgatory:
+    """The Fetches that wait (docs/semantics.md 12). Each completes exactly once, and keeps no records afterwards.
+
+    There are no watcher lists, locks or reaper as in Kafka, because only a Fetch's own reads and its own poll can
+    complete it, and all of them run on one event loop."""
+
+    def __init__(self) -> None:
+        self.pending_count = 0
+        self.completed: Counter[Completion] = Counter()
+
+    async def wait(self, fetch: DelayedRemoteFetch, poll: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Waits until `fetch` completes. `poll` runs meanwhile, and is cancelled then.
+
+        If the caller is cancelled because its client is gone, so are the reads. Otherwise the reads in progress
+        continue for the client's next request."""
+        if fetch.is_satisfied():
+            self.completed[Completion.SATISFIED] += 1
+            return
+        if fetch.has_expired:
+            self.completed[Completion.EXPIRED] += 1
+            return
+        completion = Completion.CANCELLED
+        self.pending_count += 1
+        try:
+            async with asyncio.TaskGroup() as group:
+                polling = group.create_task(poll())
+                completion = await fetch.wait()
+                polling.cancel()
+        finally:
+            self.pending_count -= 1
+            self.completed[completion] += 1
+            if completion is Completion.CANCELLED:
+                for read in fetch.reads:
+                    read.cancel()

@@ -32,11 +32,10 @@ from proxy.handlers.addresses import check_version
 from proxy.handlers.base import HandlerTools, client_id_of
 from proxy.handlers.fetch.completion import FetchCompleter
 from proxy.handlers.fetch.connection_states import FetchConnectionState, FetchConnectionStates, PartitionKey
-from proxy.handlers.fetch.delayed import RemotePartitionRead
+from proxy.handlers.fetch.delayed import DelayedRemoteFetchPurgatory, RemotePartitionRead
 from proxy.handlers.fetch.held import HeldFetch
 from proxy.handlers.fetch.local import LocalAnswers
 from proxy.handlers.fetch.merge import split_max_bytes
-from proxy.handlers.fetch.purgatory import DelayedOperationPurgatory
 from proxy.handlers.fetch.streaming import StreamedPartitions
 from proxy.handlers.fetch.verdict import FetchJudge
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
@@ -63,7 +62,7 @@ class FetchHandler:
         self._judge = FetchJudge(tools)
         self._local = LocalAnswers(tools, self._judge)
         self._hold_budget = HoldBudget(tools.settings.hold_budget_bytes)
-        self.purgatory = DelayedOperationPurgatory("RemoteFetch")
+        self.purgatory = DelayedRemoteFetchPurgatory()
         self._completer = FetchCompleter(tools, self._judge, self._local, self._connections, self.purgatory)
 
     def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:

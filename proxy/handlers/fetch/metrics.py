@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from proxy.handlers.fetch.delayed import Completion
 from proxy.handlers.fetch.handler import FetchHandler
 
 
@@ -29,9 +30,8 @@ class RemoteFetchMetrics(Collector):
         completed = CounterMetricFamily(
             f"{name}_completed", "Fetches that have waited for the remote tier.", labels=["completion"]
         )
-        completed.add_metric(["satisfied"], purgatory.satisfied_count)
-        completed.add_metric(["expired"], purgatory.expired_count)
-        completed.add_metric(["cancelled"], purgatory.cancelled_count)
+        for completion in Completion:
+            completed.add_metric([completion.value], purgatory.completed[completion])
         yield completed
         yield GaugeMetricFamily(
             f"{name}_held_bytes", "Bytes reserved for held answers.", value=self._handler.held_bytes

@@ -1,92 +1,178 @@
-"""A delayed operation completes exactly once: by event, deadline or disconnect."""
+"""A delayed Fetch completes exactly once: by an event, at its deadline, or because its client went away."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 
-from proxy.handlers.fetch.purgatory import Completion, DelayedOperation, DelayedOperationPurgatory
+from proxy.handlers.fetch.delayed import (
+    Completion,
+    DelayedRemoteFetch,
+    DelayedRemoteFetchPurgatory,
+    RemotePartitionRead,
+)
+from tests.support.fakes.segments import PARTITION
+from tiers.errors import RemoteLogError
+from tiers.reader.remote_log_reader import RemoteLogReader, RemoteRead, RemoteReadRequest, monotonic_ms
+
+REQUEST = RemoteReadRequest(PARTITION, 0, 1000, min_one_message=True, isolation_level=0, deadline_ms=0, connection_id=1)
+NEVER_MS = 60_000
 
 
-class Gate(DelayedOperation):
+class ScriptedReader:
+    """A reader whose reads end when the test says so."""
+
     def __init__(self) -> None:
-        super().__init__()
-        self.is_open = False
-        self.completions: list[Completion] = []
+        self.results: list[asyncio.Future[RemoteRead]] = []
 
-    def is_satisfied(self) -> bool:
-        return self.is_open
+    async def read(self, request: RemoteReadRequest) -> RemoteRead:
+        result: asyncio.Future[RemoteRead] = asyncio.get_running_loop().create_future()
+        self.results.append(result)
+        return await result
 
-    def on_complete(self, completion: Completion) -> None:
-        self.completions.append(completion)
-
-
-async def test_satisfied_at_once_is_never_watched() -> None:
-    purgatory = DelayedOperationPurgatory("fetch")
-    gate = Gate()
-    gate.is_open = True
-    assert purgatory.try_complete_else_watch(gate, ["a"], 1000)
-    assert gate.completions == [Completion.SATISFIED]
-    assert (purgatory.pending_count, purgatory.watched_keys_count, purgatory.satisfied_count) == (0, 0, 1)
+    async def end(self, number: int, size_bytes: int) -> None:
+        while len(self.results) <= number:  # noqa: ASYNC110 - a list has no event
+            await asyncio.sleep(0)
+        self.results[number].set_result(RemoteRead([memoryview(bytes(size_bytes))], size_bytes, 0, 1, None))
 
 
-async def test_an_event_on_any_of_its_keys_completes_it_once() -> None:
-    purgatory = DelayedOperationPurgatory("fetch")
-    gate = Gate()
-    assert not purgatory.try_complete_else_watch(gate, ["a", "b"], 60_000)
-    assert purgatory.check_and_complete("a") == 0
-    gate.is_open = True
-    assert purgatory.check_and_complete("c") == 0
-    assert purgatory.check_and_complete("b") == 1
-    assert purgatory.check_and_complete("a") == 0
-    assert not gate.force_complete(Completion.EXPIRED)
-    assert await gate.wait() is Completion.SATISFIED
-    assert gate.completions == [Completion.SATISFIED]
-    assert (purgatory.pending_count, purgatory.watched_keys_count) == (0, 0)
+@dataclass
+class Stage:
+    group: asyncio.TaskGroup
+    reader: ScriptedReader = field(default_factory=ScriptedReader)
+    purgatory: DelayedRemoteFetchPurgatory = field(default_factory=DelayedRemoteFetchPurgatory)
+    was_polling: bool = False
+
+    def fetch(
+        self, reads: int = 1, *, min_bytes: int = 1, max_wait_ms: int = NEVER_MS, deadline_ms: int = NEVER_MS
+    ) -> DelayedRemoteFetch:
+        reader = cast("RemoteLogReader", self.reader)
+        now_ms = monotonic_ms()
+        return DelayedRemoteFetch(
+            [RemotePartitionRead(reader, self.group.create_task, REQUEST) for _ in range(reads)],
+            monotonic_ms,
+            min_bytes=min_bytes,
+            local_bytes=0,
+            must_answer=False,
+            has_unavailable=False,
+            max_wait_at_ms=now_ms + max_wait_ms,
+            deadline_ms=now_ms + deadline_ms,
+        )
+
+    def wait(self, fetch: DelayedRemoteFetch) -> asyncio.Task[None]:
+        return self.group.create_task(self.purgatory.wait(fetch, self._poll))
+
+    async def until_pending(self, count: int = 1) -> None:
+        while self.purgatory.pending_count < count:  # noqa: ASYNC110 - a counter has no event
+            await asyncio.sleep(0)
+
+    def _poll(self) -> Coroutine[None, None, None]:
+        self.was_polling = True
+        return asyncio.sleep(NEVER_MS)
 
 
-async def test_the_deadline_completes_it() -> None:
-    purgatory = DelayedOperationPurgatory("fetch")
-    gate = Gate()
-    purgatory.try_complete_else_watch(gate, ["a"], 1)
-    assert await gate.wait() is Completion.EXPIRED
-    assert (purgatory.expired_count, purgatory.pending_count, purgatory.watched_keys_count) == (1, 0, 0)
+@pytest.fixture
+async def stage() -> AsyncIterator[Stage]:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        made = Stage(group)
+        yield made
+        assert made.purgatory.pending_count == 0
+        for result in made.reader.results:
+            result.cancel()
 
 
-async def test_a_deadline_in_the_past_expires_without_a_timer() -> None:
-    purgatory = DelayedOperationPurgatory("fetch")
-    gate = Gate()
-    assert not purgatory.try_complete_else_watch(gate, ["a"], 0)
-    assert gate.completions == [Completion.EXPIRED]
+async def test_a_satisfied_fetch_never_waits(stage: Stage) -> None:
+    fetch = stage.fetch()
+    fetch.must_answer = True
+    await stage.wait(fetch)
+    assert stage.purgatory.completed == {Completion.SATISFIED: 1}
+    assert not stage.was_polling
 
 
-async def test_a_waiter_that_goes_away_cancels_it() -> None:
-    purgatory = DelayedOperationPurgatory("fetch")
-    gate = Gate()
-    purgatory.try_complete_else_watch(gate, ["a"], 60_000)
-    async with asyncio.TaskGroup() as group:
-        waiter = group.create_task(gate.wait())
+async def test_the_end_of_its_last_read_completes_it(stage: Stage) -> None:
+    waiting = stage.wait(stage.fetch(reads=2))
+    await stage.until_pending()
+    await stage.reader.end(0, 100)
+    await asyncio.sleep(0.001)
+    assert not waiting.done()
+    await stage.reader.end(1, 100)
+    await waiting
+    assert stage.purgatory.completed == {Completion.SATISFIED: 1}
+
+
+async def test_new_local_records_complete_it(stage: Stage) -> None:
+    fetch = stage.fetch(min_bytes=10)
+    waiting = stage.wait(fetch)
+    await stage.until_pending()
+    fetch.local_bytes = 10
+    fetch.wake()
+    await waiting
+    assert stage.purgatory.completed == {Completion.SATISFIED: 1}
+    assert not fetch.reads[0].is_done
+
+
+async def test_enough_bytes_complete_it_at_max_wait(stage: Stage) -> None:
+    fetch = stage.fetch(reads=2, min_bytes=100, max_wait_ms=30)
+    waiting = stage.wait(fetch)
+    await stage.until_pending()
+    await stage.reader.end(0, 100)
+    await waiting
+    assert stage.purgatory.completed == {Completion.SATISFIED: 1}
+    assert not fetch.reads[1].is_done
+
+
+async def test_the_deadline_completes_it(stage: Stage) -> None:
+    fetch = stage.fetch(deadline_ms=1)
+    await stage.wait(fetch)
+    assert stage.purgatory.completed == {Completion.EXPIRED: 1}
+    assert not fetch.reads[0].is_done
+
+
+async def test_the_wait_for_max_wait_goes_on_to_the_deadline(stage: Stage) -> None:
+    await stage.wait(stage.fetch(min_bytes=100, max_wait_ms=1, deadline_ms=20))
+    assert stage.purgatory.completed == {Completion.EXPIRED: 1}
+
+
+async def test_a_deadline_in_the_past_expires_at_once(stage: Stage) -> None:
+    await stage.wait(stage.fetch(deadline_ms=0))
+    assert stage.purgatory.completed == {Completion.EXPIRED: 1}
+    assert not stage.was_polling
+
+
+async def test_a_client_that_goes_away_cancels_it_and_its_reads(stage: Stage) -> None:
+    fetch = stage.fetch()
+    waiting = stage.wait(fetch)
+    await stage.until_pending()
+    waiting.cancel()
+    while not fetch.reads[0].is_done:  # noqa: ASYNC110 - a task ends without an event
         await asyncio.sleep(0)
-        waiter.cancel()
-    assert gate.completions == [Completion.CANCELLED]
-    assert (purgatory.cancelled_count, purgatory.pending_count) == (1, 0)
+    assert stage.purgatory.completed == {Completion.CANCELLED: 1}
 
 
-async def test_an_operation_is_watched_once() -> None:
-    purgatory = DelayedOperationPurgatory("fetch")
-    gate = Gate()
-    gate.force_complete(Completion.CANCELLED)
-    with pytest.raises(ValueError, match="completed before"):
-        purgatory.try_complete_else_watch(gate, ["a"], 1000)
+async def test_a_poll_that_fails_cancels_the_reads(stage: Stage) -> None:
+    fetch = stage.fetch()
+
+    async def poll() -> None:
+        raise RemoteLogError("the connection is lost")
+
+    with suppress(ExceptionGroup):
+        await stage.purgatory.wait(fetch, poll)
+    while not fetch.reads[0].is_done:  # noqa: ASYNC110 - a task ends without an event
+        await asyncio.sleep(0)
+    assert stage.purgatory.completed == {Completion.CANCELLED: 1}
 
 
-async def test_one_event_completes_all_that_wait_for_it_and_no_other() -> None:
-    purgatory = DelayedOperationPurgatory("fetch")
-    gates = [Gate() for _ in range(3)]
-    for gate, key in zip(gates, ["a", "a", "b"], strict=True):
-        purgatory.try_complete_else_watch(gate, [key], 60_000)
-        gate.is_open = True
-    assert purgatory.check_and_complete("a") == 2
-    assert [gate.completion for gate in gates] == [Completion.SATISFIED, Completion.SATISFIED, None]
-    assert purgatory.check_and_complete("b") == 1
+async def test_a_read_completes_its_own_fetch_and_no_other(stage: Stage) -> None:
+    first, second = stage.wait(stage.fetch()), stage.wait(stage.fetch())
+    await stage.until_pending(2)
+    await stage.reader.end(1, 100)
+    await second
+    assert not first.done()
+    await stage.reader.end(0, 100)
+    await first
+    assert stage.purgatory.completed == {Completion.SATISFIED: 2}

@@ -10,6 +10,7 @@ import pytest
 
 from protocol.errors import ErrorCode
 from proxy.handlers.base import FetchSettings
+from proxy.handlers.fetch.delayed import Completion
 from tests.support.fakes.fetch_bench import (
     BATCH,
     LOCAL_0,
@@ -81,7 +82,7 @@ async def test_a_request_with_local_partitions_is_held_no_longer_than_max_wait(b
     async with asyncio.timeout(30):
         response = await bench.fetch(13, ask(13, 60), ask_local(13, 10), max_wait_ms=30)
     assert codes(response) == [0, 0]
-    assert bench.handler.purgatory.expired_count == 1
+    assert bench.handler.purgatory.completed == {Completion.SATISFIED: 1, Completion.EXPIRED: 1}
     bench.tier.storage.gate.set()
 
 
