@@ -26,8 +26,7 @@ from proxy.cluster.topology import ListenerAddresses, Topology
 from proxy.config import TidegateConfig
 from proxy.handlers.addresses import ADDRESS_APIS, AddressHandler
 from proxy.handlers.api_versions import ApiVersionsHandler
-from proxy.handlers.fetch.pass_through import PassThroughFetchHandler
-from proxy.handlers.fetch.share_fetch import ShareFetchHandler
+from proxy.handlers.fetch.pass_through import PassThroughFetchHandler, ShareFetchHandler
 from proxy.handlers.produce import ProduceHandler
 from proxy.limits_config import ConnectionLimits
 from proxy.metrics import ProxyMetrics

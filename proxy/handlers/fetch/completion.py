@@ -23,17 +23,14 @@ from protocol.errors import ErrorCode, ProtocolError
 from protocol.header import response_body_position
 from protocol.primitives import INT64, Buffer
 from proxy.error_map import UNAVAILABLE, fetch_error
-from proxy.handlers.base import HandlerTools, client_id_of
+from proxy.handlers.base import HandlerTools
 from proxy.handlers.fetch.behind_gaps import BehindGaps, is_within_gap
-from proxy.handlers.fetch.connection_states import FetchConnectionStates, PartitionKey
 from proxy.handlers.fetch.delayed import DelayedRemoteFetch, DelayedRemoteFetchPurgatory, RemotePartitionRead
-from proxy.handlers.fetch.held import HeldFetch
-from proxy.handlers.fetch.judging import FetchJudging
+from proxy.handlers.fetch.held import FetchConnectionStates, HeldFetch, PartitionKey
 from proxy.handlers.fetch.local import LocalAnswers
 from proxy.handlers.fetch.merge import LocalReplacement, RemoteOutcome, merge, split_max_bytes
 from proxy.handlers.fetch.verdict import FetchJudge, Judgement, Verdict
 from tiers.errors import OffsetBelowLogStartError, OffsetGapError, RemoteLogError
-from tiers.reader.remote_log_reader import RemoteReadRequest
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +39,25 @@ _DEADLINE_GRACE_MS = 50
 
 
 @dataclass(slots=True)
-class _Local:
-    """The partitions that the broker answered itself, and its later answers for them."""
+class _JudgedFetch:
+    """A held Fetch, the broker's response to it, and the parts of its answer so far, by index in the response."""
 
+    held: HeldFetch
+    response: FetchResponse
+    judgements: Mapping[int, Judgement]
+    behind_gaps: Mapping[int, RemoteOutcome]
+    reads: dict[int, RemotePartitionRead] = field(default_factory=dict)
     idle: dict[PartitionKey, int] = field(default_factory=dict)
-    """The indexes in the response of the partitions that have no records and no error so far."""
+    """The indexes of the partitions that the broker answered itself, and that have no records and no error so far."""
     replacements: dict[int, LocalReplacement] = field(default_factory=dict)
+    """The broker's later answers for the idle partitions."""
+
+    @property
+    def local_bytes(self) -> int:
+        """The size of the records in both of the broker's answers together."""
+        return sum(entry.records_bytes for entry in self.response.partitions) + sum(
+            outcome.records_bytes for outcome in self.behind_gaps.values()
+        )
 
 
 class FetchCompleter:
@@ -60,7 +70,7 @@ class FetchCompleter:
         purgatory: DelayedRemoteFetchPurgatory,
     ) -> None:
         self._tools = tools
-        self._judging = FetchJudging(tools, judge, local)
+        self._judge = judge
         self._behind_gaps = BehindGaps(tools, local)
         self._local = local
         self._connections = connections
@@ -80,50 +90,45 @@ class FetchCompleter:
         if response.error_code or not response.partitions:
             return self._local.relay(response)
         log_starts = self._local.log_start_offsets(response)
-        judgements = await self._judging.judge(held, response)
+        judgements = await self._judge.judge(held, response)
         tiered = any(
             judgement.is_tiered and judgement.verdict is not Verdict.RELAY for judgement in judgements.values()
         )
         behind_gaps = await self._behind_gaps.ask(held, response, judgements)
-        reads = self._start_reads(held, response, judgements, behind_gaps)
-        await self._wait(held, response, judgements, behind_gaps, reads, local := _Local())
+        fetch = _JudgedFetch(held, response, judgements, behind_gaps)
+        self._start_reads(fetch)
+        await self._wait(fetch)
         asked = {(entry.topic, entry.partition): entry for entry in held.request.partitions}
         outcomes: dict[int, RemoteOutcome] = {}
         for index, judgement in judgements.items():
             entry = response.partitions[index]
             outcome = behind_gaps.get(index) or self._outcome(
-                response.version, judgement, asked.get((entry.topic, entry.partition)), reads.get(index)
+                response.version, judgement, asked.get((entry.topic, entry.partition)), fetch.reads.get(index)
             )
             if outcome is not None:
                 outcomes[index] = outcome
-        if any(read.result is not None for read in reads.values()):
+        if any(read.result is not None for read in fetch.reads.values()):
             held.exchange.tier = "remote"
         if tiered:
-            self._remember(held, response, judgements)
+            self._remember(fetch)
         return merge(
             response,
             outcomes,
             max_bytes=min(held.request.max_bytes, self._tools.settings.fetch_max_bytes),
             is_read_committed=held.request.is_read_committed,
-            local=local.replacements,
+            local=fetch.replacements,
             log_start_offsets=log_starts,
             session_id=NO_SESSION_ID if tiered else None,
             splices=self._local.address_splices(response),
         )
 
-    def _start_reads(
-        self,
-        held: HeldFetch,
-        response: FetchResponse,
-        judgements: Mapping[int, Judgement],
-        behind_gaps: Mapping[int, RemoteOutcome],
-    ) -> dict[int, RemotePartitionRead]:
-        """Returns the remote reads by index in the response: the running ones, and the new ones that it starts."""
+    def _start_reads(self, fetch: _JudgedFetch) -> None:
+        """Collects the remote reads: the running ones, and the new ones that it starts."""
+        held, response, judgements, reads = fetch.held, fetch.response, fetch.judgements, fetch.reads
         request = held.request
         place = {(entry.topic, entry.partition): n for n, entry in enumerate(request.partitions)}
-        reads: dict[int, RemotePartitionRead] = {}
         unforeseen: dict[int, int] = {}
-        used_bytes = _local_bytes(response, behind_gaps)
+        used_bytes = fetch.local_bytes
         for index, judgement in judgements.items():
             entry = response.partitions[index]
             if judgement.verdict is not Verdict.REMOTE or judgement.partition is None:
@@ -149,44 +154,23 @@ class FetchCompleter:
             judgement = judgements[index]
             assert judgement.partition is not None
             key = (response.partitions[index].topic, response.partitions[index].partition)
-            reads[index] = held.reads[key] = RemotePartitionRead(
-                self._tools.reader,
-                self._tools.spawn,
-                RemoteReadRequest(
-                    judgement.partition,
-                    judgement.position,
-                    max_bytes=budget.max_bytes,
-                    min_one_message=budget.min_one_message and not has_running,
-                    isolation_level=request.isolation_level,
-                    deadline_ms=held.deadline_ms,
-                    connection_id=held.exchange.connection_id,
-                    client_id=client_id_of(held.exchange.request),
-                    log_start_offset=None if judgement.confirmed is None else judgement.confirmed.offset or 0,
-                ),
-            )
-        return reads
+            log_start = None if judgement.confirmed is None else judgement.confirmed.offset or 0
+            budget = budget._replace(min_one_message=budget.min_one_message and not has_running)
+            wanted = held.read_request(judgement.partition, judgement.position, budget, log_start)
+            reads[index] = held.reads[key] = RemotePartitionRead(self._tools.reader, self._tools.spawn, wanted)
 
-    async def _wait(
-        self,
-        held: HeldFetch,
-        response: FetchResponse,
-        judgements: Mapping[int, Judgement],
-        behind_gaps: Mapping[int, RemoteOutcome],
-        reads: Mapping[int, RemotePartitionRead],
-        local: _Local,
-    ) -> None:
-        request = held.request
-        max_wait_at_ms = held.exchange.request.received_at_ms + request.max_wait_ms
+    async def _wait(self, fetch: _JudgedFetch) -> None:
+        held, response, behind_gaps = fetch.held, fetch.response, fetch.behind_gaps
         must_answer = False
         has_local = False
         has_unavailable = False
         for index, entry in enumerate(response.partitions):
-            judgement = judgements.get(index)
+            judgement = fetch.judgements.get(index)
             if judgement is None:
                 has_local = True
                 must_answer = must_answer or bool(entry.error_code)
                 if not entry.error_code and not entry.records_bytes and entry.preferred_read_replica < 0:
-                    local.idle[entry.topic, entry.partition] = index
+                    fetch.idle[entry.topic, entry.partition] = index
                 must_answer = must_answer or entry.preferred_read_replica >= 0
             elif judgement.verdict is Verdict.LOCAL:
                 has_local = True
@@ -199,34 +183,32 @@ class FetchCompleter:
                 has_unavailable = True
             elif judgement.verdict is not Verdict.REMOTE:
                 must_answer = True
-        if not judgements and not held.is_sessionless:
+        if not fetch.judgements and not held.is_sessionless:
             return
         operation = DelayedRemoteFetch(
-            list(reads.values()),
+            list(fetch.reads.values()),
             self._tools.clock_ms,
-            min_bytes=min(request.min_bytes, request.max_bytes),
-            local_bytes=_local_bytes(response, behind_gaps),
+            min_bytes=min(held.request.min_bytes, held.request.max_bytes),
+            local_bytes=fetch.local_bytes,
             must_answer=must_answer,
             has_unavailable=has_unavailable,
-            max_wait_at_ms=max_wait_at_ms,
-            deadline_ms=max_wait_at_ms if has_local else held.deadline_ms + _DEADLINE_GRACE_MS,
+            max_wait_at_ms=held.max_wait_at_ms,
+            deadline_ms=held.max_wait_at_ms if has_local else held.deadline_ms + _DEADLINE_GRACE_MS,
         )
-        await self._purgatory.wait(operation, partial(self._poll_local, held, operation, local, max_wait_at_ms))
+        await self._purgatory.wait(operation, partial(self._poll_local, fetch, operation))
 
-    async def _poll_local(
-        self, held: HeldFetch, operation: DelayedRemoteFetch, local: _Local, max_wait_at_ms: int
-    ) -> None:
+    async def _poll_local(self, fetch: _JudgedFetch, operation: DelayedRemoteFetch) -> None:
         """Polls the idle local partitions upstream until the operation completes.
 
         The polls are short slices: a response that becomes complete waits for one slice at most, and the client's next
         request waits upstream behind one slice at most.
         """
-        request, clock_ms = held.request, self._tools.clock_ms
-        while local.idle and not operation.is_satisfied():
-            wait_ms = min(self._tools.settings.local_poll_ms, max_wait_at_ms - clock_ms())
+        held, request = fetch.held, fetch.held.request
+        while fetch.idle and not operation.is_satisfied():
+            wait_ms = min(self._tools.settings.local_poll_ms, held.max_wait_at_ms - self._tools.clock_ms())
             if wait_ms <= 0:
                 return
-            kept = {n for n, entry in enumerate(request.partitions) if (entry.topic, entry.partition) in local.idle}
+            kept = {n for n, entry in enumerate(request.partitions) if (entry.topic, entry.partition) in fetch.idle}
             if not kept:
                 return
             frame = request.with_only(kept)
@@ -251,21 +233,21 @@ class FetchCompleter:
             except ProtocolError as error:
                 logger.warning("the broker's answer to the second poll of local partitions cannot be read: %s", error)
                 return
-            if not self._take_local(answer, operation, local):
+            if not self._take_local(answer, fetch, operation):
                 return
             operation.wake()
 
-    def _take_local(self, answer: FetchResponse, operation: DelayedRemoteFetch, local: _Local) -> bool:
+    def _take_local(self, answer: FetchResponse, fetch: _JudgedFetch, operation: DelayedRemoteFetch) -> bool:
         """Takes the new records and errors from a poll's answer. False: the broker throttles or refused; stop polling.
 
         A throttled answer has no partitions, and a refusal has a top-level error code."""
         log_starts = self._local.log_start_offsets(answer)
         for number, entry in enumerate(answer.partitions):
             key = (entry.topic, entry.partition)
-            index = local.idle.get(key)
+            index = fetch.idle.get(key)
             if index is None or (not entry.error_code and not entry.records_bytes):
                 continue
-            del local.idle[key]
+            del fetch.idle[key]
             if entry.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
                 continue  # the broker trimmed since its first answer, which stays; the next request is judged again
             buffers: list[Buffer] = [answer.payload[entry.start : entry.end]]
@@ -273,7 +255,7 @@ class FetchCompleter:
                 patched = bytearray(answer.payload[entry.start : entry.end])
                 INT64.pack_into(patched, LOG_START_OFFSET_AT, log_starts[number])
                 buffers = [patched]
-            local.replacements[index] = LocalReplacement(buffers, entry.records_bytes)
+            fetch.replacements[index] = LocalReplacement(buffers, entry.records_bytes)
             operation.local_bytes += entry.records_bytes
             operation.must_answer = operation.must_answer or bool(entry.error_code)
         return not answer.error_code and bool(answer.partitions)
@@ -308,20 +290,13 @@ class FetchCompleter:
             found = self._behind_gaps.across(version, judgement, asked)
         return replace(outcome, read=found)
 
-    def _remember(self, held: HeldFetch, response: FetchResponse, judgements: Mapping[int, Judgement]) -> None:
-        connection = self._connections.get(held.exchange.connection_id)
-        for index, judgement in judgements.items():
+    def _remember(self, fetch: _JudgedFetch) -> None:
+        connection = self._connections.get(fetch.held.exchange.connection_id)
+        for index, judgement in fetch.judgements.items():
             if judgement.is_tiered:
-                entry = response.partitions[index]
+                entry = fetch.response.partitions[index]
                 connection.authorized_topics.add(entry.topic)
                 if judgement.verdict is Verdict.UNSEEN:
                     connection.just_seen.add((entry.topic, entry.partition))
-        if response.session_id:
-            connection.orphaned_session_id = response.session_id
-
-
-def _local_bytes(response: FetchResponse, behind_gaps: Mapping[int, RemoteOutcome]) -> int:
-    """Returns the size of the records in both of the broker's answers together."""
-    return sum(entry.records_bytes for entry in response.partitions) + sum(
-        outcome.records_bytes for outcome in behind_gaps.values()
-    )
+        if fetch.response.session_id:
+            connection.orphaned_session_id = fetch.response.session_id

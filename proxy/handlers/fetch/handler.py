@@ -29,19 +29,16 @@ from protocol.errors import ErrorCode
 from protocol.header import parse_request_header, response_body_position
 from protocol.primitives import INT32
 from proxy.handlers.addresses import check_version
-from proxy.handlers.base import HandlerTools, client_id_of
+from proxy.handlers.base import HandlerTools
 from proxy.handlers.fetch.completion import FetchCompleter
-from proxy.handlers.fetch.connection_states import FetchConnectionState, FetchConnectionStates, PartitionKey
 from proxy.handlers.fetch.delayed import DelayedRemoteFetchPurgatory, RemotePartitionRead
-from proxy.handlers.fetch.held import HeldFetch
-from proxy.handlers.fetch.local import LocalAnswers
+from proxy.handlers.fetch.held import FetchConnectionState, FetchConnectionStates, HeldFetch
+from proxy.handlers.fetch.local import LocalAnswers, StreamedPartitions
 from proxy.handlers.fetch.merge import split_max_bytes
-from proxy.handlers.fetch.streaming import StreamedPartitions
 from proxy.handlers.fetch.verdict import FetchJudge
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 from proxy.wire.hold_budget import Grant, HoldBudget
 from tiers.model.ids import TopicIdPartition
-from tiers.reader.remote_log_reader import RemoteReadRequest
 
 _MAX_WAIT_CAP_MS = 10_000
 """The longest remote wait, unless the client's own MaxWait is longer. Clients give up a request after 10 to 30 s."""
@@ -59,8 +56,8 @@ class FetchHandler:
     def __init__(self, tools: HandlerTools) -> None:
         self._tools = tools
         self._connections = FetchConnectionStates()
-        self._judge = FetchJudge(tools)
-        self._local = LocalAnswers(tools, self._judge)
+        self._local = LocalAnswers(tools)
+        self._judge = FetchJudge(tools, self._local)
         self._hold_budget = HoldBudget(tools.settings.hold_budget_bytes)
         self.purgatory = DelayedRemoteFetchPurgatory()
         self._completer = FetchCompleter(tools, self._judge, self._local, self._connections, self.purgatory)
@@ -82,7 +79,7 @@ class FetchHandler:
             if remembered is not None:
                 return remembered
         state = _PassingFetch(self, exchange, body_position)
-        patches = StreamedPartitions(self._tools, self._judge, self._local, state.connection)
+        patches = StreamedPartitions(self._tools, self._local, state.connection)
         patcher = StreamingFetchPatcher(version, patches, hide_node_endpoints=True)
         return Forward(request.frame, hold_bytes=self._tools.settings.hold_bytes, patcher=patcher), state
 
@@ -132,7 +129,7 @@ class FetchHandler:
         for index, asked in enumerate(parsed.partitions):
             if asked.topic not in connection.authorized_topics:
                 continue
-            partition = self._judge.known_partition(asked.topic, asked.partition)
+            partition = self._local.known_partition(asked.topic, asked.partition)
             if partition is None:
                 continue
             log_start = self._tools.bounds.expected_log_start(partition)
@@ -145,16 +142,14 @@ class FetchHandler:
     ) -> tuple[Forward, HandlerState]:
         tools = self._tools
         request = exchange.request
-        deadline_ms = request.received_at_ms + max(
-            parsed.max_wait_ms, min(tools.settings.remote_fetch_max_wait_ms, _MAX_WAIT_CAP_MS)
-        )
-        reads: dict[PartitionKey, RemotePartitionRead] = {}
         reserved_bytes = 0
         grant = self._reserve(exchange, parsed)
+        held = HeldFetch(exchange, parsed, self._deadline_ms(exchange, parsed), grant, {}, is_sessionless=True)
+        reads = held.reads
         readable: dict[int, tuple[TopicIdPartition, int]] = {}
         for index in predicted:
             asked = parsed.partitions[index]
-            partition = self._judge.known_partition(asked.topic, asked.partition)
+            partition = self._local.known_partition(asked.topic, asked.partition)
             position = None if partition is None else tools.tiered.remote_position(partition, asked.fetch_offset)
             if partition is not None and position is not None:
                 readable[index] = partition, position
@@ -164,16 +159,7 @@ class FetchHandler:
             if key in reads:
                 continue
             reserved_bytes += budget.max_bytes
-            wanted = RemoteReadRequest(
-                partition,
-                position,
-                max_bytes=budget.max_bytes,
-                min_one_message=budget.min_one_message,
-                isolation_level=parsed.isolation_level,
-                deadline_ms=deadline_ms,
-                connection_id=exchange.connection_id,
-                client_id=client_id_of(request),
-            )
+            wanted = held.read_request(partition, position, budget)
             left = connection.reads.pop(key, None)
             if left is not None:
                 left.take_over()
@@ -195,8 +181,7 @@ class FetchHandler:
             session_id=session_id,
             session_epoch=FINAL_SESSION_EPOCH,
         )
-        held = HeldFetch(exchange, parsed, deadline_ms, grant, reads, is_sessionless=True)
-        return Forward(bytes(frame), hold_bytes=None), _HeldState(self, held)
+        return Forward(bytes(frame), hold_bytes=None), _HeldState(self._completer, held)
 
     def _reserve(self, exchange: Exchange, parsed: FetchRequest) -> Grant:
         """Reserves memory for the answer of both tiers: the requested bytes, up to a broker's limit and the budget."""
@@ -213,22 +198,22 @@ class FetchHandler:
         topics = plain_topics(response, response_body_position(ApiKey.FETCH, version, response), version)
         if topics is not None and not any(self._local.is_tiered(topic) for topic in topics):
             return (response,)
-        walked = self.walk(version, response)
+        walked = _parsed(version, response)
         if not out_of_range(walked):
             return self._local.relay(walked)
         parsed = parse_fetch_request(exchange.request.frame, body_position, version)
-        deadline_ms = exchange.request.received_at_ms + max(
-            parsed.max_wait_ms, min(self._tools.settings.remote_fetch_max_wait_ms, _MAX_WAIT_CAP_MS)
-        )
-        held = HeldFetch(exchange, parsed, deadline_ms, self._reserve(exchange, parsed), {}, is_sessionless=False)
+        grant = self._reserve(exchange, parsed)
+        held = HeldFetch(exchange, parsed, self._deadline_ms(exchange, parsed), grant, {}, is_sessionless=False)
         return self._completer.complete(held, walked)
 
-    def walk(self, version: int, response: memoryview) -> FetchResponse:
-        body_position = response_body_position(ApiKey.FETCH, version, response)
-        return parse_fetch_response(response, body_position, version)
+    def _deadline_ms(self, exchange: Exchange, parsed: FetchRequest) -> int:
+        """Returns the deadline of the remote reads of the request."""
+        remote_wait_ms = min(self._tools.settings.remote_fetch_max_wait_ms, _MAX_WAIT_CAP_MS)
+        return exchange.request.received_at_ms + max(parsed.max_wait_ms, remote_wait_ms)
 
-    def complete_held(self, held: HeldFetch, response: memoryview) -> Coroutine[None, None, Buffers]:
-        return self._completer.complete(held, self.walk(held.request.version, response))
+
+def _parsed(version: int, response: memoryview) -> FetchResponse:
+    return parse_fetch_response(response, response_body_position(ApiKey.FETCH, version, response), version)
 
 
 def _may_be_from_follower(frame: bytes, body_position: int, version: int) -> bool:
@@ -264,11 +249,11 @@ class _HeldState:
 
     Its remote reads are in progress, and memory is reserved for its answer."""
 
-    handler: FetchHandler
+    completer: FetchCompleter
     held: HeldFetch
 
     def on_response(self, response: memoryview) -> Coroutine[None, None, Buffers]:
-        return self.handler.complete_held(self.held, response)
+        return self.completer.complete(self.held, _parsed(self.held.request.version, response))
 
     def on_abandoned(self) -> None:
         for read in self.held.reads.values():

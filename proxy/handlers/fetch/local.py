@@ -1,31 +1,43 @@
 """Patches the broker's own Fetch responses: LogStartOffset of tiered partitions, and broker addresses.
 
-It also notes the local log's bounds that the responses tell. A topic that is not tiered costs one look-up for each
-response.
+`LocalAnswers` patches held responses, and `StreamedPartitions` those that are too large to hold. Both note the local
+log's bounds that the responses tell. A topic that is not tiered costs one look-up for each response.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from uuid import UUID
 
 from protocol.addresses import address_splices
 from protocol.api_keys import ApiKey
 from protocol.apis.fetch.response import UNKNOWN_OFFSET, FetchResponse, rebuild_response
+from protocol.apis.fetch.stream import PartitionHead, PartitionPatch
 from protocol.apis.topic_reference import TopicReference
+from protocol.errors import ErrorCode
 from protocol.primitives import Buffer
 from protocol.splice import Splice
 from proxy.cluster.local_log_bounds import Watermarks
+from proxy.error_map import UNAVAILABLE
 from proxy.handlers.base import HandlerTools
-from proxy.handlers.fetch.verdict import FetchJudge
+from proxy.handlers.fetch.held import FetchConnectionState
 from tiers.errors import RemoteLogError
 from tiers.metadata.log_history import ConfirmedLogStart
 from tiers.model.ids import TopicIdPartition
 
 
 class LocalAnswers:
-    def __init__(self, tools: HandlerTools, judge: FetchJudge) -> None:
+    def __init__(self, tools: HandlerTools) -> None:
         self._tools = tools
-        self._judge = judge
+
+    def known_partition(self, topic: TopicReference, partition: int) -> TopicIdPartition | None:
+        """Returns the partition with the topic id that the proxy knows. Does not wait.
+
+        The id of a topic name may be that of a topic that was deleted since."""
+        if isinstance(topic, UUID):
+            return TopicIdPartition(topic, partition)
+        topic_id = self._tools.topology.topic_id(topic)
+        return None if topic_id is None else TopicIdPartition(topic_id, partition, topic)
 
     def relay(self, response: FetchResponse) -> list[Buffer]:
         """Returns the response with every partition as the broker answered it."""
@@ -60,7 +72,7 @@ class LocalAnswers:
         """Notes the bounds that a response tells. Returns the log start of both tiers.
 
         None: the partition is not tiered, or the response tells no log start, or the metadata cannot be read."""
-        partition = self._judge.known_partition(topic, index)
+        partition = self.known_partition(topic, index)
         if partition is None:
             return None
         try:
@@ -90,8 +102,57 @@ class LocalAnswers:
         """Whether the topic is known to be tiered.
 
         False too while the metadata cannot be read: then the broker's log start offset stays unchanged."""
-        partition = self._judge.known_partition(topic, 0)
+        partition = self.known_partition(topic, 0)
         try:
             return partition is not None and self._tools.tiered.rlmm.is_tiered(partition.topic_id)
         except RemoteLogError:
             return False
+
+
+class StreamedPartitions:
+    """Patches a response that is too large to hold, without a change of length. Implements `PartitionPatches`.
+
+    A streamed response cannot wait for anything, and nothing can be inserted into it. If the broker answered
+    OFFSET_OUT_OF_RANGE for a tiered partition, the response says NONE without records. The client then asks again, and
+    the proxy holds and serves that request. The session id of the response is sent already. Therefore the proxy refuses
+    the session's next request, so that a full request follows (docs/design.md, "Fetch"). Calls `connection` to store
+    state for the connection."""
+
+    def __init__(
+        self,
+        tools: HandlerTools,
+        local: LocalAnswers,
+        connection: Callable[[], FetchConnectionState],
+    ) -> None:
+        self._tools = tools
+        self._local = local
+        self._connection = connection
+
+    def partition(self, head: PartitionHead) -> PartitionPatch | None:
+        if head.error_code == ErrorCode.NONE:
+            watermarks = Watermarks(head.high_watermark, head.last_stable_offset)
+            log_start = self._local.see(head.topic, head.partition, head.log_start_offset, watermarks)
+            return None if log_start is None else PartitionPatch(log_start_offset=log_start)
+        if head.error_code != ErrorCode.OFFSET_OUT_OF_RANGE:
+            return None
+        return self._out_of_range(head)
+
+    def _out_of_range(self, head: PartitionHead) -> PartitionPatch | None:
+        tiered = self._tools.tiered
+        partition = self._local.known_partition(head.topic, head.partition)
+        if partition is None or not tiered.is_fresh(partition):
+            return PartitionPatch(error_code=UNAVAILABLE)
+        try:
+            if not tiered.is_tiered(partition) and not self._tools.configured.may_be_tiered(partition.topic_id):
+                return None
+            end_offset = tiered.end_offset(partition)
+            log_start = self._local.log_start(partition)
+        except RemoteLogError:
+            return PartitionPatch(error_code=UNAVAILABLE)
+        # Only the leader knows whether it confirms a log start above the offset. The next request is held to ask it.
+        connection = self._connection()
+        connection.authorized_topics.add(head.topic)
+        connection.just_seen.add((head.topic, head.partition))
+        connection.drops_session = True
+        watermarks = self._tools.bounds.watermarks_above(partition, end_offset)
+        return PartitionPatch(ErrorCode.NONE, watermarks.high_watermark, watermarks.last_stable_offset, log_start)

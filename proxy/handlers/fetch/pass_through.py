@@ -1,7 +1,8 @@
-"""Handles Fetch when no remote tier is configured: changes only NodeEndpoints (version 16 and later).
+"""Handles the fetches that read only the local tier: Fetch without a remote tier, and ShareFetch (KIP-932).
 
-Brokers send NodeEndpoints only with leadership errors. The proxy rewrites them in small responses. Larger responses are
-streamed: there NodeEndpoints become a tag that clients skip.
+The proxy changes only NodeEndpoints, which brokers send only with leadership errors (Fetch: version 16 and later). It
+rewrites them in small responses. Larger responses are streamed: in Fetch, NodeEndpoints become a tag that clients skip;
+in ShareFetch, they are left out, and clients find the leader with a Metadata request.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 from protocol.addresses import AddressOf, rewrite_addresses
 from protocol.api_keys import ApiKey
 from protocol.apis.fetch.response import NODE_ENDPOINTS_FROM, parse_fetch_response
+from protocol.apis.fetch.share_stream import StreamingShareFetchPatcher
 from protocol.apis.fetch.stream import PartitionHead, StreamingFetchPatcher
 from protocol.header import response_body_position
-from proxy.handlers.addresses import check_version
+from proxy.handlers.addresses import AddressRewriter, check_version
 from proxy.wire.exchange import Answer, Buffers, Exchange, Forward, HandlerState
 
 HOLD_BYTES = 64 * 1024
@@ -52,3 +54,17 @@ class _SmallResponse:
 
     def on_abandoned(self) -> None:
         pass
+
+
+class ShareFetchHandler:
+    """Handles ShareFetch, whose records the broker chooses and reads."""
+
+    def __init__(self, address_of: AddressOf) -> None:
+        self._address_of = address_of
+
+    def on_request(self, exchange: Exchange) -> tuple[Answer | Forward, HandlerState | None]:
+        request = exchange.request
+        check_version(ApiKey.SHARE_FETCH, request.api_version)
+        exchange.tier = "local"
+        rewriter = AddressRewriter(ApiKey.SHARE_FETCH, request.api_version, self._address_of)
+        return Forward(request.frame, HOLD_BYTES, StreamingShareFetchPatcher()), rewriter

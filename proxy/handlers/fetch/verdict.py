@@ -14,17 +14,22 @@ only if that leader confirms it, because the leader may have another history.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 from uuid import UUID
 
 from protocol.apis.fetch.request import FetchPartition
-from protocol.apis.fetch.response import EpochEndOffset
+from protocol.apis.fetch.response import EpochEndOffset, FetchResponse, out_of_range
 from protocol.apis.topic_reference import TopicReference
 from proxy.cluster.local_log_bounds import VerifiedBounds
 from proxy.cluster.tiered_partitions import NO_LEADER_EPOCH, GapExit
 from proxy.handlers.base import HandlerTools, current_partition
+from proxy.handlers.fetch.delayed import RemotePartitionRead
+from proxy.handlers.fetch.held import HeldFetch, answer_by_ms
+from proxy.handlers.fetch.local import LocalAnswers
 from proxy.handlers.leader_epochs import end_offset_for
 from tiers.errors import RemoteLogError
 from tiers.metadata.log_history import ConfirmedLogStart
@@ -32,6 +37,9 @@ from tiers.model.ids import TopicIdPartition
 from tiers.model.log_source import LocalLogBounds
 
 logger = logging.getLogger(__name__)
+
+_JUDGE_MAX_MS = 5_000
+"""The longest time that a judgement runs, whatever deadline the client chose. No response may be waiting for it."""
 
 
 class Verdict(Enum):
@@ -61,52 +69,104 @@ class Judgement(NamedTuple):
     """The offset to read at: the requested offset, or the next one behind the gap that holds it."""
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedPartition:
+    """A partition that the broker answered OFFSET_OUT_OF_RANGE, and the request that asked for it."""
+
+    topic: TopicReference
+    index: int
+    asked: FetchPartition | None
+    """The request's entry. None: an incremental request did not name the partition."""
+    received_at_ms: int
+    connection_id: int
+
+
 class FetchJudge:
-    def __init__(self, tools: HandlerTools) -> None:
+    def __init__(self, tools: HandlerTools, local: LocalAnswers) -> None:
         self.in_neither_tier_count = 0
         """The number of requests for an offset above the log start that neither tier had.
 
         The metadata was fresh. An increase raises an alarm."""
         self._tools = tools
+        self._local = local
 
-    def known_partition(self, topic: TopicReference, partition: int) -> TopicIdPartition | None:
-        """Returns the partition with the topic id that the proxy knows. Does not wait.
+    async def judge(self, held: HeldFetch, response: FetchResponse) -> dict[int, Judgement]:
+        """Returns the judgements of all out-of-range partitions, by index in the response.
 
-        The id of a topic name may be that of a topic that was deleted since."""
-        if isinstance(topic, UUID):
-            return TopicIdPartition(topic, partition)
-        topic_id = self._tools.topology.topic_id(topic)
-        return None if topic_id is None else TopicIdPartition(topic_id, partition, topic)
+        A partition whose facts are all known is judged at once. The other partitions are judged concurrently, with a
+        deadline. If a judgement takes longer, its partition is unavailable in this response, and the judgement
+        continues for the next request."""
+        # If the request names a partition twice, the broker answers its last entry.
+        asked = {(entry.topic, entry.partition): entry for entry in held.request.partitions}
+        until_ms = answer_by_ms(held, response, self._tools.clock_ms())
+        judgements: dict[int, Judgement] = {}
+        doubtful: dict[int, RefusedPartition] = {}
+        for index in out_of_range(response):
+            entry = response.partitions[index]
+            key = (entry.topic, entry.partition)
+            refused = RefusedPartition(
+                *key, asked.get(key), held.exchange.request.received_at_ms, held.exchange.connection_id
+            )
+            judgement = self._judge_at_once(refused, held.reads.get(key))
+            if judgement is None:
+                doubtful[index] = refused
+            else:
+                judgements[index] = judgement
+        found = await asyncio.gather(
+            *(self._judge_until(refused, until_ms, held.deadline_ms) for refused in doubtful.values())
+        )
+        judgements.update(zip(doubtful, found, strict=True))
+        return {index: judgements[index] for index in sorted(judgements)}
 
-    def judge_at_once(
-        self, topic: TopicReference, index: int, asked: FetchPartition | None, *, received_at_ms: int
-    ) -> Judgement | None:
-        """Returns the judgement in the common case that needs no question to a broker. None: call `judge`."""
-        if asked is None or asked.last_fetched_epoch >= 0 or not isinstance(topic, UUID):
+    def _judge_at_once(self, refused: RefusedPartition, running: RemotePartitionRead | None) -> Judgement | None:
+        """Returns the judgement in the common cases that need no question to a broker. None: call `_judge_one`."""
+        if running is not None and not running.has_budget:
+            # This read may return no bytes, so its judgement does not matter. A request for thousands of partitions
+            # therefore judges only a few.
+            return Judgement(Verdict.REMOTE, running.request.partition, is_tiered=True, position=running.request.offset)
+        asked = refused.asked
+        if asked is None or asked.last_fetched_epoch >= 0 or not isinstance(refused.topic, UUID):
             return None
-        tiered, partition = self._tools.tiered, TopicIdPartition(topic, index)
-        known = self._known_bounds(partition, asked, received_at_ms)
+        tiered, partition = self._tools.tiered, TopicIdPartition(refused.topic, refused.index)
+        known = self._known_bounds(partition, asked, refused.received_at_ms)
         if known is None or not tiered.is_fresh(partition) or not tiered.holds(partition, asked.fetch_offset):
             return None
         return Judgement(Verdict.REMOTE, partition, is_tiered=True, position=asked.fetch_offset)
 
-    async def judge(
-        self,
-        topic: TopicReference,
-        index: int,
-        asked: FetchPartition | None,
-        *,
-        received_at_ms: int,
-        deadline_ms: int,
-        connection_id: int,
-    ) -> Judgement:
-        """Judges one partition that the broker answered OFFSET_OUT_OF_RANGE.
+    async def _judge_until(self, refused: RefusedPartition, until_ms: int, deadline_ms: int) -> Judgement:
+        found: asyncio.Future[Judgement] = asyncio.get_running_loop().create_future()
+        self._tools.spawn(self._judge_into(found, refused, deadline_ms))
+        try:
+            async with asyncio.timeout(max(1, until_ms - self._tools.clock_ms()) / 1000):
+                return await found
+        except TimeoutError:
+            return self._unavailable(refused)
 
-        `asked` is the request's entry. None: an incremental request did not name the partition."""
-        tools = self._tools
-        tiered = tools.tiered
+    async def _judge_into(self, found: asyncio.Future[Judgement], refused: RefusedPartition, deadline_ms: int) -> None:
+        """Judges one partition, and sets the result of `found`. Continues when the response could not wait longer.
+
+        The facts that it learns are then known for the next request. Otherwise that request would start again, and
+        would reach its deadline again."""
+        deadline_ms = min(deadline_ms, self._tools.clock_ms() + _JUDGE_MAX_MS)
+        try:
+            async with asyncio.timeout(max(1, deadline_ms - self._tools.clock_ms()) / 1000):
+                judgement = await self._judge_one(refused, deadline_ms)
+        except (TimeoutError, RemoteLogError):
+            judgement = self._unavailable(refused)
+        except Exception:  # a defect may fail this partition, but must not end the server's task group
+            logger.exception("a partition cannot be judged: it is unavailable", extra={"partition": refused.index})
+            judgement = self._unavailable(refused)
+        if not found.done():
+            found.set_result(judgement)
+
+    def _unavailable(self, refused: RefusedPartition) -> Judgement:
+        known = self._local.known_partition(refused.topic, refused.index)
+        return Judgement(Verdict.UNAVAILABLE, known, is_tiered=self._local.is_tiered(refused.topic))
+
+    async def _judge_one(self, refused: RefusedPartition, deadline_ms: int) -> Judgement:
+        tools, tiered, asked = self._tools, self._tools.tiered, refused.asked
         after_refusal_ms = tools.clock_ms() + 1  # a question of the same millisecond may be older than the refusal
-        partition = await current_partition(tools, topic, index)
+        partition = await current_partition(tools, refused.topic, refused.index)
         if partition is None:
             return Judgement(Verdict.UNAVAILABLE)
         is_known_for_good = asked is not None and tiered.is_known_for_good(partition, asked.fetch_offset)
@@ -120,7 +180,7 @@ class FetchJudge:
         if asked is None:
             return Judgement(Verdict.UNSEEN, partition, is_tiered=True)
         try:
-            verified = await self._bounds(partition, asked, received_at_ms)
+            verified = await self._bounds(partition, asked, refused.received_at_ms)
             if asked.fetch_offset >= verified.bounds.log_start_offset:
                 # The answer to another request's question may be older than the trim that led to this refusal.
                 verified = await tools.bounds.ask(partition, after_refusal_ms, tools.settings.bounds_timeout_ms)
@@ -168,7 +228,7 @@ class FetchJudge:
             )
             return Judgement(Verdict.UNAVAILABLE, partition, is_tiered=True)
         if found.verdict in (Verdict.REMOTE, Verdict.LOCAL) and asked.last_fetched_epoch >= 0:
-            return await self._check_divergence(found, asked, deadline_ms, connection_id)
+            return await self._check_divergence(found, asked, deadline_ms, refused.connection_id)
         return found
 
     async def _below_local_log(

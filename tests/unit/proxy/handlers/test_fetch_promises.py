@@ -153,7 +153,7 @@ async def test_bounds_that_come_too_late_for_one_answer_serve_the_next(
         await gate.wait()
         return LocalLogBounds(100, 200, 200, 5)
 
-    monkeypatch.setattr("proxy.handlers.fetch.judging._JUDGE_MAX_MS", 60_000)
+    monkeypatch.setattr("proxy.handlers.fetch.verdict._JUDGE_MAX_MS", 60_000)
     settings = FetchSettings(remote_fetch_max_wait_ms=10_000, bounds_timeout_ms=60_000)
     async with bench_of(tmp_path, settings) as bench, asyncio.timeout(60):
         monkeypatch.setattr(bench.cluster, "bounds", slow)

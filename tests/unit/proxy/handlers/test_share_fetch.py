@@ -10,7 +10,7 @@ from protocol.addresses import Address
 from protocol.api_keys import ApiKey
 from protocol.apis.fetch.share_stream import FILLER_TAGS
 from protocol.primitives import INT32
-from proxy.handlers.fetch.share_fetch import HOLD_BYTES
+from proxy.handlers.fetch.pass_through import HOLD_BYTES
 from proxy.process.app import pass_through_handlers
 from tests.support.fakes.broker.fake_broker import FakeBroker
 from tests.support.fakes.broker.wire import connected, frame, request, response
