@@ -15,7 +15,7 @@ import socket
 import sys
 
 from tiers.errors import RemoteStorageError
-from tiers.storage.child_wire import CANCEL, LENGTH, READY, Answer, Request, Task, frame_of
+from tiers.storage.child_storage import CANCEL, LENGTH, READY, Answer, Request, Task, frame_of
 from tiers.storage.file_system import FileSystemRemoteStorageManager
 
 

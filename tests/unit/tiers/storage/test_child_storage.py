@@ -17,8 +17,7 @@ from tests.support.fakes.record_batches import batch_of
 from tests.support.fakes.segments import build_segment, metadata_of
 from tests.support.fakes.stalling_files import make
 from tiers.errors import RemoteResourceNotFoundError, RetriableRemoteStorageError
-from tiers.storage.child_storage import MAX_RETIRED, ChildStorageManager
-from tiers.storage.child_wire import FrameBuffer, frame_of
+from tiers.storage.child_storage import MAX_RETIRED, ChildStorageManager, FrameBuffer, frame_of
 
 
 @contextlib.asynccontextmanager
